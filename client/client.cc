@@ -8,6 +8,7 @@
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "client/call/server_address.h"
+#include "client/call/token.h"
 #include "client/rpc/chunked_op.h"
 #include "client/rpc/connections.h"
 #include "client/rpc/stream_op.h"
@@ -83,11 +84,11 @@ Result<Health> HealthOf(const grpc::ByteBuffer& response) {
 }  // namespace
 
 struct Client::Impl {
-  Impl(const ClientOptions& options, const std::string& target, uint64_t seed)
+  Impl(const ClientOptions& options, const std::string& target, std::string token, uint64_t seed)
       : chunked_bytes_min(options.chunked_bytes_min),
         retry(options.retry),
         pool(target, options.connections, options.completion_threads,
-             options.clock != nullptr ? *options.clock : steady_clock),
+             options.clock != nullptr ? *options.clock : steady_clock, std::move(token)),
         ids(seed),
         next_seed(seed),
         message_bytes_max(options.message_bytes_max),
@@ -138,6 +139,9 @@ Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
   Result<std::string> target = ServerTarget(options.server);
   if (!target.ok()) return target.status();
+  Result<std::string> token = TokenOf(options.token);
+  if (!token.ok()) return token.status();
+  ATTEND_RETURN_IF_ERROR(CheckTokenStays(*token, *target));
   if (options.connections < 1 || options.connections > kConnectionsMax) {
     return InvalidArgument("connections is " + std::to_string(options.connections) +
                            ", must be in [1, " + std::to_string(kConnectionsMax) + "]");
@@ -155,7 +159,8 @@ Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
                            ", must be at least 1");
   }
   const uint64_t seed = options.seed != 0 ? options.seed : SystemSeed();
-  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options, *target, seed)));
+  return std::unique_ptr<Client>(
+      new Client(std::make_unique<Impl>(options, *target, std::move(*token), seed)));
 }
 
 Client::~Client() { Close(); }
@@ -245,6 +250,7 @@ std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& options) {
 
 Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds timeout) {
   grpc::ClientContext context;
+  impl_->pool.Introduce("", &context);
   if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
   v1::GetServerInfoResponse response;
   const Status status = FromGrpc(impl_->control->GetServerInfo(&context, {}, &response));
@@ -277,6 +283,10 @@ Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nano
 int Client::connections() const { return impl_->pool.size(); }
 
 std::shared_ptr<grpc::Channel> Client::control() const { return impl_->pool.control(); }
+
+const std::string& Client::token() const { return impl_->pool.token(); }
+
+const ConnectionPool& Client::pool() const { return impl_->pool; }
 
 const Clock& Client::clock() const { return impl_->pool.clock(); }
 

@@ -45,12 +45,16 @@ struct ClientOptions {
   // KiB or more.
   int64_t message_bytes_max = 0;
   RetryPolicy retry;
+  // Says who calls, where the server asks (its --tokens). Empty: the environment's ATTEND_TOKEN, if
+  // there is one. Without TLS it goes to loopback and Unix sockets alone: Make refuses others.
+  std::string token;
   uint64_t seed = 0;  // for the jitter of retries and for request ids; 0: from the system
   // For deadlines and retries; must outlive the client. Null: the steady clock. gRPC ends attempts,
   // and waits between them, by the true time in any case.
   const Clock* clock = nullptr;
 };
 
+class ConnectionPool;
 class Operation;
 class Session;
 
@@ -101,13 +105,16 @@ class Client {
   void Close();
 
   int connections() const;
+  // What the client says who it is with; empty: nothing.
+  const std::string& token() const;
 
  private:
   friend class Session;
   struct Impl;
-  // Session's small calls use these two.
+  // Session's small calls use these.
   std::shared_ptr<grpc::Channel> control() const;
   const Clock& clock() const;
+  const ConnectionPool& pool() const;
   RetryState MakeRetryState();
   // Asks the server for its limits before a call that may be too large for one message; the time
   // counts towards the call's timeout.

@@ -28,34 +28,34 @@ using Method = grpc::Status (v1::SessionService::Stub::*)(grpc::ClientContext*, 
 // One attempt. `timeout` 0: none.
 template <class Request, class Response>
 Status AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
-               const std::string& tenant, std::chrono::nanoseconds timeout, const Request& request,
-               Response* response, Pushback* pushback) {
+               const ConnectionPool& pool, const std::string& tenant,
+               std::chrono::nanoseconds timeout, const Request& request, Response* response,
+               Pushback* pushback) {
   grpc::ClientContext context;
-  NameTenant(tenant, &context);
+  pool.Introduce(tenant, &context);
   if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
   const Status status = FromGrpc((stub.*method)(&context, request, response));
   if (!status.ok()) *pushback = PushbackOf(context);
   return status;
 }
 
-// With the client's retries. All of them may be sent twice: what a second Create or Fork leaves
-// behind ends with its lease.
+// With the client's retries: what a second Create or Fork leaves behind ends with its lease.
 template <class Request, class Response>
 Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, RetryState retry,
-           const Clock& clock, const std::string& tenant, std::chrono::nanoseconds timeout,
+           const ConnectionPool& pool, const std::string& tenant, std::chrono::nanoseconds timeout,
            const Request& request, Response* response) {
-  const TimePoint begin = clock.Now();
+  const TimePoint begin = pool.clock().Now();
   std::optional<std::chrono::nanoseconds> left;
   if (timeout.count() > 0) left = timeout;
   for (;;) {
     Pushback pushback;
     const Status status =
-        AskOnce(stub, method, tenant, left.value_or(timeout), request, response, &pushback);
+        AskOnce(stub, method, pool, tenant, left.value_or(timeout), request, response, &pushback);
     if (status.ok()) return status;
-    if (left) left = timeout - (clock.Now() - begin);
+    if (left) left = timeout - (pool.clock().Now() - begin);
     const auto wait = retry.AfterFailure(status.code(), pushback, left);
     if (!wait) return status;
-    clock.SleepFor(*wait);
+    pool.clock().SleepFor(*wait);
     if (left) left = std::max<std::chrono::nanoseconds>(*left - *wait, std::chrono::nanoseconds(1));
   }
 }
@@ -78,7 +78,7 @@ struct Session::State {
 
   template <class Request, class Response>
   Status Ask(Method<Request, Response> method, const Request& request, Response* response) {
-    return client::Ask(*stub, method, client.MakeRetryState(), client.clock(), options.tenant,
+    return client::Ask(*stub, method, client.MakeRetryState(), client.pool(), options.tenant,
                        options.timeout, request, response);
   }
   // A call that names the session and has it as its answer, whose lengths are learnt.
@@ -180,8 +180,8 @@ Session::~Session() {
   request.set_session(state_->id);
   v1::FreeSessionResponse response;
   Pushback unused;
-  (void)AskOnce(*state_->stub, &v1::SessionService::Stub::FreeSession, state_->options.tenant,
-                kFreeInDestructorMax, request, &response, &unused);
+  (void)AskOnce(*state_->stub, &v1::SessionService::Stub::FreeSession, state_->client.pool(),
+                state_->options.tenant, kFreeInDestructorMax, request, &response, &unused);
 }
 
 Result<std::shared_ptr<Session::State>> Session::MakeState(Client& client,

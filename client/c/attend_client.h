@@ -103,6 +103,9 @@ typedef struct attend_client_options {
   int64_t chunked_bytes_min; /* calls this large, answer included, go in chunks; 0: 16 MiB */
   int32_t shared_memory_off; /* not 0: AUTO never shares memory */
   const char* shared_memory_socket; /* where the server's is mounted; NULL: as the server says */
+  /* Says who calls, where the server asks; NULL: the environment's ATTEND_TOKEN, if there is one.
+   * Without TLS it goes to loopback and Unix sockets alone. */
+  const char* token;
 } attend_client_options;
 
 /* C-contiguous and little-endian: the wire has no strides. */

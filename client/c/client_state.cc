@@ -38,6 +38,7 @@ Result<std::shared_ptr<ClientState>> ClientState::Open(const attend_client_optio
   ATTEND_RETURN_IF_ERROR(CheckStructBytes("options", options.struct_bytes, sizeof(options)));
   ClientOptions made;
   if (options.server != nullptr) made.server = options.server;
+  made.token = TextOf(options.token);
   if (options.connections != 0) made.connections = options.connections;
   if (options.chunked_bytes_min != 0) made.chunked_bytes_min = options.chunked_bytes_min;
   made.retry.attempts_max = options.attempts_max == 0 ? kAttemptsDefault : options.attempts_max;
@@ -64,7 +65,8 @@ Status ClientState::Prepare(std::chrono::nanoseconds timeout) {
   std::shared_ptr<RegionPool> pool;
   if (info.ok() && info->has_shared_memory()) {
     const std::string& path = socket_.empty() ? info->shared_memory().socket() : socket_;
-    Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(path);
+    Result<std::shared_ptr<SharedMemory>> memory =
+        SharedMemory::Connect(path, {client_->token(), tenant_});
     if (memory.ok()) pool = std::make_shared<RegionPool>(std::move(*memory));
   }
   std::set<std::string> uuids;

@@ -157,7 +157,8 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   const Result<v1::GetServerInfoResponse> info = (*client)->GetServerInfo(std::chrono::seconds(5));
   if (!info.ok()) return Fail(info.status(), kExitFailed);
   WarnOfTenant(options.tenant, *info);
-  const Result<std::shared_ptr<SharedMemory>> memory = ConnectShared(options.transport, *info);
+  const Result<std::shared_ptr<SharedMemory>> memory =
+      ConnectShared(options.transport, *info, {common.token, options.tenant});
   if (!memory.ok()) return Fail(memory.status(), kExitFailed);
   std::printf("%-9s %-60s %-18s %10s %10s  %s\n", "dtype", "shape", "kernel", "max error", "bound",
               "verdict");

@@ -17,6 +17,7 @@ ClientOptions ClientOptionsOf(const CommonOptions& common) {
   options.connections = common.connections;
   options.completion_threads = common.completion_threads;
   options.retry.attempts_max = common.attempts;
+  options.token = common.token;
   return options;
 }
 
@@ -76,11 +77,12 @@ Result<std::string> SharedMemorySocket(const TransportOptions& options,
 }
 
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
-                                                    const v1::GetServerInfoResponse& info) {
+                                                    const v1::GetServerInfoResponse& info,
+                                                    const SharedMemory::Caller& caller) {
   if (!options.shared_memory) return std::shared_ptr<SharedMemory>();
   const Result<std::string> socket = SharedMemorySocket(options, info);
   if (!socket.ok()) return socket.status();
-  return SharedMemory::Connect(*socket);
+  return SharedMemory::Connect(*socket, caller);
 }
 
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info) {

@@ -27,7 +27,8 @@ Status Share(const RunOptions& options, Client& client, AttentionCall* call) {
   if (!options.transport.shared_memory) return Status();
   const auto info = client.GetServerInfo(std::chrono::seconds(5));
   if (!info.ok()) return info.status();
-  const Result<std::shared_ptr<SharedMemory>> memory = ConnectShared(options.transport, *info);
+  const Result<std::shared_ptr<SharedMemory>> memory =
+      ConnectShared(options.transport, *info, {client.token(), options.tenant});
   if (!memory.ok()) return memory.status();
   MakeRegion make_region = [&](int64_t bytes) { return (*memory)->Create(bytes); };
   if (options.transport.cuda_ipc) {

@@ -31,6 +31,8 @@ struct CommonOptions {
   int connections = 1;
   int completion_threads = 0;
   int attempts = 5;
+  std::string token_file;
+  std::string token;  // from that file, or the environment; empty: none
   bool allocator_tuning = true;
   std::string command;  // line, for the files of results
 };
@@ -60,9 +62,10 @@ void AddTransport(CLI::App* command, TransportOptions* options);
 // The socket to get shared memory from.
 Result<std::string> SharedMemorySocket(const TransportOptions& options,
                                        const v1::GetServerInfoResponse& info);
-// A connection to it; null unless --transport is shm.
+// A connection to it, as `caller`; null unless --transport is shm.
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
-                                                    const v1::GetServerInfoResponse& info);
+                                                    const v1::GetServerInfoResponse& info,
+                                                    const SharedMemory::Caller& caller);
 // The UUIDs of the server's healthy GPUs, for cuda_ipc.
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info);
 

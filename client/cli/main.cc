@@ -6,7 +6,9 @@
 #include <exception>
 #include <map>
 #include <new>
+#include <utility>
 
+#include "client/call/token.h"
 #include "client/cli/commands.h"
 #include "proto/process/process_settings.h"
 #include "proto/process/receive_blocks.h"
@@ -34,6 +36,11 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
                  "(RESOURCE_EXHAUSTED). `load` never retries")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  app.add_option("--token-file", common->token_file,
+                 "File whose first line is the token that says who calls; default: the variable "
+                 "ATTEND_TOKEN. Without TLS it goes to loopback and Unix sockets alone")
+      ->envname("ATTEND_TOKEN_FILE")
+      ->type_name("FILE");
   app.add_flag_callback(
       "--no-allocator-tuning", [common] { common->allocator_tuning = false; },
       "Leave malloc and its settings alone, which makes transfers slower");
@@ -76,6 +83,10 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "attend-client: %s\n", error.what());
     return kExitUsage;
   }
+  Result<std::string> token =
+      common.token_file.empty() ? TokenOf("") : ReadTokenFile(common.token_file);
+  if (!token.ok()) return Fail(token.status(), kExitUsage);
+  common.token = std::move(*token);
   if (common.allocator_tuning) TuneAllocatorAndBlocks();
   SkipDeadlockSearch();
   return commands.at(app.get_subcommands().front()->get_name())();

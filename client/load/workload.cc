@@ -96,7 +96,8 @@ Result<std::shared_ptr<SharedRegion>> Workload::MakeRegion(int64_t bytes) const 
 }
 
 Status Workload::Share(const std::string& socket) {
-  Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(socket);
+  Result<std::shared_ptr<SharedMemory>> memory =
+      SharedMemory::Connect(socket, {options_.client.token, options_.tenant});
   if (!memory.ok()) return memory.status();
   memory_ = std::move(*memory);
   int64_t bytes = 0;

@@ -73,7 +73,7 @@ class ServedWay final : public Way {
   // A region for each call, as a client's pool has them from the second call on.
   Status Share() {
     Result<std::shared_ptr<SharedMemory>> memory =
-        SharedMemory::Connect(options_.shared_memory_socket);
+        SharedMemory::Connect(options_.shared_memory_socket, {options_.client.token, {}});
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
     for (size_t n = 0; n < calls_.size(); ++n) {

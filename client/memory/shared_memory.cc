@@ -93,7 +93,8 @@ SharedRegion::~SharedRegion() {
   if (!released_) memory_->Forget(token_, device_);
 }
 
-Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& path) {
+Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& path,
+                                                            const Caller& caller) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
@@ -109,7 +110,20 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& p
     return Unavailable("cannot connect to the shared memory's socket " + path + ": " +
                        std::strerror(errno));
   }
+  if (!caller.token.empty()) ATTEND_RETURN_IF_ERROR(memory->Identify(caller));
   return memory;
+}
+
+Status SharedMemory::Identify(const Caller& caller) {
+  v1::RegionRequest request;
+  request.mutable_identify()->set_token(caller.token);
+  request.mutable_identify()->set_tenant(caller.tenant);
+  v1::RegionReply reply;
+  int file;
+  const Status status = Exchange(request, &reply, &file);
+  if (file >= 0) close(file);
+  // A server of before does not ask.
+  return status.code() == Code::kUnimplemented ? Status() : status;
 }
 
 SharedMemory::~SharedMemory() {

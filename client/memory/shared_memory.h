@@ -79,8 +79,15 @@ struct SharedPlace {
 
 class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
  public:
-  // UNAVAILABLE if no server listens there.
-  static Result<std::shared_ptr<SharedMemory>> Connect(const std::string& path);
+  // Who connects, for a server that asks: with which token, and for which tenant (empty: the
+  // token's own).
+  struct Caller {
+    std::string token;
+    std::string tenant;
+  };
+  // UNAVAILABLE if no server listens there. With a token, what the server says of it.
+  static Result<std::shared_ptr<SharedMemory>> Connect(const std::string& path,
+                                                       const Caller& caller = {});
   // Waits, for some seconds at most, until the server has closed all lent memory. Memory that it
   // has not closed by then is never freed.
   ~SharedMemory();
@@ -110,6 +117,7 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   using LetGo = std::deque<std::shared_ptr<DeviceMemory>>;
 
   explicit SharedMemory(int socket) : socket_(socket) {}
+  Status Identify(const Caller& caller);
   // Releases without waiting; `device` is kept until the answer has arrived.
   void Forget(const std::string& token, std::shared_ptr<DeviceMemory> device);
   // Sends one packet. Returns 0 or errno.

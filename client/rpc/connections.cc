@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstdio>
+#include <utility>
 
 #include "attend/v1/attention.pb.h"
 #include "kernels/util/thread_name.h"
@@ -23,8 +24,10 @@ constexpr int kBackoffMaxMs = 2000;
 // Far and busy servers take their time. A host that drops packets holds calls up as long.
 constexpr int kConnectMaxMs = 5000;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, bool with_token) {
   grpc::ChannelArguments args;
+  // A proxy ($http_proxy) would read the token.
+  if (with_token) args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // Channels with equal arguments share one socket unless each has its own pool.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // gRPC's own retries would buffer every message; retry_policy.h does them.
@@ -94,8 +97,8 @@ void CompletionLoop::Close() {
 }
 
 ConnectionPool::ConnectionPool(const std::string& server, int connections, int completion_threads,
-                               const Clock& clock)
-    : clock_(clock) {
+                               const Clock& clock, std::string token)
+    : clock_(clock), token_(std::move(token)) {
   if (completion_threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     completion_threads = std::clamp(connections, 1, std::max(1, cores / 2));
@@ -103,10 +106,11 @@ ConnectionPool::ConnectionPool(const std::string& server, int connections, int c
   completion_threads = std::min(completion_threads, connections);
   for (int i = 0; i < completion_threads; ++i) loops_.push_back(std::make_unique<CompletionLoop>());
   for (int i = 0; i < connections; ++i) {
-    connections_.push_back(std::make_unique<Connection>(
-        MakeChannel(server), loops_[static_cast<size_t>(i % completion_threads)].get()));
+    connections_.push_back(
+        std::make_unique<Connection>(MakeChannel(server, !token_.empty()),
+                                     loops_[static_cast<size_t>(i % completion_threads)].get()));
   }
-  control_ = MakeChannel(server);
+  control_ = MakeChannel(server, !token_.empty());
 }
 
 int ConnectionPool::Acquire() {
@@ -161,8 +165,9 @@ Status CheckTenant(const std::string& tenant) {
   return Status();
 }
 
-void NameTenant(const std::string& tenant, grpc::ClientContext* context) {
+void ConnectionPool::Introduce(const std::string& tenant, grpc::ClientContext* context) const {
   if (!tenant.empty()) context->AddMetadata("x-attend-tenant", tenant);
+  if (!token_.empty()) context->AddMetadata("authorization", "Bearer " + token_);
 }
 
 Status FromGrpc(const grpc::Status& status) {
@@ -176,8 +181,7 @@ Status FromGrpc(const grpc::Status& status) {
   }
   switch (status.error_code()) {
     case grpc::StatusCode::ABORTED:
-    case grpc::StatusCode::DATA_LOSS:
-    case grpc::StatusCode::UNAUTHENTICATED:  // codes that attend's Status has no name for
+    case grpc::StatusCode::DATA_LOSS:  // codes that attend's Status has no name for
       return Status(Code::kUnknown, "gRPC status " + std::to_string(status.error_code()) + ": " +
                                         status.error_message());
     default:

@@ -97,9 +97,9 @@ struct Connection {
 
 class ConnectionPool {
  public:
-  // `clock` must outlive the pool.
+  // `clock` must outlive the pool. `token`: every call's; empty: none.
   ConnectionPool(const std::string& server, int connections, int completion_threads,
-                 const Clock& clock);
+                 const Clock& clock, std::string token = {});
 
   // The connection with the fewest unanswered calls; in turn among equals. Counts one more there.
   int Acquire();
@@ -114,6 +114,9 @@ class ConnectionPool {
   const std::shared_ptr<grpc::Channel>& control() const { return control_; }
   // What deadlines and retries go by.
   const Clock& clock() const { return clock_; }
+  // Puts into the call's metadata who calls, and for which tenant (empty: the caller's own).
+  void Introduce(const std::string& tenant, grpc::ClientContext* context) const;
+  const std::string& token() const { return token_; }
   void Close();
 
  private:
@@ -121,6 +124,7 @@ class ConnectionPool {
   std::vector<std::unique_ptr<CompletionLoop>> loops_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::shared_ptr<grpc::Channel> control_;
+  const std::string token_;
   std::atomic<uint64_t> turn_{0};
 };
 
@@ -144,8 +148,6 @@ class RequestIds {
 
 // INVALID_ARGUMENT if metadata cannot carry the name.
 Status CheckTenant(const std::string& tenant);
-// Names the tenant in the call's metadata, unless it is empty.
-void NameTenant(const std::string& tenant, grpc::ClientContext* context);
 Status FromGrpc(const grpc::Status& status);
 // What the server said of trying again, once the call has ended.
 Pushback PushbackOf(const grpc::ClientContext& context);

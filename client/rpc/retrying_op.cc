@@ -28,7 +28,7 @@ bool RetryingOp::Register(int connection) {
 }
 
 void RetryingOp::Prepare(grpc::ClientContext& context) const {
-  NameTenant(options_.tenant, &context);
+  pool_->Introduce(options_.tenant, &context);
   if (has_deadline()) context.set_deadline(DeadlineAfter(time_left()));
 }
 

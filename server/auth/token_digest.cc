@@ -4,6 +4,8 @@
 
 #include <openssl/evp.h>
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <new>
 
@@ -30,17 +32,18 @@ TokenDigest DigestOf(std::string_view token) {
 }
 
 int FindDigest(std::span<const TokenDigest> digests, const TokenDigest& wanted) {
-  int32_t found = -1;
+  using Words = std::array<uint64_t, 4>;
+  static_assert(sizeof(Words) == sizeof(TokenDigest));
+  const Words a = std::bit_cast<Words>(wanted);
+  int64_t found = -1;
   for (size_t n = 0; n < digests.size(); ++n) {
-    uint32_t difference = 0;
-    for (size_t byte = 0; byte < wanted.size(); ++byte) {
-      difference |= static_cast<uint32_t>(digests[n][byte] ^ wanted[byte]);
-    }
-    // All ones if they are the same, else zero, without a branch: the difference is below 256.
-    const int32_t mask = -static_cast<int32_t>((difference - 1) >> 31);
-    found = (found & ~mask) | (static_cast<int32_t>(n) & mask);
+    const Words b = std::bit_cast<Words>(digests[n]);
+    const uint64_t difference = (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]);
+    // All ones if there is no difference, else zero, without a branch.
+    const auto same = static_cast<int64_t>(((difference | (0 - difference)) >> 63) - 1);
+    found = (found & ~same) | (static_cast<int64_t>(n) & same);
   }
-  return found;
+  return static_cast<int>(found);
 }
 
 }  // namespace attend

@@ -52,18 +52,23 @@ class Client:
         when, are retried with its pushback or with backoff.
     shared_memory: whether calls of 64 KiB or more go through memory that is shared with a server
         on this host, if it shares any (--shared-memory); or the path of its socket.
+    token: says who calls, where the server asks (--tokens); None: the environment's ATTEND_TOKEN,
+        if there is one. Without TLS it goes to loopback and Unix sockets alone.
     Error: an argument is out of bounds."""
 
     def __init__(self, server: str = "127.0.0.1:8001", *, connections: int = 4,
                  tenant: str | None = None, timeout: float | None = None, attempts: int = 5,
-                 shared_memory: bool | str = True):
+                 shared_memory: bool | str = True, token: str | None = None):
         self.server, self.timeout = server, timeout
         self._handle: ClientHandle | None = None
         nanoseconds("timeout", timeout)
+        if not (token is None or isinstance(token, str) and "\0" not in token):
+            raise invalid("token must be a str without NUL")  # and is in no error
         options = Options(struct_bytes=ctypes.sizeof(Options), server=text("server", server),
                           tenant=optional_text("tenant", tenant),
                           connections=integer("connections", connections, 1, 1024),
-                          attempts_max=integer("attempts", attempts, 1, 2**31 - 1))
+                          attempts_max=integer("attempts", attempts, 1, 2**31 - 1),
+                          token=optional_text("token", token))
         options.shared_memory_off = shared_memory is False
         if isinstance(shared_memory, str):
             options.shared_memory_socket = text("shared_memory", shared_memory)

@@ -48,7 +48,7 @@ class Options(ctypes.Structure):
     _fields_ = [
         ("struct_bytes", ctypes.c_uint64), ("server", _text), ("tenant", _text),
         ("connections", _int32), ("attempts_max", _int32), ("chunked_bytes_min", _int64),
-        ("shared_memory_off", _int32), ("shared_memory_socket", _text),
+        ("shared_memory_off", _int32), ("shared_memory_socket", _text), ("token", _text),
     ]
 
 

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/call/token.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "client/client.h"
+
+namespace attend::client {
+namespace {
+
+const std::string kToken = "attend_0123456789abcdef";
+
+class TokenTest : public ::testing::Test {
+ protected:
+  void SetUp() override { unsetenv(kTokenVariable); }
+  void TearDown() override { unsetenv(kTokenVariable); }
+};
+
+TEST_F(TokenTest, TheGivenOneCountsElseTheEnvironments) {
+  EXPECT_EQ(*TokenOf(""), "");
+  EXPECT_EQ(*TokenOf(kToken), kToken);
+  setenv(kTokenVariable, "of_the_environment", 1);
+  EXPECT_EQ(*TokenOf(kToken), kToken);
+  EXPECT_EQ(*TokenOf(""), "of_the_environment");
+  setenv(kTokenVariable, "", 1);
+  EXPECT_EQ(*TokenOf(""), "");
+}
+
+TEST_F(TokenTest, WhatCannotBeOneIsRefusedAndNotRepeated) {
+  for (const std::string& wrong : {std::string("fifteen_bytes_x"), std::string(513, 'x'),
+                                   kToken + "\n", kToken + " " + kToken, kToken + "\xc3\xa4"}) {
+    const Result<std::string> token = TokenOf(wrong);
+    ASSERT_FALSE(token.ok()) << wrong;
+    EXPECT_EQ(token.status().message(), "token has " + std::to_string(wrong.size()) +
+                                            " characters, must have 16 to 512 of visible ASCII");
+  }
+}
+
+TEST_F(TokenTest, OnlyThisHostGetsItWithoutTls) {
+  for (const char* target :
+       {"unix:/run/attend.sock", "unix-abstract:attend", "127.0.0.1:8001", "127.9.9.9:8001",
+        "[::1]:8001", "localhost:8001", "ipv4:127.0.0.1:8001", "ipv6:[::1]:8001",
+        "dns:localhost:8001", "dns:///localhost:8001", "ipv4:127.0.0.1:1,127.0.0.2:1"}) {
+    EXPECT_TRUE(IsOnThisHost(target)) << target;
+    EXPECT_TRUE(CheckTokenStays(kToken, target).ok()) << target;
+  }
+  for (const char* target :
+       {"10.0.0.1:8001", "example.org:8001", "[2001:db8::1]:8001", "127.0.0.1.example:8001",
+        "localhost.example:8001", "ipv4:127.0.0.1:1,10.0.0.1:1", "dns://10.0.0.1/example.org:1",
+        "dns://localhost/example.org:1", "dns:", "[::ffff:10.0.0.1]:1", "1270.0.0.1:1"}) {
+    EXPECT_FALSE(IsOnThisHost(target)) << target;
+    EXPECT_TRUE(CheckTokenStays("", target).ok()) << target;
+    const Status refused = CheckTokenStays(kToken, target);
+    EXPECT_EQ(refused.message(), "the token would go to " + std::string(target) +
+                                     " in the clear: without TLS it goes to loopback and Unix "
+                                     "sockets alone");
+  }
+}
+
+TEST_F(TokenTest, AClientThatWouldSendItInTheClearIsNotMade) {
+  ClientOptions options;
+  options.server = "10.0.0.1:8001";
+  EXPECT_TRUE(Client::Make(options).ok());
+  options.token = kToken;
+  EXPECT_EQ(Client::Make(options).status().code(), Code::kInvalidArgument);
+  options.token.clear();
+  setenv(kTokenVariable, kToken.c_str(), 1);
+  EXPECT_EQ(Client::Make(options).status().code(), Code::kInvalidArgument);
+  options.server = "127.0.0.1:8001";
+  EXPECT_EQ((*Client::Make(options))->token(), kToken);
+}
+
+TEST_F(TokenTest, AFilesFirstLineIsOne) {
+  const std::string path = ::testing::TempDir() + "/attend-token-test";
+  std::ofstream(path) << kToken << "\nmore\n";
+  EXPECT_EQ(*ReadTokenFile(path), kToken);
+  std::ofstream(path) << "short\n";
+  EXPECT_NE(ReadTokenFile(path).status().message().find(path + ": token has 5 characters"),
+            std::string::npos);
+  std::ofstream(path) << "\n" << kToken << "\n";
+  EXPECT_FALSE(ReadTokenFile(path).ok());
+  std::filesystem::remove(path);
+  EXPECT_NE(ReadTokenFile(path).status().message().find("cannot be read"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace attend::client
