@@ -28,12 +28,18 @@ class Target:
     tenants: tuple = ("a", "b")
     # What full queues and limits say of good calls, and what faults on the way do.
     refusals: tuple = (CODE.RESOURCE_EXHAUSTED, CODE.UNAVAILABLE)
-    credentials: dict = None  # what wire.connect takes for TLS and tokens
+    locks: object = None  # of a server with tokens, and TLS perhaps: locks.Locks
 
 
 def check(true, what):
     if not true:
         raise CallFault(what)
+
+
+def open_channel(address, locks, options):
+    if locks is not None and locks.channel is not None:
+        return grpc.secure_channel(address, locks.channel, options=options)
+    return grpc.insecure_channel(address, options=options)
 
 
 def code_of(call):
@@ -64,12 +70,7 @@ class Caller:
         options = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1),
                    ("grpc.initial_reconnect_backoff_ms", 50),
                    ("grpc.max_reconnect_backoff_ms", 500), ("grpc.enable_retries", 0)]
-        credentials = self.target.credentials or {}
-        if "channel" in credentials:
-            self.channel = grpc.secure_channel(self.target.address, credentials["channel"],
-                                               options + credentials.get("options", []))
-        else:
-            self.channel = grpc.insecure_channel(self.target.address, options=options)
+        self.channel = open_channel(self.target.address, self.target.locks, options)
         self.attention = wire.stub.AttentionServiceStub(self.channel)
         self.sessions = wire.sessions_stub.SessionServiceStub(self.channel)
         self.oip = wire.oip_stub.GRPCInferenceServiceStub(self.channel)
@@ -88,9 +89,9 @@ class Caller:
         return f"{of}-{self.seed}-{self.sequence}"
 
     def metadata(self, tenant=None):
-        extra = (self.target.credentials or {}).get("metadata", {})
         tenant = tenant or self.random.choice(self.target.tenants)
-        return [("x-attend-tenant", tenant), *extra.get(tenant, [])]
+        locks = self.target.locks
+        return [("x-attend-tenant", tenant), *(locks.metadata(tenant) if locks else ())]
 
     def numpy_random(self):
         return np.random.default_rng(self.random.getrandbits(64))

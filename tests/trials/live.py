@@ -117,6 +117,7 @@ def main():
     parser.add_argument("--rate", type=float, default=0, help="calls a second; 0: all it can")
     parser.add_argument("--only", default="", help="kinds of calls, with commas")
     parser.add_argument("--problems", type=int, default=16, help="how many are made")
+    parser.add_argument("--locks", help="a file of locks.Locks")
     parser.add_argument("--faults-on-the-way", action="store_true",
                         help="calls may also end as those do whose connection is cut")
     options = parser.parse_args()
@@ -124,7 +125,9 @@ def main():
         wire.generate(pathlib.Path(stubs))
         import caller
         import problems
-        target = caller.Target(options.address, options.metrics, options.regions)
+        from locks import Locks
+        target = caller.Target(options.address, options.metrics, options.regions,
+                               locks=options.locks and Locks.read(options.locks))
         if options.faults_on_the_way:
             target.refusals += (caller.CODE.CANCELLED, caller.CODE.DEADLINE_EXCEEDED)
         run = Run(target, problems.Problems.make(options.seed, options.problems), options)

@@ -53,7 +53,7 @@ def disk_full(folder, seed, seconds):
             log.with_suffix(".old").unlink()
             server.signal(trial.SIGHUP)
             harness.wait_for("a new log", log.exists)
-            trial.hostile.wire.assert_serves(server.address)
+            trial.assert_serves(server)
             harness.wait_for("its lines", lambda: b"log file reopened" in log.read_bytes())
             return at_rest(server, outcomes, faults)
         finally:

@@ -24,7 +24,7 @@ class Skipped(Exception):
 def at_rest(server, outcomes, faults):
     """What every trial ends with: no fault, nothing kept, a drain that ends well."""
     assert not faults, "\n".join(fault["fault"] for fault in faults)
-    trial.hostile.wire.assert_serves(server.address)
+    trial.assert_serves(server)
     await_rest(server)
     trial.assert_no_failed_check(server)
     code = server.stop()
@@ -88,7 +88,7 @@ def half_open(folder, seed, seconds):
             callers.terminate()
             outcomes, faults = callers.wait(120)
             relay.half_open()
-            trial.hostile.wire.assert_serves(server.address)
+            trial.assert_serves(server)
             await_rest(server)  # with connections that nobody has closed
             relay.forget()
         return at_rest(server, outcomes, faults)

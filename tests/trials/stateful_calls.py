@@ -181,7 +181,12 @@ def shared(caller):
     region_client = None
     try:
         region_client = regions.Client(caller.target.region_socket)
-        _use_region(caller, region_client)
+        tenant = caller.random.choice(caller.target.tenants)
+        if caller.target.locks is not None:
+            reply, _ = region_client.ask(identify=wire.shm.Identify(
+                token=caller.target.locks.tokens[tenant]))
+            check(not reply.HasField("error"), reply)
+        _use_region(caller, region_client, tenant)
     except (OSError, IndexError):  # the server has no place for one more client
         caller.outcomes["region socket", "closed"] += 1
     finally:
@@ -189,7 +194,7 @@ def shared(caller):
             region_client.close()
 
 
-def _use_region(caller, region_client):
+def _use_region(caller, region_client, tenant):
     if caller.random.random() < 0.1:
         region_client.socket.send(caller.random.randbytes(caller.random.randrange(1, 100)))
         region_client.socket.recv(4096)
@@ -203,14 +208,14 @@ def _use_region(caller, region_client):
                             files[0])
     try:
         for _ in range(caller.random.randrange(1, 5)):
-            _attend_in_region(caller, region)
+            _attend_in_region(caller, region, tenant)
         if caller.random.random() < 0.5:
             region_client.ask(release=wire.shm.ReleaseRegion(token=region.token))
     finally:
         region.close()
 
 
-def _attend_in_region(caller, region):
+def _attend_in_region(caller, region, tenant):
     problem = caller.random.choice(caller.problems.forward)
     size, sizes = 1 << 18, sum(len(raw) + regions.ALIGN for raw in problem.request.raw)
     if sizes + sum(len(raw) + regions.ALIGN for raw in problem.answer) + (64 << 10) > size:
@@ -221,7 +226,7 @@ def _attend_in_region(caller, region):
     if wrong:
         request.q.shared_memory.offset = caller.random.choice((1, size, 1 << 40, (1 << 64) - 256))
     code, answer, details = code_of(caller.attention.Attend.future(
-        request, timeout=SECONDS, metadata=caller.metadata()))
+        request, timeout=SECONDS, metadata=caller.metadata(tenant)))
     caller.end("shared memory", code)
     if wrong:
         check(code is CODE.INVALID_ARGUMENT or code in caller.target.refusals,

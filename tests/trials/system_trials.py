@@ -61,10 +61,10 @@ class Ends(collections.Counter):
 def serves(server):
     """The second time at the latest: the first may meet the fault."""
     try:
-        trial.hostile.wire.assert_serves(server.address)
+        trial.assert_serves(server)
     except grpc.RpcError as error:
         assert error.code() in REFUSALS, error
-        trial.hostile.wire.assert_serves(server.address)
+        trial.assert_serves(server)
 
 
 def fail_at_start(folder, kind, most):

@@ -14,6 +14,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "e2e")]
 
 import harness  # noqa: E402
 import hostile  # noqa: E402
+from caller import open_channel  # noqa: E402
+from locks import Locks  # noqa: E402
 
 
 def generate(folder):
@@ -43,16 +45,31 @@ ZEROS = ("attend_inflight_requests", "attend_queue_requests", "attend_tenant_que
          "attend_device_memory_used_bytes")
 
 
-def start(folder, *flags, **options):
-    """A server with LIMITS, where `flags` set no others, and shared memory."""
+def start(folder, *flags, locked=False, **options):
+    """A server with LIMITS, where `flags` set no others, and shared memory. `locked`: with tokens,
+    and with TLS where it has that."""
+    folder = pathlib.Path(folder)
+    locks = Locks.make(folder / "locks") if locked else None
+    if locks is not None:
+        flags += (*locks.flags(folder / "locks"),)
     limits = [part for flag, value in zip(LIMITS[::2], LIMITS[1::2]) if flag not in flags
               for part in (flag, value)]
-    socket = pathlib.Path(folder).resolve() / "sockets" / "regions.sock"
+    socket = folder.resolve() / "sockets" / "regions.sock"
     server = harness.Server(folder, *limits, "--oip", "--shared-memory",
                             "--shared-memory-socket", socket,
-                            "--check-dump-dir", pathlib.Path(folder) / "dumps", *flags, **options)
-    server.regions = str(socket)
+                            "--check-dump-dir", folder / "dumps", *flags, **options)
+    server.regions, server.locks = str(socket), locks
     return server
+
+
+def assert_serves(server):
+    """An ordinary request, of the first tenant where tokens are asked for."""
+    wire = hostile.wire
+    metadata = server.locks.metadata("a") if server.locks else ()
+    with open_channel(server.address, server.locks, wire.UNLIMITED) as channel:
+        answer = wire.stub.AttentionServiceStub(channel).Attend(
+            wire.small_request(seed=7, check=True), timeout=wire.SECONDS, metadata=metadata)
+    assert answer.check.ok and answer.check.rows_checked > 0
 
 
 def await_rest(server, seconds=60):
@@ -78,6 +95,8 @@ class Callers:
             command += ["--metrics", server.metrics_address]
         if regions:
             command += ["--regions", server.regions]
+        if server.locks:
+            command += ["--locks", server.folder / "locks" / "locks.json"]
         self._processes = [subprocess.Popen(
             [str(each) for each in [*command, "--seed", seed * 100 + i]], stdout=subprocess.PIPE,
             text=True) for i in range(processes)]
