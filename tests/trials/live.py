@@ -116,7 +116,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--rate", type=float, default=0, help="calls a second; 0: all it can")
     parser.add_argument("--only", default="", help="kinds of calls, with commas")
-    parser.add_argument("--problems", type=int, default=16, help="how many are made")
+    parser.add_argument("--problems", type=int, default=8, help="how many are made")
     parser.add_argument("--locks", help="a file of locks.Locks")
     parser.add_argument("--faults-on-the-way", action="store_true",
                         help="calls may also end as those do whose connection is cut")
