@@ -293,6 +293,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
       throw CLI::ValidationError("--cuda-ipc", "needs --shared-memory, whose socket it uses");
     }
     CheckNetwork(config);
+    CheckCallers(config);
     CheckOip(config);
     SetMemory(app, ProcessMemoryLimit(), config);
   } catch (const CLI::CallForHelp&) {

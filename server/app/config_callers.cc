@@ -3,6 +3,7 @@
 // Settings for who may call.
 
 #include "server/app/config_group.h"
+#include "server/net/tcp_listener.h"
 
 namespace attend {
 
@@ -12,6 +13,16 @@ void AddCallers(CLI::App& app, Config& c) {
              "Who may call: tokens' hashes and certificates' names, with tenant and scopes, a line "
              "each (server/auth/README.md). It is read again when it changes. Empty: whoever can "
              "connect");
+}
+
+void CheckCallers(const Config& c) {
+  if (c.tokens.empty() || !c.tls_cert.empty()) return;
+  for (const std::string& address : c.listen) {
+    if (address.starts_with("unix:") || IsLoopback(address)) continue;
+    throw CLI::ValidationError("--tokens", "with --listen " + address +
+                                               " tokens would come in the clear: give --tls-cert "
+                                               "and --tls-key");
+  }
 }
 
 }  // namespace attend

@@ -128,5 +128,6 @@ void AddNetwork(CLI::App& app, Config& c);
 void CheckNetwork(const Config& c);
 // Defined in config_callers.cc.
 void AddCallers(CLI::App& app, Config& c);
+void CheckCallers(const Config& c);
 
 }  // namespace attend

@@ -105,9 +105,10 @@ Intake::Intake(const Config& config, Metrics& metrics, Logger& logger, const Clo
   limits_.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
 }
 
-Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, Metrics& metrics, Logger& logger,
-                                             const Clock& clock) {
+Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, std::shared_ptr<CallerGate> gate,
+                                             Metrics& metrics, Logger& logger, const Clock& clock) {
   std::unique_ptr<Intake> intake(new Intake(config, metrics, logger, clock));
+  intake->gate_ = std::move(gate);
   Result<std::vector<uid_t>> users = FindUsers(config.socket_users);
   if (!users.ok()) return users.status();
   intake->users_ = std::move(*users);
@@ -131,8 +132,9 @@ Status Intake::AddTo(grpc::ServerBuilder& builder) {
   if (!placeholder.ok()) return placeholder.status();
   grpc::SslServerCredentialsOptions options(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
   options.pem_key_cert_pairs.push_back({placeholder->key, placeholder->certificate});
-  tls_ = builder.experimental().AddExternalConnectionAcceptor(kFromFd,
-                                                              grpc::SslServerCredentials(options));
+  const auto credentials = grpc::SslServerCredentials(options);
+  if (gate_ != nullptr) credentials->SetAuthMetadataProcessor(gate_);
+  tls_ = builder.experimental().AddExternalConnectionAcceptor(kFromFd, credentials);
   return Status();
 }
 

@@ -21,6 +21,7 @@
 #include "server/net/http2_frames.h"
 #include "server/net/open_calls.h"
 #include "server/net/read_guard.h"
+#include "server/rpc/caller_gate.h"
 #include "server/tls/tls_certificates.h"
 #include "server/tls/tls_connection.h"
 
@@ -28,9 +29,10 @@ namespace attend {
 
 class Intake {
  public:
-  // Reads the files of --tls-cert and so on, if there are any. All but `config` must outlive the
-  // object.
-  static Result<std::unique_ptr<Intake>> Make(const Config& config, Metrics& metrics,
+  // Reads the files of --tls-cert and so on, if there are any. `gate` refuses strangers that come
+  // over TLS; null: none. The references but `config` must outlive the object.
+  static Result<std::unique_ptr<Intake>> Make(const Config& config,
+                                              std::shared_ptr<CallerGate> gate, Metrics& metrics,
                                               Logger& logger, const Clock& clock);
 
   // Once, before the server is built.
@@ -68,6 +70,7 @@ class Intake {
     Refuse(socket, ClientRefusal::kTls, why);
   };
   std::unique_ptr<TlsCertificates> certificates_;  // null: no TLS
+  std::shared_ptr<CallerGate> gate_;
   std::unique_ptr<Acceptor> plain_;
   std::unique_ptr<Acceptor> tls_;
 };

@@ -17,6 +17,7 @@
 #include "server/app/oip_options.h"
 #include "server/app/options.h"
 #include "server/app/start_lines.h"
+#include "server/app/unix_address.h"
 #include "server/net/tcp_listener.h"
 #include "server/rpc/chunked_transfer.h"
 #include "server/util/whole_file.h"
@@ -124,6 +125,9 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                            LeaveOut(caller, config_, response);
                          }});
   if (callers_ != nullptr) context_->authenticator = &callers_->authenticator();
+  for (const auto& [peer, tenant] : TenantsOfPeers(config_)) {
+    context_->socket_tenants.emplace(peer, config_.tenants.Find(tenant));
+  }
   return MakeServices();
 }
 
@@ -205,8 +209,13 @@ Status Server::StartGrpc() {
   std::vector<grpc::Service*> services = {service_.get(), session_service_.get()};
   if (inference_service_ != nullptr) services.push_back(inference_service_.get());
   if (reflection_ != nullptr) services.push_back(reflection_.get());
-  Result<std::unique_ptr<GrpcServer>> grpc = GrpcServer::Start(
-      config_, services, *unknown_methods_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
+  std::shared_ptr<CallerGate> gate;
+  if (callers_ != nullptr) {
+    gate = std::make_shared<CallerGate>(callers_->authenticator(), metrics_, *logger_);
+  }
+  Result<std::unique_ptr<GrpcServer>> grpc =
+      GrpcServer::Start(config_, services, *unknown_methods_, std::move(gate), metrics_, *logger_,
+                        clock_, [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
   grpc_ = std::move(*grpc);
   {

@@ -28,44 +28,63 @@ std::optional<std::string_view> Find(const Metadata& metadata, const char* key) 
   return View(found->second);
 }
 
+// The tenant to which the Unix socket is bound over which the call came.
+std::optional<int> TenantOfSocket(const ServiceContext& context,
+                                  const grpc::CallbackServerContext& call) {
+  if (context.socket_tenants.empty()) return std::nullopt;
+  const auto found = context.socket_tenants.find(call.peer());
+  if (found == context.socket_tenants.end()) return std::nullopt;
+  return found->second;
+}
+
+// Whom the modes of the socket's file, and --socket-users, let in.
+Caller CallerOfSocket(int tenant) {
+  static const auto* const name = new std::shared_ptr(std::make_shared<const std::string>("unix"));
+  Caller caller;
+  caller.tenant = tenant;
+  caller.name = *name;
+  return caller;
+}
+
 // Of a server that does not ask who calls. Its Unix sockets are guarded by their files' modes, so
 // whoever comes in there may operate it.
 Result<Caller> Anyone(ServiceContext& context, const grpc::CallbackServerContext& call,
                       Scope scope) {
   Caller caller;
+  const std::optional<int> bound = TenantOfSocket(context, call);
+  if (bound) caller = CallerOfSocket(*bound);
   const Tenants& tenants = context.engine.options().tenants;
-  if (!tenants.single()) {  // reading metadata makes a map of it
+  if (!bound && !tenants.single()) {  // reading metadata makes a map of it
     const auto tenant = Find(call.client_metadata(), kTenantMetadataKey);
     if (tenant) caller.tenant = tenants.Find(*tenant);
   }
   if (scope != Scope::kAdmin) return caller;
-  if (!call.peer().starts_with("unix:")) {
+  if (bound || !call.peer().starts_with("unix:")) {
     context.metrics.RecordRejection(Rejection::kNoScope);
     return Status(Code::kPermissionDenied,
-                  "without --tokens, only callers over a Unix socket have the scope admin");
+                  "without --tokens, only callers over a Unix socket that is no tenant's have the "
+                  "scope admin");
   }
   caller.scopes.Add(Scope::kAdmin);
   return caller;
 }
 
-// The names in the client's certificate, which gRPC has verified; it owns their texts.
-std::vector<Credentials::Name> NamesOf(const grpc::AuthContext& auth) {
-  std::vector<Credentials::Name> names;
-  if (!auth.IsPeerAuthenticated()) return names;
-  const auto add = [&](const char* property, CertificateName kind) {
-    for (const grpc::string_ref& text : auth.FindPropertyValues(property)) {
-      names.push_back({kind, View(text)});
-    }
-  };
-  add(GRPC_PEER_URI_PROPERTY_NAME, CertificateName::kUri);
-  add(GRPC_PEER_DNS_PROPERTY_NAME, CertificateName::kDns);
-  add(GRPC_X509_CN_PROPERTY_NAME, CertificateName::kCommon);
-  return names;
-}
-
 std::string_view SecurityOf(const grpc::AuthContext& auth) {
   const auto values = auth.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
   return values.empty() ? std::string_view() : View(values.front());
+}
+
+void RequireScope(Decision& decision, Scope scope) {
+  if (decision.caller.scopes.Has(scope)) return;
+  decision.refusal = CallerRefusal::kScope;
+  decision.status = Status(Code::kPermissionDenied,
+                           "callers of this socket have no scope " + std::string(ScopeName(scope)));
+}
+
+void RequireTenant(Decision& decision, int tenant) {
+  if (!decision.status.ok() || decision.caller.tenant == tenant) return;
+  decision.refusal = CallerRefusal::kTenant;
+  decision.status = Status(Code::kPermissionDenied, "the socket is another tenant's");
 }
 
 // The caller's name is known where what it asks for is not its to ask for.
@@ -110,10 +129,18 @@ Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerConte
     credentials.encrypted = origin.encrypted;
     credentials.local = origin.local;
   } else {
-    names = NamesOf(*auth);
+    names = CertificateNamesOf(*auth);
     credentials.certificate = names;
   }
-  Decision decision = context.authenticator->Decide(credentials, scope);
+  Decision decision;
+  const std::optional<int> bound = TenantOfSocket(context, call);
+  if (bound && !credentials.authorization) {
+    decision.caller = CallerOfSocket(*bound);
+    RequireScope(decision, scope);
+  } else {
+    decision = context.authenticator->Decide(credentials, scope);
+    if (bound) RequireTenant(decision, *bound);
+  }
   if (decision.status.ok()) return std::move(decision.caller);
   context.metrics.RecordRejection(RejectionOf(decision.refusal));
   LogRefusal(context, call, decision);
@@ -134,6 +161,20 @@ std::optional<Caller> AdmitCaller(ServiceContext& context, const grpc::CallbackS
   }
   reactor.Finish(refused);
   return std::nullopt;
+}
+
+std::vector<Credentials::Name> CertificateNamesOf(const grpc::AuthContext& connection) {
+  std::vector<Credentials::Name> names;
+  if (!connection.IsPeerAuthenticated()) return names;
+  const auto add = [&](const char* property, CertificateName kind) {
+    for (const grpc::string_ref& text : connection.FindPropertyValues(property)) {
+      names.push_back({kind, View(text)});
+    }
+  };
+  add(GRPC_PEER_URI_PROPERTY_NAME, CertificateName::kUri);
+  add(GRPC_PEER_DNS_PROPERTY_NAME, CertificateName::kDns);
+  add(GRPC_X509_CN_PROPERTY_NAME, CertificateName::kCommon);
+  return names;
 }
 
 Rejection RejectionOf(CallerRefusal refusal) {

@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "kernels/util/status.h"
 #include "server/auth/authenticator.h"
@@ -36,6 +37,9 @@ std::optional<Caller> AdmitCaller(ServiceContext& context, const grpc::CallbackS
 
 // What a caller's refusal counts as.
 Rejection RejectionOf(CallerRefusal refusal);
+
+// The names in a client's certificate, which was verified. The connection owns their texts.
+std::vector<Credentials::Name> CertificateNamesOf(const grpc::AuthContext& connection);
 
 // The request is the caller's.
 void SetCaller(const Caller& caller, Request& request);

@@ -9,8 +9,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
+#include <string>
 
 #include "kernels/util/mutex.h"
 #include "server/auth/caller.h"
@@ -72,6 +74,8 @@ struct ServiceContext {
   // What a caller is told.
   std::function<void(const Caller&, v1::GetServerInfoResponse*)> fill_info;
   const Authenticator* authenticator = nullptr;  // null: nobody asks who calls
+  // The tenants of peers that come over a Unix socket that is bound to one.
+  std::map<std::string, int, std::less<>> socket_tenants = {};
 
   OpenStreams streams{};
 

@@ -40,6 +40,10 @@ def line(name, of, *fields):
                      *fields]) + "\n"
 
 
+def rejected(server, reason):
+    return server.metric("attend_rejected_requests_total", reason=reason)
+
+
 def methods():
     """Every method that the server has, and some that it has not."""
     services = [*wire.pb.DESCRIPTOR.services_by_name.values(),
@@ -80,6 +84,23 @@ def refusal(call):
     except grpc.RpcError as error:
         return Answer(error.code(), error.details(), sorted(error.trailing_metadata() or ()))
     raise AssertionError("the call was answered")
+
+
+TENANTS = "--tenant=blue=1,green=1"
+TOKENS = {name: token() for name in (
+    "blue", "green", "computes", "sessions", "informed", "operator", "gate", "expired")}
+NO_TOKEN = ('no token: the call must have the metadata authorization, "Bearer TOKEN"')
+ALL = "scopes=compute,sessions,info"
+TOKENS_FILE = "".join((
+    line("blue", TOKENS["blue"], "tenant=blue", ALL),
+    line("green", TOKENS["green"], "tenant=green", ALL),
+    line("computes", TOKENS["computes"], "tenant=blue", "scopes=compute"),
+    line("sessions", TOKENS["sessions"], "tenant=blue", "scopes=sessions"),
+    line("informed", TOKENS["informed"], "tenant=blue", "scopes=info"),
+    line("operator", TOKENS["operator"], "scopes=admin"),
+    line("gate", TOKENS["gate"], ALL, "any-tenant"),
+    line("expired", TOKENS["expired"], ALL, "expires=2020-01-01"),
+))
 
 
 class Regions:

@@ -15,26 +15,9 @@ import hostile
 import sessions
 import strangers
 import wire
-from strangers import ask, bearer, refusal
+from strangers import NO_TOKEN, TENANTS, TOKENS, TOKENS_FILE, ask, bearer, refusal, rejected
 
 CODE = grpc.StatusCode
-TENANTS = "--tenant=blue=1,green=1"
-TOKENS = {name: strangers.token() for name in (
-    "blue", "green", "computes", "sessions", "informed", "operator", "gate", "expired")}
-NO_TOKEN = ('no token: the call must have the metadata authorization, "Bearer TOKEN"')
-ALL = "scopes=compute,sessions,info"
-TOKENS_FILE = "".join((
-    strangers.line("blue", TOKENS["blue"], "tenant=blue", ALL),
-    strangers.line("green", TOKENS["green"], "tenant=green", ALL),
-    strangers.line("computes", TOKENS["computes"], "tenant=blue", "scopes=compute"),
-    strangers.line("sessions", TOKENS["sessions"], "tenant=blue", "scopes=sessions"),
-    strangers.line("informed", TOKENS["informed"], "tenant=blue", "scopes=info"),
-    strangers.line("operator", TOKENS["operator"], "scopes=admin"),
-    strangers.line("gate", TOKENS["gate"], ALL, "any-tenant"),
-    strangers.line("expired", TOKENS["expired"], ALL, "expires=2020-01-01"),
-))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("strangers")
@@ -60,10 +43,6 @@ def locked(folder):
 def channel(locked):
     with grpc.insecure_channel(locked.address, options=wire.UNLIMITED) as made:
         yield made
-
-
-def rejected(server, reason):
-    return server.metric("attend_rejected_requests_total", reason=reason)
 
 
 @pytest.mark.parametrize("of, reason, message", [

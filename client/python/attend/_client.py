@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attend_kernels import Error
 from attend_kernels._checks import integer, optional_text, text
+from attend_kernels._library import invalid
 
 from . import _memory, _session
 from ._arguments import Arguments, options_of

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/caller_gate.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <new>
+#include <string_view>
+#include <vector>
+
+#include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
+#include "server/wire/grpc_status.h"
+
+namespace attend {
+namespace {
+
+// Health needs no token.
+constexpr std::string_view kOpenMethods[] = {"/grpc.health.v1.Health/Check",
+                                             "/grpc.health.v1.Health/Watch"};
+
+std::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+}  // namespace
+
+grpc::Status CallerGate::Process(const InputMetadata& metadata, grpc::AuthContext* connection,
+                                 OutputMetadata*, OutputMetadata*) {
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    return ToGrpc(Check(metadata, *connection));
+  } catch (const std::bad_alloc&) {
+    return NoMemory();
+  }
+}
+
+Status CallerGate::Check(const InputMetadata& metadata, const grpc::AuthContext& connection) const {
+  const auto path = metadata.find(":path");
+  const std::string_view method = path == metadata.end() ? std::string_view() : View(path->second);
+  for (const std::string_view open : kOpenMethods) {
+    if (method == open) return Status();
+  }
+  Credentials credentials;
+  credentials.encrypted = true;
+  std::vector<Credentials::Name> names;
+  const auto authorization = metadata.find(kAuthorizationMetadataKey);
+  if (authorization != metadata.end()) {
+    credentials.authorization = View(authorization->second);
+  } else {
+    names = CertificateNamesOf(connection);
+    credentials.certificate = names;
+  }
+  const Decision decision = authenticator_.Decide(credentials, Scope::kAny);
+  if (decision.status.ok()) return Status();
+  metrics_.RecordRejection(RejectionOf(decision.refusal));
+  const std::string_view code = CodeName(decision.status.code());
+  // gRPC does not say which peer it is.
+  logger_.Log(LogLevel::warn, "caller refused",
+              {{"code", code}, {"error", decision.status.message()}, {"method", method}}, code);
+  return decision.status;
+}
+
+}  // namespace attend
