@@ -2,7 +2,8 @@
 //
 // attend-server: settings, signals, start and end. Exit codes: 0 after a clean drain, 1 if the
 // server could not start or the drain timed out, 2 for wrong settings, 128 + the signal's number
-// when a second signal ended it. SIGHUP reopens the log file.
+// when a second signal ended it. SIGHUP reopens the log file, and has the server read again what it
+// can (Server::Reload).
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -23,6 +25,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/util/mutex.h"
 #include "kernels/util/thread_name.h"
 #include "proto/process/process_settings.h"
 #include "proto/process/receive_blocks.h"
@@ -70,6 +73,14 @@ class SignalThread {
 
   int WaitForFirst() { return first_.get(); }
 
+  // What else a SIGHUP does, one that came before this too; empty: nothing. Does not return while
+  // the earlier function runs.
+  void OnHangup(std::function<void()> hook) {
+    const attend::MutexLock lock(hangup_mutex_);
+    on_hangup_ = std::move(hook);
+    if (on_hangup_ && std::exchange(hung_up_, false)) on_hangup_();
+  }
+
  private:
   void Run() {
     attend::NameThread("attend-signals");
@@ -80,10 +91,17 @@ class SignalThread {
         logger_.SayLeftOut();
       } else if (signal == SIGHUP) {
         logger_.Reopen();
+        HangUp();
       } else {
         End(signal);
       }
     }
+  }
+
+  void HangUp() {
+    const attend::MutexLock lock(hangup_mutex_);
+    if (on_hangup_) return on_hangup_();
+    hung_up_ = true;
   }
 
   void End(int signal) {
@@ -101,7 +119,10 @@ class SignalThread {
   attend::Logger& logger_;
   const attend::SteadyClock clock_;
   const sigset_t signals_;
-  std::optional<attend::TimePoint> ending_;  // since when; the thread's
+  attend::Mutex hangup_mutex_;
+  std::function<void()> on_hangup_ ATTEND_GUARDED_BY(hangup_mutex_);
+  bool hung_up_ ATTEND_GUARDED_BY(hangup_mutex_) = false;  // without a function to call
+  std::optional<attend::TimePoint> ending_;                // since when; the thread's
   std::promise<int> promise_;
   std::future<int> first_;
   std::atomic<bool> stop_{false};
@@ -166,9 +187,13 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
       attend::Server::Start(config, std::move(devices->backends), logger, receive_blocks);
   if (!server.ok()) return Fail(server.status());
   (*server)->CountDevicesLeftOut(devices->left_out);
+  signals.OnHangup([&server] { (*server)->Reload(); });
   if (!config.ready_file.empty()) {
     const attend::Status written = (*server)->WriteReadyFile(config.ready_file);
-    if (!written.ok()) return Fail(written);
+    if (!written.ok()) {
+      signals.OnHangup(nullptr);  // before the server goes
+      return Fail(written);
+    }
   }
   Tell(*logger, "READY=1\nSTATUS=serving on " + (*server)->addresses().front());
 

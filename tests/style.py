@@ -37,10 +37,10 @@ LIBRARIES_OUTSIDE_KERNELS = re.compile(r"^(grpc|grpcpp|google|spdlog|fmt|prometh
 ROOMS = {
     "server": "app log memory net util proto/process",
     "server/util": "", "server/auth": "util",
-    "server/log": "util", "server/memory": "util proto/process",
+    "server/limits": "util", "server/log": "util", "server/memory": "util proto/process",
     "server/regions": "auth log memory util",
-    "server/sessions": "memory util",
-    "server/request": "auth memory regions sessions util",
+    "server/sessions": "limits memory util",
+    "server/request": "auth limits memory regions sessions util",
     "server/schedule": "request util",
     "server/metrics": "request schedule",
     "server/net": "log memory metrics util",
@@ -50,10 +50,10 @@ ROOMS = {
     "server/device": "memory metrics request schedule util",
     "server/split": "memory metrics request util",
     "server/engine": "device memory metrics request schedule split upload util",
-    "server/rpc": "auth engine log memory metrics regions request sessions upload util wire",
-    "server/oip": "auth engine memory metrics regions request rpc util wire",
-    "server/app": "auth engine log memory metrics net oip regions request rpc schedule sessions "
-                  "tls upload util wire proto/process",
+    "server/rpc": "auth engine limits log memory metrics regions request sessions upload util wire",
+    "server/oip": "auth engine limits memory metrics regions request rpc util wire",
+    "server/app": "auth engine limits log memory metrics net oip regions request rpc schedule "
+                  "sessions tls upload util wire proto/process",
     "client": "call rpc wire",
     "client/c": "client call memory",
     "client/call": "memory",

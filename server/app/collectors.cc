@@ -114,6 +114,48 @@ std::vector<MetricFamily> StagingStats::Collect() const {
           std::move(held), std::move(limit)};
 }
 
+std::vector<MetricFamily> ReloadStats::Collect() const {
+  MetricFamily family = EmptyFamily(MetricType::Counter, "attend_reloads_total",
+                                    "Times that SIGHUP had something read again, by what it was "
+                                    "and how that went");
+  for (const ReloadHooks::Count& each : reloads_.counts()) {
+    for (const auto& [result, count] :
+         {std::pair{"ok", each.done}, std::pair{"failed", each.failed}}) {
+      prometheus::ClientMetric& metric = AddMetric(family, "what", each.what);
+      metric.label.push_back({"result", result});
+      metric.counter.value = static_cast<double>(count);
+    }
+  }
+  return {std::move(family)};
+}
+
+std::vector<MetricFamily> LimitStats::Collect() const {
+  MetricFamily most = EmptyFamily(MetricType::Gauge, "attend_tenant_limit",
+                                  "What a tenant may take of a limit; of a rate, its burst");
+  MetricFamily used =
+      EmptyFamily(MetricType::Gauge, "attend_tenant_used",
+                  "What a tenant has taken of a limit; of a rate, what is missing from its burst");
+  MetricFamily limited = EmptyFamily(MetricType::Counter, "attend_tenant_limited_total",
+                                     "Times that a tenant was refused, by the limit");
+  for (int tenant = 0; tenant < limits_.tenants(); ++tenant) {
+    for (const Limit limit : kLimits) {
+      const TenantLimits::Use use = limits_.use(tenant, limit);
+      const auto add = [&](MetricFamily& family) -> prometheus::ClientMetric& {
+        prometheus::ClientMetric& metric =
+            AddMetric(family, "tenant", tenants_.list()[tenant].name);
+        metric.label.push_back({"limit", std::string(LimitLabel(limit))});
+        return metric;
+      };
+      const bool bounded = use.most != kUnlimited;
+      add(most).gauge.value =
+          bounded ? static_cast<double>(use.most) : std::numeric_limits<double>::infinity();
+      add(used).gauge.value = static_cast<double>(use.used);
+      add(limited).counter.value = static_cast<double>(use.refused);
+    }
+  }
+  return {std::move(most), std::move(used), std::move(limited)};
+}
+
 std::vector<MetricFamily> SessionStats::Collect() const {
   SessionTable::Stats stats;
   if (table_ != nullptr) stats = table_->stats();

@@ -14,11 +14,13 @@
 #include <vector>
 
 #include "server/engine/engine.h"
+#include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/regions/region_registry.h"
 #include "server/sessions/session_table.h"
 #include "server/upload/staging.h"
+#include "server/util/reload_hooks.h"
 
 namespace attend {
 
@@ -58,6 +60,28 @@ class StagingStats final : public prometheus::Collectable {
 
  private:
   const StagingBudget& budget_;
+};
+
+// attend_reloads_total{what,result}.
+class ReloadStats final : public prometheus::Collectable {
+ public:
+  explicit ReloadStats(const ReloadHooks& reloads) : reloads_(reloads) {}
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const ReloadHooks& reloads_;
+};
+
+// attend_tenant_limit, attend_tenant_used and attend_tenant_limited_total, {tenant,limit}.
+class LimitStats final : public prometheus::Collectable {
+ public:
+  LimitStats(const TenantLimits& limits, const Tenants& tenants)
+      : limits_(limits), tenants_(tenants) {}
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const TenantLimits& limits_;
+  const Tenants tenants_;
 };
 
 // attend_sessions, attend_sessions_created_total, _expired_total, _displaced_total,

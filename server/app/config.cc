@@ -12,6 +12,7 @@
 #include "server/app/config_group.h"
 #include "server/app/config_help.h"
 #include "server/app/config_values.h"
+#include "server/app/limits_file.h"
 #include "server/memory/host_memory.h"
 #include "server/regions/unix_listener.h"
 #include "server/sessions/session_table.h"
@@ -161,6 +162,9 @@ void AddFairness(CLI::App& app, Config& c, std::vector<std::string>& tenants) {
       ->expected(1, kTenantsMax)
       ->default_str("default=1")
       ->check(CLI::Validator(CheckTenant, "", ""));
+  group.Text("--limits", c.limits_file, "FILE", nullptr,
+             "What each tenant may take: requests in flight, bytes and GFLOP a second, and more "
+             "(server/limits/README.md). SIGHUP has it read again. Empty: no limits by tenant");
   group.Int("--priority-aging-ms", c.priority_aging_ms, 1, 3'600'000,
             "Milliseconds that a request may be passed over by higher priorities; after that, "
             "every fourth batch begins with such a request");
@@ -269,7 +273,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
       "GiB,\nTiB, or K, KB and so on for the same powers of 1024. A flag overrides --config, "
       "which\noverrides the environment. SIGTERM or SIGINT drains the server, which then exits "
       "with 0; a\nsecond one, at least a second later, ends it at once. SIGHUP reopens "
-      "--log-file.");
+      "--log-file\nand reads again what can change (server/app/README.md, Start and end).");
   app.formatter(std::make_shared<HelpFormatter>());
   app.get_formatter()->column_width(36);
   AddNetwork(app, config);
@@ -289,6 +293,11 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     Result<Tenants> parsed = Tenants::Parse(tenants);
     if (!parsed.ok()) throw CLI::ValidationError("--tenant", parsed.status().message());
     config.tenants = std::move(*parsed);
+    if (!config.limits_file.empty()) {
+      Result<std::vector<TenantBounds>> limits = ReadLimits(config.limits_file, config.tenants);
+      if (!limits.ok()) throw CLI::ValidationError("--limits", limits.status().message());
+      config.limits = std::move(*limits);
+    }
     if (config.cuda_ipc && !config.shared_memory) {
       throw CLI::ValidationError("--cuda-ipc", "needs --shared-memory, whose socket it uses");
     }

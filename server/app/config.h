@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "proto/process/receive_blocks.h"
+#include "server/limits/tenant_bounds.h"
 #include "server/schedule/tenants.h"
 
 namespace attend {
@@ -94,6 +95,8 @@ struct Config {
 
   // Fairness
   Tenants tenants;
+  std::string limits_file;           // empty: tenants have no limits of their own
+  std::vector<TenantBounds> limits;  // what it says, of each tenant; empty: no file
   int64_t priority_aging_ms = 1000;
 
   // Checks

@@ -44,7 +44,7 @@ constexpr std::string_view kTlsOnly = "this port takes TLS only";
 // What a client understands that spoke HTTP/2 (a GOAWAY frame), or something else. Without settings
 // before it, which would make gRPC's clients take the connection for good, and connect again and
 // again without a pause.
-std::string Refusal(std::string_view beginning) {
+std::string RefusalOf(std::string_view beginning) {
   if (!beginning.starts_with("PRI")) {
     return "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
            "Content-Length: " +
@@ -176,7 +176,7 @@ bool Intake::RefusesPlaintext(int socket) {
   const ssize_t bytes = recv(socket, first.data(), first.size(), MSG_PEEK | MSG_DONTWAIT);
   if (bytes <= 0 || first[0] == kTlsHandshake) return false;
   Refuse(socket, ClientRefusal::kPlaintext, std::string(kTlsOnly));
-  const std::string answer = Refusal({first.data(), static_cast<size_t>(bytes)});
+  const std::string answer = RefusalOf({first.data(), static_cast<size_t>(bytes)});
   send(socket, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   shutdown(socket, SHUT_WR);
   // What is left unread would reset the connection before the client has read the answer.

@@ -54,6 +54,11 @@ int64_t SessionTableBytes(const Config& config) {
   return std::max(kLeast, config.memory_budget_bytes / kShareOfBudget);
 }
 
+std::vector<TenantBounds> MakeTenantBounds(const Config& config) {
+  return config.limits_file.empty() ? std::vector<TenantBounds>(config.tenants.list().size())
+                                    : config.limits;
+}
+
 SessionOptions MakeSessionOptions(const Config& config) {
   SessionOptions options;
   options.lease_default = Seconds(config.session_lease_seconds);

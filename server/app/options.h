@@ -6,10 +6,12 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "server/app/config.h"
 #include "server/app/dump.h"
 #include "server/engine/engine.h"
+#include "server/limits/tenant_bounds.h"
 #include "server/log/logging.h"
 #include "server/regions/shared_memory_server.h"
 #include "server/rpc/chunked_registry.h"
@@ -23,6 +25,8 @@ ChunkedOptions MakeChunkedOptions(const Config& config);
 Dumper::Options MakeDumperOptions(const Config& config);
 LogSettings MakeLogSettings(const Config& config);
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
+// Of each tenant.
+std::vector<TenantBounds> MakeTenantBounds(const Config& config);
 SessionOptions MakeSessionOptions(const Config& config);
 // Host memory that says where their pages are.
 int64_t SessionTableBytes(const Config& config);

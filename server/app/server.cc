@@ -14,6 +14,7 @@
 #include "server/app/collectors.h"
 #include "server/app/gpu_stats.h"
 #include "server/app/info.h"
+#include "server/app/limits_file.h"
 #include "server/app/oip_options.h"
 #include "server/app/options.h"
 #include "server/app/start_lines.h"
@@ -41,7 +42,15 @@ Server::Server(const Config& config, std::shared_ptr<Logger> logger,
     : config_(config),
       logger_(std::move(logger)),
       shared_clock_(std::move(clock)),
-      metrics_(Version()) {}
+      metrics_(Version()),
+      limits_(MakeTenantBounds(config), clock_) {
+  if (config_.limits_file.empty()) return;
+  reloads_.Add("limits", [this] {
+    const Result<std::vector<TenantBounds>> read = ReadLimits(config_.limits_file, config_.tenants);
+    if (read.ok()) limits_.Set(*read);
+    return read.status();
+  });
+}
 
 Result<std::unique_ptr<Server>> Server::Start(const Config& config,
                                               std::vector<std::unique_ptr<Backend>> backends,
@@ -108,7 +117,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
       RequestReader::Limits{
           config_.max_request_bytes, config_.max_request_bytes,
           HeldBytesMax(config_, receive_memory_ == nullptr ? 0 : receive_memory_->bytes())},
-      shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), table);
+      limits_, shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), table);
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
   answers_ =
       std::make_unique<AnswerWatch>(WriteTimeout(config_), clock_, [this](const std::string& peer) {
@@ -118,7 +127,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
       });
   context_ = std::unique_ptr<ServiceContext>(
       new ServiceContext{*engine_, *reader_, metrics_, *workers_, *chunked_, *answers_, clock_,
-                         *logger_, config_.stream_requests_max,
+                         *logger_, limits_, config_.stream_requests_max,
                          [this](const Caller& caller, v1::GetServerInfoResponse* response) {
                            FillServerInfo(*engine_, config_, shared_.get(), sessions(),
                                           clock_.Now() - started_, response);
@@ -160,8 +169,9 @@ Status Server::MakeSessions() {
     }
     arenas.push_back(arena.ok() ? std::move(*arena) : nullptr);
   }
-  session_memory_ =
-      std::make_unique<SessionMemory>(std::move(arenas), MakeSessionOptions(config_), clock_);
+  SessionOptions options = MakeSessionOptions(config_);
+  options.limits = &limits_;
+  session_memory_ = std::make_unique<SessionMemory>(std::move(arenas), options, clock_);
   return Status();
 }
 
@@ -191,7 +201,8 @@ Status Server::StartMetrics() {
                                       [this] { UpdateConnections(); }),
        metrics_.registry(), std::make_shared<GpuStats>(devices),
        std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry()),
-       std::make_shared<StagingStats>(engine_->staging()),
+       std::make_shared<StagingStats>(engine_->staging()), std::make_shared<ReloadStats>(reloads_),
+       std::make_shared<LimitStats>(limits_, config_.tenants),
        std::make_shared<SessionStats>(sessions(), devices, config_.tenants)});
   if (!endpoint.ok()) return endpoint.status();
   metrics_endpoint_ = std::move(*endpoint);
@@ -259,6 +270,17 @@ Status Server::WriteReadyFile(const std::string& path) const {
   const nlohmann::ordered_json json = {
       {"pid", getpid()}, {"listen", addresses()}, {"metrics", metrics_address_}};
   return WriteWholeFile("ready-file", path, json.dump() + "\n");
+}
+
+void Server::Reload() {
+  reloads_.Run([this](const std::string& what, const Status& status) {
+    if (status.ok()) {
+      logger_->Log(LogLevel::info, "reloaded", {{"what", what}});
+    } else {
+      logger_->Log(LogLevel::err, "reload failed, what was there stays",
+                   {{"what", what}, {"error", status.message()}}, what);
+    }
+  });
 }
 
 bool Server::WaitForCalls(TimePoint until) const {

@@ -18,6 +18,7 @@
 #include "server/app/grpc_server.h"
 #include "server/app/metrics_endpoint.h"
 #include "server/engine/engine.h"
+#include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/oip/inference_service.h"
@@ -28,6 +29,7 @@
 #include "server/rpc/request_reader.h"
 #include "server/rpc/session_service.h"
 #include "server/sessions/session_memory.h"
+#include "server/util/reload_hooks.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
 
@@ -50,6 +52,10 @@ class Server {
   // object is destroyed: gRPC's own shutdown would cancel them, and CANCELLED does not tell a
   // client to try another server.
   bool Drain(Duration timeout);
+
+  // Reads again what can be read again while the server runs, and logs and counts how that went.
+  // What is wrong is not taken: the server goes on with what it had. One thread at a time.
+  void Reload();
 
   // As configured, with the port that was bound.
   const std::vector<std::string>& addresses() const { return grpc_->addresses(); }
@@ -89,6 +95,8 @@ class Server {
   const Clock& clock_ = *shared_clock_;
   const TimePoint started_ = clock_.Now();
   Metrics metrics_;
+  ReloadHooks reloads_;
+  TenantLimits limits_;
   std::unique_ptr<Dumper> dumper_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied

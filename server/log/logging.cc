@@ -138,7 +138,7 @@ void Logger::SayLeftOut(bool all) {
 void Logger::Reopen() {
   if (file_ == nullptr) {
     if (!std::exchange(said_no_file_, true)) {
-      Log(LogLevel::info, "SIGHUP does nothing: there is no --log-file to reopen", {});
+      Log(LogLevel::info, "SIGHUP: there is no --log-file to reopen", {});
     }
     return;
   }

@@ -19,9 +19,10 @@ using prometheus::Registry;
 
 constexpr size_t kCodeCount = 15;  // gRPC's numbers up to UNAVAILABLE, with gaps
 constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
-    "invalid",         "unimplemented", "memory",          "queue_full",   "draining",
-    "deadline_passed", "too_large",     "unknown_method",  "sessions",     "no_credentials",
-    "unknown_caller",  "expired",       "cleartext_token", "other_tenant", "no_scope"};
+    "invalid",         "unimplemented",   "memory",         "queue_full",
+    "draining",        "deadline_passed", "too_large",      "unknown_method",
+    "sessions",        "no_credentials",  "unknown_caller", "expired",
+    "cleartext_token", "other_tenant",    "no_scope",       "tenant_limit"};
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
     "ok", "failed", "skipped", "refused", "inputs"};

@@ -45,8 +45,9 @@ enum class Rejection {
   kCleartextToken,
   kOtherTenant,
   kNoScope,
+  kTenantLimit,  // its tenant has as much as it may (server/limits)
 };
-inline constexpr int kRejectionCount = 15;
+inline constexpr int kRejectionCount = 16;
 
 // The outcome of a reference check.
 enum class CheckResult {

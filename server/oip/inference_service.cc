@@ -173,8 +173,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelInfer(Call* call, cons
 }
 
 InferenceServiceImpl::Stream* InferenceServiceImpl::ModelStreamInfer(Call* call) {
-  return OpenStream(context_, *call, [&](const Caller& caller) {
-    return new StreamCall(context_, stream_, Pass::kForward, caller, *call);
+  return OpenStream(context_, *call, [&](const Caller& caller, CountHold hold) {
+    return new StreamCall(context_, stream_, Pass::kForward, caller, *call, std::move(hold));
   });
 }
 

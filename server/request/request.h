@@ -21,6 +21,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/auth/caller.h"
+#include "server/limits/tenant_limits.h"
 #include "server/memory/host_pool.h"
 #include "server/memory/upload_budget.h"
 #include "server/request/input_source.h"
@@ -52,6 +53,11 @@ struct ProtocolState {
 struct FileBytes {
   int64_t input = 0;
   int64_t output = 0;
+};
+
+// What a client needs to know, beside its status, of a request that was refused.
+struct Refusal : CacheRefusal {
+  int64_t retry_after_ms = 0;  // when it may come again; 0: nobody knows, the server estimates it
 };
 
 struct Request;
@@ -87,6 +93,7 @@ struct Request {
   int tenant = 0;                             // index into the engine's tenants; the caller's
   Scopes scopes = Scopes::OfUsers();          // what the caller may do
   std::shared_ptr<const std::string> caller;  // its name for logs; null: nobody asked who calls
+  LimitHold limits;                           // what it holds of its tenant's, until it ends
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;
   int64_t message_bytes = 0;  // of the request's messages on the wire
@@ -134,7 +141,7 @@ struct Request {
   std::optional<RowsReport> report;  // if checked
   bool sessions_ending = false;      // it is on sessions, and the server drains
   Status status;                     // the outcome
-  CacheRefusal cache_refusal;        // with it, of a request on sessions
+  Refusal refusal;                   // with it
 
   // Ends its running kernel or check early. Set only by StopRunning, under the lock of the
   // scheduler or checker that runs it.

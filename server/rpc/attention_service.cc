@@ -39,15 +39,15 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::Backward(grpc::CallbackServerCon
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendStream(
     grpc::CallbackServerContext* call) {
-  return OpenStream(context_, *call, [&](const Caller& caller) {
-    return new StreamCall(context_, AttendFormat(), std::nullopt, caller, *call);
+  return OpenStream(context_, *call, [&](const Caller& caller, CountHold hold) {
+    return new StreamCall(context_, AttendFormat(), std::nullopt, caller, *call, std::move(hold));
   });
 }
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
     grpc::CallbackServerContext* call) {
-  return OpenStream(context_, *call, [&](const Caller& caller) {
-    return ChunkedStream::Make(context_, caller, *call);
+  return OpenStream(context_, *call, [&](const Caller& caller, CountHold hold) {
+    return ChunkedStream::Make(context_, caller, *call, std::move(hold));
   });
 }
 

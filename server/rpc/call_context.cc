@@ -30,6 +30,16 @@ bool CancelledLate(const Request& request, TimePoint now) {
   return request.deadline - now <= std::max(kLeast, allowed / 4);
 }
 
+// Gives back to its tenant what the request did not use: its cost unless it has started; its bytes
+// only if the server refused it, as those of other requests came all the same. What a client gives
+// up while it uploads counts in full, as parts of it may have run.
+void EndLimits(Request& request) {
+  const bool started = request.started != TimePoint();
+  const bool refused = !started && IsRetryable(request.status.code());
+  const bool cost_used = request.transport == Transport::kChunked ? !refused : started;
+  request.limits.End(/*bytes_used=*/!refused, cost_used);
+}
+
 // The peer is asked for only when something is logged: peer() builds a string.
 void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
             const grpc::CallbackServerContext& call) {
@@ -116,6 +126,7 @@ void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int6
     request.status = Status(Code::kDeadlineExceeded,
                             "the client's deadline passed: " + request.status.message());
   }
+  EndLimits(request);
   request.sessions_ending = request.source.cache() != nullptr && context.engine.draining();
   context.metrics.RecordFinished(request, total_ns, response_bytes);
   format.CountEnd(request, total_ns);
@@ -156,14 +167,17 @@ void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
 
 grpc::Status NoMemory() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}; }
 
-void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call) {
-  if (!IsRetryable(code)) return;
-  call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context.engine.RetryAfterMs(code)));
+int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& refusal) {
+  if (!IsRetryable(code)) return 0;
+  return refusal.retry_after_ms > 0 ? refusal.retry_after_ms : context.engine.RetryAfterMs(code);
 }
 
-void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
+void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
                 grpc::CallbackServerContext& call) {
-  AddRetryPushback(context, code, call);
+  const int64_t retry_after_ms = RetryAfterMs(context, code, refusal);
+  if (retry_after_ms > 0) {
+    call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(retry_after_ms));
+  }
   if (refusal.lengths.empty() && refusal.missing_bytes == 0) return;
   v1::RequestStatus status;
   FillRefusal(refusal, status);
@@ -171,7 +185,7 @@ void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
 }
 
 void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const Caller& caller,
-                const char* event, Rejection exhausted, Status status, const CacheRefusal& refusal,
+                const char* event, Rejection exhausted, Status status, const Refusal& refusal,
                 grpc::ServerUnaryReactor& reactor) {
   status = context.reader.RejectRefusal(exhausted, std::move(status));
   const std::string_view code = CodeName(status.code());

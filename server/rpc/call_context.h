@@ -17,6 +17,7 @@
 #include "kernels/util/mutex.h"
 #include "server/auth/caller.h"
 #include "server/engine/engine.h"
+#include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/chunked_registry.h"
@@ -70,6 +71,7 @@ struct ServiceContext {
   AnswerWatch& answers;
   const Clock& clock;
   Logger& logger;
+  TenantLimits& limits;
   int64_t stream_requests_max = 64;
   // What a caller is told.
   std::function<void(const Caller&, v1::GetServerInfoResponse*)> fill_info;
@@ -103,15 +105,15 @@ void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
                 std::unique_ptr<Request> request,
                 const std::function<void(std::unique_ptr<Request>)>& then);
 
-// Tells the call's client when to retry, if `code` is one that may be retried.
-void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call);
-// The same, and what else a program needs to know of a refused request on sessions.
-void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
+// When the client of a refused request should retry; 0 if that is of no use.
+int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& refusal);
+// Tells the call's client that, and what else a program needs to know of a refused request.
+void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
                 grpc::CallbackServerContext& call);
 // Ends a call that is no request to the engine: counts and logs that it was refused. `event` is the
 // log line's; `exhausted`: what RESOURCE_EXHAUSTED is.
 void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const Caller& caller,
-                const char* event, Rejection exhausted, Status status, const CacheRefusal& refusal,
+                const char* event, Rejection exhausted, Status status, const Refusal& refusal,
                 grpc::ServerUnaryReactor& reactor);
 // The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();

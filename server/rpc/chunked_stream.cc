@@ -22,8 +22,9 @@ Status Draining() { return Unavailable("the server is draining"); }
 }  // namespace
 
 ChunkedStream* ChunkedStream::Make(ServiceContext& context, const Caller& caller,
-                                   grpc::CallbackServerContext& call) {
-  const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(context, caller, call));
+                                   grpc::CallbackServerContext& call, CountHold hold) {
+  const std::shared_ptr<ChunkedStream> stream(
+      new ChunkedStream(context, caller, call, std::move(hold)));
   stream->self_ = stream;
   stream->watched_->Join(context.answers, call.c_call());
   return stream.get();
@@ -33,7 +34,7 @@ void ChunkedStream::Advance() {
   for (;;) {
     Step step;
     Status end;
-    CacheRefusal refusal;
+    Refusal refusal;
     {
       const MutexLock lock(mutex_);
       step = NextLocked();
@@ -107,8 +108,9 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
   return Step::kNone;
 }
 
-void ChunkedStream::End(const Status& status, const CacheRefusal& refusal) {
+void ChunkedStream::End(const Status& status, const Refusal& refusal) {
   AddRefusal(context_, status.code(), refusal, call_);
+  hold_.Release();  // before the client hears of it and opens another
   Finish(ToGrpc(status));
 }
 

@@ -57,9 +57,9 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
                             public OpenCall,
                             public std::enable_shared_from_this<ChunkedStream> {
  public:
-  // Owned by gRPC until its OnDone.
+  // Owned by gRPC until its OnDone. `hold`: its place among its tenant's streams, until it ends.
   static ChunkedStream* Make(ServiceContext& context, const Caller& caller,
-                             grpc::CallbackServerContext& call);
+                             grpc::CallbackServerContext& call, CountHold hold);
 
   void Begin() { Advance(); }
   // TransferStream
@@ -77,8 +77,9 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
  private:
   enum class Step { kNone, kRead, kWrite, kCancel, kFinish };
 
-  ChunkedStream(ServiceContext& context, const Caller& caller, grpc::CallbackServerContext& call)
-      : context_(context), caller_(caller), call_(call) {}
+  ChunkedStream(ServiceContext& context, const Caller& caller, grpc::CallbackServerContext& call,
+                CountHold hold)
+      : context_(context), caller_(caller), call_(call), hold_(std::move(hold)) {}
 
   // The first message has arrived and has not been handled yet.
   bool TakesFirstLocked() const ATTEND_REQUIRES(mutex_) {
@@ -91,7 +92,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   }
   Step NextLocked() ATTEND_REQUIRES(mutex_);
   Step NextWriteLocked() ATTEND_REQUIRES(mutex_);
-  void End(const Status& status, const CacheRefusal& refusal);
+  void End(const Status& status, const Refusal& refusal);
   // These end a stream that belongs to no transfer. RefuseLocked needs an Advance() after it, and
   // the caller must have seen under the same lock that there is no transfer and no first message in
   // hand: that message may arrive at any moment, and the request that it begins relies on the
@@ -116,6 +117,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   ServiceContext& context_;
   const Caller caller_;
   grpc::CallbackServerContext& call_;
+  CountHold hold_;                       // End releases it
   std::shared_ptr<ChunkedStream> self_;  // until OnDone
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
@@ -125,7 +127,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   TransferRef transfer_ ATTEND_GUARDED_BY(mutex_);  // set once
   Status refusal_ ATTEND_GUARDED_BY(mutex_);        // why the stream ends without a transfer
   Status end_ ATTEND_GUARDED_BY(mutex_);            // with kFinish
-  CacheRefusal end_refusal_ ATTEND_GUARDED_BY(mutex_);
+  Refusal end_refusal_ ATTEND_GUARDED_BY(mutex_);
   bool first_ ATTEND_GUARDED_BY(mutex_) = false;    // it is its transfer's first stream
   bool granted_ ATTEND_GUARDED_BY(mutex_) = false;  // has been sent its grant
   int64_t starting_ ATTEND_GUARDED_BY(mutex_) = 0;  // threads that are calling gRPC

@@ -256,7 +256,7 @@ void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
   // Before any stream may finish: call_, whose peer the record names, is the first one's.
   RecordEnd(context_, *request, NanosecondsBetween(request->received, context_.clock.Now()), 0,
             call_);
-  CacheRefusal refusal = std::move(request->cache_refusal);
+  Refusal refusal = std::move(request->refusal);
   request.reset();  // frees its memory before the client is told and retries
   DropAnswer();
   MutexLock lock(mutex_);

@@ -66,7 +66,7 @@ struct StreamStep {
   grpc::ByteBuffer message{};  // kWrite
   bool chunk = false;          // kWrite: Written() must follow
   Status status{};             // kFinish
-  CacheRefusal refusal{};      // with it
+  Refusal refusal{};           // with it
 };
 
 // Where a chunk's bytes go. Valid until Placed(), except that a chunk without bytes may outlive
@@ -179,7 +179,7 @@ class ChunkedTransfer final : public Call {
   Phase phase_ ATTEND_GUARDED_BY(mutex_) = Phase::kAdmitting;
   // Why the request ends; OK while nothing has failed.
   Status failure_ ATTEND_GUARDED_BY(mutex_);
-  CacheRefusal refusal_ ATTEND_GUARDED_BY(mutex_);  // with it
+  Refusal refusal_ ATTEND_GUARDED_BY(mutex_);  // with it
   std::vector<std::shared_ptr<TransferStream>> streams_ ATTEND_GUARDED_BY(mutex_);
   int64_t joined_ ATTEND_GUARDED_BY(mutex_) = 1;  // streams that ever joined
   int64_t open_ ATTEND_GUARDED_BY(mutex_) = 1;    // streams on which the client may still send

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "server/limits/tenant_limits.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/call_context.h"
@@ -26,19 +27,27 @@ class EndedStream final : public RawStream {
   void OnDone() override { delete this; }
 };
 
-// Begins the stream that `make` makes for the call's caller, and ends it if streams are no longer
-// accepted.
+// Takes one of the streams that the caller's tenant may have open. A refusal is counted, logged and
+// told to the call's client, but for its status.
+Status TakeStream(ServiceContext& context, const Caller& caller, grpc::CallbackServerContext& call,
+                  CountHold& hold);
+
+// Begins the stream that `make` makes for the call's caller, which holds its place among its
+// tenant's, and ends it if streams are no longer accepted.
 template <class Make>
-RawStream* OpenStream(ServiceContext& context, const grpc::CallbackServerContext& call,
+RawStream* OpenStream(ServiceContext& context, grpc::CallbackServerContext& call,
                       const Make& make) {
   OpenStreams::Place place;
-  std::invoke_result_t<Make, const Caller&> stream = nullptr;
+  std::invoke_result_t<Make, const Caller&, CountHold> stream = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const Result<Caller> caller = CallerOf(context, call, Scope::kCompute);
     if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
+    CountHold hold;
+    const Status taken = TakeStream(context, *caller, call, hold);
+    if (!taken.ok()) return new EndedStream(ToGrpc(taken));
     place = OpenStreams::MakePlace();
-    stream = make(*caller);
+    stream = make(*caller, std::move(hold));
   } catch (const std::bad_alloc&) {
     return new EndedStream(NoMemory());
   }

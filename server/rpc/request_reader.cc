@@ -2,7 +2,6 @@
 
 #include "server/rpc/request_reader.h"
 
-#include <algorithm>
 #include <exception>
 #include <new>
 #include <string>
@@ -64,7 +63,7 @@ struct RequestReader::LargeWork : Work {
 };
 
 RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, Metrics& metrics,
-                             const Clock& clock, const Limits& limits,
+                             const Clock& clock, const Limits& limits, TenantLimits& tenants,
                              const RegionRegistry* regions, const ReceiveMemory* receive_memory,
                              SessionTable* sessions)
     : engine_(engine),
@@ -72,6 +71,7 @@ RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, Metrics& me
       metrics_(metrics),
       clock_(clock),
       limits_(limits),
+      tenants_(tenants),
       regions_(regions),
       sessions_(sessions),
       gathering_(receive_memory, limits.held_bytes_max),
@@ -260,6 +260,7 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   request.kernel = fields.kernel();
   if (fields.check()) request.check = AnswerCheck::kAsked;
   request.priority = fields.priority();
+  ATTEND_RETURN_IF_ERROR(EnterTenant(request));
 
   const bool chunked = request.transport == Transport::kChunked;
   const bool ending = fields.sessions_size() > 0 && engine_.draining();
@@ -282,6 +283,7 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   PlaceArrays(message, validated, plan, request);
   status = engine_.Place(request);
   if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
+  ATTEND_RETURN_IF_ERROR(ChargeTenant(validated, request));
   // Last, so that nobody's session loses pages to a request that is refused.
   status = ReservePages(plan, request);
   return status.ok() ? status : RejectRefusal(Rejection::kSessions, std::move(status));
@@ -304,48 +306,6 @@ Status RequestReader::FindShared(const v1::AttendRequest& message, const Validat
   }
   const bool off = status.code() == Code::kUnimplemented;
   return Reject(off ? Rejection::kUnimplemented : Rejection::kInvalid, std::move(status));
-}
-
-Status RequestReader::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
-  // The bound of one message; chunks are bounded by the budget alone.
-  if (request.transport != Transport::kChunked && plan.output_bytes > limits_.answer_bytes_max) {
-    return Reject(Rejection::kTooLarge,
-                  InvalidArgument("the answer would have " + std::to_string(plan.output_bytes) +
-                                  " tensor bytes, must have at most " +
-                                  std::to_string(limits_.answer_bytes_max)));
-  }
-  const bool chunked = request.transport == Transport::kChunked;
-  const int64_t budget = engine_.host_pool().budget_bytes();
-  const int64_t bound = chunked ? uploads_.bytes_max() : budget;
-  const int64_t input = HostPool::BlockBytes(plan.input_bytes);
-  const int64_t output = HostPool::BlockBytes(plan.output_bytes);
-  // The sizes are whatever a chunked request's header claims: their sum may overflow.
-  if (input > bound || output > bound - input) {
-    // Never, not later: a client must not try again.
-    return Reject(
-        Rejection::kTooLarge,
-        InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
-                        " bytes and its answer " + std::to_string(plan.output_bytes) +
-                        ", together more than " +
-                        (chunked ? "the " + std::to_string(bound) + " for incomplete uploads of "
-                                 : std::string()) +
-                        "the memory budget of " + std::to_string(budget)));
-  }
-  UploadBudget::Hold upload;
-  if (chunked) {
-    Result<UploadBudget::Hold> taken = uploads_.Take(input + output);
-    if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
-    upload = std::move(*taken);
-  }
-  Result<Admission> admission = engine_.Admit(
-      validated.attention.problem, request.kernel, plan.input_bytes, plan.output_bytes,
-      request.source.pinned_device(), validated.gradients ? Pass::kBackward : Pass::kForward);
-  if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
-  request.input = std::move(admission->input);
-  request.output = std::move(admission->output);
-  request.placement = std::move(admission->placement);
-  request.upload = std::move(upload);
-  return Status();
 }
 
 void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {

@@ -45,11 +45,12 @@ class RequestReader {
     int64_t held_bytes_max = 0;
   };
 
-  // All arguments must outlive the reader and every call in it. `regions` is null if shared memory
+  // All arguments must outlive the reader and every call in it. `tenants`: what each may take.
+  // `regions` is null if shared memory
   // is off, `receive_memory` if messages arrive in memory that no device reads, `sessions` if no
   // device has memory for them.
   RequestReader(Engine& engine, WorkerThreads& workers, Metrics& metrics, const Clock& clock,
-                const Limits& limits, const RegionRegistry* regions,
+                const Limits& limits, TenantLimits& tenants, const RegionRegistry* regions,
                 const ReceiveMemory* receive_memory, SessionTable* sessions);
 
   // Takes the message to the engine, or ends the request with the reason why not. Either way the
@@ -89,6 +90,11 @@ class RequestReader {
   // Takes the small fields, however the tensor bytes come.
   Status TakeFields(const MessageFormat& format, const RequestMessage& message, Request& request,
                     Validated& validated, MemoryPlan& plan);
+  // The request takes its place among its tenant's, and is charged once it is placed.
+  Status EnterTenant(Request& request);
+  Status ChargeTenant(const Validated& validated, Request& request);
+  // Counts a refusal by a limit, and says when to come again.
+  Status OfTenant(Status status, Request& request);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
 
@@ -97,6 +103,7 @@ class RequestReader {
   Metrics& metrics_;
   const Clock& clock_;
   const Limits limits_;
+  TenantLimits& tenants_;
   const RegionRegistry* const regions_;
   SessionTable* const sessions_;
   const Gathering gathering_;

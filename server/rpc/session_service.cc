@@ -39,7 +39,7 @@ Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
 
 template <class In, class Out, class Answer>
 Status SessionServiceImpl::AnswerTo(const Caller& caller, const Bytes& request,
-                                    const Answer& answer, Bytes& response, CacheRefusal& refusal) {
+                                    const Answer& answer, Bytes& response, Refusal& refusal) {
   if (sessions_ == nullptr) return SessionsAreOff();
   return AnswerSmallCall<In, Out>(
       request, kRequestBytesMax,
@@ -51,7 +51,7 @@ void SessionServiceImpl::Respond(const Caller& caller, Call& call, const Bytes& 
                                  Bytes& response, Reactor& reactor, const Answer& answer) {
   Status status;
   Rejection exhausted = Rejection::kSessions;
-  CacheRefusal refusal;
+  Refusal refusal;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     if (!MemoryIsShort()) {
@@ -70,7 +70,7 @@ void SessionServiceImpl::Respond(const Caller& caller, Call& call, const Bytes& 
 }
 
 void SessionServiceImpl::Refuse(const Caller& caller, Call& call, Rejection exhausted,
-                                Status status, const CacheRefusal& refusal, Reactor& reactor) {
+                                Status status, const Refusal& refusal, Reactor& reactor) {
   RefuseCall(context_, call, caller, "session call failed", exhausted, std::move(status), refusal,
              reactor);
 }

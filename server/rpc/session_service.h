@@ -52,10 +52,10 @@ class SessionServiceImpl final
   Reactor* RespondLater(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
   template <class In, class Out, class Answer>
   Status AnswerTo(const Caller& caller, const Bytes& request, const Answer& answer, Bytes& response,
-                  CacheRefusal& refusal);
+                  Refusal& refusal);
   // Counts and logs the refusal.
   void Refuse(const Caller& caller, Call& call, Rejection exhausted, Status status,
-              const CacheRefusal& refusal, Reactor& reactor);
+              const Refusal& refusal, Reactor& reactor);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
   Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);

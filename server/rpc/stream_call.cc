@@ -16,13 +16,14 @@ namespace attend {
 
 StreamCall::StreamCall(ServiceContext& context, const MessageFormat& format,
                        std::optional<Pass> asked, const Caller& caller,
-                       grpc::CallbackServerContext& call)
+                       grpc::CallbackServerContext& call, CountHold hold)
     : context_(context),
       format_(format),
       asked_(asked),
       call_(call),
       deadline_(DeadlineOf(context, call)),
-      caller_(caller) {}
+      caller_(caller),
+      hold_(std::move(hold)) {}
 
 void StreamCall::Begin() {
   watched_->Join(context_.answers, call_.c_call());
@@ -77,6 +78,7 @@ void StreamCall::Do(Step step) {
   } else if (cut_off) {
     status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining");
   }
+  hold_.Release();  // before the client hears of it and opens another
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>::Finish(std::move(status));
 }
 
@@ -183,11 +185,10 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
     }
     if (status.ok()) return Answer(place, std::move(answer));
   }
-  const CacheRefusal refusal = request == nullptr ? CacheRefusal() : request->cache_refusal;
+  const Refusal refusal = request == nullptr ? Refusal() : request->refusal;
   request.reset();  // its memory before the client hears of it and tries again
-  const int64_t retry_after_ms =
-      IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0;
-  Answer(place, format_.EncodeFailure(id, status, refusal, retry_after_ms));
+  Answer(place, format_.EncodeFailure(id, status, refusal,
+                                      RetryAfterMs(context_, status.code(), refusal)));
 }
 
 void StreamCall::QueueLocked(uint64_t place, std::optional<grpc::ByteBuffer> answer) {

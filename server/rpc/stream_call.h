@@ -39,9 +39,9 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                          public Call,
                          public OpenCall {
  public:
-  // `format` must outlive the call.
+  // `format` must outlive the call. `hold`: its place among its tenant's streams, until it ends.
   StreamCall(ServiceContext& context, const MessageFormat& format, std::optional<Pass> asked,
-             const Caller& caller, grpc::CallbackServerContext& call);
+             const Caller& caller, grpc::CallbackServerContext& call, CountHold hold);
 
   void Begin();
   // OpenCall. Stops reading.
@@ -85,6 +85,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
   const Caller caller_;
+  CountHold hold_;  // who is given kFinish releases it
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   Mutex mutex_;

@@ -63,8 +63,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
       }
     }
     if (status.ok()) return grpc::ServerUnaryReactor::Finish(grpc::Status::OK);
-    const CacheRefusal refusal =
-        request == nullptr ? CacheRefusal() : std::move(request->cache_refusal);
+    const Refusal refusal = request == nullptr ? Refusal() : std::move(request->refusal);
     request.reset();  // its memory before the client hears of it and tries again
     AddRefusal(context_, status.code(), refusal, call_);
     grpc::ServerUnaryReactor::Finish(ToGrpc(status));

@@ -37,21 +37,12 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
                                std::vector<PageNumber>& pages, CacheRefusal* refusal) {
   Pool& pool = pools_[session.device];
-  if (pool.pages->Room(page_bytes) < count &&
-      count <= pool.pages->stats().total_bytes / page_bytes &&
-      EnoughToEvict(session, count * page_bytes)) {
-    Evict(session, page_bytes, count, nullptr);
-    if (pool.pages->Room(page_bytes) < count) {
-      // What is left is shared: a page goes if all sessions that refer to it may lose it.
-      Holders holders;
-      for (const auto& [unused, each] : by_use_) {
-        if (!MayEvict(*each, session)) continue;
-        for (const Layer& layer : each->layers) {
-          for (const PageNumber page : layer.pages) holders[page].push_back(each);
-        }
-      }
-      Evict(session, page_bytes, count, &holders);
-    }
+  const auto enough = [&] { return pool.pages->Room(page_bytes) >= count; };
+  // What the device cannot have room for evicts nobody, and is refused below.
+  if (enough() || (count <= pool.pages->stats().total_bytes / page_bytes &&
+                   EnoughToEvict(session, count * page_bytes))) {
+    ATTEND_RETURN_IF_ERROR(KeepLimit(session, count * page_bytes, refusal));
+    if (!enough()) Evict(session, From::kAll, enough);
   }
   const Status taken = pool.pages->Take(page_bytes, count, pages);
   if (!taken.ok()) {
@@ -142,24 +133,60 @@ bool SessionTable::EnoughToEvict(const Session& needy, int64_t bytes) const {
   return found >= bytes;
 }
 
-void SessionTable::Evict(const Session& needy, int64_t page_bytes, int64_t count,
-                         Holders* holders) {
-  const PagePool& pool = *pools_[needy.device].pages;
+Status SessionTable::KeepLimit(const Session& session, int64_t bytes, CacheRefusal* refusal) {
+  if (options_.limits == nullptr) return Status();
+  const int64_t most = options_.limits->most(session.tenant, Limit::kSessionMemory);
+  const int64_t& held = pools_[session.device].tenant_bytes[session.tenant];
+  const auto enough = [&] { return held + bytes <= most; };
+  if (enough()) return Status();
+  int64_t own = 0;  // that may go; an upper bound, as in EnoughToEvict
   for (const auto& [unused, each] : by_use_) {
-    if (pool.Room(page_bytes) >= count) return;
-    if (MayEvict(*each, needy)) EvictTail(*each, needy, page_bytes, count, holders);
+    if (each->tenant != session.tenant || !MayEvict(*each, session)) continue;
+    for (const Layer& layer : each->layers) {
+      own += std::ssize(layer.pages) * layer.layout.page_bytes;
+    }
+  }
+  if (held - std::min(own, held) + bytes <= most) Evict(session, From::kOwn, enough);
+  if (enough()) return Status();
+  if (refusal != nullptr) refusal->missing_bytes = held + bytes - most;
+  options_.limits->CountRefusal(session.tenant, Limit::kSessionMemory);
+  return ResourceExhausted("tenant limit session-memory: the tenant's sessions would have " +
+                           std::to_string(held + bytes) + " bytes on a device, may have at most " +
+                           std::to_string(most));
+}
+
+void SessionTable::Evict(const Session& needy, From from, const Enough& enough) {
+  EvictTails(needy, from, enough, nullptr);
+  if (enough()) return;
+  // What is left is shared: a page goes if all sessions that refer to it may lose it.
+  Holders holders;
+  for (const auto& [unused, each] : by_use_) {
+    if (!MayEvict(*each, needy)) continue;
+    for (const Layer& layer : each->layers) {
+      for (const PageNumber page : layer.pages) holders[page].push_back(each);
+    }
+  }
+  EvictTails(needy, from, enough, &holders);
+}
+
+void SessionTable::EvictTails(const Session& needy, From from, const Enough& enough,
+                              Holders* holders) {
+  for (const auto& [unused, each] : by_use_) {
+    if (enough()) return;
+    if (from == From::kOwn && each->tenant != needy.tenant) continue;
+    if (MayEvict(*each, needy)) EvictTail(*each, needy, enough, holders);
   }
 }
 
-// Pages go from the end, of all layers alike, until there is room, nothing is left, what is left
+// Pages go from the end, of all layers alike, until it is enough, nothing is left, what is left
 // would free nothing, or the tenant would have less than its share. With `holders`, pages that
 // several of them share go too, from all of them.
-void SessionTable::EvictTail(Session& session, const Session& needy, int64_t page_bytes,
-                             int64_t count, Holders* holders) {
+void SessionTable::EvictTail(Session& session, const Session& needy, const Enough& enough,
+                             Holders* holders) {
   const PagePool& pool = *pools_[session.device].pages;
   const int64_t before = pool.stats().used_bytes;
   const int64_t rows = options_.page_rows;
-  while (pool.Room(page_bytes) < count) {
+  while (!enough()) {
     int64_t longest = 0;
     for (const Layer& layer : session.layers) longest = std::max(longest, layer.length);
     if (longest == 0) break;

@@ -8,7 +8,8 @@
 // their share, but not what is within it. If all of them together could not cover the need,
 // nothing is evicted; pages that they share count for each of them. A pinned session loses nothing
 // while its lease lasts; no tenant's pinned sessions grow beyond its share. Every use renews the
-// lease; at its end the session is freed.
+// lease; at its end the session is freed. A tenant may have a limit of its own (tenant_limits.h),
+// which is to its sessions what the memory is to all.
 //
 //   Create, Fork --> idle <--1--> in use
 //                     |              |
@@ -48,6 +49,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
+#include "server/limits/tenant_limits.h"
 #include "server/sessions/cache_hold.h"
 #include "server/sessions/page_pool.h"
 #include "server/sessions/session.h"
@@ -72,6 +74,7 @@ struct SessionOptions {
   // A tenant's share of the memory, and of the sessions, is by its weight.
   std::vector<int32_t> tenant_weights = {1};
   int64_t table_bytes_max = INT64_MAX;  // host memory that says which pages whose are
+  TenantLimits* limits = nullptr;       // what tenants may have besides; null: no such limits
 };
 
 struct SessionSpec {
@@ -211,10 +214,19 @@ class SessionTable {
   bool MayEvict(const Session& session, const Session& needy) const ATTEND_REQUIRES(mutex_);
   int64_t BeyondShare(int device, int tenant) const ATTEND_REQUIRES(mutex_);
   bool EnoughToEvict(const Session& needy, int64_t bytes) const ATTEND_REQUIRES(mutex_);
-  void Evict(const Session& needy, int64_t page_bytes, int64_t count, Holders* holders)
+  // Which sessions shared pages may be taken from: of all tenants, or of the needy one's alone.
+  enum class From { kAll, kOwn };
+  // Whether what was evicted is enough. Called with the lock held.
+  using Enough = std::function<bool()>;
+  // Evicts until it is enough, or nothing is left that may go: first pages that nobody shares.
+  void Evict(const Session& needy, From from, const Enough& enough) ATTEND_REQUIRES(mutex_);
+  void EvictTails(const Session& needy, From from, const Enough& enough, Holders* holders)
       ATTEND_REQUIRES(mutex_);
-  void EvictTail(Session& session, const Session& needy, int64_t page_bytes, int64_t count,
-                 Holders* holders) ATTEND_REQUIRES(mutex_);
+  void EvictTail(Session& session, const Session& needy, const Enough& enough, Holders* holders)
+      ATTEND_REQUIRES(mutex_);
+  // Makes room for so many bytes more within the limit of the session's tenant.
+  Status KeepLimit(const Session& session, int64_t bytes, CacheRefusal* refusal)
+      ATTEND_REQUIRES(mutex_);
   // Cuts the layer to `length` tokens. Its other pages are freed, and nobody may read the layer; or
   // `cut`, which has room for them, gets the pages.
   void Shorten(Session& session, Layer& layer, int64_t length,

@@ -3,6 +3,7 @@
 #include "server/util/whole_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -27,6 +28,30 @@ bool WriteAll(int file, std::string_view bytes) {
 }
 
 }  // namespace
+
+Result<std::string> ReadWholeFile(const std::string& path, int64_t bytes_max) {
+  const auto failed = [&](int error) {
+    return InvalidArgument(path + " cannot be read: " + std::strerror(error));
+  };
+  // O_NONBLOCK: to open a pipe would wait for who writes it.
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.valid()) return failed(errno);
+  struct stat about {};
+  if (fstat(file.get(), &about) != 0) return failed(errno);
+  if (!S_ISREG(about.st_mode)) return InvalidArgument(path + " must be a file");
+  std::string text;
+  for (;;) {
+    char block[16 << 10];
+    const ssize_t got = read(file.get(), block, sizeof(block));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return failed(errno);
+    if (got == 0) return text;
+    text.append(block, static_cast<size_t>(got));
+    if (static_cast<int64_t>(text.size()) > bytes_max) {
+      return InvalidArgument(path + " has more than " + std::to_string(bytes_max) + " bytes");
+    }
+  }
+}
 
 Status WriteWholeFile(std::string_view what, const std::string& path, std::string_view bytes) {
   const auto failed = [&](int error) {

@@ -296,7 +296,7 @@ void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request
 Status ReservePages(const MemoryPlan& plan, Request& request) {
   CacheHold* const cache = request.source.cache();
   if (cache == nullptr) return Status();
-  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache), &request.cache_refusal);
+  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache), &request.refusal);
 }
 
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,

@@ -48,7 +48,7 @@ Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Reque
     uses.push_back({use.session(), use.layer(), use.length(), use.append_id()});
   }
   Result<std::unique_ptr<CacheHold>> hold =
-      table->Hold(request.tenant, uses, NewRows(message), &request.cache_refusal);
+      table->Hold(request.tenant, uses, NewRows(message), &request.refusal);
   if (!hold.ok()) return hold.status();
   request.source.SetCache(std::move(*hold));
   return Status();

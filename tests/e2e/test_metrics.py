@@ -22,7 +22,8 @@ FAMILIES = HISTOGRAMS | {
     "attend_build_info", "attend_requests_total", "attend_rejected_requests_total",
     "attend_kernel_requests_total", "attend_flops_total", "attend_transport_bytes_total",
     "attend_batches_total", "attend_tenant_requests_total", "attend_tenant_flops_total",
-    "attend_tenant_queue_requests",
+    "attend_tenant_queue_requests", "attend_tenant_limit", "attend_tenant_used",
+    "attend_tenant_limited_total", "attend_reloads_total",
     "attend_queue_requests", "attend_lanes", "attend_lanes_busy", "attend_device_healthy",
     "attend_outstanding_cost", "attend_split_requests_total",
     "attend_device_phase_seconds_total", "attend_device_span_seconds_total",
@@ -66,7 +67,7 @@ def test_clean_and_complete_from_the_start(start_server):
     for code in ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL"):
         assert server.metric("attend_requests_total", code=code) == 0
     for reason in ("invalid", "unimplemented", "memory", "queue_full", "draining",
-                   "deadline_passed", "too_large", "sessions"):
+                   "deadline_passed", "too_large", "sessions", "tenant_limit"):
         assert server.metric("attend_rejected_requests_total", reason=reason) == 0
     for result in ("ok", "failed", "skipped"):
         for transport in ("inline", "chunked", "shm"):

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings: each line of the input as a value of every kind, and all of it as a command line, if it
-// begins with a dash, or else as a --config file. What is accepted is within the bounds that --help
-// states; what is not is refused in one line.
+// Settings: each line of the input as a value of every kind, and all of it as a file of --limits,
+// and as a command line, if it begins with a dash, or else as a --config file. What is accepted is
+// within the bounds that --help states; what is not is refused in one line.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,6 +14,7 @@
 
 #include "server/app/config.h"
 #include "server/app/config_values.h"
+#include "server/limits/tenant_bounds.h"
 #include "server/schedule/tenants.h"
 #include "server/util/byte_size.h"
 #include "tests/fuzz/fuzz.h"
@@ -99,8 +100,34 @@ void CheckConfig(const std::vector<std::string>& arguments) {
   }
 }
 
+void CheckRate(const Rate& rate) {
+  ATTEND_FUZZ_REQUIRE(rate.per_second >= 0 && (rate.bounded() ? rate.burst >= 1 : rate.burst == 0),
+                      std::to_string(rate.per_second) + " " + std::to_string(rate.burst));
+}
+
+void CheckLimits(const std::string& text) {
+  static const std::vector<std::string> tenants = {"default", "a", "prod.eu-1"};
+  const Result<std::vector<TenantBounds>> bounds = ParseLimits(text, tenants);
+  if (!bounds.ok()) {
+    RequireRefusal(bounds.status(), {Code::kInvalidArgument});
+    ATTEND_FUZZ_REQUIRE(bounds.status().message().find('\n') == std::string::npos,
+                        bounds.status().message());
+    return;
+  }
+  ATTEND_FUZZ_REQUIRE(bounds->size() == tenants.size(), std::to_string(bounds->size()));
+  for (const TenantBounds& each : *bounds) {
+    for (const Limit limit : kLimits) {
+      ATTEND_FUZZ_REQUIRE(each[limit] >= 1, std::string(LimitKey(limit)));
+    }
+    CheckRate(each.bytes);
+    CheckRate(each.cost);
+  }
+}
+
 // Reads the file that it names, which is the tester's own.
-bool NamesConfig(const std::string& argument) { return argument.find("-config") != argument.npos; }
+bool NamesFile(const std::string& argument) {
+  return argument.find("-config") != argument.npos || argument.find("-limits") != argument.npos;
+}
 
 void RunOne(const std::string& input) {
   if (input.find('\0') != input.npos) return;
@@ -108,7 +135,8 @@ void RunOne(const std::string& input) {
   std::istringstream stream(input);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   CheckValues(lines);
-  if (NamesConfig(input)) return;
+  CheckLimits(input);
+  if (NamesFile(input)) return;
   if (input.starts_with('-')) {
     if (lines.size() > kArgumentsMax) lines.resize(kArgumentsMax);
     return CheckConfig(lines);

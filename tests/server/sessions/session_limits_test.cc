@@ -35,6 +35,7 @@ class SessionLimitsTest : public ::testing::Test {
     options.slab_bytes = 4 * kPageBytes;
     options.sessions_max = 8;
     options.tenant_weights = {1, 1};
+    options.limits = &limits_;
     table_ = std::make_unique<SessionTable>(
         options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
         std::vector{SessionDevice{&arena_, {}}});
@@ -61,11 +62,70 @@ class SessionLimitsTest : public ::testing::Test {
   }
   bool Exists(int tenant, const std::string& id) { return table_->Get(tenant, id).ok(); }
 
+  // Tenant 0 may have so many pages.
+  void LimitPages(int64_t pages) {
+    std::vector<TenantBounds> bounds(2);
+    bounds[0][Limit::kSessionMemory] = pages * kPageBytes;
+    limits_.Set(bounds);
+  }
+
   test::ManualClock clock_;
+  TenantLimits limits_{std::vector<TenantBounds>(2), clock_};
   test::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
   int ids_ = 0;
   std::unique_ptr<SessionTable> table_;
 };
+
+TEST_F(SessionLimitsTest, WithinItsLimitATenantTakesFromItsOwnIdleSessions) {
+  LimitPages(4);
+  const std::string other = Make(1, 6 * kRows);
+  const std::string oldest = Make(0, 2 * kRows), older = Make(0, 2 * kRows);
+  const std::string newest = Make(0, 3 * kRows);  // there is memory, but not within the limit
+  EXPECT_EQ(table_->tenant_bytes(0)[0], 4 * kPageBytes);
+  EXPECT_EQ(table_->Get(0, oldest)->length, 0);
+  EXPECT_EQ(table_->Get(0, older)->length, kRows);
+  EXPECT_EQ(table_->Get(1, other)->length, 6 * kRows);
+  EXPECT_EQ(table_->stats().evictions_own, 2);
+  EXPECT_EQ(limits_.use(0, Limit::kSessionMemory).refused, 0);
+}
+
+TEST_F(SessionLimitsTest, BeyondItsLimitATenantIsRefusedAndLosesNothing) {
+  LimitPages(4);
+  const std::string pinned = Make(0, 3 * kRows, true), idle = Make(0, kRows);
+  CacheRefusal refusal;
+  const std::string needy = Make(0);
+  const Status status = Append(0, needy, 0, 2 * kRows, &refusal);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("tenant limit session-memory: the tenant's sessions "
+                                          "would have 24576 bytes on a device, may have at most "
+                                          "16384"));
+  EXPECT_EQ(refusal.missing_bytes, 2 * kPageBytes);
+  EXPECT_EQ(table_->Get(0, idle)->length, kRows);
+  EXPECT_EQ(limits_.use(0, Limit::kSessionMemory).refused, 1);
+  EXPECT_TRUE(Append(1, Make(1), 0, 8 * kRows).ok());
+  LimitPages(5);
+  EXPECT_TRUE(Append(0, needy, 0, 2 * kRows).ok());  // the idle one's goes
+  EXPECT_EQ(table_->Get(0, idle)->length, 0);
+}
+
+TEST_F(SessionLimitsTest, ALowerLimitTakesNothingAndAddsNothing) {
+  const std::string session = Make(0, 4 * kRows);
+  LimitPages(2);
+  EXPECT_EQ(table_->Get(0, session)->length, 4 * kRows);
+  EXPECT_EQ(Append(0, session, 4 * kRows, 1).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(table_->Truncate(0, session, kRows).ok());
+  EXPECT_TRUE(Append(0, session, kRows, kRows).ok());
+}
+
+TEST_F(SessionLimitsTest, PagesThatItsSessionsShareGoFromAllOfThem) {
+  LimitPages(4);
+  const std::string first = Make(0, 3 * kRows);
+  const Result<SessionInfo> fork = table_->Fork(0, first, {});
+  ASSERT_TRUE(fork.ok());
+  EXPECT_TRUE(Append(0, Make(0), 0, 3 * kRows).ok());
+  EXPECT_EQ(table_->Get(0, first)->length, kRows);
+  EXPECT_EQ(table_->Get(0, fork->id)->length, kRows);
+}
 
 TEST_F(SessionLimitsTest, AWrongLengthIsToldWithTheTrueOnes) {
   const std::string one = Make(0, 5), two = Make(0, 7), other = Make(1, 9);

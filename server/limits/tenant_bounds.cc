@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/limits/tenant_bounds.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "server/util/byte_size.h"
+#include "server/util/parse_number.h"
+
+namespace attend {
+namespace {
+
+struct Names {
+  std::string_view key;
+  std::string_view label;
+};
+constexpr std::array<Names, kLimitCount> kNames = {{{"requests-in-flight", "in_flight"},
+                                                    {"bytes-per-second", "bytes"},
+                                                    {"gflop-per-second", "cost"},
+                                                    {"checks", "checks"},
+                                                    {"session-memory", "session_memory"},
+                                                    {"streams", "streams"}}};
+constexpr std::string_view kBytesBurst = "bytes-burst";
+constexpr std::string_view kCostBurst = "gflop-burst";
+
+constexpr int64_t kCountMax = int64_t{1} << 24;
+constexpr int64_t kBytesMost = int64_t{1} << 50;
+constexpr double kGflopMin = 0.001;
+constexpr double kGflopMax = 1e9;
+constexpr double kFlopsOfGflop = 1e9;
+
+// A line's value and where it stands, for messages.
+struct Place {
+  int line = 0;
+  std::string section;  // empty: of all tenants
+  std::string key;
+  std::string value;
+};
+
+std::string At(int line) { return "line " + std::to_string(line) + ": "; }
+
+Status Wrong(const Place& place, const std::string& must) {
+  const std::string section = place.section.empty() ? "" : "[" + place.section + "] ";
+  return InvalidArgument(At(place.line) + section + place.key + " is \"" + place.value +
+                         "\", must be " + must);
+}
+
+std::string_view Trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\r");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
+}
+
+// Without the comment that ends it; a quoted value may have its signs.
+std::string_view WithoutComment(std::string_view line) {
+  char quote = 0;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (quote != 0) {
+      if (line[i] == quote) quote = 0;
+    } else if (line[i] == '"' || line[i] == '\'') {
+      quote = line[i];
+    } else if (line[i] == '#' || line[i] == ';') {
+      return line.substr(0, i);
+    }
+  }
+  return line;
+}
+
+std::string_view Unquoted(std::string_view text) {
+  const bool quoted =
+      text.size() >= 2 && (text[0] == '"' || text[0] == '\'') && text.back() == text[0];
+  return quoted ? text.substr(1, text.size() - 2) : text;
+}
+
+Result<int64_t> Count(const Place& place) {
+  const std::optional<int64_t> count = ParseNumber<int64_t>(place.value);
+  if (count && *count >= 1 && *count <= kCountMax) return *count;
+  return Wrong(place, "a whole number in [1, " + std::to_string(kCountMax) + "], or none");
+}
+
+Result<int64_t> Bytes(const Place& place) {
+  const Result<int64_t> bytes = ParseByteSize(place.value);
+  if (bytes.ok() && *bytes >= 1 && *bytes <= kBytesMost) return *bytes;
+  return Wrong(place, "a size in [1, " + FormatByteSize(kBytesMost) + "] such as 64MiB, or none");
+}
+
+Result<int64_t> Flops(const Place& place) {
+  const std::optional<double> gflop = ParseNumber<double>(place.value);
+  if (gflop && *gflop >= kGflopMin && *gflop <= kGflopMax) {
+    return static_cast<int64_t>(std::llround(*gflop * kFlopsOfGflop));
+  }
+  return Wrong(place, "a number in [0.001, 1e9], or none");
+}
+
+// What a section says; a key that is not there is not said. 0: none.
+using Section = std::map<std::string, std::pair<int64_t, Place>, std::less<>>;
+
+Result<int64_t> Value(const Place& place) {
+  if (place.key == LimitKey(Limit::kCost) || place.key == kCostBurst) return Flops(place);
+  if (place.key == LimitKey(Limit::kBytes) || place.key == kBytesBurst ||
+      place.key == LimitKey(Limit::kSessionMemory)) {
+    return Bytes(place);
+  }
+  return Count(place);
+}
+
+bool KnownKey(std::string_view key) {
+  return key == kBytesBurst || key == kCostBurst ||
+         std::any_of(kNames.begin(), kNames.end(),
+                     [&](const Names& each) { return each.key == key; });
+}
+
+std::string AllKeys() {
+  std::string all;
+  for (const Names& each : kNames) all += std::string(each.key) + ", ";
+  return all + std::string(kBytesBurst) + ", " + std::string(kCostBurst);
+}
+
+Status Read(std::string_view line, int number, const std::string& name, Section& section) {
+  const size_t equals = line.find('=');
+  if (equals == std::string_view::npos) {
+    return InvalidArgument(At(number) + "\"" + std::string(line) +
+                           "\" must be KEY = VALUE or [TENANT]");
+  }
+  Place place{number, name, std::string(Unquoted(Trimmed(line.substr(0, equals)))),
+              std::string(Unquoted(Trimmed(line.substr(equals + 1))))};
+  if (!KnownKey(place.key)) {
+    return InvalidArgument(At(number) + "\"" + place.key + "\" must be one of " + AllKeys());
+  }
+  int64_t value = 0;
+  if (place.value != "none") {
+    const Result<int64_t> read = Value(place);
+    if (!read.ok()) return read.status();
+    value = *read;
+  }
+  const std::string key = place.key;
+  if (!section.emplace(key, std::pair(value, std::move(place))).second) {
+    return InvalidArgument(At(number) + key + " is given twice");
+  }
+  return Status();
+}
+
+// What the sections say, the later ones last; null: nothing.
+const Section::mapped_type* Said(std::span<const Section* const> sections, std::string_view key) {
+  const Section::mapped_type* said = nullptr;
+  for (const Section* const section : sections) {
+    if (const auto found = section->find(key); found != section->end()) said = &found->second;
+  }
+  return said;
+}
+
+// A burst that nobody gave is one second's worth. The last section may not give one without a rate.
+Status SetRate(std::span<const Section* const> sections, std::string_view rate_key,
+               std::string_view burst_key, Rate& rate) {
+  const auto* const per_second = Said(sections, rate_key);
+  const auto* const burst = Said(sections, burst_key);
+  const auto* const last = Said(sections.last(1), burst_key);
+  rate = {};
+  if (per_second != nullptr && per_second->first > 0) {
+    rate.per_second = per_second->first;
+    rate.burst = burst == nullptr || burst->first == 0 ? rate.per_second : burst->first;
+  } else if (last != nullptr && last->first > 0) {
+    return Wrong(last->second, "none, as there is no " + std::string(rate_key));
+  }
+  return Status();
+}
+
+Result<TenantBounds> BoundsOf(std::span<const Section* const> sections) {
+  TenantBounds bounds;
+  for (const Limit limit : kLimits) {
+    if (limit == Limit::kBytes || limit == Limit::kCost) continue;
+    const auto* const said = Said(sections, LimitKey(limit));
+    if (said != nullptr && said->first > 0) bounds[limit] = said->first;
+  }
+  ATTEND_RETURN_IF_ERROR(SetRate(sections, LimitKey(Limit::kBytes), kBytesBurst, bounds.bytes));
+  ATTEND_RETURN_IF_ERROR(SetRate(sections, LimitKey(Limit::kCost), kCostBurst, bounds.cost));
+  return bounds;
+}
+
+// The sections by name; "" is what stands before the first.
+Result<std::map<std::string, Section>> ReadSections(std::string_view text,
+                                                    std::span<const std::string> tenants) {
+  std::map<std::string, Section> sections;
+  sections[""];
+  std::string name;
+  int number = 0;
+  while (!text.empty()) {
+    ++number;
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = Trimmed(WithoutComment(text.substr(0, end)));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.empty()) continue;
+    if (line.front() != '[') {
+      ATTEND_RETURN_IF_ERROR(Read(line, number, name, sections[name]));
+      continue;
+    }
+    if (line.back() != ']') {
+      return InvalidArgument(At(number) + "\"" + std::string(line) + "\" must be [TENANT]");
+    }
+    name = Unquoted(Trimmed(line.substr(1, line.size() - 2)));
+    if (std::find(tenants.begin(), tenants.end(), name) == tenants.end()) {
+      return InvalidArgument(At(number) + "[" + name + "] must be a tenant that --tenant names");
+    }
+    if (!sections.try_emplace(name).second) {
+      return InvalidArgument(At(number) + "[" + name + "] is given twice");
+    }
+  }
+  return sections;
+}
+
+}  // namespace
+
+std::string_view LimitKey(Limit limit) { return kNames[static_cast<size_t>(limit)].key; }
+std::string_view LimitLabel(Limit limit) { return kNames[static_cast<size_t>(limit)].label; }
+
+Result<std::vector<TenantBounds>> ParseLimits(std::string_view text,
+                                              std::span<const std::string> tenants) {
+  if (static_cast<int64_t>(text.size()) > kLimitsBytesMax) {
+    return InvalidArgument("it has " + std::to_string(text.size()) + " bytes, must have at most " +
+                           std::to_string(kLimitsBytesMax));
+  }
+  const Result<std::map<std::string, Section>> sections = ReadSections(text, tenants);
+  if (!sections.ok()) return sections.status();
+  const Section& all = sections->at("");
+  const Result<TenantBounds> common = BoundsOf(std::array{&all});
+  if (!common.ok()) return common.status();
+  std::vector<TenantBounds> list;
+  for (const std::string& tenant : tenants) {
+    const auto own = sections->find(tenant);
+    const Result<TenantBounds> bounds =
+        own == sections->end() ? common : BoundsOf(std::array{&all, &own->second});
+    if (!bounds.ok()) return bounds.status();
+    list.push_back(*bounds);
+  }
+  return list;
+}
+
+}  // namespace attend

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/limits/tenant_limits.h"
+
+#include <cassert>
+#include <chrono>
+#include <cmath>
+#include <string>
+
+namespace attend {
+namespace {
+
+size_t Index(Limit limit) { return static_cast<size_t>(limit); }
+
+// Costs that no clock will ever count to are all one.
+int64_t WholeUnits(double cost) {
+  constexpr double kMost = 9e18;
+  return cost < kMost ? static_cast<int64_t>(std::ceil(cost)) : static_cast<int64_t>(kMost);
+}
+
+}  // namespace
+
+LimitHold& LimitHold::operator=(LimitHold&& other) noexcept {
+  if (this == &other) return *this;
+  End(/*bytes_used=*/false, /*cost_used=*/false);
+  limits_ = std::exchange(other.limits_, nullptr);
+  tenant_ = other.tenant_;
+  check_ = other.check_;
+  bytes_ = other.bytes_;
+  cost_ = other.cost_;
+  retry_after_ms_ = other.retry_after_ms_;
+  return *this;
+}
+
+void LimitHold::End(bool bytes_used, bool cost_used) {
+  if (limits_ == nullptr) return;
+  std::exchange(limits_, nullptr)->End(*this, bytes_used ? 0 : bytes_, cost_used ? 0 : cost_);
+  bytes_ = cost_ = 0;
+}
+
+CountHold& CountHold::operator=(CountHold&& other) noexcept {
+  if (this == &other) return *this;
+  Release();
+  limits_ = std::exchange(other.limits_, nullptr);
+  tenant_ = other.tenant_;
+  limit_ = other.limit_;
+  return *this;
+}
+
+void CountHold::Release() {
+  if (limits_ != nullptr) std::exchange(limits_, nullptr)->Return(tenant_, limit_);
+}
+
+TenantLimits::TenantLimits(const std::vector<TenantBounds>& bounds, const Clock& clock)
+    : clock_(clock) {
+  for (size_t i = 0; i < bounds.size(); ++i) tenants_.push_back(std::make_unique<Tenant>());
+  Set(bounds);
+}
+
+void TenantLimits::Set(const std::vector<TenantBounds>& bounds) {
+  assert(bounds.size() == tenants_.size());
+  const TimePoint now = clock_.Now();
+  for (size_t i = 0; i < bounds.size(); ++i) {
+    Tenant& tenant = *tenants_[i];
+    const MutexLock lock(tenant.mutex);
+    tenant.bounds = bounds[i];
+    tenant.bytes.SetRate(bounds[i].bytes, now);
+    tenant.cost.SetRate(bounds[i].cost, now);
+  }
+}
+
+Status TenantLimits::CheckCount(Tenant& tenant, Limit limit) {
+  const int64_t used = tenant.used[Index(limit)];
+  if (used < tenant.bounds[limit]) return Status();
+  ++tenant.refused[Index(limit)];
+  return ResourceExhausted("tenant limit " + std::string(LimitKey(limit)) + ": the tenant has " +
+                           std::to_string(used) + ", may have at most " +
+                           std::to_string(tenant.bounds[limit]));
+}
+
+Status TenantLimits::CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket,
+                               TimePoint now, LimitHold& hold) {
+  using std::chrono::milliseconds;
+  const Duration wait = bucket.Wait(now);
+  if (wait == Duration::zero()) return Status();
+  ++tenant.refused[Index(limit)];
+  hold.retry_after_ms_ = std::chrono::ceil<milliseconds>(wait) / milliseconds(1);
+  const Rate& rate = bucket.rate();
+  return ResourceExhausted(
+      "tenant limit " + std::string(LimitKey(limit)) + ": the tenant has taken " +
+      std::to_string(bucket.Missing(now) - rate.burst) + " more than its burst of " +
+      std::to_string(rate.burst) + ", may take " + std::to_string(rate.per_second) +
+      (limit == Limit::kBytes ? " bytes" : " FLOPs of cost") + " a second; it may come again in " +
+      std::to_string(hold.retry_after_ms_) + " ms");
+}
+
+Status TenantLimits::CheckRates(Tenant& tenant, TimePoint now, LimitHold& hold) {
+  ATTEND_RETURN_IF_ERROR(CheckRate(tenant, Limit::kBytes, tenant.bytes, now, hold));
+  return CheckRate(tenant, Limit::kCost, tenant.cost, now, hold);
+}
+
+Status TenantLimits::Begin(int index, bool check, LimitHold& hold) {
+  assert(hold.limits_ == nullptr);
+  hold.retry_after_ms_ = 0;
+  Tenant& tenant = *tenants_[index];
+  const TimePoint now = clock_.Now();
+  const MutexLock lock(tenant.mutex);
+  ATTEND_RETURN_IF_ERROR(CheckRates(tenant, now, hold));
+  ATTEND_RETURN_IF_ERROR(CheckCount(tenant, Limit::kInFlight));
+  if (check) ATTEND_RETURN_IF_ERROR(CheckCount(tenant, Limit::kChecks));
+  ++tenant.used[Index(Limit::kInFlight)];
+  if (check) ++tenant.used[Index(Limit::kChecks)];
+  hold.limits_ = this;
+  hold.tenant_ = index;
+  hold.check_ = check;
+  return Status();
+}
+
+Status TenantLimits::Charge(int64_t bytes, double cost, LimitHold& hold) {
+  assert(hold.limits_ == this && hold.bytes_ == 0 && hold.cost_ == 0);
+  Tenant& tenant = *tenants_[hold.tenant_];
+  const TimePoint now = clock_.Now();
+  const MutexLock lock(tenant.mutex);
+  // Others may have been charged since Begin.
+  ATTEND_RETURN_IF_ERROR(CheckRates(tenant, now, hold));
+  hold.bytes_ = bytes;
+  hold.cost_ = WholeUnits(cost);
+  tenant.bytes.Charge(hold.bytes_, now);
+  tenant.cost.Charge(hold.cost_, now);
+  return Status();
+}
+
+void TenantLimits::End(const LimitHold& hold, int64_t bytes_back, int64_t cost_back) {
+  Tenant& tenant = *tenants_[hold.tenant_];
+  const MutexLock lock(tenant.mutex);
+  --tenant.used[Index(Limit::kInFlight)];
+  if (hold.check_) --tenant.used[Index(Limit::kChecks)];
+  tenant.bytes.Return(bytes_back);
+  tenant.cost.Return(cost_back);
+}
+
+Status TenantLimits::Take(int index, Limit limit, CountHold& hold) {
+  Tenant& tenant = *tenants_[index];
+  {
+    const MutexLock lock(tenant.mutex);
+    ATTEND_RETURN_IF_ERROR(CheckCount(tenant, limit));
+    ++tenant.used[Index(limit)];
+  }
+  hold.Release();
+  hold.limits_ = this;
+  hold.tenant_ = index;
+  hold.limit_ = limit;
+  return Status();
+}
+
+void TenantLimits::Return(int index, Limit limit) {
+  Tenant& tenant = *tenants_[index];
+  const MutexLock lock(tenant.mutex);
+  assert(tenant.used[Index(limit)] > 0);
+  --tenant.used[Index(limit)];
+}
+
+int64_t TenantLimits::most(int index, Limit limit) const {
+  const Tenant& tenant = *tenants_[index];
+  const MutexLock lock(tenant.mutex);
+  return tenant.bounds[limit];
+}
+
+void TenantLimits::CountRefusal(int index, Limit limit) {
+  Tenant& tenant = *tenants_[index];
+  const MutexLock lock(tenant.mutex);
+  ++tenant.refused[Index(limit)];
+}
+
+TenantLimits::Use TenantLimits::use(int index, Limit limit) const {
+  const Tenant& tenant = *tenants_[index];
+  const TimePoint now = clock_.Now();
+  const MutexLock lock(tenant.mutex);
+  Use use{tenant.used[Index(limit)], tenant.bounds[limit], tenant.refused[Index(limit)]};
+  if (limit != Limit::kBytes && limit != Limit::kCost) return use;
+  const TokenBucket& bucket = limit == Limit::kBytes ? tenant.bytes : tenant.cost;
+  use.used = bucket.Missing(now);
+  use.most = bucket.rate().bounded() ? bucket.rate().burst : kUnlimited;
+  return use;
+}
+
+}  // namespace attend

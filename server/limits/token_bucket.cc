@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/limits/token_bucket.h"
+
+#include <algorithm>
+#include <cassert>
+#include <chrono>
+#include <limits>
+
+namespace attend {
+namespace {
+
+using std::chrono::nanoseconds;
+// Products of units and nanoseconds have up to 126 bits.
+__extension__ using Wide = __int128;
+
+constexpr int64_t kSecond = 1'000'000'000;
+// The furthest that full_at_ is from now: a century is as good as never, and sums stay far from
+// overflow.
+constexpr nanoseconds kFurthest = std::chrono::hours(24 * 365 * 100);
+
+int64_t Saturated(Wide value, int64_t most) {
+  return value < most ? static_cast<int64_t>(value) : most;
+}
+
+}  // namespace
+
+Duration TokenBucket::TimeFor(int64_t units) const {
+  const Wide time = (Wide(units) * kSecond + rate_.per_second - 1) / rate_.per_second;
+  return nanoseconds(Saturated(time, kFurthest.count()));
+}
+
+Duration TokenBucket::Wait(TimePoint now) const {
+  if (!rate_.bounded() || full_at_ <= now) return Duration::zero();
+  return std::max(Duration::zero(), full_at_ - now - TimeFor(rate_.burst));
+}
+
+void TokenBucket::Charge(int64_t units, TimePoint now) {
+  assert(units >= 0);
+  if (!rate_.bounded()) return;
+  full_at_ = std::min(std::max(full_at_, now) + TimeFor(units), now + kFurthest);
+}
+
+void TokenBucket::Return(int64_t units) {
+  assert(units >= 0);
+  // Before the epoch of its clock a bucket has been full for long.
+  if (rate_.bounded() && full_at_ > TimePoint()) full_at_ -= TimeFor(units);
+}
+
+int64_t TokenBucket::Missing(TimePoint now) const {
+  if (!rate_.bounded() || full_at_ <= now) return 0;
+  const Wide time = nanoseconds(full_at_ - now).count();
+  return Saturated(time * rate_.per_second / kSecond, std::numeric_limits<int64_t>::max());
+}
+
+void TokenBucket::SetRate(const Rate& rate, TimePoint now) {
+  if (rate == rate_) return;
+  const int64_t missing = Missing(now);
+  rate_ = rate;
+  full_at_ = TimePoint::min();
+  if (missing > 0) Charge(missing, now);
+}
+
+}  // namespace attend

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/open_stream.h"
+
+namespace attend {
+
+Status TakeStream(ServiceContext& context, const Caller& caller, grpc::CallbackServerContext& call,
+                  CountHold& hold) {
+  Status status = context.limits.Take(caller.tenant, Limit::kStreams, hold);
+  if (status.ok()) return status;
+  Request request;
+  request.id = context.next_id.fetch_add(1, std::memory_order_relaxed);
+  request.received = context.clock.Now();
+  SetCaller(caller, request);
+  request.status = context.reader.Reject(Rejection::kTenantLimit, std::move(status));
+  RecordEnd(context, request, 0, 0, call);
+  AddRefusal(context, request.status.code(), request.refusal, call);
+  return request.status;
+}
+
+}  // namespace attend

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What RequestReader takes for a request before its bytes: a place among its tenant's requests,
+// memory, and what its tenant is charged.
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "server/rpc/request_reader.h"
+
+namespace attend {
+
+Status RequestReader::OfTenant(Status status, Request& request) {
+  if (status.ok()) return status;
+  request.refusal.retry_after_ms = request.limits.retry_after_ms();
+  return Reject(Rejection::kTenantLimit, std::move(status));
+}
+
+Status RequestReader::EnterTenant(Request& request) {
+  const bool checked = request.check == AnswerCheck::kAsked;
+  return OfTenant(tenants_.Begin(request.tenant, checked, request.limits), request);
+}
+
+Status RequestReader::ChargeTenant(const Validated& validated, Request& request) {
+  int64_t bytes = 0;
+  for (int i = 0; i < kTensorsMax; ++i)
+    bytes += validated.present[i] ? validated.tensor_bytes[i] : 0;
+  for (const OutputTensor& each : OutputsOf(request.attention, request.backward)) {
+    bytes += each.bytes;
+  }
+  // Of several devices, the one that needs least: which it will be, is not the tenant's choice.
+  double cost = std::numeric_limits<double>::max();
+  for (const Candidate& each : request.placement.candidates) {
+    cost = std::min(cost, each.kernel_cost);
+  }
+  return OfTenant(tenants_.Charge(bytes, cost, request.limits), request);
+}
+
+Status RequestReader::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
+  // The bound of one message; chunks are bounded by the budget alone.
+  if (request.transport != Transport::kChunked && plan.output_bytes > limits_.answer_bytes_max) {
+    return Reject(Rejection::kTooLarge,
+                  InvalidArgument("the answer would have " + std::to_string(plan.output_bytes) +
+                                  " tensor bytes, must have at most " +
+                                  std::to_string(limits_.answer_bytes_max)));
+  }
+  const bool chunked = request.transport == Transport::kChunked;
+  const int64_t budget = engine_.host_pool().budget_bytes();
+  const int64_t bound = chunked ? uploads_.bytes_max() : budget;
+  const int64_t input = HostPool::BlockBytes(plan.input_bytes);
+  const int64_t output = HostPool::BlockBytes(plan.output_bytes);
+  // The sizes are whatever a chunked request's header claims: their sum may overflow.
+  if (input > bound || output > bound - input) {
+    // Never, not later: a client must not try again.
+    return Reject(
+        Rejection::kTooLarge,
+        InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
+                        " bytes and its answer " + std::to_string(plan.output_bytes) +
+                        ", together more than " +
+                        (chunked ? "the " + std::to_string(bound) + " for incomplete uploads of "
+                                 : std::string()) +
+                        "the memory budget of " + std::to_string(budget)));
+  }
+  UploadBudget::Hold upload;
+  if (chunked) {
+    Result<UploadBudget::Hold> taken = uploads_.Take(input + output);
+    if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
+    upload = std::move(*taken);
+  }
+  Result<Admission> admission = engine_.Admit(
+      validated.attention.problem, request.kernel, plan.input_bytes, plan.output_bytes,
+      request.source.pinned_device(), validated.gradients ? Pass::kBackward : Pass::kForward);
+  if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
+  request.input = std::move(admission->input);
+  request.output = std::move(admission->output);
+  request.placement = std::move(admission->placement);
+  request.upload = std::move(upload);
+  return Status();
+}
+
+}  // namespace attend

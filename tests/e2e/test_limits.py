@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tenant may take (--limits): each limit refuses by its name and bound, says when to come
+again, and lets through afterwards; SIGHUP changes limits while calls are in flight."""
+
+import contextlib
+import signal
+import subprocess
+import threading
+import time
+
+import grpc
+import pytest
+
+import chunked
+import harness
+import sessions
+import wire
+
+TENANTS = "--tenant=a=1,b=1"
+
+
+class Limits:
+    """The file of a server's --limits."""
+
+    def __init__(self, folder, text):
+        self.path = folder / "limits.toml"
+        self.path.write_text(text)
+
+    @property
+    def flags(self):
+        return TENANTS, f"--limits={self.path}"
+
+    def change(self, server, text, result="ok"):
+        """Rewrites it and has the server read it again."""
+        self.path.write_text(text)
+        before = server.metric("attend_reloads_total", what="limits", result=result)
+        server.signal(signal.SIGHUP)
+        harness.wait_for("the limits to be read", lambda: server.metric(
+            "attend_reloads_total", what="limits", result=result) == before + 1)
+
+
+def attend(service, request, tenant="a"):
+    return service.Attend(request, timeout=wire.SECONDS, metadata=[("x-attend-tenant", tenant)])
+
+
+def refused(service, request, tenant="a"):
+    """The refusal's words and its pushback."""
+    with pytest.raises(grpc.RpcError) as failure:
+        attend(service, request, tenant)
+    assert failure.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, failure.value
+    pushback_ms = int(dict(failure.value.trailing_metadata())["grpc-retry-pushback-ms"])
+    return failure.value.details(), pushback_ms
+
+
+@contextlib.contextmanager
+def uploading(service, **fields):
+    """While a request of the tenant a is in flight, because its client has sent the header alone;
+    then the rest is sent, and it is served."""
+    request = wire.small_request(length=64, **fields)
+    header = wire.pb.AttendChunkedRequest(header=chunked.header_of(request))
+    stream = chunked.Stream(service, header, metadata=[("x-attend-tenant", "a")])
+    messages = [next(stream.call)]  # the grant
+    yield
+    for chunk in chunked.chunks_of(request, 4096):
+        stream.send(chunk)
+    stream.half_close()
+    messages += stream.call
+    assert chunked.assemble(messages).o.shape
+
+
+def test_requests_in_flight(start_server, tmp_path):
+    server = start_server(*Limits(tmp_path, "[a]\nrequests-in-flight = 1\n").flags)
+    with wire.connect(server.address) as service:
+        with uploading(service):
+            details, pushback_ms = refused(service, wire.small_request())
+            assert "requests-in-flight: the tenant has 1, may have at most 1" in details
+            assert pushback_ms > 0
+            attend(service, wire.small_request(), "b")
+        attend(service, wire.small_request())
+    limit = {"tenant": "a", "limit": "in_flight"}
+    assert server.metric("attend_tenant_limited_total", **limit) == 1
+    assert server.metric("attend_tenant_limit", **limit) == 1
+    assert server.metric("attend_tenant_limited_total") == 1  # no other
+    assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 1
+
+
+def test_checks(start_server, tmp_path):
+    server = start_server(*Limits(tmp_path, "checks = 1\n").flags)
+    with wire.connect(server.address) as service:
+        with uploading(service, check=True):
+            details, _ = refused(service, wire.small_request(check=True))
+            assert "checks: the tenant has 1, may have at most 1" in details
+            attend(service, wire.small_request())
+            attend(service, wire.small_request(check=True), "b")
+        assert attend(service, wire.small_request(check=True)).check.ok
+
+
+@pytest.mark.parametrize("key,name,rate", [("bytes-per-second", "bytes", "1000"),
+                                           ("gflop-per-second", "cost", "0.001")])
+def test_rates(start_server, tmp_path, key, name, rate):
+    """The first request, larger than the burst, is served and puts the tenant into debt for many
+    seconds; another tenant, and the same with another limit, is served."""
+    limits = Limits(tmp_path, f"{key} = {rate}\n")
+    server = start_server(*limits.flags)
+    request = wire.small_request(length=512)
+    with wire.connect(server.address) as service:
+        attend(service, request)
+        details, pushback_ms = refused(service, request)
+        assert f"tenant limit {key}" in details
+        assert f"come again in {pushback_ms} ms" in details and 1000 < pushback_ms < 1e7
+        attend(service, request, "b")
+        used = server.metric("attend_tenant_used", tenant="a", limit=name)
+        assert used > server.metric("attend_tenant_limit", tenant="a", limit=name)
+        limits.change(server, f"[a]\n{key} = none\n")
+        attend(service, request)
+    assert server.metric("attend_tenant_limited_total", tenant="a", limit=name) == 1
+
+
+def test_bytes_are_those_of_the_tensors(start_server, tmp_path):
+    server = start_server(*Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\n").flags)
+    with wire.connect(server.address) as service:
+        attend(service, wire.small_request(length=16))
+    used = server.metric("attend_tenant_used", tenant="a", limit="bytes")
+    assert 0 <= 4 * 16 * 64 * 4 - used < 60  # one comes back each second
+
+
+def test_who_waits_as_told_is_served_at_the_rate(start_server, tmp_path):
+    """A burst of one byte, so every request waits for the one before it. Who comes again as told
+    is taken; and all together get no more than the rate."""
+    each = 4 * 64 * 64 * 4
+    rate = 20 * each
+    server = start_server(*Limits(tmp_path, f"bytes-per-second = {rate}\nbytes-burst = 1\n").flags)
+    request = wire.small_request(length=64)
+    with wire.connect(server.address) as service:
+        begin = time.monotonic()
+        for _ in range(10):
+            try:
+                attend(service, request)
+            except grpc.RpcError as failure:
+                assert failure.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                pushback = dict(failure.trailing_metadata())["grpc-retry-pushback-ms"]
+                time.sleep(int(pushback) / 1000)  # what the server asked for
+                attend(service, request)
+        elapsed = time.monotonic() - begin
+    assert 10 * each <= 1 + elapsed * rate + each
+
+
+def test_the_clients_wait_as_told(start_server, tmp_path):
+    """attend-client's calls come through, however often they were refused."""
+    server = start_server(*Limits(tmp_path, "gflop-per-second = 1\n").flags)
+    done = harness.run_client("check", "--server", server.address, "--quick", timeout=120)
+    assert "failed" not in done.stdout or " 0 failed" in done.stdout
+
+
+def test_streams_of_requests_say_when_to_come_again(start_server, tmp_path):
+    server = start_server(*Limits(tmp_path, "bytes-per-second = 1000\n").flags)
+    requests = [wire.small_request(length=256, request_id=str(n)) for n in range(3)]
+    with wire.connect(server.address) as service:
+        answers = list(service.AttendStream(iter(requests), timeout=wire.SECONDS))
+    by_id = {answer.request_id: answer.status for answer in answers}
+    assert sorted(by_id) == ["0", "1", "2"]
+    codes = [status.code for status in by_id.values()]
+    assert codes.count(0) >= 1 and codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]) >= 1
+    for status in by_id.values():
+        if status.code != 0:
+            assert "bytes-per-second" in status.message and status.retry_after_ms > 1000
+
+
+def test_open_streams(start_server, tmp_path):
+    server = start_server(*Limits(tmp_path, "[a]\nstreams = 1\n").flags)
+
+    def stream(tenant, requests=()):
+        return service.AttendStream(iter(requests), timeout=wire.SECONDS,
+                                    metadata=[("x-attend-tenant", tenant)])
+
+    with wire.connect(server.address) as service:
+        gate = threading.Event()
+
+        def hold():
+            yield wire.small_request()
+            gate.wait()
+
+        held = stream("a", hold())
+        next(held)
+        with pytest.raises(grpc.RpcError) as failure:
+            next(stream("a"))
+        assert failure.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "streams: the tenant has 1, may have at most 1" in failure.value.details()
+        assert int(dict(failure.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+        assert not list(stream("b"))
+        attend(service, wire.small_request())  # which is no stream
+        gate.set()
+        assert not list(held)
+        # Its place is free before its client hears of the end.
+        assert len(list(stream("a", [wire.small_request()]))) == 1
+    assert server.metric("attend_tenant_limited_total", tenant="a", limit="streams") == 1
+    assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 1
+
+
+def test_what_the_server_refuses_is_not_charged(start_server, tmp_path):
+    server = start_server(*Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\n").flags,
+                          "--max-queue=1", "--lanes=1")
+    with wire.connect(server.address) as service:
+        running = service.Attend.future(wire.slow_request(length=16384), timeout=600)
+        harness.wait_for("the lane to be busy", lambda: server.metric("attend_lanes_busy") == 1)
+        waiting = service.Attend.future(wire.small_request(), timeout=600)
+        harness.wait_for("the queue to be full",
+                         lambda: server.metric("attend_queue_requests") == 1)
+        details, _ = refused(service, wire.small_request())
+        assert "queue" in details
+        assert server.metric("attend_tenant_used", tenant="a", limit="bytes") == 0
+        running.cancel()
+        waiting.cancel()
+
+
+def test_session_memory(start_server, tmp_path, random):
+    """Its own idle sessions make room; what does not fit even so is refused, and costs others
+    nothing."""
+    limits = Limits(tmp_path, "[a]\nsession-memory = 256KiB\n")
+    server = start_server(*limits.flags)
+    row_bytes = sessions.KV_HEADS * (sessions.DIM + sessions.DIM_V) * 4
+    rows = (200 << 10) // row_bytes
+    with sessions.client(server.address, "a") as a, sessions.client(server.address, "b") as b:
+        first = sessions.Sequence(random, a.create())
+        a.attend(sessions.step(random, [first], rows, 1)[0])
+        other = sessions.Sequence(random, b.create())
+        b.attend(sessions.step(random, [other], 4 * rows, 1)[0])
+        second = sessions.Sequence(random, a.create())
+        a.attend(sessions.step(random, [second], rows, 1)[0])
+        assert server.metric("attend_sessions_evictions_total", cause="own") == 1
+        assert server.metric("attend_session_tenant_bytes", tenant="a") <= 256 << 10
+        third = sessions.Sequence(random, a.create())
+        request, _ = sessions.step(random, [third], 2 * rows, 1)
+        details = sessions.refused(grpc.StatusCode.RESOURCE_EXHAUSTED, a.attend, request)
+        assert "tenant limit session-memory: " in details and str(256 << 10) in details
+        # Nothing went for what was refused.
+        assert server.metric("attend_sessions_evictions_total") == 1
+        assert server.metric("attend_tenant_limited_total", tenant="a",
+                             limit="session_memory") == 1
+        limits.change(server, "")
+        a.attend(request)
+
+
+def test_limits_change_under_calls_and_a_wrong_file_changes_nothing(start_server, tmp_path):
+    limits = Limits(tmp_path, "")
+    server = start_server(*limits.flags)
+    with wire.connect(server.address) as service:
+        with uploading(service), uploading(service):
+            attend(service, wire.small_request())
+            limits.change(server, "[a]\nrequests-in-flight = 1\n")
+            assert "has 2, may have at most 1" in refused(service, wire.small_request())[0]
+            limits.change(server, "[a]\nrequests-in-flight = many\n", result="failed")
+            assert "line 2: [a] requests-in-flight is" in server.log()
+            limits.path.unlink()
+            server.signal(signal.SIGHUP)
+            harness.wait_for("a second failure", lambda: server.metric(
+                "attend_reloads_total", what="limits", result="failed") == 2)
+            assert "may have at most 1" in refused(service, wire.small_request())[0]
+        limits.change(server, "")
+        attend(service, wire.small_request())
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("text,words", [
+    ("[nobody]\n", "[nobody] must be a tenant"),
+    ("streams = 0\n", "line 1: streams is \"0\", must be a whole number in [1, 16777216], or none"),
+    (None, "cannot be read: No such file"),
+])
+def test_a_wrong_file_at_the_start(tmp_path, text, words):
+    path = tmp_path / "limits.toml"
+    if text is not None:
+        path.write_text(text)
+    done = subprocess.run([str(harness.binary("attend-server")), f"--limits={path}"],
+                          capture_output=True, text=True, timeout=30, env=harness.clean_env())
+    assert done.returncode == 2
+    assert str(path) in done.stderr and words in done.stderr, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

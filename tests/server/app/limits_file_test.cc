@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/limits_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "server/app/config.h"
+#include "tests/server/support/temporary_directory.h"
+
+namespace attend {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class LimitsFileTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& text) { std::ofstream(path_, std::ios::trunc) << text; }
+  std::string Error(const std::string& path) {
+    const Result<std::vector<TenantBounds>> read = ReadLimits(path, Tenants());
+    return read.ok() ? std::string() : read.status().message();
+  }
+
+  test::TemporaryDirectory folder_;
+  const std::string path_ = folder_.path() / "limits.toml";
+};
+
+TEST_F(LimitsFileTest, IsASetting) {
+  Write("checks = 3\n[a]\nchecks = 4\n");
+  Config config;
+  std::string text;
+  const std::string flag = "--limits=" + path_;
+  const char* const arguments[] = {"attend-server", "--tenant=a=2", flag.c_str()};
+  ASSERT_EQ(ParseConfig(3, arguments, config, text), ConfigOutcome::kRun) << text;
+  ASSERT_EQ(config.limits.size(), 2U);
+  EXPECT_EQ(config.limits[0][Limit::kChecks], 3);
+  EXPECT_EQ(config.limits[1][Limit::kChecks], 4);
+  Config stranger;
+  const char* const without[] = {"attend-server", flag.c_str()};
+  EXPECT_EQ(ParseConfig(2, without, stranger, text), ConfigOutcome::kError);
+  EXPECT_THAT(text, StartsWith("attend-server: --limits: " + path_ +
+                               ": line 2: [a] must be a tenant that --tenant names"));
+}
+
+TEST_F(LimitsFileTest, MustBeAFileOfBoundedSizeThatCanBeRead) {
+  EXPECT_THAT(Error(path_), HasSubstr(path_ + " cannot be read: No such file"));
+  EXPECT_THAT(Error("/dev/null"), HasSubstr("/dev/null must be a file"));
+  EXPECT_THAT(Error(folder_.path()), HasSubstr("must be a file"));
+  Write(std::string(kLimitsBytesMax, '\n'));
+  EXPECT_EQ(Error(path_), "");
+  Write(std::string(kLimitsBytesMax + 1, '\n'));
+  EXPECT_THAT(Error(path_), HasSubstr("has more than 1048576 bytes"));
+}
+
+}  // namespace
+}  // namespace attend

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/limits/tenant_limits.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/kernels/support/manual_clock.h"
+
+namespace attend {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+class TenantLimitsTest : public ::testing::Test {
+ protected:
+  TenantLimitsTest() : bounds_(2) {}
+  ~TenantLimitsTest() override {
+    for (int tenant = 0; limits_ && tenant < limits_->tenants(); ++tenant) {
+      for (const Limit limit : {Limit::kInFlight, Limit::kChecks, Limit::kStreams}) {
+        EXPECT_EQ(limits_->use(tenant, limit).used, 0) << LimitLabel(limit);
+      }
+    }
+  }
+
+  void Start() { limits_.emplace(bounds_, clock_); }
+  // Begins and charges.
+  Status Enter(int tenant, LimitHold& hold, int64_t bytes = 0, double cost = 0,
+               bool check = false) {
+    ATTEND_RETURN_IF_ERROR(limits_->Begin(tenant, check, hold));
+    return limits_->Charge(bytes, cost, hold);
+  }
+
+  test::ManualClock clock_;
+  std::vector<TenantBounds> bounds_;
+  std::optional<TenantLimits> limits_;
+};
+
+TEST_F(TenantLimitsTest, WithoutBoundsEverythingEntersAndIsCounted) {
+  Start();
+  std::vector<LimitHold> holds(100);
+  for (LimitHold& hold : holds) EXPECT_TRUE(Enter(1, hold, kUnlimited, 1e300, true).ok());
+  EXPECT_EQ(limits_->use(1, Limit::kInFlight).used, 100);
+  EXPECT_EQ(limits_->use(1, Limit::kChecks).used, 100);
+  EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 0);
+  EXPECT_EQ(limits_->use(1, Limit::kBytes).used, 0);
+}
+
+TEST_F(TenantLimitsTest, AFullPlaceRefusesByNameAndBoundAndLetsThroughAfterwards) {
+  bounds_[0][Limit::kInFlight] = 2;
+  Start();
+  LimitHold one, two, three;
+  EXPECT_TRUE(Enter(0, one).ok());
+  EXPECT_TRUE(Enter(0, two).ok());
+  const Status refused = Enter(0, three);
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_THAT(refused.message(),
+              HasSubstr("tenant limit requests-in-flight: the tenant has 2, may have at "
+                        "most 2"));
+  EXPECT_EQ(three.retry_after_ms(), 0);  // nobody knows
+  EXPECT_EQ(limits_->use(0, Limit::kInFlight).refused, 1);
+  LimitHold other;
+  EXPECT_TRUE(Enter(1, other).ok());  // another tenant's
+  one.End(true, true);
+  EXPECT_TRUE(Enter(0, three).ok());
+}
+
+TEST_F(TenantLimitsTest, OnlyRequestsThatAskForACheckTakeAPlaceForIt) {
+  bounds_[0][Limit::kChecks] = 1;
+  Start();
+  LimitHold plain, checked, refused;
+  EXPECT_TRUE(Enter(0, checked, 0, 0, true).ok());
+  EXPECT_TRUE(Enter(0, plain).ok());
+  EXPECT_THAT(Enter(0, refused, 0, 0, true).message(), HasSubstr("checks: the tenant has 1"));
+  EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 2);  // the refused one took no place
+}
+
+TEST_F(TenantLimitsTest, ARateInDebtSaysWhenToComeAgain) {
+  bounds_[0].bytes = {1000, 1000};
+  Start();
+  LimitHold hold, late;
+  EXPECT_TRUE(Enter(0, hold, 3000).ok());  // above the burst, and taken
+  const Status refused = Enter(0, late, 1);
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_THAT(refused.message(),
+              HasSubstr("bytes-per-second: the tenant has taken 2000 more than its burst of 1000, "
+                        "may take 1000 bytes a second; it may come again in 2000 ms"));
+  EXPECT_EQ(late.retry_after_ms(), 2000);
+  clock_.Advance(milliseconds(1999));
+  EXPECT_FALSE(Enter(0, late, 1).ok());
+  EXPECT_EQ(late.retry_after_ms(), 1);
+  clock_.Advance(milliseconds(1));
+  EXPECT_TRUE(Enter(0, late, 1).ok());
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).refused, 2);
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 1001);
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).most, 1000);
+}
+
+TEST_F(TenantLimitsTest, WhatOthersTookSinceItBeganRefusesItsCharge) {
+  bounds_[0].cost = {1'000'000, 1'000'000};
+  Start();
+  LimitHold one, two;
+  EXPECT_TRUE(limits_->Begin(0, false, one).ok());
+  EXPECT_TRUE(limits_->Begin(0, false, two).ok());
+  EXPECT_TRUE(limits_->Charge(0, 1e6 + 1, one).ok());
+  const Status refused = limits_->Charge(0, 1, two);
+  EXPECT_THAT(refused.message(), HasSubstr("gflop-per-second"));
+  EXPECT_EQ(two.retry_after_ms(), 1);  // 1 us, rounded up
+}
+
+TEST_F(TenantLimitsTest, WhatWasNotUsedComesBack) {
+  bounds_[0].bytes = bounds_[0].cost = {1000, 1000};
+  Start();
+  {
+    LimitHold dropped;
+    EXPECT_TRUE(Enter(0, dropped, 5000, 5000).ok());
+  }
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 0);
+  EXPECT_EQ(limits_->use(0, Limit::kCost).used, 0);
+  LimitHold sent, again;
+  EXPECT_TRUE(Enter(0, sent, 5000, 5000).ok());
+  sent.End(/*bytes_used=*/true, /*cost_used=*/false);
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 5000);
+  EXPECT_EQ(limits_->use(0, Limit::kCost).used, 0);
+  sent.End(false, false);  // it has ended
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 5000);
+  EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 0);
+}
+
+TEST_F(TenantLimitsTest, AHoldMoves) {
+  Start();
+  LimitHold from, to;
+  EXPECT_TRUE(Enter(0, from).ok());
+  EXPECT_TRUE(Enter(0, to).ok());
+  to = std::move(from);
+  EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 1);
+}
+
+TEST_F(TenantLimitsTest, NewBoundsHoldAtOnceAndTakeNothingFromWhoIsIn) {
+  Start();
+  std::vector<LimitHold> holds(5);
+  for (LimitHold& hold : holds) EXPECT_TRUE(Enter(0, hold, 1000, 1000).ok());
+  bounds_[0][Limit::kInFlight] = 2;
+  bounds_[0].bytes = {10, 10};
+  limits_->Set(bounds_);
+  LimitHold more;
+  EXPECT_THAT(Enter(0, more).message(), HasSubstr("the tenant has 5, may have at most 2"));
+  holds.resize(2);
+  EXPECT_FALSE(Enter(0, more).ok());
+  holds.resize(1);
+  EXPECT_TRUE(Enter(0, more, 15).ok());
+  more.End(true, true);
+  EXPECT_FALSE(Enter(0, more).ok());
+  bounds_[0].bytes = {};
+  limits_->Set(bounds_);
+  EXPECT_TRUE(Enter(0, more).ok());
+}
+
+TEST_F(TenantLimitsTest, CountedLimits) {
+  bounds_[1][Limit::kStreams] = 1;
+  Start();
+  CountHold one, two, other;
+  EXPECT_TRUE(limits_->Take(1, Limit::kStreams, one).ok());
+  EXPECT_THAT(limits_->Take(1, Limit::kStreams, two).message(),
+              HasSubstr("tenant limit streams: the tenant has 1, may have at most 1"));
+  EXPECT_TRUE(limits_->Take(0, Limit::kStreams, other).ok());
+  EXPECT_EQ(limits_->use(1, Limit::kStreams).refused, 1);
+  two = std::move(one);
+  one.Release();  // it has moved
+  EXPECT_EQ(limits_->use(1, Limit::kStreams).used, 1);
+  two.Release();
+  two.Release();
+  EXPECT_EQ(limits_->use(1, Limit::kStreams).used, 0);
+  EXPECT_TRUE(limits_->Take(1, Limit::kStreams, one).ok());
+  limits_->CountRefusal(1, Limit::kSessionMemory);
+  EXPECT_EQ(limits_->use(1, Limit::kSessionMemory).refused, 1);
+  EXPECT_EQ(limits_->most(1, Limit::kStreams), 1);
+}
+
+// Many threads, and bounds that change meanwhile: never more than the most bound, and in the end
+// nothing is left.
+TEST_F(TenantLimitsTest, ManyThreads) {
+  constexpr int64_t kBound = 3;
+  bounds_[0][Limit::kInFlight] = kBound;
+  Start();
+  std::atomic<int64_t> in = 0, most = 0, entered = 0;
+  std::vector<std::thread> threads;
+  for (int n = 0; n < 4; ++n) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 5000; ++i) {
+        LimitHold hold;
+        if (!Enter(0, hold, 1, 1).ok()) continue;
+        ++entered;
+        const int64_t now = ++in;
+        for (int64_t seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+        }
+        --in;
+      }
+    });
+  }
+  for (int i = 0; i < 200; ++i) {
+    bounds_[0][Limit::kInFlight] = 1 + i % kBound;
+    bounds_[0].bytes = i % 2 == 0 ? Rate{} : Rate{1'000'000'000, 1'000'000'000};
+    limits_->Set(bounds_);
+    clock_.Advance(milliseconds(1));
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(entered, 0);
+  EXPECT_LE(most, kBound);
+}
+
+}  // namespace
+}  // namespace attend
