@@ -19,6 +19,7 @@ import attend
 
 def run(q: Any, k: Any, v: Any) -> str:
     with attend.Client("host:8001", connections=2, timeout=1.5) as client:
+        q = client.empty((1, 8, 64, 64), "float16", device="cuda:0")
         o = client.attention(q, k, v, causal=True, window=(5, 0), layout="BLHD")
         call: attend.Call = client.submit(q, k, v, check=True, priority=3)
         answer: attend.Answer = call.result(timeout=2)
