@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/util/random_token.h"
@@ -192,6 +194,30 @@ TEST_F(AuthenticatorTest, AChangedFileCountsAndABrokenOneDoesNot) {
   authenticator_->Reload();
   EXPECT_TRUE(Ask("Bearer " + kToken).status.ok());
   EXPECT_FALSE(Ask("Bearer " + kOther).status.ok());
+}
+
+TEST_F(AuthenticatorTest, CallsAreDecidedWhileTheFileIsReadAgain) {
+  const std::string one = Line("one", kToken, "scopes=compute");
+  const std::string two = one + Line("two", kOther, "scopes=compute");
+  Load(one);
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 3; ++n) {
+    callers.emplace_back([&] {
+      while (!stop) {
+        const Decision decision = Ask("Bearer " + kToken);
+        EXPECT_TRUE(decision.status.ok() && *decision.caller.name == "one");
+        (void)Ask("Bearer " + kOther);
+      }
+    });
+  }
+  for (int n = 0; n < 50; ++n) {
+    Write(n % 2 == 0 ? two : one);
+    authenticator_->Reload();
+  }
+  stop = true;
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(reloads_.size(), 50u);
 }
 
 // What a call was told stays, whatever becomes of the file.
