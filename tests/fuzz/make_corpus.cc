@@ -184,6 +184,10 @@ void Settings() {
       {"pairs", "--listen\nlocalhost:8001\n--device\ncpu\n--reference-check\nall\n"},
       {"file", "listen = \"127.0.0.1:0\"\nmax-queue = 5\ntenant = [\"a=1\", \"b=2\"]\n"},
       {"ini", "; words\nmemory-budget=64MiB\nshared-memory=true\ncuda-ipc=true\n"},
+      {"limits",
+       "requests-in-flight = 64 # of all\nbytes-per-second = \"1GiB\"\n\n[\"prod.eu-1\"]\n"
+       "gflop-per-second = 0.5\ngflop-burst = 2e3\nchecks = none\n[a]\nsession-memory = 64MiB\n"
+       "bytes-burst = 4096\n"},
       {"help", "--help\n"},
       {"wrong", "--max-queue=0\n"},
   };
