@@ -198,6 +198,14 @@ class _Link:
         for command in ("ip link set lo up", "ip addr add 10.9.0.2/24 dev v1", "ip link set v1 up"):
             assert _run(*self.enter, *command.split()).returncode == 0
 
+    def lose(self):
+        """Packets, from now on."""
+        done = _run(*"tc qdisc replace dev v0 root netem delay 20ms loss 5%".split())
+        if done.returncode != 0:
+            self.close()
+            print(f"the kernel has no netem: {done.stderr.strip()}")
+            sys.exit(77)
+
     def set(self, state):
         assert _run("ip", "link", "set", "v0", state).returncode == 0
 
@@ -206,8 +214,10 @@ class _Link:
         self._holder.wait()
 
 
-def _linked(folder, seed, seconds, disturb):
+def _linked(folder, seed, seconds, disturb, loses=False):
     link = _Link()
+    if loses:
+        link.lose()
     server = trial.start(folder, *SHORT_TIMES, "--listen", "10.9.0.1:0",
                          *trial.beyond_loopback())
     far = next(each for each in server.addresses if each.startswith("10.9."))
@@ -237,14 +247,7 @@ def in_partition(folder, seed, seconds):
 
 
 def in_lossy(folder, seed, seconds):
-    def disturb(link):
-        done = _run(*"tc qdisc replace dev v0 root netem delay 20ms loss 5%".split())
-        if done.returncode != 0:
-            link.close()
-            print(f"the kernel has no netem: {done.stderr.strip()}")
-            sys.exit(77)
-        time.sleep(1)
-    _linked(folder, seed, seconds, disturb)
+    _linked(folder, seed, seconds, lambda link: time.sleep(1), loses=True)
 
 
 if __name__ == "__main__":
