@@ -76,7 +76,10 @@ def fail_at_start(folder, kind, most):
         try:
             server = trial.start(os.path.join(folder, "server"), env=calls.env)
         except harness.ServerEnded as end:
-            if end.code in (1, 2) and end.log.strip():
+            if end.code == -signal.SIGABRT and end.log.endswith("what():  std::bad_alloc\n"):
+                # Libraries' static objects and the settings, before there is a reserve of memory.
+                ends["refused to start with std::bad_alloc"] += 1
+            elif end.code in (1, 2) and end.log.strip():
                 ends["refused to start, with the reason"] += 1
                 ends.places[end.log.strip().splitlines()[-1][:150]] += 1
             else:
