@@ -36,7 +36,7 @@ LIBRARIES_OUTSIDE_KERNELS = re.compile(r"^(grpc|grpcpp|google|spdlog|fmt|prometh
 # KERNELS_FOR_ALL, and a room that is not named here may use what its top folder's row lists.
 ROOMS = {
     "server": "app log memory net util proto/process",
-    "server/util": "", "server/auth": "util",
+    "server/util": "", "server/auth": "util", "server/http": "util",
     "server/limits": "util", "server/log": "util", "server/memory": "util proto/process",
     "server/regions": "auth log memory util",
     "server/sessions": "limits memory util",
@@ -52,7 +52,7 @@ ROOMS = {
     "server/engine": "device memory metrics request schedule split upload util",
     "server/rpc": "auth engine limits log memory metrics regions request sessions upload util wire",
     "server/oip": "auth engine limits memory metrics regions request rpc util wire",
-    "server/app": "auth engine limits log memory metrics net oip regions request rpc schedule "
+    "server/app": "auth engine http limits log memory metrics net oip regions request rpc schedule "
                   "sessions tls upload util wire proto/process",
     "client": "call rpc wire",
     "client/c": "client call memory",

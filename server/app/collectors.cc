@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "server/log/write_errors.h"
 #include "server/metrics/make_family.h"
 
 namespace attend {
@@ -83,6 +84,23 @@ std::vector<MetricFamily> SharedMemoryStats::Collect() const {
                       stats.lent_regions),
           GaugeFamily("attend_cuda_ipc_bytes", "Bytes of GPUs' memory that clients lend",
                       stats.lent_bytes)};
+}
+
+std::vector<MetricFamily> DiskStats::Collect() const {
+  MetricFamily family = EmptyFamily(MetricType::Counter, "attend_check_dumps_total",
+                                    "Requests whose check failed, by whether they were written to "
+                                    "--check-dump-dir, left out by its limits, or failed");
+  static const Dumper::Counts kNone;
+  const Dumper::Counts& counts = dumper_ == nullptr ? kNone : dumper_->counts();
+  for (const auto& [result, count] :
+       {std::pair{"written", &counts.written}, std::pair{"left_out", &counts.left_out},
+        std::pair{"failed", &counts.failed}}) {
+    AddMetric(family, "result", result).counter.value =
+        static_cast<double>(count->load(std::memory_order_relaxed));
+  }
+  return {std::move(family), CounterFamily("attend_log_write_errors_total",
+                                           "Times that --log-file did not take what was written",
+                                           CountWriteErrors(logger_))};
 }
 
 std::vector<MetricFamily> StagingStats::Collect() const {

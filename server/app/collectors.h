@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/app/dump.h"
 #include "server/engine/engine.h"
 #include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
@@ -49,6 +50,18 @@ class SharedMemoryStats final : public prometheus::Collectable {
 
  private:
   const RegionRegistry* const registry_;
+};
+
+// What goes to disks: attend_check_dumps_total{result}, attend_log_write_errors_total.
+class DiskStats final : public prometheus::Collectable {
+ public:
+  // Null: dumps are off.
+  DiskStats(const Dumper* dumper, const Logger& logger) : dumper_(dumper), logger_(logger) {}
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const Dumper* const dumper_;
+  const Logger& logger_;
 };
 
 // attend_staged_uploads_total{end}, attend_staged_bytes_total, attend_staged_parts_total,

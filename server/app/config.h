@@ -43,6 +43,10 @@ struct Config {
   double chunked_idle_timeout_seconds = 30;
   double write_timeout_seconds = 20;  // 0: none
   std::string ready_file;
+  // Of metrics_listen. Empty: without TLS; for everybody.
+  std::string metrics_tls_cert;
+  std::string metrics_tls_key;
+  std::string metrics_auth;
 
   // Callers
   std::string tokens;  // a file; empty: nobody asks who calls
@@ -134,6 +138,13 @@ int64_t MaxCalls(const Config& config);
 int64_t MaxCallsPerPeer(const Config& config);
 int64_t MaxStreams(const Config& config);
 int CopyThreads(const Config& config);
+
+// With which metrics_listen speaks TLS: its own, or beyond loopback the server's. Empty: no TLS.
+struct MetricsTlsFiles {
+  std::string cert;
+  std::string key;
+};
+MetricsTlsFiles MetricsTls(const Config& config);
 
 // "attend-server 0.1.0 (gcc 12.2.0, Release, CUDA none)"
 std::string VersionText();

@@ -68,7 +68,47 @@ void AddTls(Group& group, Config& c) {
              "change what others send");
 }
 
+void AddMetricsAccess(Group& group, Config& c) {
+  group.Text(
+      "--metrics-tls-cert", c.metrics_tls_cert, "PATH", nullptr,
+      "PEM file of the certificate, and of those up to its root, with which --metrics-listen "
+      "speaks TLS. Read again when it changes. Empty: no TLS");
+  group.Text("--metrics-tls-key", c.metrics_tls_key, "PATH", nullptr,
+             "PEM file of its key, without a password");
+  group.Text(
+      "--metrics-auth", c.metrics_auth, "PATH", nullptr,
+      "Who may read /metrics: a file as --tokens has, whose callers with the scope info may, with "
+      "their token as bearer or as the password of their name. It is read again when it changes. "
+      "Empty: everybody");
+}
+
+void CheckMetricsAccess(const Config& c) {
+  const auto needs = [](const std::string& given, const char* flag, bool met, const char* what) {
+    if (!given.empty() && !met) throw CLI::ValidationError(flag, what);
+  };
+  needs(c.metrics_tls_cert, "--metrics-tls-cert", !c.metrics_tls_key.empty(),
+        "needs --metrics-tls-key");
+  needs(c.metrics_tls_key, "--metrics-tls-key", !c.metrics_tls_cert.empty(),
+        "needs --metrics-tls-cert");
+  const bool listens = c.metrics_listen != "off";
+  needs(c.metrics_tls_cert, "--metrics-tls-cert", listens, "needs --metrics-listen");
+  needs(c.metrics_auth, "--metrics-auth", listens, "needs --metrics-listen");
+  if (!listens || c.insecure || IsLoopback(c.metrics_listen) || !MetricsTls(c).cert.empty()) return;
+  throw CLI::ValidationError(
+      "--metrics-listen",
+      c.metrics_listen +
+          " is beyond loopback, where it must be encrypted: give --metrics-tls-cert "
+          "and --metrics-tls-key, or --tls-cert and --tls-key, or --insecure if "
+          "everybody on the network may read it");
+}
+
 }  // namespace
+
+MetricsTlsFiles MetricsTls(const Config& c) {
+  if (!c.metrics_tls_cert.empty()) return {c.metrics_tls_cert, c.metrics_tls_key};
+  if (IsLoopback(c.metrics_listen)) return {};
+  return {c.tls_cert, c.tls_key};
+}
 
 void CheckNetwork(const Config& c) {
   const auto needs = [](const std::string& given, const char* flag, const std::string& other,
@@ -84,6 +124,7 @@ void CheckNetwork(const Config& c) {
     throw CLI::ValidationError("--listen",
                                peer + "?tenant=" + tenant + ": --tenant has no " + tenant);
   }
+  CheckMetricsAccess(c);
   if (c.insecure || !c.tls_cert.empty()) return;
   for (const std::string& address : c.listen) {
     if (address.starts_with("unix:") || IsLoopback(address)) continue;
@@ -107,7 +148,9 @@ void AddNetwork(CLI::App& app, Config& c) {
       ->default_str(c.listen.front())
       ->check(CLI::Validator(CheckAddress, "", ""));
   group.Text("--metrics-listen", c.metrics_listen, "ADDR", CheckMetricsAddress,
-             "Address of the Prometheus endpoint (/metrics); \"off\" disables it");
+             "Address of /metrics for Prometheus, and of /healthz and /readyz for probes; \"off\" "
+             "disables it");
+  AddMetricsAccess(group, c);
   AddConnections(group, c);
   AddTls(group, c);
   group.Int("--max-streams", c.max_streams, 1, 1 << 20,

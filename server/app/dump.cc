@@ -350,9 +350,11 @@ void Dumper::Write(const Request& request) {
                 {{"id", request.id}, {"request_id", request.request_id}, {name, value}});
   };
   if (const std::string why = TakePlace(request); !why.empty()) {
+    counts_.left_out.fetch_add(1, std::memory_order_relaxed);
     return log(LogLevel::warn, "check dump left out", "reason", why);
   }
   const Result<std::string> written = WriteDirectory(request);
+  (written.ok() ? counts_.written : counts_.failed).fetch_add(1, std::memory_order_relaxed);
   if (written.ok()) return log(LogLevel::warn, "check dump written", "path", *written);
   log(LogLevel::err, "check dump failed", "error", written.status().message());
 }

@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -43,6 +44,14 @@ class Dumper {
   // Any thread but gRPC's, because it writes files.
   void Write(const Request& request);
 
+  // What became of the requests to be written, so far.
+  struct Counts {
+    std::atomic<int64_t> written{0};
+    std::atomic<int64_t> left_out{0};
+    std::atomic<int64_t> failed{0};
+  };
+  const Counts& counts() const { return counts_; }
+
  private:
   // Returns why this dump is skipped; empty if it has taken a place.
   std::string TakePlace(const Request& request);
@@ -52,6 +61,7 @@ class Dumper {
   const Options options_;
   const Clock& clock_;
   Logger& logger_;
+  Counts counts_;
   Mutex mutex_;
   int64_t dumps_ ATTEND_GUARDED_BY(mutex_) = 0;
   int64_t shared_dumps_ ATTEND_GUARDED_BY(mutex_) = 0;  // of requests over shared memory

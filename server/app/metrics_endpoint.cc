@@ -3,13 +3,13 @@
 #include "server/app/metrics_endpoint.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <prometheus/text_serializer.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -31,40 +31,67 @@ using std::chrono::seconds;
 constexpr Duration kConnectionTime = seconds(10);
 // How long not to accept after accepting a connection has failed.
 constexpr Duration kRest = milliseconds(100);
-constexpr size_t kRequestBytesMax = 8192;
 
 UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
-bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
-std::string Http(std::string_view status, std::string_view body, bool with_body,
-                 std::string_view type = "text/plain") {
-  std::string text = "HTTP/1.1 " + std::string(status) + "\r\nContent-Type: " + std::string(type) +
-                     "\r\nContent-Length: " + std::to_string(body.size()) +
-                     "\r\nConnection: close\r\n\r\n";
-  if (with_body) text += body;
-  return text;
+// The peer's address is of this host.
+bool IsLocal(const UniqueFd& socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return false;
+  if (address.ss_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  }
+  const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&ip) || (IN6_IS_ADDR_V4MAPPED(&ip) && ip.s6_addr[12] == 127);
 }
+
+bool NothingToAccept() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 }  // namespace
 
-Result<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const std::string& address,
-                                                                Collectables collectables) {
-  std::unique_ptr<MetricsEndpoint> endpoint(new MetricsEndpoint(std::move(collectables)));
-  Result<TcpListeners> listeners = ListenTcp(address);
-  if (!listeners.ok()) {
-    return Unavailable("metrics-listen " + address +
-                       " cannot be bound: " + listeners.status().message());
-  }
-  endpoint->listeners_ = std::move(listeners->sockets);
-  endpoint->port_ = listeners->port;
-  endpoint->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  endpoint->spare_ = OpenSpare();
-  if (!endpoint->wake_.valid() || !endpoint->spare_.valid()) {
-    return Internal(std::string("no descriptors for metrics: ") + std::strerror(errno));
-  }
+Result<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(Options options,
+                                                                Collectables collectables,
+                                                                Logger& logger) {
+  std::unique_ptr<MetricsEndpoint> endpoint(
+      new MetricsEndpoint(std::move(options), std::move(collectables), logger));
+  ATTEND_RETURN_IF_ERROR(endpoint->ReadFiles());
+  ATTEND_RETURN_IF_ERROR(endpoint->Listen());
   endpoint->thread_ = std::thread([raw = endpoint.get()] { raw->Run(); });
   return endpoint;
+}
+
+Status MetricsEndpoint::ReadFiles() {
+  if (!options_.tls.certificate.empty()) {
+    Result<std::unique_ptr<TlsIdentity>> identity = TlsIdentity::Load(options_.tls);
+    if (!identity.ok()) return InvalidArgument("metrics-tls: " + identity.status().message());
+    identity_ = std::move(*identity);
+  }
+  if (options_.auth_file.empty()) return Status();
+  Result<std::unique_ptr<Authenticator>> authenticator = Authenticator::Load(
+      {.file = options_.auth_file,
+       .tenants = options_.tenants,
+       .now = [] { return std::chrono::floor<seconds>(std::chrono::system_clock::now()); },
+       .on_reload = [this](const Status& status, int64_t) { LogReload("metrics-auth", status); }});
+  if (!authenticator.ok()) {
+    return InvalidArgument("metrics-auth: " + authenticator.status().message());
+  }
+  authenticator_ = std::move(*authenticator);
+  return Status();
+}
+
+Status MetricsEndpoint::Listen() {
+  Result<TcpListeners> listeners = ListenTcp(options_.address);
+  if (!listeners.ok()) {
+    return Unavailable("metrics-listen " + options_.address +
+                       " cannot be bound: " + listeners.status().message());
+  }
+  listeners_ = std::move(listeners->sockets);
+  port_ = listeners->port;
+  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  spare_ = OpenSpare();
+  if (wake_.valid() && spare_.valid()) return Status();
+  return Internal(std::string("no descriptors for metrics: ") + std::strerror(errno));
 }
 
 MetricsEndpoint::~MetricsEndpoint() {
@@ -75,6 +102,9 @@ MetricsEndpoint::~MetricsEndpoint() {
 
 void MetricsEndpoint::Run() {
   NameThread("attend-metrics");
+  const HttpConnection::Answer answer = [this](const HttpRequest& request) {
+    return Answer(request);
+  };
   std::vector<pollfd> polled;
   for (;;) {
     const bool accepting = clock_.Now() >= rest_until_;
@@ -84,16 +114,15 @@ void MetricsEndpoint::Run() {
       polled.push_back({listener.get(), static_cast<short>(accepting ? POLLIN : 0), 0});
     }
     const size_t first = polled.size();
-    for (const Connection& each : connections_) {
-      const short events = each.answer.empty() ? POLLIN : POLLOUT;
-      polled.push_back({each.socket.get(), events, 0});
+    for (const HttpConnection& each : connections_) {
+      polled.push_back({each.socket(), each.events(), 0});
     }
     if (poll(polled.data(), polled.size(), WaitMs()) < 0) continue;  // EINTR
     if (polled[0].revents != 0) return;
     size_t at = first;
     for (auto each = connections_.begin(); each != connections_.end(); ++at) {
-      const bool late = clock_.Now() - each->since >= kConnectionTime;
-      const bool over = late || (polled[at].revents != 0 && !Serve(*each));
+      const bool late = clock_.Now() - each->since() >= kConnectionTime;
+      const bool over = late || (polled[at].revents != 0 && !each->Serve(answer));
       each = over ? connections_.erase(each) : std::next(each);
     }
     if (!spare_.valid()) spare_ = OpenSpare();
@@ -106,7 +135,9 @@ void MetricsEndpoint::Run() {
 int MetricsEndpoint::WaitMs() const {
   const TimePoint now = clock_.Now();
   TimePoint until = now < rest_until_ ? rest_until_ : kNever;
-  if (!connections_.empty()) until = std::min(until, connections_.front().since + kConnectionTime);
+  if (!connections_.empty()) {
+    until = std::min(until, connections_.front().since() + kConnectionTime);
+  }
   if (until == kNever) return -1;
   return static_cast<int>(
       std::max<int64_t>(0, std::chrono::ceil<milliseconds>(until - now).count()));
@@ -120,58 +151,82 @@ void MetricsEndpoint::Accept(int listener) {
       socket = UniqueFd(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     }
     if (!socket.valid()) {
-      if (!WouldBlock() && errno != ECONNABORTED) rest_until_ = clock_.Now() + kRest;
+      if (!NothingToAccept() && errno != ECONNABORTED) rest_until_ = clock_.Now() + kRest;
       return;
     }
-    if (connections_.size() >= kConnectionsMax) connections_.pop_front();
-    connections_.push_back({std::move(socket), clock_.Now(), {}, {}, 0});
+    Add(std::move(socket));
   }
 }
 
-bool MetricsEndpoint::Serve(Connection& connection) const {
-  if (connection.answer.empty() && !Read(connection)) return false;
-  return connection.answer.empty() || Write(connection);
-}
-
-bool MetricsEndpoint::Read(Connection& connection) const {
-  std::array<char, 2048> bytes;
-  const ssize_t got = recv(connection.socket.get(), bytes.data(), bytes.size(), 0);
-  if (got < 0) return WouldBlock();
-  if (got == 0) return false;
-  std::string& request = connection.request;
-  request.append(bytes.data(), static_cast<size_t>(got));
-  if (request.find("\r\n\r\n") != std::string::npos || request.find("\n\n") != std::string::npos) {
-    connection.answer = Answer(request);
-  } else if (request.size() > kRequestBytesMax) {
-    connection.answer = Http("431 Request Header Fields Too Large", "", true);
+void MetricsEndpoint::Add(UniqueFd socket) {
+  std::unique_ptr<SSL, FreeSsl> ssl;
+  if (identity_ != nullptr) {
+    const Result<bool> changed = identity_->Refresh();
+    if (!changed.ok() || *changed) LogReload("metrics-tls", changed.status());
+    ssl = identity_->Begin();
+    if (ssl == nullptr) return;  // never without TLS instead
   }
-  return true;
+  if (connections_.size() >= kConnectionsMax) connections_.pop_front();
+  const bool local = IsLocal(socket);
+  connections_.emplace_back(std::move(socket), std::move(ssl), local, clock_.Now());
 }
 
-bool MetricsEndpoint::Write(Connection& connection) const {
-  const std::string& answer = connection.answer;
-  const ssize_t sent = send(connection.socket.get(), answer.data() + connection.sent,
-                            answer.size() - connection.sent, MSG_NOSIGNAL);
-  if (sent < 0) return WouldBlock();
-  connection.sent += static_cast<size_t>(sent);
-  return connection.sent < answer.size();
-}
-
-std::string MetricsEndpoint::Answer(const std::string& request) const {
-  const std::string_view line = std::string_view(request).substr(0, request.find_first_of("\r\n"));
-  const size_t space = line.find(' ');
-  const std::string_view method = line.substr(0, space);
-  std::string_view path = space == std::string_view::npos ? "" : line.substr(space + 1);
-  path = path.substr(0, path.find_first_of(" ?"));
-  if (method != "GET" && method != "HEAD") {
-    return Http("405 Method Not Allowed", "metrics are read with GET\n", true);
+void MetricsEndpoint::LogReload(const char* flag, const Status& status) {
+  if (status.ok()) {
+    logger_.Log(LogLevel::info, "changed files are in use", {{"flag", flag}});
+  } else {
+    logger_.Log(LogLevel::err, "changed files cannot be used, the earlier ones stay",
+                {{"flag", flag}, {"error", status.message()}}, flag);
   }
-  const bool with_body = method == "GET";
-  if (path != "/metrics") return Http("404 Not Found", "metrics are at /metrics\n", with_body);
+}
+
+HttpAnswer MetricsEndpoint::Answer(const HttpRequest& request) {
+  if (request.method != "GET" && request.method != "HEAD") {
+    return {.status = "405 Method Not Allowed", .body = "everything here is read with GET\n"};
+  }
+  if (request.path == "/healthz") return {.body = "ok\n"};
+  if (request.path == "/readyz") {
+    if (options_.ready()) return {.body = "ok\n"};
+    return {.status = "503 Service Unavailable", .body = "not ready\n"};
+  }
+  if (request.path == "/metrics") return AnswerMetrics(request);
+  return {.status = "404 Not Found", .body = "metrics are at /metrics\n"};
+}
+
+Code MetricsEndpoint::Allow(const HttpRequest& request) const {
+  Credentials credentials;
+  credentials.encrypted = identity_ != nullptr;
+  credentials.local = request.local;
+  std::string bearer;
+  const auto basic = ParseBasic(request.authorization);
+  if (basic) {
+    bearer = "Bearer " + basic->second;
+    credentials.authorization = bearer;
+  } else if (!request.authorization.empty()) {
+    credentials.authorization = request.authorization;
+  }
+  const Decision decision = authenticator_->Decide(credentials, Scope::kInfo);
+  if (!decision.status.ok()) return decision.status.code();
+  return !basic || basic->first == *decision.caller.name ? Code::kOk : kUnauthenticated;
+}
+
+HttpAnswer MetricsEndpoint::AnswerMetrics(const HttpRequest& request) {
+  if (authenticator_ != nullptr) {
+    authenticator_->Reload();
+    const Code allowed = Allow(request);
+    if (allowed == Code::kPermissionDenied) {
+      return {.status = "403 Forbidden", .body = "the scope info is needed\n"};
+    }
+    if (allowed != Code::kOk) {
+      return {.status = "401 Unauthorized",
+              .body = "a token is needed, as bearer or password, and not in the clear\n",
+              .challenge = "Bearer realm=\"attend\", Basic realm=\"attend\""};
+    }
+  }
   try {
-    return Http("200 OK", Collect(), with_body, "text/plain; version=0.0.4; charset=utf-8");
+    return {.body = Collect(), .type = "text/plain; version=0.0.4; charset=utf-8"};
   } catch (const std::exception& error) {
-    return Http("503 Service Unavailable", std::string(error.what()) + "\n", with_body);
+    return {.status = "503 Service Unavailable", .body = std::string(error.what()) + "\n"};
   }
 }
 

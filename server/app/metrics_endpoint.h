@@ -1,21 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// /metrics over HTTP: one thread, a bounded number of connections, each with one request. A new
-// connection beyond the bound replaces the one that has been open longest, so that no client can
-// keep a scrape out.
+// /metrics, /healthz and /readyz over HTTP, with TLS or without: one thread, a bounded number of
+// connections, each with one request. A new connection beyond the bound replaces the one that has
+// been open longest, so that no client can keep a scrape out.
 
 #pragma once
 
 #include <prometheus/collectable.h>
 
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
+#include "server/auth/authenticator.h"
+#include "server/http/http_connection.h"
+#include "server/http/tls_identity.h"
+#include "server/log/logging.h"
 #include "server/util/unique_fd.h"
 
 namespace attend {
@@ -26,9 +32,18 @@ class MetricsEndpoint {
   using Collectables = std::vector<std::shared_ptr<prometheus::Collectable>>;
   static constexpr int kConnectionsMax = 32;
 
-  // Serves at `address`, HOST:PORT, from the return on.
-  static Result<std::unique_ptr<MetricsEndpoint>> Start(const std::string& address,
-                                                        Collectables collectables);
+  struct Options {
+    std::string address;  // HOST:PORT
+    TlsFiles tls = {};
+    // Callers (server/auth), of whom those with the scope info may read /metrics. Empty: everybody.
+    std::string auth_file = {};
+    std::vector<std::string> tenants = {"default"};  // that auth_file may name
+    std::function<bool()> ready;                     // for /readyz, on the endpoint's thread
+  };
+
+  // Serves from the return on. Files are read again when they change.
+  static Result<std::unique_ptr<MetricsEndpoint>> Start(Options options, Collectables collectables,
+                                                        Logger& logger);
   ~MetricsEndpoint();
   MetricsEndpoint(const MetricsEndpoint&) = delete;
   MetricsEndpoint& operator=(const MetricsEndpoint&) = delete;
@@ -36,34 +51,32 @@ class MetricsEndpoint {
   int port() const { return port_; }
 
  private:
-  struct Connection {
-    UniqueFd socket;
-    TimePoint since;
-    std::string request;
-    std::string answer;  // empty until the request is whole
-    size_t sent = 0;
-  };
-  using Connections = std::list<Connection>;  // by arrival
-
-  explicit MetricsEndpoint(Collectables collectables) : collectables_(std::move(collectables)) {}
+  MetricsEndpoint(Options options, Collectables collectables, Logger& logger)
+      : options_(std::move(options)), collectables_(std::move(collectables)), logger_(logger) {}
+  Status ReadFiles();
+  Status Listen();
   void Run();
   int WaitMs() const;
   void Accept(int listener);
-  // False if the connection is over.
-  bool Serve(Connection& connection) const;
-  bool Read(Connection& connection) const;
-  bool Write(Connection& connection) const;
-  std::string Answer(const std::string& request) const;
+  void Add(UniqueFd socket);
+  HttpAnswer Answer(const HttpRequest& request);
+  HttpAnswer AnswerMetrics(const HttpRequest& request);
+  Code Allow(const HttpRequest& request) const;
   std::string Collect() const;
+  void LogReload(const char* flag, const Status& status);
 
+  const Options options_;
   const Collectables collectables_;
+  Logger& logger_;
   const SteadyClock clock_;
+  std::unique_ptr<TlsIdentity> identity_;         // null: without TLS
+  std::unique_ptr<Authenticator> authenticator_;  // null: everybody may scrape
   std::vector<UniqueFd> listeners_;
   int port_ = 0;
   UniqueFd wake_;
   UniqueFd spare_;  // closed for one connection if the process has no descriptors left
-  Connections connections_;
-  TimePoint rest_until_{};  // no connection is accepted before this
+  std::list<HttpConnection> connections_;  // by arrival
+  TimePoint rest_until_{};                 // no connection is accepted before this
   std::thread thread_;
 };
 

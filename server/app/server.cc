@@ -17,6 +17,7 @@
 #include "server/app/limits_file.h"
 #include "server/app/oip_options.h"
 #include "server/app/options.h"
+#include "server/app/process_stats.h"
 #include "server/app/start_lines.h"
 #include "server/app/unix_address.h"
 #include "server/net/tcp_listener.h"
@@ -195,15 +196,23 @@ Status Server::StartMetrics() {
   if (config_.metrics_listen == "off") return Status();
   std::vector<std::string> devices;
   for (const Engine::DeviceState& state : engine_->Devices()) devices.push_back(state.info.name);
+  std::vector<std::string> tenants;
+  for (const Tenant& tenant : config_.tenants.list()) tenants.push_back(tenant.name);
   Result<std::unique_ptr<MetricsEndpoint>> endpoint = MetricsEndpoint::Start(
-      config_.metrics_listen,
+      {.address = config_.metrics_listen,
+       .tls = {MetricsTls(config_).cert, MetricsTls(config_).key},
+       .auth_file = config_.metrics_auth,
+       .tenants = tenants,
+       .ready = [this] { return Ready(); }},
       {std::make_shared<GaugeRefresh>(*engine_, metrics_, *logger_,
                                       [this] { UpdateConnections(); }),
-       metrics_.registry(), std::make_shared<GpuStats>(devices),
+       metrics_.registry(), std::make_shared<ProcessStats>(), std::make_shared<GpuStats>(devices),
        std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry()),
+       std::make_shared<DiskStats>(dumper_.get(), *logger_),
        std::make_shared<StagingStats>(engine_->staging()), std::make_shared<ReloadStats>(reloads_),
        std::make_shared<LimitStats>(limits_, config_.tenants),
-       std::make_shared<SessionStats>(sessions(), devices, config_.tenants)});
+       std::make_shared<SessionStats>(sessions(), devices, config_.tenants)},
+      *logger_);
   if (!endpoint.ok()) return endpoint.status();
   metrics_endpoint_ = std::move(*endpoint);
   metrics_address_ = WithPort(config_.metrics_listen, metrics_endpoint_->port());
@@ -248,8 +257,16 @@ void Server::EndSessionsOf(const DeviceInfo& device) {
 
 void Server::UpdateHealth() {
   const MutexLock lock(serving_mutex_);
-  if (serving_ == nullptr) return;
-  serving_->SetServing(!engine_->draining() && engine_->healthy() && serving_->accepting());
+  if (serving_ != nullptr) serving_->SetServing(ReadyLocked());
+}
+
+bool Server::Ready() {
+  const MutexLock lock(serving_mutex_);
+  return ReadyLocked();
+}
+
+bool Server::ReadyLocked() const {
+  return serving_ != nullptr && !engine_->draining() && engine_->healthy() && serving_->accepting();
 }
 
 void Server::LogStart() const {

@@ -84,6 +84,8 @@ class Server {
   // Tells grpc.health.v1 whether new requests are accepted: not while draining, not without a
   // healthy device, and not while no connection can be accepted.
   void UpdateHealth();
+  bool Ready();
+  bool ReadyLocked() const ATTEND_REQUIRES(serving_mutex_);
   // Ends unfinished requests. False if one cannot be stopped.
   bool StopRunning();
   void UpdateConnections();

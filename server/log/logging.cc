@@ -6,10 +6,13 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
+
+#include "server/log/write_errors.h"
 
 namespace attend {
 namespace {
@@ -29,6 +32,7 @@ class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
   explicit LogFile(std::string path) : path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
+  int64_t write_errors() const { return write_errors_.load(std::memory_order_relaxed); }
 
   // The file that now has this name, which is made if there is none.
   Status Open() {
@@ -46,11 +50,11 @@ class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
-    if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size()) {
-      spdlog::throw_spdlog_ex("cannot write to " + path_, errno);
-    }
+    if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size()) Fail();
   }
-  void flush_() override { std::fflush(file_.get()); }
+  void flush_() override {
+    if (std::fflush(file_.get()) != 0) Fail();
+  }
 
  private:
   struct Close {
@@ -58,9 +62,27 @@ class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
   };
   using File = std::unique_ptr<std::FILE, Close>;
 
+  // spdlog says it on stderr, at most once a second.
+  [[noreturn]] void Fail() {
+    const int error = errno;
+    write_errors_.fetch_add(1, std::memory_order_relaxed);
+    spdlog::throw_spdlog_ex("cannot write to " + path_, error);
+  }
+
   const std::string path_;
   File file_;
+  std::atomic<int64_t> write_errors_{0};
 };
+
+int64_t CountWriteErrors(const Logger& logger) {
+  int64_t count = 0;
+  for (const spdlog::sink_ptr& sink : logger.sinks()) {
+    if (const auto* const file = dynamic_cast<const LogFile*>(sink.get())) {
+      count += file->write_errors();
+    }
+  }
+  return count;
+}
 
 Logger::Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogFile> file,
                std::shared_ptr<const Clock> clock)

@@ -43,6 +43,11 @@ Histogram::BucketBoundaries DurationBuckets() {
           5e-2, 0.1,    0.25, 0.5,  1,      2.5,  5,    10,     30,   60};
 }
 
+// Few, as each tenant has them; the bounds are those of DurationBuckets.
+Histogram::BucketBoundaries TenantDurationBuckets() {
+  return {1e-3, 1e-2, 0.1, 0.5, 1, 2.5, 10, 60};
+}
+
 double ErrorRatio(const RowsReport& report) {
   if (report.max_abs_error == 0) return 0;
   const double ratio = report.max_abs_error / report.bound;
@@ -77,6 +82,7 @@ struct TenantSeries {
   CodeCounters requests{};
   Counter* flops = nullptr;
   Counter* session_rows = nullptr;
+  Histogram* duration = nullptr;
 };
 
 }  // namespace
@@ -203,7 +209,10 @@ void Metrics::Families::AddTenant(const std::string& name) {
        &MakeCounter(registry, "attend_session_query_rows_total",
                     "Query rows computed over sessions, by tenant: decoded tokens, where each step "
                     "asks for one",
-                    {{"tenant", name}})});
+                    {{"tenant", name}}),
+       &MakeHistogram(registry, "attend_tenant_request_duration_seconds",
+                      "Time from the arrival of answered requests to their answers, by tenant",
+                      TenantDurationBuckets(), {{"tenant", name}})});
 }
 
 Metrics::Metrics(const std::string& version) : families_(std::make_unique<Families>(version)) {}
@@ -246,6 +255,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   f.phases[kKernel]->Observe(Seconds(request.kernel_ns));
   f.phases[kCopyOut]->Observe(Seconds(request.copy_out_ns));
   f.phases[kTotal]->Observe(Seconds(total_ns));
+  tenant.duration->Observe(Seconds(total_ns));
   tenant.flops->Increment(request.flops);
   if (request.source.cache() != nullptr) {
     const Problem& p = request.attention.problem;

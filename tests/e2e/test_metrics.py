@@ -3,7 +3,9 @@
 Prometheus with the project's rules; the rules and the dashboard name only what exists."""
 
 import json
+import os
 import re
+import resource
 import subprocess
 import urllib.parse
 import urllib.request
@@ -12,11 +14,13 @@ import grpc
 import pytest
 
 import harness
+import hostile
 import wire
 
 DEPLOY = harness.ROOT / "deploy"
-HISTOGRAMS = {"attend_phase_duration_seconds", "attend_batch_requests", "attend_batch_flops",
-              "attend_reference_check_error_ratio", "attend_sessions_evicted_idle_seconds"}
+HISTOGRAMS = {"attend_phase_duration_seconds", "attend_tenant_request_duration_seconds",
+              "attend_batch_requests", "attend_batch_flops", "attend_reference_check_error_ratio",
+              "attend_sessions_evicted_idle_seconds"}
 FAMILIES = HISTOGRAMS | {
     "attend_tls_expiry_timestamp_seconds", "attend_tls_reloads_total",
     "attend_build_info", "attend_requests_total", "attend_rejected_requests_total",
@@ -39,10 +43,12 @@ FAMILIES = HISTOGRAMS | {
     "attend_shared_memory_regions", "attend_shared_memory_clients",
     "attend_shared_memory_regions_created_total", "attend_shared_memory_regions_refused_total",
     "attend_cuda_ipc_bytes", "attend_cuda_ipc_regions",
+    "attend_check_dumps_total", "attend_log_write_errors_total",
     "attend_staged_uploads_total", "attend_staged_bytes_total", "attend_staged_parts_total",
     "attend_staging_memory_bytes", "attend_staging_memory_limit_bytes",
     "attend_gpu_utilization_ratio", "attend_gpu_memory_used_bytes", "attend_gpu_power_watts",
-    "process_start_time_seconds"}
+    "process_start_time_seconds", "process_cpu_seconds_total", "process_resident_memory_bytes",
+    "process_virtual_memory_bytes", "process_open_fds", "process_max_fds", "process_threads"}
 NEEDS_A_GPU = {f for f in FAMILIES if f.startswith("attend_gpu_")}
 
 
@@ -117,6 +123,23 @@ def test_counters_move(start_server):
     assert span > 0
     assert server.metric("attend_device_phase_seconds_total", phase="kernel") == span
     assert server.metric("attend_device_phase_seconds_total", phase="copy_in") == 0
+
+
+def test_the_process_is_what_the_system_says(start_server):
+    server = start_server()
+    wire.assert_serves(server.address)
+    threads = server.metric("process_threads")
+    assert threads == len(os.listdir(f"/proc/{server.process.pid}/task"))
+    soft, _ = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    assert server.metric("process_max_fds") == soft
+    # A scrape's own connection is one of them.
+    open_fds = server.metric("process_open_fds")
+    assert 1 <= open_fds - hostile.descriptors(server) + 1 <= 3
+    rss = server.metric("process_resident_memory_bytes")
+    assert abs(rss - hostile.rss_bytes(server)) < 32 << 20 <= server.metric(
+        "process_virtual_memory_bytes")
+    seconds = server.metric("process_cpu_seconds_total")
+    assert 0 < seconds <= hostile.cpu_seconds(server)
 
 
 def test_tenants_from_the_settings_only(start_server):
@@ -204,8 +227,7 @@ def test_the_readme_names_exactly_what_exists(server):
     table = text[text.index("## Metrics"):]
     named = set(re.findall(r"`((?:attend|process)_\w+)`", table))
     exposed = families(server.metrics_text())
-    own = {name for name in exposed if name.startswith("attend_")}
-    assert named == own | NEEDS_A_GPU | {"process_start_time_seconds"}
+    assert named == exposed | NEEDS_A_GPU
 
 
 def test_dashboard_expressions_parse(tmp_path):

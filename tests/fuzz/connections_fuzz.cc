@@ -307,7 +307,10 @@ std::string Ask(int port, std::string_view request) {
 
 void AskMetrics(std::string_view input) {
   static auto* const endpoint = [] {
-    auto started = MetricsEndpoint::Start("127.0.0.1:0", {});
+    static const auto logger = MakeLogger({.level = LogLevel::off, .file = {}, .options = {}});
+    ATTEND_FUZZ_REQUIRE(logger.ok(), logger.status().ToString());
+    auto started = MetricsEndpoint::Start({.address = "127.0.0.1:0", .ready = [] { return true; }},
+                                          {}, **logger);
     ATTEND_FUZZ_REQUIRE(started.ok(), started.status().ToString());
     return started->release();
   }();
@@ -317,8 +320,10 @@ void AskMetrics(std::string_view input) {
                      answer.starts_with("HTTP/1.1 405 ") || answer.starts_with("HTTP/1.1 431 ");
   ATTEND_FUZZ_REQUIRE(known && answer.find("\r\n\r\n") != answer.npos, answer);
   if (answer.starts_with("HTTP/1.1 200 ")) {
-    ATTEND_FUZZ_REQUIRE(input.starts_with("GET /metrics") || input.starts_with("HEAD /metrics"),
-                        std::string(input));
+    const std::string_view path = input.substr(input.find(' ') + 1);
+    ATTEND_FUZZ_REQUIRE(
+        path.starts_with("/metrics") || path.starts_with("/healthz") || path.starts_with("/readyz"),
+        std::string(input));
   }
 }
 

@@ -6,8 +6,10 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/null_sink.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -20,9 +22,13 @@ class MetricsEndpointTest : public ::testing::Test {
  protected:
   MetricsEndpointTest() {
     MakeGauge(*registry_, "attend_answer", "The answer").Set(42);
-    Result<std::unique_ptr<MetricsEndpoint>> endpoint =
-        MetricsEndpoint::Start("127.0.0.1:0", {registry_});
+    Result<std::unique_ptr<MetricsEndpoint>> endpoint = Start("127.0.0.1:0");
     if (endpoint.ok()) endpoint_ = std::move(*endpoint);
+  }
+
+  Result<std::unique_ptr<MetricsEndpoint>> Start(const std::string& address) {
+    return MetricsEndpoint::Start({.address = address, .ready = [this] { return ready_.load(); }},
+                                  {registry_}, *logger_);
   }
 
   UniqueFd Connect(const std::string& text) const {
@@ -46,6 +52,9 @@ class MetricsEndpointTest : public ::testing::Test {
   }
   std::string Ask(const std::string& request) const { return Read(Connect(request)); }
 
+  const std::shared_ptr<Logger> logger_ =
+      std::make_shared<Logger>(Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>());
+  std::atomic<bool> ready_{true};
   const std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
   std::unique_ptr<MetricsEndpoint> endpoint_;
 };
@@ -64,6 +73,18 @@ TEST_F(MetricsEndpointTest, AnswersEachRequestForWhatItIs) {
   EXPECT_TRUE(Ask("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
   EXPECT_TRUE(Ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
   EXPECT_TRUE(Ask("\r\n\r\n").starts_with("HTTP/1.1 405 "));
+}
+
+TEST_F(MetricsEndpointTest, ProbesSayAliveAndReadyAndNothingElse) {
+  ASSERT_NE(endpoint_, nullptr);
+  const std::string alive = Ask("GET /healthz HTTP/1.1\r\n\r\n");
+  EXPECT_TRUE(alive.starts_with("HTTP/1.1 200 OK\r\n") && alive.ends_with("\r\n\r\nok\n")) << alive;
+  EXPECT_EQ(Ask("GET /readyz HTTP/1.1\r\n\r\n"), alive);
+  ready_ = false;
+  const std::string unready = Ask("GET /readyz?verbose HTTP/1.1\r\n\r\n");
+  EXPECT_TRUE(unready.starts_with("HTTP/1.1 503 ") && unready.ends_with("\r\n\r\nnot ready\n"))
+      << unready;
+  EXPECT_EQ(Ask("GET /healthz HTTP/1.1\r\n\r\n"), alive);
 }
 
 TEST_F(MetricsEndpointTest, HalfRequestsKeepNoScrapeOut) {
@@ -85,7 +106,7 @@ TEST_F(MetricsEndpointTest, RequestsAreBounded) {
 TEST_F(MetricsEndpointTest, ATakenPortIsOneLine) {
   ASSERT_NE(endpoint_, nullptr);
   const std::string address = "127.0.0.1:" + std::to_string(endpoint_->port());
-  EXPECT_EQ(MetricsEndpoint::Start(address, {}).status().message(),
+  EXPECT_EQ(Start(address).status().message(),
             "metrics-listen " + address + " cannot be bound: Address already in use");
 }
 

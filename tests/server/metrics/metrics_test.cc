@@ -65,6 +65,7 @@ const char* const kFamilies[] = {"attend_build_info",
                                  "attend_batches_total",
                                  "attend_tenant_requests_total",
                                  "attend_tenant_flops_total",
+                                 "attend_tenant_request_duration_seconds",
                                  "attend_tenant_queue_requests",
                                  "attend_kernel_requests_total",
                                  "attend_flops_total",
@@ -119,6 +120,7 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
         "attend_tenant_requests_total{code=\"OK\",tenant=\"default\"}",
         "attend_tenant_requests_total{code=\"CANCELLED\",tenant=\"a\"}",
         "attend_tenant_flops_total{tenant=\"a\"}",
+        "attend_tenant_request_duration_seconds_bucket{tenant=\"a\",le=\"2.5\"}",
         "attend_tenant_queue_requests{device=\"cuda:0\",tenant=\"a\"}",
         "attend_batches_total{closed=\"empty\",device=\"cpu\"}",
         "attend_batches_total{closed=\"large\",device=\"cuda:0\"}",
@@ -336,6 +338,9 @@ TEST(MetricsTest, TenantsAreTheConfiguredOnes) {
   EXPECT_EQ(scrape.samples.at(name + "\"default\"}"), 3);
   EXPECT_EQ(scrape.samples.at("attend_requests_total{code=\"OK\"}"), 6);
   EXPECT_GT(scrape.samples.at("attend_tenant_flops_total{tenant=\"a\"}"), 0);
+  const std::string durations = "attend_tenant_request_duration_seconds_count{tenant=";
+  EXPECT_EQ(scrape.samples.at(durations + "\"a\"}"), 3);
+  EXPECT_EQ(scrape.samples.at(durations + "\"default\"}"), 3);
   EXPECT_EQ(scrape.samples.at("attend_batches_total{closed=\"empty\",device=\"cpu\"}"), 6);
   for (const auto& [sample, value] : scrape.samples) {
     EXPECT_EQ(sample.find("stranger"), std::string::npos) << sample;

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/process_stats.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "server/metrics/make_family.h"
+#include "server/net/connection_limits.h"
+
+namespace attend {
+namespace {
+
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+// The fields of /proc/PID/stat that proc(5) numbers from 3, the first one after the name.
+constexpr int kFirst = 3, kUserTicks = 14, kSystemTicks = 15, kThreads = 20, kVirtualBytes = 23,
+              kResidentPages = 24, kLast = 24;
+using Fields = std::array<double, kLast + 1>;
+
+Fields ReadStat(const UniqueFd& stat) {
+  Fields fields{};
+  std::array<char, 1024> bytes;
+  const ssize_t got = pread(stat.get(), bytes.data(), bytes.size(), 0);
+  if (got <= 0) return fields;
+  const std::string_view text(bytes.data(), static_cast<size_t>(got));
+  const size_t name_end = text.rfind(')');  // the name may have anything in it
+  if (name_end == std::string_view::npos) return fields;
+  std::istringstream rest{std::string(text.substr(name_end + 1))};
+  std::string state;
+  rest >> state;
+  for (int n = kFirst + 1; n <= kLast; ++n) rest >> fields[static_cast<size_t>(n)];
+  return fields;
+}
+
+MetricFamily Gauge(const char* name, const char* help, double value) {
+  MetricFamily family = EmptyFamily(MetricType::Gauge, name, help);
+  family.metric.emplace_back().gauge.value = value;
+  return family;
+}
+
+}  // namespace
+
+ProcessStats::ProcessStats()
+    : stat_(open("/proc/self/stat", O_RDONLY | O_CLOEXEC)),
+      descriptors_(opendir("/proc/self/fd")) {}
+
+double ProcessStats::CountDescriptors() const {
+  if (descriptors_ == nullptr) return 0;
+  rewinddir(descriptors_.get());
+  int64_t count = 0;
+  while (const dirent* const entry = readdir(descriptors_.get())) {
+    count += entry->d_name[0] != '.' ? 1 : 0;
+  }
+  return static_cast<double>(count);
+}
+
+std::vector<MetricFamily> ProcessStats::Collect() const {
+  const MutexLock lock(mutex_);
+  const Fields stat = ReadStat(stat_);
+  MetricFamily cpu = EmptyFamily(MetricType::Counter, "process_cpu_seconds_total",
+                                 "Time of all cores, in the process and in the system for it");
+  cpu.metric.emplace_back().counter.value =
+      (stat[kUserTicks] + stat[kSystemTicks]) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return {
+      std::move(cpu),
+      Gauge("process_resident_memory_bytes", "Memory of the process, what it shares included",
+            stat[kResidentPages] * static_cast<double>(sysconf(_SC_PAGESIZE))),
+      Gauge("process_virtual_memory_bytes", "Address space of the process", stat[kVirtualBytes]),
+      Gauge("process_open_fds", "Descriptors that are open", CountDescriptors()),
+      Gauge("process_max_fds", "Bound of open descriptors", static_cast<double>(DescriptorsMax())),
+      Gauge("process_threads", "Threads of the process", stat[kThreads])};
+}
+
+}  // namespace attend

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scrapes and probes: TLS, secrets, files that change, and what is said before, during and after
+serving."""
+
+import base64
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+
+import certificates
+import harness
+import hostile
+import wire
+
+TOKEN, OTHER = "a-token-of-a-scraper", "another-token-of-one"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return certificates.Authority(tmp_path_factory.mktemp("ca"))
+
+
+def trust(authority):
+    return ssl.create_default_context(cafile=authority.ca)
+
+
+def ask(address, path, authorization=None, context=None):
+    """(status, body)"""
+    headers = {"Authorization": authorization} if authorization else {}
+    scheme = "https" if context else "http"
+    request = urllib.request.Request(f"{scheme}://{address}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+def scrapers(path, scopes="info", **tokens):
+    """A file for --metrics-auth."""
+    path.write_text("".join(
+        f"name={name} sha256={hashlib.sha256(token.encode()).hexdigest()} scopes={scopes}\n"
+        for name, token in tokens.items()))
+    return path
+
+
+def tls_flags(pair):
+    return "--metrics-tls-cert", pair[0], "--metrics-tls-key", pair[1]
+
+
+def serial(address, authority):
+    """Of the certificate that the endpoint shows."""
+    with socket.create_connection(address.split(":")) as plain, \
+            trust(authority).wrap_socket(plain, server_hostname="localhost") as secure:
+        return secure.getpeercert()["serialNumber"]
+
+
+def basic(name, token):
+    return "Basic " + base64.b64encode(f"{name}:{token}".encode()).decode()
+
+
+def test_probes_need_no_token_and_metrics_do(start_server, tmp_path):
+    path = scrapers(tmp_path / "auth", prometheus=TOKEN)
+    server = start_server("--metrics-auth", path)
+    for allowed in (f"Bearer {TOKEN}", f"bearer {TOKEN}", basic("prometheus", TOKEN)):
+        status, text = ask(server.metrics_address, "/metrics", allowed)
+        assert status == 200 and "attend_build_info" in text
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    for refused in (None, "Bearer", f"Bearer {OTHER}", f"Bearer {TOKEN}x", basic("grafana", TOKEN),
+                    basic("prometheus", OTHER), f"Bearer {digest}", TOKEN, "Basic ====",
+                    f"Digest {TOKEN}"):
+        status, text = ask(server.metrics_address, "/metrics", refused)
+        assert status == 401 and "attend_" not in text, refused
+    for probe in ("/healthz", "/readyz"):
+        assert ask(server.metrics_address, probe) == (200, "ok\n")
+    assert ask(server.metrics_address, "/")[0] == 404
+    assert TOKEN not in server.log()
+
+
+def test_a_caller_without_the_scope_is_told_so(start_server, tmp_path):
+    path = scrapers(tmp_path / "auth", scopes="compute,sessions,admin", a=TOKEN)
+    server = start_server("--metrics-auth", path)
+    assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}") == (
+        403, "the scope info is needed\n")
+
+
+def test_changed_tokens_hold_at_once(start_server, tmp_path):
+    path = scrapers(tmp_path / "auth", a=TOKEN)
+    server = start_server("--metrics-auth", path)
+    assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 200
+    path.write_text("name=old sha256=cut sh")
+    assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 200
+    assert "changed files cannot be used, the earlier ones stay" in server.log()
+    os.replace(scrapers(tmp_path / "new", b=OTHER), path)
+    assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 401
+    assert ask(server.metrics_address, "/metrics", f"Bearer {OTHER}")[0] == 200
+
+
+def test_tls_is_new_and_plain_text_is_told_so(start_server, authority):
+    server = start_server(*tls_flags(authority.issue("scraped", usage="serverAuth")))
+    status, text = ask(server.metrics_address, "/metrics", context=trust(authority))
+    assert status == 200 and "attend_build_info" in text
+    assert ask(server.metrics_address, "/readyz", context=trust(authority)) == (200, "ok\n")
+    status, text = ask(server.metrics_address, "/metrics")
+    assert (status, text) == (400, "this address speaks https\n")
+    assert f"https://{server.metrics_address}/metrics" in server.log()
+    old = trust(authority)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version = ssl.TLSVersion.TLSv1
+    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(urllib.error.URLError, match="(?i)version"):
+        ask(server.metrics_address, "/metrics", context=old)
+    with pytest.raises(urllib.error.URLError, match="certificate"):
+        ask(server.metrics_address, "/metrics", context=ssl.create_default_context())
+    wire.assert_serves(server.address)
+
+
+def test_a_changed_certificate_is_shown_and_a_wrong_one_is_not(start_server, authority, tmp_path):
+    pair = [tmp_path / "server.pem", tmp_path / "server.key"]
+    for issued, used in zip(authority.issue("first", usage="serverAuth"), pair):
+        shutil.copy(issued, used)
+    server = start_server(*tls_flags(pair))
+    first = serial(server.metrics_address, authority)
+    second = authority.issue("second", usage="serverAuth")
+    shutil.copy(second[0], pair[0])  # now it does not fit the key
+    assert serial(server.metrics_address, authority) == first
+    assert "changed files cannot be used" in server.log()
+    shutil.copy(second[1], pair[1])
+    harness.wait_for("the new certificate",
+                     lambda: serial(server.metrics_address, authority) != first)
+
+
+def test_half_handshakes_keep_no_scrape_out(start_server, authority):
+    server = start_server(*tls_flags(authority.issue("scraped", usage="serverAuth")))
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    with contextlib.ExitStack() as held:
+        for sent in (hello, b"", b"\x16\x03\x01\xff\xff" + bytes(5000), b"\x80\x00\x00"):
+            for _ in range(25):
+                held.enter_context(hostile.open_socket(server.metrics_address)).sendall(sent)
+        assert ask(server.metrics_address, "/metrics", context=trust(authority))[0] == 200
+
+
+def test_draining_is_alive_and_not_ready(start_server, tmp_path):
+    """While a request runs, none of which needs a token to be told."""
+    server = start_server("--lanes", "1", "--drain-timeout", "120", "--metrics-auth",
+                          scrapers(tmp_path / "auth", a=TOKEN))
+    with wire.connect(server.address) as service:
+        assert ask(server.metrics_address, "/readyz") == (200, "ok\n")
+        slow = service.Attend.future(wire.slow_request(8192), timeout=120)
+        harness.wait_for("the lane to be busy", lambda: "attend_lanes_busy{device=\"cpu\"} 1" in
+                         ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[1])
+        server.signal(signal.SIGTERM)
+        harness.wait_for("a drain", lambda: ask(server.metrics_address, "/readyz")[0] == 503)
+        assert ask(server.metrics_address, "/readyz") == (503, "not ready\n")
+        assert ask(server.metrics_address, "/healthz") == (200, "ok\n")
+        assert not slow.done()
+        slow.result()
+    assert server.wait() == 0
+
+
+def test_beyond_loopback_it_is_encrypted(start_server, authority):
+    """With the server's own certificate, if it has no other, or in the clear if told so."""
+    with pytest.raises(harness.ServerEnded, match="0.0.0.0:0 is beyond loopback"):
+        start_server(metrics="0.0.0.0:0")
+    pair = authority.issue("scraped", usage="serverAuth")
+    server = start_server("--tls-cert", pair[0], "--tls-key", pair[1], metrics="0.0.0.0:0")
+    port = server.metrics_address.rpartition(":")[2]
+    assert ask(f"127.0.0.1:{port}", "/readyz", context=trust(authority)) == (200, "ok\n")
+    server = start_server("--insecure", metrics="0.0.0.0:0")
+    port = server.metrics_address.rpartition(":")[2]
+    assert ask(f"127.0.0.1:{port}", "/readyz") == (200, "ok\n")
+
+
+@pytest.mark.parametrize("args, said", [
+    (["--metrics-tls-cert", "CERT"], "--metrics-tls-cert: needs --metrics-tls-key"),
+    (["--metrics-tls-key", "KEY"], "--metrics-tls-key: needs --metrics-tls-cert"),
+    (["--metrics-auth", "AUTH", "--metrics-listen", "off"],
+     "--metrics-auth: needs --metrics-listen"),
+    (["--metrics-tls-cert", "CERT", "--metrics-tls-key", "OTHER"], "key values mismatch"),
+    (["--metrics-tls-cert", "NONE", "--metrics-tls-key", "KEY"], "NONE: No such file or directory"),
+    (["--metrics-tls-cert", "AUTH", "--metrics-tls-key", "KEY"], "AUTH: no start line"),
+    (["--metrics-auth", "NONE"], "NONE: it cannot be read: No such file or directory"),
+    (["--metrics-auth", "KEY"], "metrics-auth: tokens KEY: "),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_what_cannot_be_used_is_one_line(authority, tmp_path, args, said):
+    certificate, key = authority.issue("scraped", usage="serverAuth")
+    _, other = authority.issue("another", usage="serverAuth")
+    files = {"CERT": certificate, "KEY": key, "OTHER": other, "NONE": tmp_path / "none",
+             "AUTH": scrapers(tmp_path / "auth", a=TOKEN)}
+    for name, path in files.items():
+        said = said.replace(name, str(path))
+    done = subprocess.run(
+        [harness.binary("attend-server"), "--device", "cpu", "--listen", "127.0.0.1:0",
+         *([] if "--metrics-listen" in args else ["--metrics-listen", "127.0.0.1:0"]),
+         *[str(files.get(a, a)) for a in args]],
+        capture_output=True, text=True, timeout=60, env=harness.clean_env())
+    assert done.returncode in (1, 2)
+    assert said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
