@@ -31,6 +31,11 @@ def binary(name):
     return build / name.removeprefix("attend-") / name
 
 
+def program_of_tests(name):
+    """A program of the build's tests."""
+    return binary("attend-server").resolve().parents[1] / "tests/server" / name
+
+
 def libraries():
     """The shared libraries beside `binary`, by the variables that name them to Python."""
     names = {"ATTEND_CLIENT_LIBRARY": ("client/c", "libattend_client.so"),
@@ -97,17 +102,17 @@ class ServerEnded(AssertionError):
 class Server:
     """One attend-server process on free loopback ports, ready when the constructor returns.
     `limits`: what resource.setrlimit sets for it, as {which: (soft, hard)}. `enter`: what its
-    process calls before it becomes the server."""
+    process calls before it becomes the server. `program`: another one with the same flags."""
 
     def __init__(self, folder, *args, listen="127.0.0.1:0", metrics="127.0.0.1:0", env=None,
-                 limits=None, enter=None):
+                 limits=None, enter=None, program=None):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log_path = self.folder / "server.log"
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
-        command = [binary("attend-server"), "--listen", listen, "--metrics-listen", metrics,
-                   "--device", "cpu", "--ready-file", ready, *args]
+        command = [program or binary("attend-server"), "--listen", listen, "--metrics-listen",
+                   metrics, "--device", "cpu", "--ready-file", ready, *args]
         self._log = open(self.log_path, "wb")
 
         def prepare():

@@ -116,6 +116,23 @@ def ended(connection):
     return True
 
 
+def shape_request(batch, heads, rows, keys, dim, dim_v, dtype="float16"):
+    """A request of zeros."""
+    request = wire.pb.AttendRequest()
+    size = 4 if dtype == "float32" else 2
+    for name, shape in (("q", (batch, heads, rows, dim)), ("k", (batch, heads, keys, dim)),
+                        ("v", (batch, heads, keys, dim_v))):
+        getattr(request, name).CopyFrom(wire.tensor(dtype, shape))
+        elements = shape[0] * shape[1] * shape[2] * shape[3]
+        request.raw.append(bytes(elements * size))
+    return request
+
+
+def unread_request():
+    """24 KiB that ask for 6 MiB: one key, rows of one element in and 256 out."""
+    return shape_request(1, 1, 6144, 1, 1, 256, "float32").SerializeToString()
+
+
 def varint(number):
     out = bytearray()
     while number > 0x7F:

@@ -20,23 +20,6 @@ def packed(field, payload):
     return hostile.varint(field << 3 | 2) + hostile.varint(len(payload)) + payload
 
 
-def shape_request(batch, heads, rows, keys, dim, dim_v, dtype="float16"):
-    """A request of zeros."""
-    request = wire.pb.AttendRequest()
-    size = 4 if dtype == "float32" else 2
-    for name, shape in (("q", (batch, heads, rows, dim)), ("k", (batch, heads, keys, dim)),
-                        ("v", (batch, heads, keys, dim_v))):
-        getattr(request, name).CopyFrom(wire.tensor(dtype, shape))
-        elements = shape[0] * shape[1] * shape[2] * shape[3]
-        request.raw.append(bytes(elements * size))
-    return request
-
-
-def unread_request():
-    """24 KiB that ask for 6 MiB: one key, rows of one element in and 256 out."""
-    return shape_request(1, 1, 6144, 1, 1, 256, "float32").SerializeToString()
-
-
 def send(address, message):
     """The status code of an Attend call with these bytes."""
     with grpc.insecure_channel(address, options=wire.UNLIMITED) as channel:
@@ -129,7 +112,7 @@ def test_no_order_or_kind_of_fields_costs_more_than_twice_its_bytes(start_server
 def test_millions_of_tiny_tiles_cost_what_the_budget_grants(start_server):
     server = start_server(*hostile.SMALL_LIMITS)
     wire.assert_serves(server.address)
-    message = shape_request(1 << 20, 4, 1, 0, 1, 1).SerializeToString()
+    message = hostile.shape_request(1 << 20, 4, 1, 0, 1, 1).SerializeToString()
     # Twice in, once out, and lists of tiles; each may end in a huge page, if there are such.
     huge_page = 2 * MIB
     with hostile.grows_at_most(server, 4 * (len(message) + huge_page)):
@@ -141,14 +124,14 @@ def test_readers_that_do_not_read_do_not_keep_a_draining_server(start_server):
     with hostile.Http2(server.address, window=0) as reader:
         for path in (wire.ATTEND, ATTEND_STREAM):
             stream = reader.open(path)
-            reader.data(stream, hostile.grpc_message(unread_request()), hostile.END_STREAM)
+            reader.data(stream, hostile.grpc_message(hostile.unread_request()), hostile.END_STREAM)
         harness.wait_for("answers that wait",
                          lambda: server.metric("attend_host_memory_used_bytes") >= 12 * MIB)
         harness.wait_for("their memory to be back",
                          lambda: server.metric("attend_host_memory_used_bytes") == 0, 30)
         assert server.metric("attend_unread_calls_total") >= 1
         stream = reader.open(wire.ATTEND)
-        reader.data(stream, hostile.grpc_message(unread_request()), hostile.END_STREAM)
+        reader.data(stream, hostile.grpc_message(hostile.unread_request()), hostile.END_STREAM)
         harness.wait_for("another one",
                          lambda: server.metric("attend_host_memory_used_bytes") >= 6 * MIB)
         assert server.stop() == 0, server.log()
@@ -157,11 +140,11 @@ def test_readers_that_do_not_read_do_not_keep_a_draining_server(start_server):
 def test_readers_that_take_a_little_now_and_then_lose_their_call(start_server):
     """Small answers, taken one by one, with a large one behind them."""
     server = start_server("--memory-budget", "64MiB", "--cpu-threads", "2", "--write-timeout", "2")
-    small = shape_request(1, 1, 40, 1, 1, 256, "float32").SerializeToString()  # asks for 40 KiB
+    small = hostile.shape_request(1, 1, 40, 1, 1, 256, "float32").SerializeToString()  # 40 KiB
     turns = 20
     with hostile.Http2(server.address, window=0) as reader:
         stream = reader.open(ATTEND_STREAM)
-        for message in [small] * turns + [unread_request()]:
+        for message in [small] * turns + [hostile.unread_request()]:
             reader.data(stream, hostile.grpc_message(message))
         harness.wait_for("answers that wait",
                          lambda: server.metric("attend_host_memory_used_bytes") >= 6 * MIB)
@@ -197,7 +180,7 @@ def test_all_at_once_take_what_the_documents_say_and_no_more(start_server):
         for _ in range(10):
             reader = stack.enter_context(hostile.Http2(server.address, window=0))
             stream = reader.open(wire.ATTEND)
-            reader.data(stream, hostile.grpc_message(unread_request()), hostile.END_STREAM)
+            reader.data(stream, hostile.grpc_message(hostile.unread_request()), hostile.END_STREAM)
         harness.wait_for("the budget to be full",
                          lambda: server.metric("attend_host_memory_used_bytes") >= 56 * MIB)
 
