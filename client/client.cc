@@ -84,10 +84,11 @@ Result<Health> HealthOf(const grpc::ByteBuffer& response) {
 }  // namespace
 
 struct Client::Impl {
-  Impl(const ClientOptions& options, const std::string& target, std::string token, uint64_t seed)
+  Impl(const ClientOptions& options, const std::string& target,
+       std::shared_ptr<const TlsClient> tls, std::string token, uint64_t seed)
       : chunked_bytes_min(options.chunked_bytes_min),
         retry(options.retry),
-        pool(target, options.connections, options.completion_threads,
+        pool(target, std::move(tls), options.connections, options.completion_threads,
              options.clock != nullptr ? *options.clock : steady_clock, std::move(token)),
         ids(seed),
         next_seed(seed),
@@ -141,7 +142,9 @@ Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
   if (!target.ok()) return target.status();
   Result<std::string> token = TokenOf(options.token);
   if (!token.ok()) return token.status();
-  ATTEND_RETURN_IF_ERROR(CheckTokenStays(*token, *target));
+  Result<std::shared_ptr<const TlsClient>> tls = TlsClient::Make(options.tls, *target);
+  if (!tls.ok()) return tls.status();
+  if (*tls == nullptr) ATTEND_RETURN_IF_ERROR(CheckTokenStays(*token, *target));
   if (options.connections < 1 || options.connections > kConnectionsMax) {
     return InvalidArgument("connections is " + std::to_string(options.connections) +
                            ", must be in [1, " + std::to_string(kConnectionsMax) + "]");
@@ -159,8 +162,8 @@ Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
                            ", must be at least 1");
   }
   const uint64_t seed = options.seed != 0 ? options.seed : SystemSeed();
-  return std::unique_ptr<Client>(
-      new Client(std::make_unique<Impl>(options, *target, std::move(*token), seed)));
+  return std::unique_ptr<Client>(new Client(
+      std::make_unique<Impl>(options, *target, std::move(*tls), std::move(*token), seed)));
 }
 
 Client::~Client() { Close(); }
@@ -208,7 +211,9 @@ CallOutcome Client::CallAndWait(const AttentionCall& call, const CallOptions& ca
       call.request_id.empty() ? std::string(impl_->ids.Next().view()) : call.request_id;
   impl_->Send(std::move(shared), id, options,
               [waiter](CallOutcome outcome) { waiter->Answered(std::move(outcome)); });
-  return waiter->Wait();
+  CallOutcome outcome = waiter->Wait();
+  if (!outcome.status.ok()) outcome.status = impl_->pool.Explain(std::move(outcome.status));
+  return outcome;
 }
 
 CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& options,
@@ -253,8 +258,8 @@ Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds
   impl_->pool.Introduce("", &context);
   if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
   v1::GetServerInfoResponse response;
-  const Status status = FromGrpc(impl_->control->GetServerInfo(&context, {}, &response));
-  if (!status.ok()) return status;
+  Status status = FromGrpc(impl_->control->GetServerInfo(&context, {}, &response));
+  if (!status.ok()) return impl_->pool.Explain(std::move(status));
   const int64_t bytes_max = response.limits().request_bytes_max();
   impl_->message_bytes_max = bytes_max > 0 ? bytes_max : INT64_MAX;
   return response;
@@ -276,7 +281,7 @@ Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nano
   queue.Shutdown();
   while (queue.Next(&tag, &ok)) {
   }
-  if (!status.ok()) return FromGrpc(status);
+  if (!status.ok()) return impl_->pool.Explain(FromGrpc(status));
   return HealthOf(response);
 }
 

@@ -23,6 +23,7 @@
 #include "client/call/attention_call.h"
 #include "client/call/call_options.h"
 #include "client/call/retry_policy.h"
+#include "client/call/tls_options.h"
 #include "client/stream.h"
 #include "client/wire/message_codec.h"
 #include "kernels/util/clock.h"
@@ -31,6 +32,7 @@ namespace attend::client {
 
 struct ClientOptions {
   std::string server = "127.0.0.1:8001";  // as ServerTarget in server_address.h takes it
+  TlsOptions tls;                         // files are read once, by Make
   int connections = 1;                    // each with its own socket; in [1, 1024]
   int completion_threads = 0;             // 0: one per connection, at most cores / 2
   // Calls with at least this many tensor bytes, request and answer together, go in chunks over

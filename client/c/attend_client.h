@@ -106,6 +106,12 @@ typedef struct attend_client_options {
   /* Says who calls, where the server asks; NULL: the environment's ATTEND_TOKEN, if there is one.
    * Without TLS it goes to loopback and Unix sockets alone. */
   const char* token;
+  /* TLS over TCP. PEM files, read once; NULL: what $ATTEND_TLS_CA, $ATTEND_TLS_CERT,
+   * $ATTEND_TLS_KEY and $ATTEND_TLS_SERVER_NAME say; "": none. */
+  const char* tls_ca;          /* authorities of the server's certificate; "system": the system's */
+  const char* tls_cert;        /* the client's, for servers that ask for one */
+  const char* tls_key;         /* of tls_cert */
+  const char* tls_server_name; /* for whom the server's must be; none: the host of `server` */
 } attend_client_options;
 
 /* C-contiguous and little-endian: the wire has no strides. */

@@ -3,6 +3,7 @@
 #include "client/c/client_state.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,10 @@ constexpr std::chrono::seconds kPrepareMax{5};
 
 Status None(const std::string& why) {
   return Status(Code::kFailedPrecondition, "no memory is shared with the server: " + why);
+}
+
+std::string TextOrVariable(const char* text, const char* variable) {
+  return TextOf(text != nullptr ? text : std::getenv(variable));
 }
 
 // Of a call on sessions, whose K and V are on the server: enough for the answer's size.
@@ -39,6 +44,10 @@ Result<std::shared_ptr<ClientState>> ClientState::Open(const attend_client_optio
   ClientOptions made;
   if (options.server != nullptr) made.server = options.server;
   made.token = TextOf(options.token);
+  made.tls.ca = TextOrVariable(options.tls_ca, "ATTEND_TLS_CA");
+  made.tls.cert = TextOrVariable(options.tls_cert, "ATTEND_TLS_CERT");
+  made.tls.key = TextOrVariable(options.tls_key, "ATTEND_TLS_KEY");
+  made.tls.server_name = TextOrVariable(options.tls_server_name, "ATTEND_TLS_SERVER_NAME");
   if (options.connections != 0) made.connections = options.connections;
   if (options.chunked_bytes_min != 0) made.chunked_bytes_min = options.chunked_bytes_min;
   made.retry.attempts_max = options.attempts_max == 0 ? kAttemptsDefault : options.attempts_max;

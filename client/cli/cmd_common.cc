@@ -14,6 +14,7 @@ namespace attend::client {
 ClientOptions ClientOptionsOf(const CommonOptions& common) {
   ClientOptions options;
   options.server = common.server;
+  options.tls = common.tls;
   options.connections = common.connections;
   options.completion_threads = common.completion_threads;
   options.retry.attempts_max = common.attempts;

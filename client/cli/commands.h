@@ -28,6 +28,7 @@ inline constexpr int kExitInterrupted = 130;
 // Options common to all commands.
 struct CommonOptions {
   std::string server = "127.0.0.1:8001";
+  TlsOptions tls;
   int connections = 1;
   int completion_threads = 0;
   int attempts = 5;

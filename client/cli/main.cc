@@ -3,6 +3,7 @@
 // attend-client: talks to an attend server from the command line.
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <new>
@@ -21,6 +22,20 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
                  "Server: HOST[:PORT], [IPV6]:PORT or unix:PATH; without a port, 8001")
       ->envname("ATTEND_SERVER")
       ->capture_default_str();
+  const auto tls = [&app](const char* flag, const char* env, std::string& value, const char* help) {
+    return app.add_option(flag, value, help)->envname(env);
+  };
+  tls("--tls-ca", "ATTEND_TLS_CA", common->tls.ca,
+      "Authorities of the server's certificate, in PEM, or \"system\" for the system's: TLS over "
+      "TCP")
+      ->type_name("FILE");
+  tls("--tls-cert", "ATTEND_TLS_CERT", common->tls.cert,
+      "Certificate to show to servers that ask for one, in PEM")
+      ->type_name("FILE");
+  tls("--tls-key", "ATTEND_TLS_KEY", common->tls.key, "Its private key, in PEM")->type_name("FILE");
+  tls("--tls-server-name", "ATTEND_TLS_SERVER_NAME", common->tls.server_name,
+      "For whom the server's certificate must be; default: the host of --server")
+      ->type_name("NAME");
   app.add_option("--connections", common->connections,
                  "Connections, each with its own socket; calls are spread over them")
       ->check(CLI::Range(1, 1024))
@@ -83,6 +98,8 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "attend-client: %s\n", error.what());
     return kExitUsage;
   }
+  // gRPC's own lines on stderr say less than a command's error.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   Result<std::string> token =
       common.token_file.empty() ? TokenOf("") : ReadTokenFile(common.token_file);
   if (!token.ok()) return Fail(token.status(), kExitUsage);

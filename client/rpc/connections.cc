@@ -24,7 +24,11 @@ constexpr int kBackoffMaxMs = 2000;
 // Far and busy servers take their time. A host that drops packets holds calls up as long.
 constexpr int kConnectMaxMs = 5000;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, bool with_token) {
+// Connecting once more, to find out what is wrong.
+constexpr std::chrono::milliseconds kDiagnosisMax{2000};
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const TlsClient* tls,
+                                           bool with_token) {
   grpc::ChannelArguments args;
   // A proxy ($http_proxy) would read the token.
   if (with_token) args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -38,7 +42,11 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, bool with_
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
   args.SetMaxReceiveMessageSize(-1);
   args.SetMaxSendMessageSize(-1);
-  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), args);
+  if (tls == nullptr) {
+    return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), args);
+  }
+  if (!tls->server_name().empty()) args.SetSslTargetNameOverride(tls->server_name());
+  return grpc::CreateCustomChannel(server, tls->Credentials(), args);
 }
 
 }  // namespace
@@ -96,9 +104,10 @@ void CompletionLoop::Close() {
   while (first_ != nullptr) empty_.Wait(mutex_);
 }
 
-ConnectionPool::ConnectionPool(const std::string& server, int connections, int completion_threads,
-                               const Clock& clock, std::string token)
-    : clock_(clock), token_(std::move(token)) {
+ConnectionPool::ConnectionPool(const std::string& server, std::shared_ptr<const TlsClient> tls,
+                               int connections, int completion_threads, const Clock& clock,
+                               std::string token)
+    : clock_(clock), tls_(std::move(tls)), token_(std::move(token)) {
   if (completion_threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     completion_threads = std::clamp(connections, 1, std::max(1, cores / 2));
@@ -107,10 +116,10 @@ ConnectionPool::ConnectionPool(const std::string& server, int connections, int c
   for (int i = 0; i < completion_threads; ++i) loops_.push_back(std::make_unique<CompletionLoop>());
   for (int i = 0; i < connections; ++i) {
     connections_.push_back(
-        std::make_unique<Connection>(MakeChannel(server, !token_.empty()),
+        std::make_unique<Connection>(MakeChannel(server, tls_.get(), !token_.empty()),
                                      loops_[static_cast<size_t>(i % completion_threads)].get()));
   }
-  control_ = MakeChannel(server, !token_.empty());
+  control_ = MakeChannel(server, tls_.get(), !token_.empty());
 }
 
 int ConnectionPool::Acquire() {
@@ -131,6 +140,13 @@ int ConnectionPool::Acquire() {
   }
   connections_[best]->outstanding.fetch_add(1, std::memory_order_relaxed);
   return best;
+}
+
+Status ConnectionPool::Explain(Status status) const {
+  if (status.code() != Code::kUnavailable || tls_ == nullptr) return status;
+  const std::string why = tls_->Diagnose(kDiagnosisMax);
+  if (why.empty()) return status;
+  return Unavailable(why + " (" + status.message() + ")");
 }
 
 void ConnectionPool::Close() {
@@ -172,11 +188,12 @@ void ConnectionPool::Introduce(const std::string& tenant, grpc::ClientContext* c
 
 Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return Status();
-  // gRPC's words for a server that speaks something else, HTTP/1 for the most part.
+  // gRPC's words for a server that speaks something else: HTTP/1 for the most part, or TLS.
   if (status.error_message().find("Failed parsing HTTP/2") != std::string::npos ||
       status.error_message().find("http1.x server") != std::string::npos) {
     return Unavailable(
-        "what listens there is not a gRPC server; is this the port of its metrics? (" +
+        "what listens there is not a gRPC server, or takes TLS only; is this the port of its "
+        "metrics, or is its authority missing (tls_ca)? (" +
         status.error_message() + ")");
   }
   switch (status.error_code()) {

@@ -19,6 +19,7 @@
 
 #include "client/call/random.h"
 #include "client/call/retry_policy.h"
+#include "client/rpc/tls_client.h"
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
@@ -97,9 +98,9 @@ struct Connection {
 
 class ConnectionPool {
  public:
-  // `clock` must outlive the pool. `token`: every call's; empty: none.
-  ConnectionPool(const std::string& server, int connections, int completion_threads,
-                 const Clock& clock, std::string token = {});
+  // `tls`: null without. `clock` must outlive the pool. `token`: every call's; empty: none.
+  ConnectionPool(const std::string& server, std::shared_ptr<const TlsClient> tls, int connections,
+                 int completion_threads, const Clock& clock, std::string token = {});
 
   // The connection with the fewest unanswered calls; in turn among equals. Counts one more there.
   int Acquire();
@@ -117,10 +118,14 @@ class ConnectionPool {
   // Puts into the call's metadata who calls, and for which tenant (empty: the caller's own).
   void Introduce(const std::string& tenant, grpc::ClientContext* context) const;
   const std::string& token() const { return token_; }
+  // The status of a call that has ended. If it ended because no connection of TLS comes about, says
+  // why; this can take a second or two.
+  Status Explain(Status status) const;
   void Close();
 
  private:
   const Clock& clock_;
+  const std::shared_ptr<const TlsClient> tls_;
   std::vector<std::unique_ptr<CompletionLoop>> loops_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::shared_ptr<grpc::Channel> control_;

@@ -51,6 +51,11 @@ class Client:
     timeout: seconds that a call may take, retries included, unless it names them; None: no bound.
     attempts: of a call, the first included. UNAVAILABLE, and RESOURCE_EXHAUSTED if the server says
         when, are retried with its pushback or with backoff.
+    tls_ca: a PEM file of authorities, or "system" for the system's: TLS over TCP, with a server
+        whose certificate is of one of them. tls_cert, tls_key: PEM files to show to a server that
+        asks for a certificate. tls_server_name: for whom the server's certificate must be, if not
+        for the host of `server`. None: as $ATTEND_TLS_CA, $ATTEND_TLS_CERT, $ATTEND_TLS_KEY and
+        $ATTEND_TLS_SERVER_NAME say; "": none.
     shared_memory: whether calls of 64 KiB or more go through memory that is shared with a server
         on this host, if it shares any (--shared-memory); or the path of its socket.
     token: says who calls, where the server asks (--tokens); None: the environment's ATTEND_TOKEN,
@@ -59,7 +64,9 @@ class Client:
 
     def __init__(self, server: str = "127.0.0.1:8001", *, connections: int = 4,
                  tenant: str | None = None, timeout: float | None = None, attempts: int = 5,
-                 shared_memory: bool | str = True, token: str | None = None):
+                 shared_memory: bool | str = True, token: str | None = None,
+                 tls_ca: str | None = None, tls_cert: str | None = None,
+                 tls_key: str | None = None, tls_server_name: str | None = None):
         self.server, self.timeout = server, timeout
         self._handle: ClientHandle | None = None
         nanoseconds("timeout", timeout)
@@ -70,6 +77,10 @@ class Client:
                           connections=integer("connections", connections, 1, 1024),
                           attempts_max=integer("attempts", attempts, 1, 2**31 - 1),
                           token=optional_text("token", token))
+        options.tls_ca = optional_text("tls_ca", tls_ca)
+        options.tls_cert = optional_text("tls_cert", tls_cert)
+        options.tls_key = optional_text("tls_key", tls_key)
+        options.tls_server_name = optional_text("tls_server_name", tls_server_name)
         options.shared_memory_off = shared_memory is False
         if isinstance(shared_memory, str):
             options.shared_memory_socket = text("shared_memory", shared_memory)

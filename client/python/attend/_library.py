@@ -49,6 +49,7 @@ class Options(ctypes.Structure):
         ("struct_bytes", ctypes.c_uint64), ("server", _text), ("tenant", _text),
         ("connections", _int32), ("attempts_max", _int32), ("chunked_bytes_min", _int64),
         ("shared_memory_off", _int32), ("shared_memory_socket", _text), ("token", _text),
+        ("tls_ca", _text), ("tls_cert", _text), ("tls_key", _text), ("tls_server_name", _text),
     ]
 
 
