@@ -99,14 +99,18 @@ std::shared_ptr<const PreparedCall> EchoCallOf(const std::shared_ptr<const Work>
   return call;
 }
 
-Connections::Connections(const std::string& target, int count) {
+Connections::Connections(const std::string& target, int count, const std::string& authority) {
+  const std::shared_ptr<grpc::ChannelCredentials> credentials =
+      authority.empty() ? grpc::InsecureChannelCredentials()
+                        : grpc::SslCredentials({.pem_root_certs = authority});
   for (int i = 0; i < count; ++i) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetMaxSendMessageSize(-1);
-    stubs_.push_back(std::make_unique<Stub>(
-        grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments)));
+    if (!authority.empty()) arguments.SetSslTargetNameOverride(kTlsName);
+    stubs_.push_back(
+        std::make_unique<Stub>(grpc::CreateCustomChannel(target, credentials, arguments)));
   }
 }
 

@@ -25,6 +25,9 @@ inline constexpr char kStreamMethod[] = "/attend.v1.AttentionService/AttendStrea
 // Of so many answers one has its bytes looked at, the first one included; of the others the length.
 inline constexpr int64_t kBytesCheckedEvery = 16;
 
+// For whom the certificates of measured servers are.
+inline constexpr char kTlsName[] = "localhost";
+
 // Looks at an answer, and at its bytes if `bytes_too`; an empty string means it is right.
 using Verify = std::function<std::string(const grpc::ByteBuffer& answer, bool bytes_too)>;
 
@@ -48,7 +51,8 @@ using Stub = grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>;
 // Connections of their own sockets, which stay open between drives.
 class Connections {
  public:
-  Connections(const std::string& target, int count);
+  // `authority`: of the server's certificate, in PEM, which must be for kTlsName; empty: no TLS.
+  Connections(const std::string& target, int count, const std::string& authority = "");
   Stub& stub(int index) { return *stubs_[static_cast<size_t>(index) % stubs_.size()]; }
   int count() const { return static_cast<int>(stubs_.size()); }
 

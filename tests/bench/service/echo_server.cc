@@ -34,11 +34,12 @@ struct EchoServer::Impl {
   std::unique_ptr<grpc::Server> server;
 };
 
-EchoServer::EchoServer(const std::string& listen, int64_t answer_bytes)
+EchoServer::EchoServer(const std::string& listen, int64_t answer_bytes,
+                       std::shared_ptr<grpc::ServerCredentials> credentials)
     : impl_(std::make_unique<Impl>(answer_bytes)) {
   int port = 0;
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(listen, credentials, &port);
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(&impl_->service);

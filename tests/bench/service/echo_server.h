@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include <grpcpp/security/server_credentials.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,7 +18,9 @@ namespace attend::bench {
 class EchoServer {
  public:
   // `listen` is HOST:PORT or unix:PATH, `answer_bytes` the length of every answer.
-  EchoServer(const std::string& listen, int64_t answer_bytes);
+  EchoServer(
+      const std::string& listen, int64_t answer_bytes,
+      std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials());
   ~EchoServer();
   // With the port that was bound; empty if it does not serve.
   const std::string& address() const { return address_; }

@@ -28,6 +28,8 @@ void RunCudaIpc(Bench& bench);
 void RunSmall(Bench& bench);
 void RunStream(Bench& bench);
 void RunLatency(Bench& bench);
+// Encrypted, small and large.
+void RunTls(Bench& bench);
 // Mixtures, extras, and time.
 void RunBatches(Bench& bench);
 void RunMetrics(Bench& bench);

@@ -2,10 +2,13 @@
 
 #include "tests/bench/service/serve.h"
 
+#include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -74,10 +77,24 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
   ServeUntilInputEnds((*server)->addresses().front() + " " + (*server)->metrics_address());
 }
 
-int ServeEcho(const std::string& listen, int64_t answer_bytes) {
+std::string TextOf(const std::string& path) {
+  std::ifstream in(path);
+  return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+}
+
+// LISTEN ANSWER_BYTES [CERT KEY]
+int ServeEcho(std::span<const std::string> arguments) {
+  const std::string& listen = arguments[0];
+  const int64_t answer_bytes = std::atoll(arguments[1].c_str());
+  std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
+  if (arguments.size() == 4) {
+    grpc::SslServerCredentialsOptions options(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
+    options.pem_key_cert_pairs.push_back({TextOf(arguments[3]), TextOf(arguments[2])});
+    credentials = grpc::SslServerCredentials(options);
+  }
   TuneAllocatorAndBlocks(kReceiveBlocksBytes, kServerArenas);
   SkipDeadlockSearch();
-  const EchoServer server(listen, answer_bytes);
+  const EchoServer server(listen, answer_bytes, credentials);
   if (server.address().empty()) return Cannot("the echo does not serve " + listen);
   ServeUntilInputEnds(server.address());
 }
@@ -122,8 +139,8 @@ int Serve(std::span<const std::string> arguments) {
   const std::string kind = arguments.empty() ? "" : arguments.front();
   if (kind == "attend") return ServeAttend(false, arguments.subspan(1));
   if (kind == "attend-pass-through") return ServeAttend(true, arguments.subspan(1));
-  if (kind == "echo" && arguments.size() == 3) {
-    return ServeEcho(arguments[1], std::atoll(arguments[2].c_str()));
+  if (kind == "echo" && (arguments.size() == 3 || arguments.size() == 5)) {
+    return ServeEcho(arguments.subspan(1));
   }
   if (kind == "raw-tcp") return ServeRawTcp();
   if (kind == "abandon" && arguments.size() == 3) return Abandon(arguments[1], arguments[2]);

@@ -12,7 +12,7 @@ namespace attend::bench {
 // arguments[0] is the kind:
 //   attend FLAGS...               attend-server with its flags
 //   attend-pass-through FLAGS...  the same on a device that computes nothing
-//   echo LISTEN ANSWER_BYTES      a bare gRPC server
+//   echo LISTEN ANSWER_BYTES [CERT KEY]    a bare gRPC server, with TLS if it has these files
 //   raw-tcp                       one without gRPC
 //   abandon ADDRESS SOCKET        a client that has large calls under way and never ends them, some
 //                                 of them over a region that it made at this socket
