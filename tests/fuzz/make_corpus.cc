@@ -389,16 +389,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   attend::fuzz::folder = argv[1];
-  attend::fuzz::Requests();
-  attend::fuzz::Infers();
-  attend::fuzz::Sessions();
-  attend::fuzz::Histories();
-  attend::fuzz::Chunked();
-  attend::fuzz::Regions();
-  attend::fuzz::Settings();
-  attend::fuzz::Connections();
-  attend::fuzz::Names();
-  attend::fuzz::Answers();
-  attend::fuzz::Files();
+  using namespace attend::fuzz;
+  for (void (*const write)() : {Requests, Infers, Sessions, Histories, Chunked, Regions, Settings,
+                                Connections, Names, Answers, Files}) {
+    write();
+  }
   return 0;
 }

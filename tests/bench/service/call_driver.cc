@@ -100,9 +100,10 @@ std::shared_ptr<const PreparedCall> EchoCallOf(const std::shared_ptr<const Work>
 }
 
 Connections::Connections(const std::string& target, int count, const std::string& authority) {
+  grpc::SslCredentialsOptions tls;
+  tls.pem_root_certs = authority;
   const std::shared_ptr<grpc::ChannelCredentials> credentials =
-      authority.empty() ? grpc::InsecureChannelCredentials()
-                        : grpc::SslCredentials({.pem_root_certs = authority});
+      authority.empty() ? grpc::InsecureChannelCredentials() : grpc::SslCredentials(tls);
   for (int i = 0; i < count; ++i) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
