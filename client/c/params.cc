@@ -159,7 +159,6 @@ Status ReadOptions(const attend_client_params& params, const std::string& tenant
                        : params.transport == ATTEND_CLIENT_INLINE ? CallTransport::kInline
                                                                   : CallTransport::kAuto;
   options->tenant = params.tenant == nullptr ? tenant : params.tenant;
-  options->traceparent = TextOf(params.traceparent);
   return Status();
 }
 

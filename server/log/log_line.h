@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -44,9 +43,6 @@ struct LogHead {
 // invisible marks and those that change the direction of text are escaped in both forms, as \u009b;
 // a byte that is not UTF-8 becomes \xff in text and U+FFFD in JSON.
 std::string FormatLogLine(LogFormat format, const LogHead& head, std::string_view message,
-                          std::span<const LogField> fields);
-// A line of JSON with a time and these fields alone, as safe as the other.
-std::string FormatJsonRecord(std::chrono::system_clock::time_point time,
-                             std::span<const LogField> fields);
+                          LogFields fields);
 
 }  // namespace attend
