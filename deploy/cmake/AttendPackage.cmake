@@ -20,6 +20,7 @@ set(attend_client_headers
   client/call/server_address.h
   client/call/shared_call.h
   client/call/tensor.h
+  client/call/tls_options.h
   client/client.h
   client/memory/cuda_driver.h
   client/memory/cuda_memory.h
