@@ -133,12 +133,12 @@ def test_requests_for_new_keys_are_bounded(start_server, ca):
     server = start_server(*hostile.SMALL_LIMITS, *ca.serve())
     client = subprocess.Popen(
         ["openssl", "s_client", "-connect", server.address, "-alpn", "h2", "-tls1_3", "-CAfile",
-         ca.ca], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+         ca.ca], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL)
     with client:
         def ended():
             with contextlib.suppress(BrokenPipeError):
                 client.stdin.write(b"K\n")  # s_client's word for such a request
-                client.stdin.flush()
             return server.metric("attend_connections_refused_total", reason="frames") == 1
         try:
             harness.wait_for("the connection to be ended", ended, 30)

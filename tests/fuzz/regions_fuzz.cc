@@ -105,6 +105,8 @@ bool Exchange(int client, const std::string& packet) {
                         request.ShortDebugString() + reply.ShortDebugString());
   } else if (reply.has_released()) {
     ATTEND_FUZZ_REQUIRE(request.has_release(), request.ShortDebugString());
+  } else if (reply.has_identified()) {
+    ATTEND_FUZZ_REQUIRE(request.has_identify(), request.ShortDebugString());
   } else {
     ATTEND_FUZZ_REQUIRE(reply.has_error() && !reply.error().message().empty(),
                         reply.ShortDebugString());
