@@ -88,6 +88,7 @@ struct Client::Impl {
        std::shared_ptr<const TlsClient> tls, std::string token, uint64_t seed)
       : chunked_bytes_min(options.chunked_bytes_min),
         retry(options.retry),
+        traceparent(options.traceparent),
         pool(target, std::move(tls), options.connections, options.completion_threads,
              options.clock != nullptr ? *options.clock : steady_clock, std::move(token)),
         ids(seed),
@@ -106,6 +107,7 @@ struct Client::Impl {
   const int64_t chunked_bytes_min;
   std::atomic<bool> chunks_refused = false;  // the server does not know AttendChunked
   RetryPolicy retry;
+  const std::string traceparent;  // of calls that name none
   const SteadyClock steady_clock;
   ConnectionPool pool;
   RequestIds ids;
@@ -116,8 +118,10 @@ struct Client::Impl {
 };
 
 std::shared_ptr<Operation> Client::Impl::Send(std::shared_ptr<const EncodedCall> call,
-                                              std::string_view id, const CallOptions& options,
+                                              std::string_view id, const CallOptions& given,
                                               CallCallback callback) {
+  CallOptions options = given;
+  if (options.traceparent.empty()) options.traceparent = traceparent;
   const uint64_t op_seed = next_seed.fetch_add(1, std::memory_order_relaxed);
   if (call->as_message() != nullptr && chunks_refused.load(std::memory_order_relaxed)) {
     call = call->as_message();
@@ -161,6 +165,7 @@ Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
     return InvalidArgument("retry attempts_max is " + std::to_string(options.retry.attempts_max) +
                            ", must be at least 1");
   }
+  ATTEND_RETURN_IF_ERROR(CheckTraceParent(options.traceparent));
   const uint64_t seed = options.seed != 0 ? options.seed : SystemSeed();
   return std::unique_ptr<Client>(new Client(
       std::make_unique<Impl>(options, *target, std::move(*tls), std::move(*token), seed)));
@@ -196,7 +201,8 @@ Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOption
 }
 
 CallOutcome Client::CallAndWait(const AttentionCall& call, const CallOptions& call_options) {
-  if (Status refused = CheckTenant(call_options.tenant); !refused.ok()) {
+  Status refused = CheckNames(call_options.tenant, call_options.traceparent);
+  if (!refused.ok()) {
     return {.status = std::move(refused)};
   }
   CallOptions options = call_options;
@@ -230,7 +236,7 @@ CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& optio
 CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
                              std::string_view request_id, const CallOptions& options,
                              CallCallback callback) {
-  Status refused = CheckTenant(options.tenant);
+  Status refused = CheckNames(options.tenant, options.traceparent);
   if (refused.ok() && !call->owned()) {
     refused = InvalidArgument(
         "a tensor has no owner; an asynchronous call sends from memory that it can keep alive");
@@ -245,7 +251,9 @@ CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
                                 std::move(callback)));
 }
 
-std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& options) {
+std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& given) {
+  StreamOptions options = given;
+  if (options.traceparent.empty()) options.traceparent = impl_->traceparent;
   const int connection = impl_->pool.Acquire();
   auto op = std::make_shared<StreamOp>(&impl_->pool, connection, options, &impl_->ids,
                                        &impl_->message_bytes_max);

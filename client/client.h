@@ -47,6 +47,7 @@ struct ClientOptions {
   // KiB or more.
   int64_t message_bytes_max = 0;
   RetryPolicy retry;
+  std::string traceparent;  // of calls and streams that name none; empty: they have none
   // Says who calls, where the server asks (its --tokens). Empty: the environment's ATTEND_TOKEN, if
   // there is one. Without TLS it goes to loopback and Unix sockets alone: Make refuses others.
   std::string token;
@@ -111,6 +112,7 @@ class Client {
   const std::string& token() const;
 
  private:
+  friend class AdminCalls;  // of attend-client
   friend class Session;
   struct Impl;
   // Session's small calls use these.

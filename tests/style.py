@@ -37,12 +37,11 @@ LIBRARIES_OUTSIDE_KERNELS = re.compile(r"^(grpc|grpcpp|google|spdlog|fmt|prometh
 ROOMS = {
     "server": "app log memory net util proto/process",
     "server/util": "", "server/auth": "util", "server/http": "util",
-    "server/limits": "util", "server/log": "util", "server/memory": "util proto/process",
-    "server/regions": "auth log memory util",
+    "server/limits": "util", "server/log": "util", "server/trace": "log util",
+    "server/memory": "util proto/process", "server/regions": "auth log memory util",
     "server/sessions": "limits memory util",
     "server/request": "auth limits memory regions sessions util",
-    "server/schedule": "request util",
-    "server/metrics": "request schedule",
+    "server/schedule": "request util", "server/metrics": "request schedule",
     "server/net": "log memory metrics util",
     "server/tls": "log metrics net util",
     "server/wire": "auth memory regions request sessions util",
@@ -50,10 +49,11 @@ ROOMS = {
     "server/device": "memory metrics request schedule util",
     "server/split": "memory metrics request util",
     "server/engine": "device memory metrics request schedule split upload util",
-    "server/rpc": "auth engine limits log memory metrics regions request sessions upload util wire",
+    "server/rpc": "auth engine limits log memory metrics regions request sessions trace upload "
+                  "util wire",
     "server/oip": "auth engine limits memory metrics regions request rpc util wire",
     "server/app": "auth engine http limits log memory metrics net oip regions request rpc schedule "
-                  "sessions tls upload util wire proto/process",
+                  "sessions tls trace upload util wire proto/process",
     "client": "call rpc wire",
     "client/c": "client call memory",
     "client/call": "memory",
@@ -89,7 +89,7 @@ KERNELS_FOR_ALL = {"kernels/contract", "kernels/reference", "kernels/util"}
 # Where gRPC and generated headers may be included.
 WIRE = re.compile(r"(server/(app|oip|rpc|wire)|client/(c|rpc|wire))/|"
                   r"(server/main|client/cli/cmd_info|client/memory/(cuda|shared)_memory)\.cc$|"
-                  r"(server/regions/region_socket|client/(client|session))\.|"
+                  r"(server/regions/region_socket|client/(client|session|cli/admin_calls))\.|"
                   r"client/call/attention_call\.h$")
 
 BANNED = [

@@ -175,6 +175,7 @@ typedef struct attend_client_params {
   /* A cudaStream_t or CUstream; NULL: the default stream. Tensors in a GPU's memory are read in its
    * order, so that nobody has to wait for what writes them. */
   void* stream;
+  const char* traceparent; /* the span that makes the call (W3C Trace Context); NULL: none */
 } attend_client_params;
 
 typedef struct attend_client_answer {
@@ -266,7 +267,7 @@ ATTEND_CLIENT_API void attend_client_call_free(attend_client_call* call);
 ATTEND_CLIENT_API int32_t attend_client_stream_open(attend_client* client, const char* tenant,
                                                     int64_t timeout_ns,
                                                     attend_client_stream** stream);
-/* As attend_client_start; the call's timeout, tenant and transport do not count. */
+/* As attend_client_start; the call's timeout, tenant, traceparent and transport do not count. */
 ATTEND_CLIENT_API int32_t attend_client_stream_start(attend_client_stream* stream,
                                                      const attend_client_params* params,
                                                      attend_client_call** call);

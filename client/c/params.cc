@@ -159,6 +159,7 @@ Status ReadOptions(const attend_client_params& params, const std::string& tenant
                        : params.transport == ATTEND_CLIENT_INLINE ? CallTransport::kInline
                                                                   : CallTransport::kAuto;
   options->tenant = params.tenant == nullptr ? tenant : params.tenant;
+  options->traceparent = TextOf(params.traceparent);
   return Status();
 }
 

@@ -32,6 +32,8 @@ struct CallOptions {
   // The tenant to which the call is charged; empty: the default tenant. Up to 256 characters of
   // printable ASCII.
   std::string tenant;
+  // The span that makes the call, as W3C Trace Context writes it (version 00); empty: the client's.
+  std::string traceparent = {};
 };
 
 // How an asynchronous call ended.
@@ -47,7 +49,8 @@ using CallCallback = std::function<void(CallOutcome)>;
 struct StreamOptions {
   std::chrono::nanoseconds timeout{0};  // of the whole stream; 0 = none
   Payload payload = Payload::kCopy;
-  std::string tenant;  // of all its requests; as CallOptions::tenant
+  std::string tenant;            // of all its requests; as CallOptions::tenant
+  std::string traceparent = {};  // likewise
 };
 
 // How one request of a stream ended.

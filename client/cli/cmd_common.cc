@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 
 #include "client/cli/commands.h"
@@ -19,6 +20,11 @@ ClientOptions ClientOptionsOf(const CommonOptions& common) {
   options.completion_threads = common.completion_threads;
   options.retry.attempts_max = common.attempts;
   options.token = common.token;
+  // What runs the tool may trace it. As usual, what is no traceparent is none.
+  const char* const traceparent = std::getenv("TRACEPARENT");
+  if (traceparent != nullptr && CheckTraceParent(traceparent).ok()) {
+    options.traceparent = traceparent;
+  }
   return options;
 }
 

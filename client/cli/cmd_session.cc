@@ -8,12 +8,11 @@
 
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
+#include "client/cli/session_id.h"
 #include "client/session.h"
 
 namespace attend::client {
 namespace {
-
-constexpr size_t kIdBytes = 16;
 
 struct SessionFlags : CallFlags {
   std::vector<std::string> ids;  // in hexadecimal
@@ -24,30 +23,6 @@ struct SessionFlags : CallFlags {
   int32_t layer = 0;
   std::optional<int64_t> length;
 };
-
-std::string Hex(const std::string& id) {
-  std::string text;
-  for (const char c : id) {
-    for (const int nibble : {(c >> 4) & 15, c & 15}) text += "0123456789abcdef"[nibble];
-  }
-  return text;
-}
-
-// The bytes of an id that CheckId has passed.
-std::string FromHex(const std::string& text) {
-  std::string id;
-  for (size_t i = 0; i < text.size(); i += 2) {
-    id += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
-  }
-  return id;
-}
-
-std::string CheckId(const std::string& text) {
-  const bool hex = text.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-  if (hex && text.size() == 2 * kIdBytes) return "";
-  return "\"" + text + "\" is not a session's id, " + std::to_string(2 * kIdBytes) +
-         " hexadecimal digits";
-}
 
 std::string TokensText(const v1::Session& session) {
   const auto& lengths = session.layer_lengths();
@@ -63,10 +38,10 @@ std::string TokensText(const v1::Session& session) {
 
 void Print(const v1::Session& session) {
   std::printf("%s  %-8s %3d layers  tokens %-10s  %10s, %10s shared  lease %.0f s%s\n",
-              Hex(session.id()).c_str(), session.device().c_str(), session.layer_lengths_size(),
-              TokensText(session).c_str(), BytesText(session.bytes()).c_str(),
-              BytesText(session.shared_bytes()).c_str(), session.lease_seconds_left(),
-              session.pinned() ? "  pinned" : "");
+              SessionIdText(session.id()).c_str(), session.device().c_str(),
+              session.layer_lengths_size(), TokensText(session).c_str(),
+              BytesText(session.bytes()).c_str(), BytesText(session.shared_bytes()).c_str(),
+              session.lease_seconds_left(), session.pinned() ? "  pinned" : "");
 }
 
 // The sessions that the command names.
@@ -75,7 +50,7 @@ Result<std::vector<Session>> Open(const SessionFlags& flags, Client& client) {
   options.tenant = flags.tenant;
   std::vector<Session> sessions;
   for (const std::string& id : flags.ids) {
-    Result<Session> session = Session::Open(client, FromHex(id), options);
+    Result<Session> session = Session::Open(client, ParseSessionId(id), options);
     if (!session.ok())
       return Status(session.status().code(), id + ": " + session.status().message());
     sessions.push_back(std::move(*session));
@@ -93,7 +68,7 @@ int Create(const SessionFlags& flags, Client& client) {
   options.shapes.front().dtype = *dtype;
   Result<Session> session = Session::Create(client, options);
   if (!session.ok()) return Fail(session.status(), kExitFailed);
-  std::printf("%s\n", Hex(session->Release()).c_str());
+  std::printf("%s\n", SessionIdText(session->Release()).c_str());
   return kExitOk;
 }
 
@@ -160,7 +135,7 @@ int Each(const SessionFlags& flags, Client& client, const Do& act) {
 Status Fork(const SessionFlags& flags, Session& session) {
   Result<Session> fork = session.Fork(flags.length);
   if (!fork.ok()) return fork.status();
-  std::printf("%s\n", Hex(fork->Release()).c_str());
+  std::printf("%s\n", SessionIdText(fork->Release()).c_str());
   return Status();
 }
 
@@ -182,7 +157,7 @@ int Run(const SessionFlags& flags, const CommonOptions& common, const Act& act) 
 void AddIds(CLI::App* command, SessionFlags* f, bool many) {
   CLI::Option* const ids = command->add_option(
       "id", f->ids, many ? "Ids of the sessions, one for each sequence" : "Id of the session");
-  ids->required()->check(CheckId)->type_name("ID");
+  ids->required()->check(CheckSessionId)->type_name("ID");
   if (!many) ids->expected(1);
 }
 

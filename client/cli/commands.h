@@ -48,6 +48,7 @@ Command AddCheck(CLI::App& app, const CommonOptions& common);
 Command AddLoad(CLI::App& app, const CommonOptions& common);
 Command AddReplay(CLI::App& app, const CommonOptions& common);
 Command AddSession(CLI::App& app, const CommonOptions& common);
+Command AddAdmin(CLI::App& app, const CommonOptions& common);
 
 ClientOptions ClientOptionsOf(const CommonOptions& common);
 

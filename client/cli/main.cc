@@ -78,6 +78,7 @@ int Main(int argc, char** argv) {
       {"check", AddCheck(app, common)},   {"load", AddLoad(app, common)},
       {"compare", AddCompare(app)},       {"bench-local", AddBenchLocal(app, common)},
       {"replay", AddReplay(app, common)}, {"session", AddSession(app, common)},
+      {"admin", AddAdmin(app, common)},
   };
   for (CLI::App* subcommand : app.get_subcommands({})) subcommand->fallthrough();
   try {

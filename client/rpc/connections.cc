@@ -181,6 +181,27 @@ Status CheckTenant(const std::string& tenant) {
   return Status();
 }
 
+Status CheckTraceParent(const std::string& traceparent) {
+  constexpr std::string_view kForm = "00-hhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhh-hhhhhhhhhhhhhhhh-hh";
+  bool same = traceparent.size() == kForm.size();
+  for (size_t i = 0; same && i < kForm.size(); ++i) {
+    const char c = traceparent[i];
+    same = kForm[i] == 'h' ? (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') : c == kForm[i];
+  }
+  if (same || traceparent.empty()) return Status();
+  return InvalidArgument("traceparent is \"" + traceparent.substr(0, kForm.size()) +
+                         "\", must be 00-TRACE-SPAN-FLAGS with 32, 16 and 2 hexadecimal digits");
+}
+
+Status CheckNames(const std::string& tenant, const std::string& traceparent) {
+  ATTEND_RETURN_IF_ERROR(CheckTenant(tenant));
+  return CheckTraceParent(traceparent);
+}
+
+void NameTraceParent(const std::string& traceparent, grpc::ClientContext* context) {
+  if (!traceparent.empty()) context->AddMetadata("traceparent", traceparent);
+}
+
 void ConnectionPool::Introduce(const std::string& tenant, grpc::ClientContext* context) const {
   if (!tenant.empty()) context->AddMetadata("x-attend-tenant", tenant);
   if (!token_.empty()) context->AddMetadata("authorization", "Bearer " + token_);

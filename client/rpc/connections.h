@@ -153,6 +153,11 @@ class RequestIds {
 
 // INVALID_ARGUMENT if metadata cannot carry the name.
 Status CheckTenant(const std::string& tenant);
+// INVALID_ARGUMENT if the text, unless it is empty, is no traceparent of version 00.
+Status CheckTraceParent(const std::string& traceparent);
+// What of a call's or a stream's options goes into its metadata, checked.
+Status CheckNames(const std::string& tenant, const std::string& traceparent);
+void NameTraceParent(const std::string& traceparent, grpc::ClientContext* context);
 Status FromGrpc(const grpc::Status& status);
 // What the server said of trying again, once the call has ended.
 Pushback PushbackOf(const grpc::ClientContext& context);

@@ -30,7 +30,7 @@ void StreamOp::Start() {
   static const std::string* const method =
       new std::string("/attend.v1.AttentionService/AttendStream");
   Connection& connection = pool_->at(connection_);
-  Status refused = CheckTenant(options_.tenant);
+  Status refused = CheckNames(options_.tenant, options_.traceparent);
   if (refused.ok() && !connection.loop->Add(this)) {
     refused = Status(Code::kCancelled, "the client is being destroyed");
   }
@@ -44,6 +44,7 @@ void StreamOp::Start() {
   const MutexLock lock(mutex_);
   self_ = shared_from_this();
   pool_->Introduce(options_.tenant, &context_);
+  NameTraceParent(options_.traceparent, &context_);
   if (options_.timeout.count() > 0) context_.set_deadline(DeadlineAfter(options_.timeout));
   call_ = connection.stub.PrepareCall(&context_, *method, connection.loop->queue());
   call_->StartCall(Expect(kStarted));

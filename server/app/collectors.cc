@@ -195,10 +195,11 @@ std::vector<MetricFamily> SessionStats::Collect() const {
   }
   MetricFamily evictions = EmptyFamily(
       MetricType::Counter, "attend_sessions_evictions_total",
-      "Times that a session lost tokens because memory was needed: by its own tenant, or "
-      "by others, whose share its tenant had taken");
+      "Times that a session lost tokens because memory was needed by its own tenant, or by others, "
+      "whose share its tenant had taken, or because an operator wanted it");
   for (const auto& [cause, count] :
-       {std::pair{"own", stats.evictions_own}, std::pair{"share", stats.evictions_others}}) {
+       {std::pair{"own", stats.evictions_own}, std::pair{"share", stats.evictions_others},
+        std::pair{"operator", stats.evictions_operator}}) {
     AddMetric(evictions, "cause", cause).counter.value = static_cast<double>(count);
   }
   MetricFamily appended = EmptyFamily(

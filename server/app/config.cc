@@ -288,6 +288,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   AddFairness(app, config, tenants);
   AddChecks(app, config);
   AddProcess(app, config);
+  AddObserving(app, config);
   try {
     app.parse(argc, argv);
     Result<Tenants> parsed = Tenants::Parse(tenants);

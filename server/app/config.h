@@ -121,6 +121,16 @@ struct Config {
   std::string log_file;  // empty: stderr
   double log_rate = 1;   // lines a second of one kind of warning; 0: any number
   bool allocator_tuning = true;
+
+  // Access log
+  std::string access_log = "off";  // a file, or stderr
+  double access_log_sample = 1;
+  double access_log_slow_seconds = 1;
+  double access_log_rate = 1000;  // lines a second of each of two sorts; 0: any number
+
+  // Traces
+  std::string otlp_endpoint;  // empty: off
+  double otlp_sample = 0;     // of calls whose clients trace nothing
 };
 
 enum class ConfigOutcome { kRun, kPrinted, kError };

@@ -129,5 +129,7 @@ void CheckNetwork(const Config& c);
 // Defined in config_callers.cc.
 void AddCallers(CLI::App& app, Config& c);
 void CheckCallers(const Config& c);
+// Defined in config_observe.cc.
+void AddObserving(CLI::App& app, Config& c);
 
 }  // namespace attend

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <thread>
 
 #include "server/regions/unix_listener.h"
@@ -35,6 +36,11 @@ LogSettings MakeLogSettings(const Config& config) {
   if (config.log_format == "json") settings.options.format = LogFormat::kJson;
   settings.options.rate = config.log_rate;
   return settings;
+}
+
+bool SocketsArePrivate(const Config& config) {
+  if (config.socket_mode.empty()) return config.socket_group.empty();
+  return (std::stoi(config.socket_mode, nullptr, 8) & 077) == 0;
 }
 
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config) {

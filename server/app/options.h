@@ -24,6 +24,8 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu);
 ChunkedOptions MakeChunkedOptions(const Config& config);
 Dumper::Options MakeDumperOptions(const Config& config);
 LogSettings MakeLogSettings(const Config& config);
+// Whether only the server's own user, and root, may open its Unix sockets.
+bool SocketsArePrivate(const Config& config);
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
 // Of each tenant.
 std::vector<TenantBounds> MakeTenantBounds(const Config& config);

@@ -15,6 +15,7 @@
 #include "server/app/gpu_stats.h"
 #include "server/app/info.h"
 #include "server/app/limits_file.h"
+#include "server/app/observing.h"
 #include "server/app/oip_options.h"
 #include "server/app/options.h"
 #include "server/app/process_stats.h"
@@ -63,6 +64,7 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
       Callers::Load(server->config_, server->metrics_, *server->logger_, server->clock_);
   if (!callers.ok()) return callers.status();
   server->callers_ = std::move(*callers);
+  ATTEND_RETURN_IF_ERROR(server->StartObserving());
   ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends), receive_blocks));
   ATTEND_RETURN_IF_ERROR(server->StartMetrics());
   ATTEND_RETURN_IF_ERROR(server->StartGrpc());
@@ -142,8 +144,11 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
 }
 
 Status Server::MakeServices() {
+  context_->access_log = access_log_.get();
+  context_->tracer = tracer_.get();
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions());
+  MakeAdmin();
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
   if (config_.reflection) {
     reflection_ = std::make_unique<ReflectionService>(*context_, ServiceNames(config_));
@@ -211,6 +216,7 @@ Status Server::StartMetrics() {
        std::make_shared<DiskStats>(dumper_.get(), *logger_),
        std::make_shared<StagingStats>(engine_->staging()), std::make_shared<ReloadStats>(reloads_),
        std::make_shared<LimitStats>(limits_, config_.tenants),
+       std::make_shared<ObservingStats>(access_log_.get(), tracer_.get()),
        std::make_shared<SessionStats>(sessions(), devices, config_.tenants)},
       *logger_);
   if (!endpoint.ok()) return endpoint.status();
@@ -226,7 +232,8 @@ void Server::UpdateConnections() {
 }
 
 Status Server::StartGrpc() {
-  std::vector<grpc::Service*> services = {service_.get(), session_service_.get()};
+  std::vector<grpc::Service*> services = {service_.get(), session_service_.get(),
+                                          admin_service_.get()};
   if (inference_service_ != nullptr) services.push_back(inference_service_.get());
   if (reflection_ != nullptr) services.push_back(reflection_.get());
   std::shared_ptr<CallerGate> gate;
@@ -327,11 +334,8 @@ bool Server::StopRunning() {
 
 bool Server::Drain(Duration timeout) {
   const TimePoint until = clock_.Now() + timeout;
-  // In this order, so that every client that has seen NOT_SERVING is refused.
-  engine_->Drain();
-  UpdateHealth();
+  accepting_->End();
   logger_->info("draining: {} requests to finish", engine_->inflight());
-  context_->streams.EndAll();
   if (shared_ != nullptr && !shared_->Stop(until)) {
     logger_->error("drain timed out while a shared region was being made");
     return false;
@@ -353,6 +357,7 @@ bool Server::Drain(Duration timeout) {
   const Duration left = std::max(Duration::zero(), end - clock_.Now());
   clock_.SleepFor(std::min<Duration>(kLastBytesReadTime, left));
   grpc_->RemoveSockets();
+  FlushObserving();
   if (sent) logger_->info("drained");
   return sent;
 }

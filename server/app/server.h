@@ -12,6 +12,7 @@
 #include "kernels/contract/backend.h"
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
+#include "server/app/accepting.h"
 #include "server/app/callers.h"
 #include "server/app/config.h"
 #include "server/app/dump.h"
@@ -19,16 +20,19 @@
 #include "server/app/metrics_endpoint.h"
 #include "server/engine/engine.h"
 #include "server/limits/tenant_limits.h"
+#include "server/log/access_log.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/oip/inference_service.h"
 #include "server/regions/shared_memory_server.h"
+#include "server/rpc/admin_service.h"
 #include "server/rpc/attention_service.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/rpc/reflection.h"
 #include "server/rpc/request_reader.h"
 #include "server/rpc/session_service.h"
 #include "server/sessions/session_memory.h"
+#include "server/trace/tracer.h"
 #include "server/util/reload_hooks.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
@@ -52,6 +56,8 @@ class Server {
   // object is destroyed: gRPC's own shutdown would cancel them, and CANCELLED does not tell a
   // client to try another server.
   bool Drain(Duration timeout);
+  // Whether new requests are refused, which an operator may undo until Drain. Thread-safe.
+  Accepting& accepting() { return *accepting_; }
 
   // Reads again what can be read again while the server runs, and logs and counts how that went.
   // What is wrong is not taken: the server goes on with what it had. One thread at a time.
@@ -74,8 +80,13 @@ class Server {
   Server(const Config& config, std::shared_ptr<Logger> logger, std::shared_ptr<const Clock> clock);
   Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                     const ReceiveBlocks& receive_blocks);
+  // Opens the access log and the way of spans.
+  Status StartObserving();
+  // At the end: writes and sends what it can within a moment.
+  void FlushObserving();
   Status MakeSessions();
   Status MakeServices();
+  void MakeAdmin();
   void EndSessionsOf(const DeviceInfo& device);
   void LockReceiveMemory(const ReceiveBlocks& blocks);
   Status StartMetrics();
@@ -99,6 +110,8 @@ class Server {
   Metrics metrics_;
   ReloadHooks reloads_;
   TenantLimits limits_;
+  std::unique_ptr<AccessLog> access_log_;  // null if off
+  std::unique_ptr<Tracer> tracer_;         // null if off
   std::unique_ptr<Dumper> dumper_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
@@ -114,6 +127,8 @@ class Server {
   std::unique_ptr<SessionServiceImpl> session_service_;
   std::unique_ptr<oip::InferenceServiceImpl> inference_service_;  // null if off
   std::unique_ptr<ReflectionService> reflection_;                 // null if off
+  std::unique_ptr<Accepting> accepting_;
+  std::unique_ptr<AdminServiceImpl> admin_service_;
   std::unique_ptr<UnknownMethods> unknown_methods_;
   Mutex serving_mutex_;
   // grpc_, for threads other than the owner's. Null before it serves and at the end.

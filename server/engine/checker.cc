@@ -12,18 +12,11 @@
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/mix.h"
 #include "server/util/thresholds.h"
 
 namespace attend {
 namespace {
-
-// SplitMix64 (Steele, Lea & Flood 2014): well-mixed bits of a counter.
-uint64_t Mix(uint64_t value) {
-  value += 0x9e3779b97f4a7c15u;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
 
 // The status of a request that ends while it waits for its check.
 Status WaitingStatus(Code code) {
@@ -56,11 +49,7 @@ Checker::~Checker() {
   watcher_.join();
 }
 
-bool Checker::Sampled(uint64_t id) const {
-  if (options_.sample <= 0) return false;
-  const double draw = static_cast<double>(Mix(options_.seed ^ Mix(id)) >> 11) * 0x1p-53;
-  return draw < options_.sample;
-}
+bool Checker::Sampled(uint64_t id) const { return InSample(options_.seed, id, options_.sample); }
 
 double Checker::WorkBudget(const Request& request) const {
   const bool sampled = request.check == AnswerCheck::kSampled;

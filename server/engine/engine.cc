@@ -332,9 +332,14 @@ void Engine::Drain() {
   metrics_.SetDraining(true);
 }
 
+void Engine::Undrain() {
+  draining_.store(false, std::memory_order_release);
+  metrics_.SetDraining(false);
+}
+
 bool Engine::WaitIdle(TimePoint until) const {
-  // Drain happens once in a process's life. Polling every millisecond saves the request path a lock
-  // and a notification per call.
+  // Once in a process's life. Polling every millisecond saves the request path a lock and a
+  // notification per call.
   while (inflight() > 0 || upload_parts() > 0) {
     if (clock_.Now() >= until) return false;
     clock_.SleepFor(std::chrono::milliseconds(1));

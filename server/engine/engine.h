@@ -103,8 +103,11 @@ class Engine {
   // runs, tells it to stop (WorkItem::stop); it then ends with CANCELLED.
   void Cancel(uint64_t id);
 
-  // From now on Admit and Submit refuse with UNAVAILABLE; accepted requests continue.
+  // From now on Admit and Submit refuse with UNAVAILABLE; accepted requests continue. Thread-safe,
+  // and so is the next; of two at once either may be the last.
   void Drain();
+  // Admit and Submit accept again. Not after Abort or Stop.
+  void Undrain();
   // Waits until every accepted request, and every upload part that was begun, has ended, or until
   // `until`. Returns whether all have.
   bool WaitIdle(TimePoint until) const;

@@ -9,6 +9,8 @@
 #include <iterator>
 #include <type_traits>
 
+#include "server/util/utf8.h"
+
 namespace attend {
 namespace {
 
@@ -20,30 +22,6 @@ void AppendTime(std::chrono::system_clock::time_point time, std::string& out) {
   const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time - seconds);
   fmt::format_to(std::back_inserter(out), "{:%Y-%m-%dT%H:%M:%S}.{:06}Z",
                  fmt::gmtime(std::chrono::system_clock::to_time_t(seconds)), micros.count());
-}
-
-struct Character {
-  uint32_t code = 0;
-  size_t bytes = 0;  // 0: no UTF-8
-};
-
-// The character that `text`, which is not empty, begins with. Neither overlong forms nor surrogates
-// are UTF-8.
-Character FirstOf(std::string_view text) {
-  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const uint32_t lead = byte(0);
-  if (lead < 0x80) return {lead, 1};
-  const size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < bytes) return {};
-  uint32_t code = lead & (0x7fu >> bytes);
-  for (size_t i = 1; i < bytes; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return {};
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
-  if (code < kLeast[bytes] || code > 0x10ffff || surrogate) return {};
-  return {code, bytes};
 }
 
 // What a reader would not see, or what would change how the rest of the line is seen.
@@ -132,10 +110,19 @@ void AppendValue(LogFormat format, const LogField& field, std::string& out) {
       field.value);
 }
 
+// What follows the time.
+void AppendJsonFields(std::span<const LogField> fields, std::string& out) {
+  for (const LogField& field : fields) {
+    fmt::format_to(std::back_inserter(out), ",\"{}\":", field.name);
+    AppendValue(LogFormat::kJson, field, out);
+  }
+  out += '}';
+}
+
 }  // namespace
 
 std::string FormatLogLine(LogFormat format, const LogHead& head, std::string_view message,
-                          LogFields fields) {
+                          std::span<const LogField> fields) {
   std::string line;
   if (format == LogFormat::kText) {
     AppendTime(head.time, line);
@@ -151,12 +138,18 @@ std::string FormatLogLine(LogFormat format, const LogHead& head, std::string_vie
     fmt::format_to(std::back_inserter(line), R"(","level":"{}","thread":{},"message":)", head.level,
                    head.thread);
     AppendQuoted(format, message, line);
-    for (const LogField& field : fields) {
-      fmt::format_to(std::back_inserter(line), ",\"{}\":", field.name);
-      AppendValue(format, field, line);
-    }
-    line += '}';
+    AppendJsonFields(fields, line);
   }
+  line += '\n';
+  return line;
+}
+
+std::string FormatJsonRecord(std::chrono::system_clock::time_point time,
+                             std::span<const LogField> fields) {
+  std::string line = "{\"time\":\"";
+  AppendTime(time, line);
+  line += '"';
+  AppendJsonFields(fields, line);
   line += '\n';
   return line;
 }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -43,6 +44,9 @@ struct LogHead {
 // invisible marks and those that change the direction of text are escaped in both forms, as \u009b;
 // a byte that is not UTF-8 becomes \xff in text and U+FFFD in JSON.
 std::string FormatLogLine(LogFormat format, const LogHead& head, std::string_view message,
-                          LogFields fields);
+                          std::span<const LogField> fields);
+// A line of JSON with a time and these fields alone, as safe as the other.
+std::string FormatJsonRecord(std::chrono::system_clock::time_point time,
+                             std::span<const LogField> fields);
 
 }  // namespace attend

@@ -19,12 +19,19 @@ namespace {
 
 std::string_view View(spdlog::string_view_t text) { return {text.data(), text.size()}; }
 
-// As --log-level names them.
-std::string_view LevelName(LogLevel level) {
+}  // namespace
+
+std::string_view LogLevelName(LogLevel level) {
   return level == LogLevel::warn ? "warn" : View(spdlog::level::to_string_view(level));
 }
 
-}  // namespace
+std::optional<LogLevel> ParseLogLevel(std::string_view name) {
+  for (const LogLevel level : {LogLevel::trace, LogLevel::debug, LogLevel::info, LogLevel::warn,
+                               LogLevel::err, LogLevel::off}) {
+    if (LogLevelName(level) == name) return level;
+  }
+  return std::nullopt;
+}
 
 // The lock is spdlog's, which names its type.
 class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
@@ -97,7 +104,8 @@ Logger::Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<Lo
   flush_on(LogLevel::info);
 }
 
-void Logger::Log(LogLevel level, std::string_view event, LogFields fields, std::string_view kind) {
+void Logger::LogGathered(LogLevel level, std::string_view event, std::span<const LogField> fields,
+                         std::string_view kind) {
   if (!should_log(level)) return;
   try {
     const spdlog::details::log_msg message({}, name(), level, {event.data(), event.size()});
@@ -108,10 +116,10 @@ void Logger::Log(LogLevel level, std::string_view event, LogFields fields, std::
 }
 
 void Logger::sink_it_(const spdlog::details::log_msg& message) {
-  Write(message, {}, "other lines", LevelName(message.level));
+  Write(message, {}, "other lines", LogLevelName(message.level));
 }
 
-void Logger::Write(const spdlog::details::log_msg& message, LogFields fields,
+void Logger::Write(const spdlog::details::log_msg& message, std::span<const LogField> fields,
                    std::string_view event, std::string_view kind) {
   if (message.level >= LogLevel::warn) {
     LogLimit::Verdict verdict;
@@ -128,8 +136,8 @@ void Logger::Write(const spdlog::details::log_msg& message, LogFields fields,
   WriteLine(message, fields);
 }
 
-void Logger::WriteLine(const spdlog::details::log_msg& message, LogFields fields) {
-  const LogHead head{message.time, LevelName(message.level), message.thread_id};
+void Logger::WriteLine(const spdlog::details::log_msg& message, std::span<const LogField> fields) {
+  const LogHead head{message.time, LogLevelName(message.level), message.thread_id};
   const std::string line = FormatLogLine(options_.format, head, View(message.payload), fields);
   spdlog::details::log_msg whole(message);
   whole.payload = line;
@@ -139,10 +147,11 @@ void Logger::WriteLine(const spdlog::details::log_msg& message, LogFields fields
 void Logger::WriteLeftOut(LogLevel level, const LogLimit::LeftOut& left_out) {
   const spdlog::details::log_msg message({}, name(), level, "more lines like this were left out");
   const auto millis = std::chrono::duration_cast<std::chrono::milliseconds>(left_out.over);
-  WriteLine(message, {{"event", left_out.event},
-                      {"kind", left_out.kind},
-                      {"lines", left_out.lines},
-                      {"seconds", static_cast<double>(millis.count()) / 1000}});
+  const LogFields fields = {{"event", left_out.event},
+                            {"kind", left_out.kind},
+                            {"lines", left_out.lines},
+                            {"seconds", static_cast<double>(millis.count()) / 1000}};
+  WriteLine(message, fields);
 }
 
 void Logger::SayLeftOut(bool all) {

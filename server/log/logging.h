@@ -11,6 +11,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,6 +25,10 @@
 namespace attend {
 
 using LogLevel = spdlog::level::level_enum;
+
+// As --log-level names them.
+std::string_view LogLevelName(LogLevel level);
+std::optional<LogLevel> ParseLogLevel(std::string_view name);
 
 class LogFile;  // a sink that can be reopened
 
@@ -42,7 +48,12 @@ class Logger final : public spdlog::logger {
 
   // `event` says what happened, in words that are always the same; `fields` has the details.
   // Warnings and errors with the same event and `kind` are limited together.
-  void Log(LogLevel level, std::string_view event, LogFields fields, std::string_view kind = {});
+  void Log(LogLevel level, std::string_view event, LogFields fields, std::string_view kind = {}) {
+    LogGathered(level, event, fields, kind);
+  }
+  // The same, of fields that were gathered one by one.
+  void LogGathered(LogLevel level, std::string_view event, std::span<const LogField> fields,
+                   std::string_view kind = {});
 
   // Logs how many lines were suppressed of kinds that are quiet again, or (`all`) of every kind.
   // Call it from time to time, and at the end.
@@ -56,9 +67,9 @@ class Logger final : public spdlog::logger {
 
  private:
   void sink_it_(const spdlog::details::log_msg& message) override;
-  void Write(const spdlog::details::log_msg& message, LogFields fields, std::string_view event,
-             std::string_view kind);
-  void WriteLine(const spdlog::details::log_msg& message, LogFields fields);
+  void Write(const spdlog::details::log_msg& message, std::span<const LogField> fields,
+             std::string_view event, std::string_view kind);
+  void WriteLine(const spdlog::details::log_msg& message, std::span<const LogField> fields);
   void WriteLeftOut(LogLevel level, const LogLimit::LeftOut& left_out);
 
   const Options options_;

@@ -50,12 +50,16 @@ InferenceServiceImpl::InferenceServiceImpl(ServiceContext& context, Options opti
     : context_(context), options_(std::move(options)), regions_(options_.regions) {}
 
 template <class In, class Out, class Answer>
-void InferenceServiceImpl::Respond(const Caller& caller, Call& call, const Bytes& request,
+void InferenceServiceImpl::Respond(Call& call, const CallFacts& facts, const Bytes& request,
                                    Bytes& response, Reactor& reactor, const Answer& answer) {
   const Status status = TrySmallCall<In, Out>(request, kRequestBytesMax, answer, response);
   const OnNoMemory wait(OnNoMemory::kWait);
-  if (status.ok()) return reactor.Finish(grpc::Status());
-  RefuseCall(context_, call, caller, kEvent, Rejection::kMemory, status, {}, reactor);
+  const SmallCallEnd end = SmallCall(kEvent, request, response);
+  if (!status.ok()) {
+    return RefuseCall(context_, call, facts, end, Rejection::kMemory, status, {}, reactor);
+  }
+  LogEnd(context_, status, end, call, facts);
+  reactor.Finish(grpc::Status());
 }
 
 template <class In, class Out, class Answer>
@@ -64,7 +68,9 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondNow(Call* call, cons
                                                                 const Answer& answer, Scope scope) {
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller = AdmitCaller(context_, *call, scope, *reactor);
-  if (caller) Respond<In, Out>(*caller, *call, *request, *response, *reactor, answer);
+  if (!caller) return reactor;
+  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  Respond<In, Out>(*call, facts, *request, *response, *reactor, answer);
   return reactor;
 }
 
@@ -75,8 +81,9 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondOf(Call* call, const
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
   if (!caller) return reactor;
+  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   const auto of_tenant = [&](const In& in, Out& out) { return answer(caller->tenant, in, out); };
-  Respond<In, Out>(*caller, *call, *request, *response, *reactor, of_tenant);
+  Respond<In, Out>(*call, facts, *request, *response, *reactor, of_tenant);
   return reactor;
 }
 
@@ -169,12 +176,15 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelStatistics(Call* call,
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelInfer(Call* call, const Bytes* request,
                                                                 Bytes* response) {
-  return BeginUnary(context_, unary_, Pass::kForward, *call, *request, *response);
+  return BeginUnary(context_, "/inference.GRPCInferenceService/ModelInfer", unary_, Pass::kForward,
+                    *call, *request, *response);
 }
 
 InferenceServiceImpl::Stream* InferenceServiceImpl::ModelStreamInfer(Call* call) {
-  return OpenStream(context_, *call, [&](const Caller& caller, CountHold hold) {
-    return new StreamCall(context_, stream_, Pass::kForward, caller, *call, std::move(hold));
+  constexpr std::string_view kMethod = "/inference.GRPCInferenceService/ModelStreamInfer";
+  return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
+    return new StreamCall(context_, FactsOfStream(context_, kMethod, caller, *call), stream_,
+                          Pass::kForward, *call, std::move(hold));
   });
 }
 
@@ -273,18 +283,19 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryStatus(Call
 InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Call* call,
                                                                               const Bytes* request,
                                                                               Bytes* response) {
+  using In = inference::CudaSharedMemoryRegisterRequest;
+  using Out = inference::CudaSharedMemoryRegisterResponse;
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
   if (!caller) return reactor;
+  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context_.workers.Post([this, caller = *caller, call, request, response, reactor] {
-      Respond<inference::CudaSharedMemoryRegisterRequest,
-              inference::CudaSharedMemoryRegisterResponse>(
-          caller, *call, *request, *response, *reactor, [&](const auto& in, auto&) {
-            return regions_.RegisterGpu(caller.tenant, in.name(), in.raw_handle(), in.device_id(),
-                                        in.byte_size());
-          });
+    context_.workers.Post([this, facts, call, request, response, reactor] {
+      Respond<In, Out>(*call, facts, *request, *response, *reactor, [&](const auto& in, auto&) {
+        return regions_.RegisterGpu(facts.caller.tenant, in.name(), in.raw_handle(), in.device_id(),
+                                    in.byte_size());
+      });
     });
   } catch (const std::bad_alloc&) {
     reactor->Finish(NoMemory());
@@ -295,22 +306,25 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Ca
 // Answered once the server has closed the memory: the client may free it then.
 InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
     Call* call, const Bytes* request, Bytes* response) {
+  using In = inference::CudaSharedMemoryUnregisterRequest;
+  using Out = inference::CudaSharedMemoryUnregisterResponse;
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
   if (!caller) return reactor;
+  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   std::string name;
-  const auto note = [&name](const inference::CudaSharedMemoryUnregisterRequest& in, auto&) {
+  const auto note = [&name](const In& in, auto&) {
     name = in.name();
     return Status();
   };
-  const Status status = TrySmallCall<inference::CudaSharedMemoryUnregisterRequest,
-                                     inference::CudaSharedMemoryUnregisterResponse>(
-      *request, kRequestBytesMax, note, *response);
+  const Status status = TrySmallCall<In, Out>(*request, kRequestBytesMax, note, *response);
   const OnNoMemory wait(OnNoMemory::kWait);
+  const SmallCallEnd end = SmallCall(kEvent, *request, *response);
   if (!status.ok()) {
-    RefuseCall(context_, *call, *caller, kEvent, Rejection::kMemory, status, {}, *reactor);
+    RefuseCall(context_, *call, facts, end, Rejection::kMemory, status, {}, *reactor);
   } else {
-    regions_.Unregister(caller->tenant, RegionNames::Kind::kGpu, name,
+    LogEnd(context_, status, end, *call, facts);
+    regions_.Unregister(facts.caller.tenant, RegionNames::Kind::kGpu, name,
                         std::make_shared<Finisher>(*reactor));
   }
   return reactor;

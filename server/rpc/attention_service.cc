@@ -2,8 +2,6 @@
 
 #include "server/rpc/attention_service.h"
 
-#include <google/protobuf/arena.h>
-
 #include <new>
 #include <optional>
 #include <string>
@@ -13,6 +11,7 @@
 #include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_stream.h"
 #include "server/rpc/open_stream.h"
+#include "server/rpc/small_call.h"
 #include "server/rpc/stream_call.h"
 #include "server/rpc/unary_call.h"
 #include "server/wire/grpc_status.h"
@@ -28,58 +27,50 @@ constexpr int64_t kInfoBytesMax = 4096;
 grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
                                                        const grpc::ByteBuffer* request,
                                                        grpc::ByteBuffer* response) {
-  return BeginUnary(context_, AttendFormat(), Pass::kForward, *call, *request, *response);
+  return BeginUnary(context_, "/attend.v1.AttentionService/Attend", AttendFormat(), Pass::kForward,
+                    *call, *request, *response);
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call,
                                                          const grpc::ByteBuffer* request,
                                                          grpc::ByteBuffer* response) {
-  return BeginUnary(context_, AttendFormat(), Pass::kBackward, *call, *request, *response);
+  return BeginUnary(context_, "/attend.v1.AttentionService/Backward", AttendFormat(),
+                    Pass::kBackward, *call, *request, *response);
 }
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendStream(
     grpc::CallbackServerContext* call) {
-  return OpenStream(context_, *call, [&](const Caller& caller, CountHold hold) {
-    return new StreamCall(context_, AttendFormat(), std::nullopt, caller, *call, std::move(hold));
+  constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendStream";
+  return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
+    return new StreamCall(context_, FactsOfStream(context_, kMethod, caller, *call), AttendFormat(),
+                          std::nullopt, *call, std::move(hold));
   });
 }
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
     grpc::CallbackServerContext* call) {
-  return OpenStream(context_, *call, [&](const Caller& caller, CountHold hold) {
-    return ChunkedStream::Make(context_, caller, *call, std::move(hold));
+  constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendChunked";
+  return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
+    return ChunkedStream::Make(context_, FactsOf(context_, kMethod, caller, *call), *call,
+                               std::move(hold));
   });
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
                                                               const grpc::ByteBuffer* request,
                                                               grpc::ByteBuffer* response) {
+  using In = v1::GetServerInfoRequest;
+  using Out = v1::GetServerInfoResponse;
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kAny, *reactor);
   if (!caller) return reactor;
-  // Its request has no field, so there is nothing to parse.
-  if (static_cast<int64_t>(request->Length()) > kInfoBytesMax) {
-    reactor->Finish(
-        ToGrpc(InvalidArgument("the message has " + std::to_string(request->Length()) +
-                               " bytes, must have at most " + std::to_string(kInfoBytesMax))));
-    return reactor;
-  }
-  if (MemoryIsShort()) {
-    reactor->Finish(NoMemory());
-    return reactor;
-  }
-  grpc::Status status;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    google::protobuf::Arena arena;  // Protobuf's messages lose what they hold where one fails
-    auto* const info = google::protobuf::Arena::CreateMessage<v1::GetServerInfoResponse>(&arena);
-    context_.fill_info(*caller, info);
-    bool own = false;
-    status = grpc::SerializationTraits<v1::GetServerInfoResponse>::Serialize(*info, response, &own);
-  } catch (const std::bad_alloc&) {
-    status = NoMemory();
-  }
-  reactor->Finish(status);
+  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  const auto fill = [&](const In&, Out& out) {
+    return context_.fill_info(*caller, &out), Status();
+  };
+  const Status status = TrySmallCall<In, Out>(*request, kInfoBytesMax, fill, *response);
+  LogEnd(context_, status, SmallCall("info call failed", *request, *response), *call, facts);
+  reactor->Finish(ToGrpc(status));
   return reactor;
 }
 
@@ -101,7 +92,7 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     request.received = context_.clock.Now();
     request.status = context_.reader.Reject(Rejection::kUnknownMethod,
                                             Unimplemented("there is no method " + call->method()));
-    RecordEnd(context_, request, 0, 0, *call);
+    RecordEnd(context_, request, 0, 0, *call, FactsOf(context_, call->method(), *caller, *call));
   } catch (const std::bad_alloc&) {
     if (request.status.ok()) request.status = ResourceExhausted("no memory");
   }

@@ -87,21 +87,6 @@ void RequireTenant(Decision& decision, int tenant) {
   decision.status = Status(Code::kPermissionDenied, "the socket is another tenant's");
 }
 
-// The caller's name is known where what it asks for is not its to ask for.
-void LogRefusal(ServiceContext& context, const grpc::CallbackServerContext& call,
-                const Decision& decision) {
-  if (!context.logger.should_log(LogLevel::warn)) return;
-  const std::string_view code = CodeName(decision.status.code());
-  const std::string peer = call.peer();
-  context.logger.Log(
-      LogLevel::warn, "caller refused",
-      {{"code", code},
-       {"error", decision.status.message()},
-       {"caller", decision.caller.name == nullptr ? std::string_view() : *decision.caller.name},
-       {"peer", peer}},
-      code);
-}
-
 }  // namespace
 
 CallOrigin OriginOf(std::string_view peer, std::string_view security) {
@@ -143,7 +128,8 @@ Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerConte
   }
   if (decision.status.ok()) return std::move(decision.caller);
   context.metrics.RecordRejection(RejectionOf(decision.refusal));
-  LogRefusal(context, call, decision);
+  // Its name is known where what it asks for is not its to ask for.
+  LogCallerRefused(context, decision.status, decision.caller, call);
   return std::move(decision.status);
 }
 

@@ -11,6 +11,7 @@
 
 #include "server/memory/copy_pieces.h"
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/call_spans.h"
 #include "server/util/thresholds.h"
 #include "server/wire/grpc_status.h"
 #include "server/wire/reply_codec.h"
@@ -40,40 +41,6 @@ void EndLimits(Request& request) {
   request.limits.End(/*bytes_used=*/!refused, cost_used);
 }
 
-// The peer is asked for only when something is logged: peer() builds a string.
-void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
-            const grpc::CallbackServerContext& call) {
-  const LogLevel level = request.status.ok() ? LogLevel::debug : LogLevel::warn;
-  if (!context.logger.should_log(level)) return;
-  const std::string& tenant = context.engine.options().tenants.list()[request.tenant].name;
-  const std::string peer = call.peer();
-  if (!request.status.ok()) {
-    const std::string_view code = CodeName(request.status.code());
-    context.logger.Log(level, "request failed",
-                       {{"id", request.id},
-                        {"request_id", request.request_id},
-                        {"code", code},
-                        {"error", request.status.message()},
-                        {"tenant", tenant},
-                        {"peer", peer}},
-                       code);
-    return;
-  }
-  context.logger.Log(
-      level, "request done",
-      {{"id", request.id},
-       {"request_id", request.request_id},
-       {"tenant", tenant},
-       {"problem", Describe(request.attention.problem) + (request.backward ? " backward" : "")},
-       {"kernel", KernelName(request.selection.kernel)},
-       {"device", request.device_name},
-       {"batch_requests", request.batch_requests},
-       {"queue_us", NanosecondsBetween(request.enqueued, request.started) / 1000},
-       {"kernel_us", request.kernel_ns / 1000},
-       {"total_us", total_ns / 1000},
-       {"peer", peer}});
-}
-
 }  // namespace
 
 OpenStreams::Place OpenStreams::MakePlace() {
@@ -100,6 +67,11 @@ void OpenStreams::EndAll() {
   for (OpenCall* stream : streams_) stream->EndWhenIdle();
 }
 
+void OpenStreams::Resume() {
+  const MutexLock lock(mutex_);
+  ending_ = false;
+}
+
 std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
                                     TimePoint deadline) {
   auto request = std::make_unique<Request>();
@@ -120,8 +92,9 @@ TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerCo
   return context.clock.Now() + std::chrono::duration_cast<Duration>(left);
 }
 
-void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
-               const grpc::CallbackServerContext& call, const MessageFormat& format) {
+std::unique_ptr<OpenSpan> RecordEnd(ServiceContext& context, Request& request, int64_t total_ns,
+                                    int64_t response_bytes, const grpc::CallbackServerContext& call,
+                                    const CallFacts& of_call, const MessageFormat& format) {
   if (request.status.code() == Code::kCancelled && CancelledLate(request, context.clock.Now())) {
     request.status = Status(Code::kDeadlineExceeded,
                             "the client's deadline passed: " + request.status.message());
@@ -130,7 +103,10 @@ void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int6
   request.sessions_ending = request.source.cache() != nullptr && context.engine.draining();
   context.metrics.RecordFinished(request, total_ns, response_bytes);
   format.CountEnd(request, total_ns);
-  LogEnd(context, request, total_ns, call);
+  CallFacts facts = of_call;
+  if (facts.stream && context.tracer != nullptr) facts.own = context.tracer->Begin(facts.parent);
+  LogEnd(context, request, total_ns, response_bytes, call, facts);
+  return SpanOf(context, request, response_bytes, facts);
 }
 
 void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
@@ -184,19 +160,11 @@ void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
   call.AddTrailingMetadata(kStatusKey, status.SerializeAsString());
 }
 
-void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const Caller& caller,
-                const char* event, Rejection exhausted, Status status, const Refusal& refusal,
+void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const CallFacts& facts,
+                const SmallCallEnd& end, Rejection exhausted, Status status, const Refusal& refusal,
                 grpc::ServerUnaryReactor& reactor) {
   status = context.reader.RejectRefusal(exhausted, std::move(status));
-  const std::string_view code = CodeName(status.code());
-  if (context.logger.should_log(LogLevel::warn)) {
-    context.logger.Log(LogLevel::warn, event,
-                       {{"code", code},
-                        {"error", status.message()},
-                        {"tenant", context.engine.options().tenants.list()[caller.tenant].name},
-                        {"peer", call.peer()}},
-                       code);
-  }
+  LogEnd(context, status, end, call, facts);
   AddRefusal(context, status.code(), refusal, call);
   reactor.Finish(ToGrpc(status));
 }

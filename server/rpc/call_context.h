@@ -18,10 +18,13 @@
 #include "server/auth/caller.h"
 #include "server/engine/engine.h"
 #include "server/limits/tenant_limits.h"
+#include "server/log/access_log.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
+#include "server/rpc/call_log.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/rpc/request_reader.h"
+#include "server/trace/tracer.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
 #include "server/wire/message_format.h"
@@ -54,6 +57,8 @@ class OpenStreams {
   void Remove(OpenCall* stream);
   // Every stream, present or new, ends with UNAVAILABLE once its last answer has left.
   void EndAll();
+  // New streams may stay again.
+  void Resume();
 
  private:
   Mutex mutex_;
@@ -78,10 +83,13 @@ struct ServiceContext {
   const Authenticator* authenticator = nullptr;  // null: nobody asks who calls
   // The tenants of peers that come over a Unix socket that is bound to one.
   std::map<std::string, int, std::less<>> socket_tenants = {};
+  AccessLog* access_log = nullptr;  // null: off
+  Tracer* tracer = nullptr;         // null: off
 
   OpenStreams streams{};
 
   std::atomic<uint64_t> next_id{1};
+  std::atomic<uint64_t> small_calls{0};  // that have ended
   // Calls with an admitted request, until gRPC has sent their last answer.
   std::atomic<int64_t> admitted_calls{0};
 };
@@ -94,10 +102,12 @@ TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerCo
 
 // Counts and logs the end of a request. `total_ns` is the time since its arrival. gRPC reports a
 // client's deadline as a cancellation, so a cancellation at the deadline ends with
-// DEADLINE_EXCEEDED, as in the client: this may change the request's status.
-void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
-               const grpc::CallbackServerContext& call,
-               const MessageFormat& format = AttendFormat());
+// DEADLINE_EXCEEDED, as in the client: this may change the request's status. Keep the span until
+// the answer is written; null if there is none.
+std::unique_ptr<OpenSpan> RecordEnd(ServiceContext& context, Request& request, int64_t total_ns,
+                                    int64_t response_bytes, const grpc::CallbackServerContext& call,
+                                    const CallFacts& facts,
+                                    const MessageFormat& format = AttendFormat());
 
 // Copies what of a successful answer goes to files, as `format` says, and then calls `then`: here,
 // or on a thread of `workers` if that is much. The request's status says if it failed.
@@ -110,10 +120,10 @@ int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& re
 // Tells the call's client that, and what else a program needs to know of a refused request.
 void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
                 grpc::CallbackServerContext& call);
-// Ends a call that is no request to the engine: counts and logs that it was refused. `event` is the
-// log line's; `exhausted`: what RESOURCE_EXHAUSTED is.
-void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const Caller& caller,
-                const char* event, Rejection exhausted, Status status, const Refusal& refusal,
+// Ends a call that is no request to the engine: counts and logs that it was refused. `exhausted`:
+// what RESOURCE_EXHAUSTED is.
+void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const CallFacts& facts,
+                const SmallCallEnd& end, Rejection exhausted, Status status, const Refusal& refusal,
                 grpc::ServerUnaryReactor& reactor);
 // The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();

@@ -21,10 +21,10 @@ Status Draining() { return Unavailable("the server is draining"); }
 
 }  // namespace
 
-ChunkedStream* ChunkedStream::Make(ServiceContext& context, const Caller& caller,
+ChunkedStream* ChunkedStream::Make(ServiceContext& context, const CallFacts& facts,
                                    grpc::CallbackServerContext& call, CountHold hold) {
   const std::shared_ptr<ChunkedStream> stream(
-      new ChunkedStream(context, caller, call, std::move(hold)));
+      new ChunkedStream(context, facts, call, std::move(hold)));
   stream->self_ = stream;
   stream->watched_->Join(context.answers, call.c_call());
   return stream.get();
@@ -187,12 +187,12 @@ void ChunkedStream::EndUnread() {
 void ChunkedStream::RecordUnread() {
   if (call_.IsCancelled()) return;
   Request request;
-  SetCaller(caller_, request);
+  SetCaller(facts_.caller, request);
   request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
   request.received = context_.clock.Now();
   request.transport = Transport::kChunked;
   request.status = context_.reader.Reject(Rejection::kInvalid, InvalidArgument(kNoFirstMessage));
-  RecordEnd(context_, request, 0, 0, call_);
+  RecordEnd(context_, request, 0, 0, call_, facts_);
 }
 
 void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
@@ -204,7 +204,7 @@ void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
 
 void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
   const TransferRef transfer = TransferRef::Adopt(new ChunkedTransfer(
-      context_, call_, caller_, DeadlineOf(context_, call_), shared_from_this()));
+      context_, facts_, call_, DeadlineOf(context_, call_), shared_from_this()));
   SetTransfer(transfer, true);
   context_.workers.Post(
       [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });
@@ -214,7 +214,8 @@ void ChunkedStream::JoinTransfer(const std::string& token) {
   TransferRef transfer = context_.chunked.Find(token);
   // To others it does not exist. Where nobody asks who calls, what a joining stream says of its
   // tenant is ignored.
-  const bool anothers = transfer && caller_.authenticated() && transfer->tenant() != caller_.tenant;
+  const bool anothers =
+      transfer && facts_.caller.authenticated() && transfer->tenant() != facts_.caller.tenant;
   if (anothers) transfer = TransferRef();
   Status status = transfer ? transfer->Join(shared_from_this())
                            : Status(Code::kNotFound, "no request has this token");

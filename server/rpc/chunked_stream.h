@@ -58,7 +58,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
                             public std::enable_shared_from_this<ChunkedStream> {
  public:
   // Owned by gRPC until its OnDone. `hold`: its place among its tenant's streams, until it ends.
-  static ChunkedStream* Make(ServiceContext& context, const Caller& caller,
+  static ChunkedStream* Make(ServiceContext& context, const CallFacts& facts,
                              grpc::CallbackServerContext& call, CountHold hold);
 
   void Begin() { Advance(); }
@@ -77,9 +77,9 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
  private:
   enum class Step { kNone, kRead, kWrite, kCancel, kFinish };
 
-  ChunkedStream(ServiceContext& context, const Caller& caller, grpc::CallbackServerContext& call,
+  ChunkedStream(ServiceContext& context, const CallFacts& facts, grpc::CallbackServerContext& call,
                 CountHold hold)
-      : context_(context), caller_(caller), call_(call), hold_(std::move(hold)) {}
+      : context_(context), facts_(facts), call_(call), hold_(std::move(hold)) {}
 
   // The first message has arrived and has not been handled yet.
   bool TakesFirstLocked() const ATTEND_REQUIRES(mutex_) {
@@ -115,7 +115,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;
-  const Caller caller_;
+  const CallFacts facts_;
   grpc::CallbackServerContext& call_;
   CountHold hold_;                       // End releases it
   std::shared_ptr<ChunkedStream> self_;  // until OnDone

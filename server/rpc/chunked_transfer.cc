@@ -14,14 +14,14 @@
 
 namespace attend {
 
-ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
-                                 const Caller& caller, TimePoint deadline,
+ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const CallFacts& facts,
+                                 const grpc::CallbackServerContext& call, TimePoint deadline,
                                  std::shared_ptr<TransferStream> first)
-    : context_(context), call_(call), tenant_(caller.tenant), deadline_(deadline) {
+    : context_(context), facts_(facts), call_(call), deadline_(deadline) {
   streams_.push_back(std::move(first));
   request_ = NewRequest(context_, *this, deadline);
   request_->transport = Transport::kChunked;
-  SetCaller(caller, *request_);
+  SetCaller(facts_.caller, *request_);
   id_ = request_->id;
 }
 
@@ -255,7 +255,7 @@ void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
   const TransferRef self(this);
   // Before any stream may finish: call_, whose peer the record names, is the first one's.
   RecordEnd(context_, *request, NanosecondsBetween(request->received, context_.clock.Now()), 0,
-            call_);
+            call_, facts_);
   Refusal refusal = std::move(request->refusal);
   request.reset();  // frees its memory before the client is told and retries
   DropAnswer();
@@ -356,7 +356,8 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
     if (!failure_.ok()) request->status = failure_;
   }
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-  RecordEnd(context_, *request, total_ns, request->status.ok() ? AnswerBytes(*request) : 0, call_);
+  span_ = RecordEnd(context_, *request, total_ns, request->status.ok() ? AnswerBytes(*request) : 0,
+                    call_, facts_);
   const Status status = request->status;
   grpc::ByteBuffer header;
   if (status.ok()) {

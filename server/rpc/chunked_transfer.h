@@ -79,11 +79,12 @@ struct ChunkPlace {
 class ChunkedTransfer final : public Call {
  public:
   // `first` is the stream that brought the header; `call` lives until that stream is finished.
-  ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
-                  const Caller& caller, TimePoint deadline, std::shared_ptr<TransferStream> first);
+  ChunkedTransfer(ServiceContext& context, const CallFacts& facts,
+                  const grpc::CallbackServerContext& call, TimePoint deadline,
+                  std::shared_ptr<TransferStream> first);
 
   // Whose it is.
-  int tenant() const { return tenant_; }
+  int tenant() const { return facts_.caller.tenant; }
 
   // Call once, not on gRPC's threads: admits the header, or ends the request. `parsed` says whether
   // there is a header.
@@ -170,8 +171,8 @@ class ChunkedTransfer final : public Call {
   void AdvanceAll();
 
   ServiceContext& context_;
+  const CallFacts facts_;
   const grpc::CallbackServerContext& call_;
-  const int tenant_;
   const TimePoint deadline_;
   uint64_t id_ = 0;  // set once, when the transfer is made
 
@@ -206,6 +207,7 @@ class ChunkedTransfer final : public Call {
   bool header_due_ ATTEND_GUARDED_BY(mutex_) = false;
   AnswerChunks answer_ ATTEND_GUARDED_BY(mutex_);  // until all of it is handed to streams
   int64_t writing_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks being written
+  std::unique_ptr<OpenSpan> span_;                 // ends with the last stream
 };
 
 using TransferRef = CallRef<ChunkedTransfer>;

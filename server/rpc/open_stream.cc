@@ -4,8 +4,8 @@
 
 namespace attend {
 
-Status TakeStream(ServiceContext& context, const Caller& caller, grpc::CallbackServerContext& call,
-                  CountHold& hold) {
+Status TakeStream(ServiceContext& context, std::string_view method, const Caller& caller,
+                  grpc::CallbackServerContext& call, CountHold& hold) {
   Status status = context.limits.Take(caller.tenant, Limit::kStreams, hold);
   if (status.ok()) return status;
   Request request;
@@ -13,7 +13,7 @@ Status TakeStream(ServiceContext& context, const Caller& caller, grpc::CallbackS
   request.received = context.clock.Now();
   SetCaller(caller, request);
   request.status = context.reader.Reject(Rejection::kTenantLimit, std::move(status));
-  RecordEnd(context, request, 0, 0, call);
+  RecordEnd(context, request, 0, 0, call, FactsOf(context, method, caller, call));
   AddRefusal(context, request.status.code(), request.refusal, call);
   return request.status;
 }

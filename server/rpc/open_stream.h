@@ -7,6 +7,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <new>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -29,14 +30,14 @@ class EndedStream final : public RawStream {
 
 // Takes one of the streams that the caller's tenant may have open. A refusal is counted, logged and
 // told to the call's client, but for its status.
-Status TakeStream(ServiceContext& context, const Caller& caller, grpc::CallbackServerContext& call,
-                  CountHold& hold);
+Status TakeStream(ServiceContext& context, std::string_view method, const Caller& caller,
+                  grpc::CallbackServerContext& call, CountHold& hold);
 
-// Begins the stream that `make` makes for the call's caller, which holds its place among its
-// tenant's, and ends it if streams are no longer accepted.
+// Begins the stream that `make` makes for the caller of that method, which holds its place among
+// its tenant's, and ends it if streams are no longer accepted.
 template <class Make>
-RawStream* OpenStream(ServiceContext& context, grpc::CallbackServerContext& call,
-                      const Make& make) {
+RawStream* OpenStream(ServiceContext& context, std::string_view method,
+                      grpc::CallbackServerContext& call, const Make& make) {
   OpenStreams::Place place;
   std::invoke_result_t<Make, const Caller&, CountHold> stream = nullptr;
   try {
@@ -44,7 +45,7 @@ RawStream* OpenStream(ServiceContext& context, grpc::CallbackServerContext& call
     const Result<Caller> caller = CallerOf(context, call, Scope::kCompute);
     if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
     CountHold hold;
-    const Status taken = TakeStream(context, *caller, call, hold);
+    const Status taken = TakeStream(context, method, *caller, call, hold);
     if (!taken.ok()) return new EndedStream(ToGrpc(taken));
     place = OpenStreams::MakePlace();
     stream = make(*caller, std::move(hold));

@@ -25,6 +25,8 @@ constexpr int64_t kRequestBytesMax = int64_t{64} << 10;
 // Sessions in one answer.
 constexpr int64_t kListed = 256;
 
+constexpr char kEvent[] = "session call failed";
+
 Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
   if (!IsDType(shape.dtype())) {
     return InvalidArgument("shapes[" + std::to_string(index) + "].dtype is " +
@@ -37,6 +39,19 @@ Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
 
 }  // namespace
 
+void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& response) {
+  response.set_id(info.id);
+  response.set_device(engine.Devices()[info.device].info.name);
+  response.set_length(info.length);
+  for (const int64_t length : info.layer_lengths) response.add_layer_lengths(length);
+  response.set_lease_seconds_left(std::chrono::duration<double>(info.lease_left).count());
+  response.set_pinned(info.pinned);
+  response.set_bytes(info.bytes);
+  response.set_shared_bytes(info.shared_bytes);
+  response.set_ending(engine.draining());
+  response.set_lost(info.lost);
+}
+
 template <class In, class Out, class Answer>
 Status SessionServiceImpl::AnswerTo(const Caller& caller, const Bytes& request,
                                     const Answer& answer, Bytes& response, Refusal& refusal) {
@@ -47,7 +62,7 @@ Status SessionServiceImpl::AnswerTo(const Caller& caller, const Bytes& request,
 }
 
 template <class In, class Out, class Answer>
-void SessionServiceImpl::Respond(const Caller& caller, Call& call, const Bytes& request,
+void SessionServiceImpl::Respond(Call& call, const CallFacts& facts, const Bytes& request,
                                  Bytes& response, Reactor& reactor, const Answer& answer) {
   Status status;
   Rejection exhausted = Rejection::kSessions;
@@ -55,7 +70,7 @@ void SessionServiceImpl::Respond(const Caller& caller, Call& call, const Bytes& 
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     if (!MemoryIsShort()) {
-      status = AnswerTo<In, Out>(caller, request, answer, response, refusal);
+      status = AnswerTo<In, Out>(facts.caller, request, answer, response, refusal);
     } else {
       status = OutOfMemory();
       exhausted = Rejection::kMemory;
@@ -65,14 +80,12 @@ void SessionServiceImpl::Respond(const Caller& caller, Call& call, const Bytes& 
     exhausted = Rejection::kMemory;
   }
   const OnNoMemory wait(OnNoMemory::kWait);
-  if (!status.ok()) return Refuse(caller, call, exhausted, std::move(status), refusal, reactor);
+  const SmallCallEnd end = SmallCall(kEvent, request, response);
+  if (!status.ok()) {
+    return RefuseCall(context_, call, facts, end, exhausted, std::move(status), refusal, reactor);
+  }
+  LogEnd(context_, status, end, call, facts);
   reactor.Finish(grpc::Status());
-}
-
-void SessionServiceImpl::Refuse(const Caller& caller, Call& call, Rejection exhausted,
-                                Status status, const Refusal& refusal, Reactor& reactor) {
-  RefuseCall(context_, call, caller, "session call failed", exhausted, std::move(status), refusal,
-             reactor);
 }
 
 template <class In, class Out, class Answer>
@@ -80,7 +93,9 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondNow(Call* call, const By
                                                             Bytes* response, const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kSessions, *reactor);
-  if (caller) Respond<In, Out>(*caller, *call, *request, *response, *reactor, answer);
+  if (!caller) return reactor;
+  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  Respond<In, Out>(*call, facts, *request, *response, *reactor, answer);
   return reactor;
 }
 
@@ -92,34 +107,23 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const 
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kSessions, *reactor);
   if (!caller) return reactor;
+  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context_.workers.Post([this, caller = *caller, call, request, response, reactor, answer] {
-      Respond<In, Out>(caller, *call, *request, *response, *reactor, answer);
+    context_.workers.Post([this, call, facts, request, response, reactor, answer] {
+      Respond<In, Out>(*call, facts, *request, *response, *reactor, answer);
     });
   } catch (const std::bad_alloc&) {
     const OnNoMemory wait(OnNoMemory::kWait);
-    Refuse(*caller, *call, Rejection::kMemory, OutOfMemory(), {}, *reactor);
+    RefuseCall(context_, *call, facts, SmallCall(kEvent, *request, *response), Rejection::kMemory,
+               OutOfMemory(), {}, *reactor);
   }
   return reactor;
 }
 
-void SessionServiceImpl::FillInfo(const SessionInfo& info, v1::Session& response) const {
-  response.set_id(info.id);
-  response.set_device(context_.engine.Devices()[info.device].info.name);
-  response.set_length(info.length);
-  for (const int64_t length : info.layer_lengths) response.add_layer_lengths(length);
-  response.set_lease_seconds_left(std::chrono::duration<double>(info.lease_left).count());
-  response.set_pinned(info.pinned);
-  response.set_bytes(info.bytes);
-  response.set_shared_bytes(info.shared_bytes);
-  response.set_ending(context_.engine.draining());
-  response.set_lost(info.lost);
-}
-
 Status SessionServiceImpl::Fill(const Result<SessionInfo>& info, v1::Session& response) const {
   if (!info.ok()) return info.status();
-  FillInfo(*info, response);
+  FillSession(context_.engine, *info, response);
   return Status();
 }
 
@@ -226,7 +230,7 @@ SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const 
                                  std::to_string(kListed) + "], or 0 for the most");
         }
         for (const SessionInfo& info : sessions_->List(tenant, in.after(), count)) {
-          FillInfo(info, *out.add_sessions());
+          FillSession(context_.engine, info, *out.add_sessions());
         }
         return Status();
       });

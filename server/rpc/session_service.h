@@ -14,6 +14,9 @@
 
 namespace attend {
 
+// What a client is told of a session.
+void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& response);
+
 class SessionServiceImpl final
     : public v1::SessionService::WithRawCallbackMethod_CreateSession<
           v1::SessionService::WithRawCallbackMethod_ForkSession<
@@ -44,7 +47,7 @@ class SessionServiceImpl final
   // Parses the request, has `answer(tenant, request, response, refusal)` fill the response, or say
   // why not, and finishes.
   template <class In, class Out, class Answer>
-  void Respond(const Caller& caller, Call& call, const Bytes& request, Bytes& response,
+  void Respond(Call& call, const CallFacts& facts, const Bytes& request, Bytes& response,
                Reactor& reactor, const Answer& answer);
   template <class In, class Out, class Answer>
   Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
@@ -53,14 +56,10 @@ class SessionServiceImpl final
   template <class In, class Out, class Answer>
   Status AnswerTo(const Caller& caller, const Bytes& request, const Answer& answer, Bytes& response,
                   Refusal& refusal);
-  // Counts and logs the refusal.
-  void Refuse(const Caller& caller, Call& call, Rejection exhausted, Status status,
-              const Refusal& refusal, Reactor& reactor);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
   Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);
   Status Fill(const Result<SessionInfo>& info, v1::Session& response) const;
-  void FillInfo(const SessionInfo& info, v1::Session& response) const;
 
   ServiceContext& context_;
   SessionTable* const sessions_;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <google/protobuf/arena.h>
+#include <google/protobuf/descriptor.h>
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
@@ -15,6 +16,23 @@
 #include "server/memory/memory_reserve.h"
 
 namespace attend {
+
+// The method of the messages' file that takes an In, as calls name it.
+template <class In>
+const std::string& MethodOf() {
+  static const std::string method = [] {
+    const google::protobuf::FileDescriptor& file = *In::descriptor()->file();
+    for (int s = 0; s < file.service_count(); ++s) {
+      const google::protobuf::ServiceDescriptor& service = *file.service(s);
+      for (int m = 0; m < service.method_count(); ++m) {
+        if (service.method(m)->input_type() != In::descriptor()) continue;
+        return "/" + service.full_name() + "/" + service.method(m)->name();
+      }
+    }
+    return std::string();
+  }();
+  return method;
+}
 
 // Has `answer(request, response)` fill the response, or say why not. Messages above `bytes_max`
 // bytes are refused. May throw std::bad_alloc.

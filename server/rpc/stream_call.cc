@@ -14,15 +14,14 @@
 
 namespace attend {
 
-StreamCall::StreamCall(ServiceContext& context, const MessageFormat& format,
-                       std::optional<Pass> asked, const Caller& caller,
-                       grpc::CallbackServerContext& call, CountHold hold)
+StreamCall::StreamCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
+                       std::optional<Pass> asked, grpc::CallbackServerContext& call, CountHold hold)
     : context_(context),
+      facts_(facts),
       format_(format),
       asked_(asked),
       call_(call),
       deadline_(DeadlineOf(context, call)),
-      caller_(caller),
       hold_(std::move(hold)) {}
 
 void StreamCall::Begin() {
@@ -111,7 +110,7 @@ void StreamCall::OnReadDone(bool ok) {
   }
   request->answer_place = place;
   request->asked = asked_;
-  SetCaller(caller_, *request);
+  SetCaller(facts_.caller, *request);
   request->may_end_in_submit = true;
   context_.reader.Accept(*this, format_, std::move(request), std::move(message));
 }
@@ -152,7 +151,8 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
   const bool ok = request->status.ok();  // RecordEnd changes failures alone
   const int64_t bytes = ok ? AnswerBytes(*request) : 0;
-  RecordEnd(context_, *request, total_ns, bytes, call_, format_);
+  const std::unique_ptr<OpenSpan> span =
+      RecordEnd(context_, *request, total_ns, bytes, call_, facts_, format_);
   {
     const MutexLock lock(mutex_);
     queued_.erase(request->id);

@@ -40,8 +40,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                          public OpenCall {
  public:
   // `format` must outlive the call. `hold`: its place among its tenant's streams, until it ends.
-  StreamCall(ServiceContext& context, const MessageFormat& format, std::optional<Pass> asked,
-             const Caller& caller, grpc::CallbackServerContext& call, CountHold hold);
+  StreamCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
+             std::optional<Pass> asked, grpc::CallbackServerContext& call, CountHold hold);
 
   void Begin();
   // OpenCall. Stops reading.
@@ -80,11 +80,11 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
 
   ServiceContext& context_;
+  const CallFacts facts_;
   const MessageFormat& format_;
   const std::optional<Pass> asked_;
   grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
-  const Caller caller_;
   CountHold hold_;  // who is given kFinish releases it
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 

@@ -18,16 +18,17 @@ namespace {
 // Made by BeginUnary, deleted when gRPC and the request reader are done with it.
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  public:
-  UnaryCall(ServiceContext& context, const MessageFormat& format, Pass pass, const Caller& caller,
+  UnaryCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format, Pass pass,
             grpc::CallbackServerContext& call, grpc::ByteBuffer& response)
       : context_(context),
+        facts_(facts),
         format_(format),
         call_(call),
         response_(response),
         request_(NewRequest(context_, *this, DeadlineOf(context_, call_))),
         id_(request_->id) {
     request_->asked = pass;
-    SetCaller(caller, *request_);
+    SetCaller(facts_.caller, *request_);
     request_->may_end_in_submit = true;
   }
 
@@ -50,7 +51,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void Answer(std::unique_ptr<Request> request) {
     const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
     const int64_t bytes = request->status.ok() ? AnswerBytes(*request) : 0;
-    RecordEnd(context_, *request, total_ns, bytes, call_, format_);
+    span_ = RecordEnd(context_, *request, total_ns, bytes, call_, facts_, format_);
     Status status = request->status;
     if (status.ok()) {
       watched_->Join(context_.answers, call_.c_call());
@@ -79,6 +80,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void OnDone() override {
     watched_->Leave();
     if (unread_ != nullptr) RecordUnread();
+    span_.reset();
     if (admitted_.load(std::memory_order_relaxed)) {
       context_.admitted_calls.fetch_sub(1, std::memory_order_release);
     }
@@ -108,10 +110,11 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
       unread_->status = context_.reader.Reject(Rejection::kInvalid, std::move(unread_->status));
     }
     RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
-              call_, format_);
+              call_, facts_, format_);
   }
 
   ServiceContext& context_;
+  const CallFacts facts_;
   const MessageFormat& format_;
   grpc::CallbackServerContext& call_;
   grpc::ByteBuffer& response_;
@@ -120,6 +123,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   const uint64_t id_;
   std::atomic<bool> admitted_{false};
   std::unique_ptr<Request> unread_;  // of a call without a message
+  std::unique_ptr<OpenSpan> span_;   // while the answer is written
 };
 
 grpc::ServerUnaryReactor* Ended(grpc::CallbackServerContext& call, const grpc::Status& status) {
@@ -130,15 +134,17 @@ grpc::ServerUnaryReactor* Ended(grpc::CallbackServerContext& call, const grpc::S
 
 }  // namespace
 
-grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, const MessageFormat& format,
-                                     Pass pass, grpc::CallbackServerContext& call,
+grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, std::string_view method,
+                                     const MessageFormat& format, Pass pass,
+                                     grpc::CallbackServerContext& call,
                                      const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
   UnaryCall* unary = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const Result<Caller> caller = CallerOf(context, call, Scope::kCompute);
     if (!caller.ok()) return Ended(call, ToGrpc(caller.status()));
-    unary = new UnaryCall(context, format, pass, *caller, call, response);
+    unary = new UnaryCall(context, FactsOf(context, method, *caller, call), format, pass, call,
+                          response);
   } catch (const std::bad_alloc&) {
     return Ended(call, NoMemory());
   }

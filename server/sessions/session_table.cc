@@ -138,7 +138,10 @@ void SessionTable::Expire() {
 }
 
 SessionInfo SessionTable::InfoOf(const Session& session) const {
-  SessionInfo info{.id = session.id, .device = session.device, .pinned = session.pinned};
+  SessionInfo info{.id = session.id,
+                   .tenant = session.tenant,
+                   .device = session.device,
+                   .pinned = session.pinned};
   for (const Layer& layer : session.layers) info.layers.push_back(layer.shape);
   info.layer_lengths.resize(session.layers.size());
   Update(session, info);

@@ -86,6 +86,7 @@ struct SessionSpec {
 
 struct SessionInfo {
   std::string id;
+  int tenant = 0;
   int device = 0;
   int64_t length = 0;  // of the shortest layer
   std::vector<LayerShape> layers = {};
@@ -109,6 +110,7 @@ class SessionTable {
     int64_t displaced = 0;         // ended for another tenant's
     int64_t evictions_own = 0;     // for the tenant's own needs
     int64_t evictions_others = 0;  // for others', of what exceeded the tenant's share
+    int64_t evictions_operator = 0;
     int64_t evicted_bytes = 0;
     double evicted_idle_seconds = 0;  // sum over evictions
     // Up to each of kIdleBoundsSeconds, but no lower one; the last is beyond them.
@@ -145,6 +147,21 @@ class SessionTable {
   // At most `count_max` of the tenant's, in the order of their ids, from the first after `after`
   // on.
   std::vector<SessionInfo> List(int tenant, const std::string& after, int64_t count_max);
+
+  // For an operator, whoever's they are. As List, of every tenant.
+  std::vector<SessionInfo> ListAll(const std::string& after, int64_t count_max);
+  // Whether there was one with this id.
+  bool FreeAny(const std::string& id);
+  // Returns how many there were.
+  int64_t FreeTenant(int tenant);
+  // Takes all tokens of the tenant's sessions that are not in use; of pinned ones only if `pinned`.
+  struct Evicted {
+    int64_t sessions = 0;
+    int64_t bytes = 0;  // that are free now
+  };
+  Evicted EvictTenant(int tenant, bool pinned);
+  // How many sessions there are, by tenant.
+  std::vector<int64_t> tenant_sessions() const;
 
   // Finds the caches for a request that appends `new_rows` rows to each, or only reads. All layers
   // must have the same shape, on one device. NOT_FOUND, INVALID_ARGUMENT; OUT_OF_RANGE: tokens were
@@ -201,6 +218,7 @@ class SessionTable {
   // nothing for a session that is filed.
   void Touch(Session& session) ATTEND_REQUIRES(mutex_);
   void Forget(Session& session) ATTEND_REQUIRES(mutex_);
+  int64_t UsedBytes() const ATTEND_REQUIRES(mutex_);  // on all devices
   SessionInfo Insert(const SessionRef& session) ATTEND_REQUIRES(mutex_);
   void Remove(const SessionRef& session) ATTEND_REQUIRES(mutex_);
   void ExpireLocked() ATTEND_REQUIRES(mutex_);

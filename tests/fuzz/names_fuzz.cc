@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Names that clients choose, where the server writes them down or looks them up: a request_id in a
-// log line and in the name of a dump's folder, a tenant in a call's metadata. A name never makes a
-// second line or a second field, moves no cursor, leads nowhere but into the dumps' folder, and is
-// no tenant but one of the settings'.
+// log line and in the name of a dump's folder, a tenant and a traceparent in a call's metadata. A
+// name never makes a second line or a second field, moves no cursor, leads nowhere but into the
+// dumps' folder, and is no tenant but one of the settings'. And what a collector of spans answers.
 
 #include <google/protobuf/stubs/logging.h>
 #include <spdlog/sinks/null_sink.h>
@@ -17,6 +17,9 @@
 #include "server/app/dump.h"
 #include "server/log/log_line.h"
 #include "server/schedule/tenants.h"
+#include "server/trace/otlp_codec.h"
+#include "server/trace/trace_parent.h"
+#include "server/util/utf8.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/server/support/messages.h"
 
@@ -77,8 +80,9 @@ void RequireOneString(const std::string& line, const std::string& begin, const s
 }
 
 void CheckLog(const std::string& name) {
-  const auto line_of = [&name](LogFormat format) {
-    return FormatLogLine(format, {}, "request failed", {{"request_id", name}, {"id", int64_t{7}}});
+  const LogFields fields = {{"request_id", name}, {"id", int64_t{7}}};
+  const auto line_of = [&fields](LogFormat format) {
+    return FormatLogLine(format, {}, "request failed", fields);
   };
   const std::string text = line_of(LogFormat::kText);
   RequireLine(text);
@@ -87,6 +91,11 @@ void CheckLog(const std::string& name) {
   RequireLine(line);
   const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   ATTEND_FUZZ_REQUIRE(json.is_object() && json.size() == 6 && json["id"] == 7, line);
+  const std::string record = FormatJsonRecord({}, fields);
+  RequireLine(record);
+  const auto of_access = nlohmann::json::parse(record, nullptr, /*allow_exceptions=*/false);
+  ATTEND_FUZZ_REQUIRE(of_access.is_object() && of_access.size() == 3, record);
+  ATTEND_FUZZ_REQUIRE(of_access["request_id"] == json["request_id"], record);
   if (name.size() > kLogTextBytesMax || !CodePoints(name)) return;
   ATTEND_FUZZ_REQUIRE(json["request_id"] == name, line);
 }
@@ -143,6 +152,22 @@ void CheckTenant(const std::string& name) {
   ATTEND_FUZZ_REQUIRE(found == 0 || tenants->list()[static_cast<size_t>(found)].name == name, name);
 }
 
+// A traceparent, which is one or none; text in a span; and a collector's answer.
+void CheckTrace(const std::string& name) {
+  const std::optional<TraceParent> parent = ParseTraceParent(name);
+  if (parent) {
+    ATTEND_FUZZ_REQUIRE(parent->valid() && (parent->trace_high | parent->trace_low) != 0, name);
+    const std::string again = FormatTraceParent(*parent);
+    ATTEND_FUZZ_REQUIRE(again.substr(2, 51) == name.substr(2, 51), again);
+    ATTEND_FUZZ_REQUIRE(ParseTraceParent(again) == parent, again);
+  }
+  const std::string text = ToUtf8(name, 256);
+  ATTEND_FUZZ_REQUIRE(text.size() <= 256 && CodePoints(text), text);
+  ATTEND_FUZZ_REQUIRE(name.size() > 256 || !CodePoints(name) || text == name, text);
+  const Result<PartialSuccess> answer = DecodeExportResponse(name);
+  ATTEND_FUZZ_REQUIRE(!answer.ok() || CodePoints(answer->error), name);
+}
+
 }  // namespace
 }  // namespace attend::fuzz
 
@@ -154,5 +179,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // Files take a hundred times as long.
   if (attend::fuzz::RandomOf(name)() % 16 == 0) attend::fuzz::CheckDump(name);
   attend::fuzz::CheckTenant(name);
+  attend::fuzz::CheckTrace(name);
   return 0;
 }

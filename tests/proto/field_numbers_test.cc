@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attend/v1/admin.pb.h"
 #include "attend/v1/attention.pb.h"
 #include "attend/v1/session.pb.h"
 #include "attend/v1/shared_memory.pb.h"
@@ -80,7 +81,8 @@ Lines LinesOfProtocol() {
   Lines lines;
   for (const FileDescriptor* const file :
        {v1::AttendRequest::descriptor()->file(), v1::CreateSessionRequest::descriptor()->file(),
-        v1::RegionRequest::descriptor()->file(), inference::ModelConfig::descriptor()->file(),
+        v1::RegionRequest::descriptor()->file(), v1::DrainRequest::descriptor()->file(),
+        inference::ModelConfig::descriptor()->file(),
         inference::ModelInferRequest::descriptor()->file()}) {
     AddFile(*file, lines);
   }

@@ -22,7 +22,7 @@ DEFAULTS = dict(
     alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None, cu_seqlens_q=None,
     cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False,
     o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", check=False, priority=0,
-    request_id="", timeout=None, tenant=None, transport="auto")
+    request_id="", timeout=None, tenant=None, traceparent=None, transport="auto")
 
 
 def options_of(what, given):
@@ -69,6 +69,7 @@ class Arguments:
         timeout = client_timeout if options["timeout"] is None else options["timeout"]
         p.timeout_ns = nanoseconds("timeout", timeout)
         p.tenant = _checks.optional_text("tenant", options["tenant"])
+        p.traceparent = _checks.optional_text("traceparent", options["traceparent"])
         p.transport = _checks.one_of("transport", options["transport"], TRANSPORTS)
 
     def ask_for_gradients(self, d_o, o, lse, d_lse, wanted):

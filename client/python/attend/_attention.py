@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # What only a server has a meaning for.
-_SERVERS = ("priority", "request_id", "timeout", "tenant", "transport")
+_SERVERS = ("priority", "request_id", "timeout", "tenant", "traceparent", "transport")
 
 
 def _in_process(what: str, given: Any) -> dict[str, Any]:
@@ -34,8 +34,9 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> A
     process, or by the server of the `connect` around it. The same kernel gives the same bits.
 
     Arguments and results are those of Client.attention. In process there is no `check`, and what
-    concerns a server alone (priority, request_id, timeout, tenant, transport) changes nothing;
-    tensors are computed where they are, NumPy's on GPU 0 if there is one, else on the CPU."""
+    concerns a server alone (priority, request_id, timeout, tenant, traceparent, transport) changes
+    nothing; tensors are computed where they are, NumPy's on GPU 0 if there is one, else on the
+    CPU."""
     client = _connection.current()
     if client is not None:
         return client.attention(q, k, v, **options)

@@ -136,7 +136,8 @@ class Client:
             server_info(), or "auto".
         check: the server recomputes a sample of rows in double precision; Error if it disagrees.
         priority: in [-100, 100], higher ones first. request_id: for logs, at most 128 bytes.
-        timeout: in seconds. tenant: as the client's.
+        timeout: in seconds. tenant: as the client's. traceparent: the span that makes the call, as
+            W3C Trace Context writes it, "00-TRACE-SPAN-01".
         transport: "auto"; "inline", one message; "chunked", over all connections; "shared", or
             an error.
 

@@ -67,7 +67,7 @@ class Params(ctypes.Structure):
         ("kernel", _text), ("wanted", _int32), ("transport", _int32),
         ("o", TensorStruct), ("lse", TensorStruct), ("d_o", TensorStruct),
         ("d_lse", TensorStruct), ("timeout_ns", _int64), ("tenant", _text),
-        ("done", _address), ("user", _address), ("stream", _address),
+        ("done", _address), ("user", _address), ("stream", _address), ("traceparent", _text),
     ]
 
 

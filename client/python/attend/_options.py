@@ -36,6 +36,7 @@ class CallOptions(TypedDict, total=False):
     request_id: str
     timeout: float | None
     tenant: str | None
+    traceparent: str | None
     transport: Literal["auto", "inline", "chunked", "shared"]
 
 

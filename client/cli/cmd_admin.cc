@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attend-client admin: what an operator does to a running server.
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/cli/admin_calls.h"
+#include "client/cli/commands.h"
+#include "client/cli/session_id.h"
+
+namespace attend::client {
+namespace {
+
+struct AdminFlags {
+  double timeout_s = 5;
+  double wait_s = 0;  // of drain
+  std::string level;
+  std::string tenant;
+  std::vector<std::string> ids;  // in hexadecimal
+  bool pinned = false;
+};
+
+long long Int(int64_t value) { return static_cast<long long>(value); }
+
+int Drain(const AdminFlags& flags, AdminCalls& calls) {
+  const Result<v1::DrainResponse> drained = calls.Drain();
+  if (!drained.ok()) return Fail(drained.status(), kExitFailed);
+  int64_t left = drained->inflight_requests();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(flags.wait_s);
+  while (left > 0 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const Result<v1::GetStatusResponse> status = calls.GetStatus();
+    if (!status.ok()) return Fail(status.status(), kExitFailed);
+    left = status->inflight_requests();
+  }
+  std::printf("draining, %lld requests to finish\n", Int(left));
+  return left > 0 && flags.wait_s > 0 ? kExitFailed : kExitOk;
+}
+
+int Undrain(const AdminFlags&, AdminCalls& calls) {
+  const Result<v1::UndrainResponse> done = calls.Undrain();
+  if (!done.ok()) return Fail(done.status(), kExitFailed);
+  std::printf("takes new work\n");
+  return kExitOk;
+}
+
+int SetLogLevel(const AdminFlags& flags, AdminCalls& calls) {
+  v1::SetLogLevelRequest request;
+  request.set_level(flags.level);
+  const Result<v1::SetLogLevelResponse> set = calls.SetLogLevel(request);
+  if (!set.ok()) return Fail(set.status(), kExitFailed);
+  std::printf("log level %s, was %s\n", flags.level.c_str(), set->before().c_str());
+  return kExitOk;
+}
+
+int ListSessions(const AdminFlags& flags, AdminCalls& calls) {
+  v1::ListTenantSessionsRequest request;
+  request.set_tenant(flags.tenant);
+  for (;;) {
+    const Result<v1::ListTenantSessionsResponse> list = calls.ListSessions(request);
+    if (!list.ok()) return Fail(list.status(), kExitFailed);
+    for (const v1::TenantSession& each : list->sessions()) {
+      const v1::Session& session = each.session();
+      std::printf("%s  %-16s %-8s tokens %-10lld %10s  lease %.0f s%s\n",
+                  SessionIdText(session.id()).c_str(), each.tenant().c_str(),
+                  session.device().c_str(), Int(session.length()),
+                  BytesText(session.bytes()).c_str(), session.lease_seconds_left(),
+                  session.pinned() ? "  pinned" : "");
+    }
+    if (list->sessions_size() == 0) return kExitOk;
+    request.set_after(list->sessions(list->sessions_size() - 1).session().id());
+  }
+}
+
+int FreeSessions(const AdminFlags& flags, AdminCalls& calls) {
+  v1::FreeSessionsRequest request;
+  request.set_tenant(flags.tenant);
+  for (const std::string& id : flags.ids) request.add_sessions(ParseSessionId(id));
+  const Result<v1::FreeSessionsResponse> freed = calls.FreeSessions(request);
+  if (!freed.ok()) return Fail(freed.status(), kExitFailed);
+  std::printf("freed %lld sessions, %lld were not there\n", Int(freed->freed()),
+              Int(freed->not_found()));
+  return freed->not_found() == 0 ? kExitOk : kExitFailed;
+}
+
+int Evict(const AdminFlags& flags, AdminCalls& calls) {
+  v1::EvictTenantRequest request;
+  request.set_tenant(flags.tenant);
+  request.set_pinned(flags.pinned);
+  const Result<v1::EvictTenantResponse> evicted = calls.EvictTenant(request);
+  if (!evicted.ok()) return Fail(evicted.status(), kExitFailed);
+  std::printf("%lld sessions lost their tokens, %s are free\n", Int(evicted->sessions()),
+              BytesText(evicted->bytes()).c_str());
+  return kExitOk;
+}
+
+int PrintStatus(const AdminFlags&, AdminCalls& calls) {
+  const Result<v1::GetStatusResponse> status = calls.GetStatus();
+  if (!status.ok()) return Fail(status.status(), kExitFailed);
+  std::printf("attend %s, up %.0f s, %s, log level %s\n", status->version().c_str(),
+              status->uptime_seconds(),
+              status->ending()     ? "ending"
+              : status->draining() ? "draining"
+                                   : "takes new work",
+              status->log_level().c_str());
+  std::printf("%lld requests in flight, %lld connections\n", Int(status->inflight_requests()),
+              Int(status->connections()));
+  for (const v1::GetStatusResponse::Device& device : status->devices()) {
+    std::printf("device %s: %lld requests wait%s\n", device.name().c_str(),
+                Int(device.queued_requests()), device.healthy() ? "" : ", NOT HEALTHY");
+  }
+  for (const v1::GetStatusResponse::Tenant& tenant : status->tenants()) {
+    std::printf("tenant %s: %lld sessions, %s\n", tenant.name().c_str(), Int(tenant.sessions()),
+                BytesText(tenant.session_bytes()).c_str());
+  }
+  return kExitOk;
+}
+
+using Act = std::function<int(const AdminFlags& flags, AdminCalls& calls)>;
+
+int Run(const AdminFlags& flags, const CommonOptions& common, const Act& act) {
+  const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
+  if (!client.ok()) return Fail(client.status(), kExitUsage);
+  AdminCalls calls(**client, std::chrono::duration<double>(flags.timeout_s));
+  return act(flags, calls);
+}
+
+struct Commands {
+  CLI::App* parent;
+  AdminFlags* flags;
+  std::map<const CLI::App*, Act> acts;
+
+  CLI::App* Add(const char* name, const char* help, Act act) {
+    CLI::App* const command = parent->add_subcommand(name, help);
+    command->fallthrough();
+    acts[command] = std::move(act);
+    return command;
+  }
+};
+
+void AddAll(Commands* commands) {
+  AdminFlags* const f = commands->flags;
+  CLI::App* command =
+      commands->Add("drain", "Refuse new work; what was accepted is finished", Drain);
+  command
+      ->add_option("--wait-s", f->wait_s,
+                   "Seconds to wait until it is finished; exit code 1 if it is not")
+      ->check(CLI::Range(0.0, 1e6));
+  commands->Add("undrain", "Take new work again", Undrain);
+  command = commands->Add("log-level", "Set the lowest level that is logged", SetLogLevel);
+  command->add_option("level", f->level, "trace, debug, info, warn, error or off")
+      ->required()
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
+  command = commands->Add("sessions", "List sessions of all tenants, or of one", ListSessions);
+  command->add_option("--tenant", f->tenant, "Those of this tenant");
+  command = commands->Add("free", "End sessions: those named, or all of a tenant", FreeSessions);
+  CLI::Option* const ids = command->add_option("id", f->ids, "Ids of the sessions");
+  ids->check(CheckSessionId)->type_name("ID");
+  command->add_option("--tenant", f->tenant, "All of this tenant")->excludes(ids);
+  command =
+      commands->Add("evict", "Take the memory of a tenant's sessions that are not in use", Evict);
+  command->add_option("tenant", f->tenant, "Whose")->required();
+  command->add_flag("--pinned", f->pinned, "Of pinned sessions too");
+  commands->Add("status", "Print what the server does", PrintStatus);
+}
+
+}  // namespace
+
+Command AddAdmin(CLI::App& app, const CommonOptions& common) {
+  CLI::App* const admin = app.add_subcommand(
+      "admin",
+      "Operate a server: needs the scope admin, or its Unix socket (server/app/README.md)");
+  admin->require_subcommand(1);
+  const auto flags = std::make_shared<AdminFlags>();
+  const auto commands = std::make_shared<Commands>(Commands{admin, flags.get(), {}});
+  admin->add_option("--timeout-s", flags->timeout_s, "Seconds that each call may take")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
+  AddAll(commands.get());
+  return [admin, flags, commands, &common] {
+    return Run(*flags, common, commands->acts.at(admin->get_subcommands().front()));
+  };
+}
+
+}  // namespace attend::client

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/observing.h"
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "server/app/otlp_sink.h"
+#include "server/metrics/make_family.h"
+#include "server/util/random_token.h"
+
+namespace attend {
+namespace {
+
+using Counts = std::initializer_list<std::pair<const char*, int64_t>>;
+
+prometheus::MetricFamily Outcomes(const char* name, const char* help, Counts counts) {
+  prometheus::MetricFamily family = EmptyFamily(prometheus::MetricType::Counter, name, help);
+  for (const auto& [outcome, count] : counts) {
+    AddMetric(family, "outcome", outcome).counter.value = static_cast<double>(count);
+  }
+  return family;
+}
+
+}  // namespace
+
+AccessLog::Options MakeAccessLogOptions(const Config& config) {
+  AccessLog::Options options;
+  if (config.access_log != "stderr") options.path = config.access_log;
+  options.sample = config.access_log_sample;
+  options.slow = std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(config.access_log_slow_seconds));
+  options.rate = config.access_log_rate;
+  return options;
+}
+
+Result<std::unique_ptr<Tracer>> MakeTracer(const Config& config, Logger& logger,
+                                           const Clock& clock) {
+  const Result<std::string> random = RandomToken();
+  if (!random.ok()) return random.status();
+  Tracer::Seeds seeds;
+  static_assert(sizeof(seeds) == kTokenBytes);
+  std::memcpy(&seeds, random->data(), sizeof(seeds));
+  const Result<std::string> instance = RandomToken();
+  if (!instance.ok()) return instance.status();
+  SpanExporter::Options options;
+  options.resource.version = Version();
+  options.resource.instance = HexText(*instance);
+  auto exporter = std::make_unique<SpanExporter>(
+      std::move(options), std::make_unique<OtlpSink>(config.otlp_endpoint), logger, clock);
+  return std::make_unique<Tracer>(config.otlp_sample, seeds, std::move(exporter));
+}
+
+std::vector<prometheus::MetricFamily> ObservingStats::Collect() const {
+  AccessLog::Stats lines;
+  if (log_ != nullptr) lines = log_->stats();
+  SpanExporter::Stats spans;
+  if (tracer_ != nullptr) spans = tracer_->exporter().stats();
+  return {
+      Outcomes("attend_access_log_lines_total",
+               "Lines of the access log: written, lost (a full disk, a slow reader), or limited by "
+               "its rate",
+               {{"written", lines.written}, {"lost", lines.lost}, {"limited", lines.limited}}),
+      Outcomes(
+          "attend_spans_total",
+          "Spans of calls: exported, dropped (the collector was slow), or failed (it did not "
+          "take them)",
+          {{"exported", spans.exported}, {"dropped", spans.dropped}, {"failed", spans.failed}})};
+}
+
+}  // namespace attend

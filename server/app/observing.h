@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the settings mean to the access log and to spans, and what a scrape reads of both.
+
+#pragma once
+
+#include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
+
+#include <memory>
+#include <vector>
+
+#include "kernels/util/clock.h"
+#include "kernels/util/status.h"
+#include "server/app/config.h"
+#include "server/log/access_log.h"
+#include "server/log/logging.h"
+#include "server/trace/tracer.h"
+
+namespace attend {
+
+AccessLog::Options MakeAccessLogOptions(const Config& config);
+
+// Of --otlp-endpoint, which is not empty. The arguments must outlive it.
+Result<std::unique_ptr<Tracer>> MakeTracer(const Config& config, Logger& logger,
+                                           const Clock& clock);
+
+// attend_access_log_lines_total{outcome} and attend_spans_total{outcome}; zeros for what is off.
+// Thread-safe.
+class ObservingStats final : public prometheus::Collectable {
+ public:
+  // Null: off. Else they must outlive this.
+  ObservingStats(const AccessLog* log, Tracer* tracer) : log_(log), tracer_(tracer) {}
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const AccessLog* const log_;
+  Tracer* const tracer_;
+};
+
+}  // namespace attend

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What Server does for operators: the access log, spans, and AdminService.
+
+#include <chrono>
+#include <utility>
+
+#include "server/app/observing.h"
+#include "server/app/options.h"
+#include "server/app/server.h"
+
+namespace attend {
+namespace {
+
+// At the end, for lines and spans that are on their way.
+constexpr Duration kLastLinesTime = std::chrono::milliseconds(500);
+
+}  // namespace
+
+Status Server::StartObserving() {
+  if (config_.access_log != "off") {
+    Result<std::unique_ptr<AccessLog>> log =
+        AccessLog::Open(MakeAccessLogOptions(config_), *logger_, clock_);
+    if (!log.ok()) return log.status();
+    access_log_ = std::move(*log);
+    reloads_.Add("access-log", [this] { return access_log_->Reopen(); });
+  }
+  if (config_.otlp_endpoint.empty()) return Status();
+  Result<std::unique_ptr<Tracer>> tracer = MakeTracer(config_, *logger_, clock_);
+  if (!tracer.ok()) return tracer.status();
+  tracer_ = std::move(*tracer);
+  return Status();
+}
+
+void Server::FlushObserving() {
+  if (access_log_ != nullptr) {
+    access_log_->Flush(std::chrono::steady_clock::now() + kLastLinesTime);
+  }
+  if (tracer_ != nullptr) tracer_->exporter().Flush(clock_.Now() + kLastLinesTime);
+}
+
+void Server::MakeAdmin() {
+  accepting_ = std::make_unique<Accepting>(
+      [this] {
+        // In this order, so that every client that has seen NOT_SERVING is refused.
+        engine_->Drain();
+        UpdateHealth();
+        context_->streams.EndAll();
+      },
+      [this] {
+        context_->streams.Resume();
+        engine_->Undrain();
+        UpdateHealth();
+      });
+  AdminServiceImpl::Hooks hooks;
+  hooks.drain = [this] { accepting_->Stop(); };
+  hooks.undrain = [this] { return accepting_->Resume(); };
+  hooks.fill_status = [this](v1::GetStatusResponse* status) {
+    status->set_version(Version());
+    status->set_uptime_seconds(std::chrono::duration<double>(clock_.Now() - started_).count());
+    status->set_ending(accepting_->ending());
+    const MutexLock lock(serving_mutex_);
+    if (serving_ != nullptr) status->set_connections(serving_->CountConnections());
+  };
+  admin_service_ = std::make_unique<AdminServiceImpl>(*context_, sessions(),
+                                                      SocketsArePrivate(config_), std::move(hooks));
+}
+
+}  // namespace attend

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/admin_service.h"
+
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
+#include "server/rpc/session_service.h"
+#include "server/rpc/small_call.h"
+#include "server/wire/grpc_status.h"
+#include "server/wire/session_uses.h"
+
+namespace attend {
+namespace {
+
+constexpr int64_t kRequestBytesMax = int64_t{64} << 10;
+constexpr int64_t kListed = 256;  // sessions in one answer
+constexpr int64_t kFreed = 1024;  // ids in one request
+
+constexpr char kEvent[] = "admin call failed";
+
+}  // namespace
+
+Status AdminServiceImpl::MayComeThisWay(const Call& call) const {
+  const bool local = OriginOf(call.peer(), {}).local;
+  if (context_.authenticator == nullptr) {
+    // The socket's file says who may.
+    if (private_sockets_) return Status();
+    return Status(Code::kPermissionDenied,
+                  "others than the server's own user may open its Unix sockets (socket-mode), and "
+                  "there is no --tokens");
+  }
+  if (local || call.auth_context()->IsPeerAuthenticated()) return Status();
+  return Status(Code::kPermissionDenied,
+                "a server is operated over loopback, a Unix socket or with a client certificate");
+}
+
+void AdminServiceImpl::Finish(Call& call, const CallFacts& facts, const Bytes& request,
+                              const Bytes& response, const Status& status, Reactor& reactor) {
+  const std::string peer = call.peer();
+  const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
+  context_.logger.Log(LogLevel::info, "admin call",
+                      {{"method", facts.method},
+                       {"code", CodeName(status.code())},
+                       {"caller", caller},
+                       {"peer", peer}});
+  LogEnd(context_, status, SmallCall(kEvent, request, response), call, facts);
+  reactor.Finish(ToGrpc(status));
+}
+
+template <class In, class Out, class Answer>
+AdminServiceImpl::Reactor* AdminServiceImpl::Respond(Call* call, const Bytes* request,
+                                                     Bytes* response, const Answer& answer) {
+  Reactor* const reactor = call->DefaultReactor();
+  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kAdmin, *reactor);
+  if (!caller) return reactor;
+  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  Status status;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    status = MayComeThisWay(*call);
+    if (status.ok()) {
+      // The call, its messages and its reactor live until Finish.
+      context_.workers.Post([this, call, facts, request, response, reactor, answer] {
+        const Status answered =
+            TrySmallCall<In, Out>(*request, kRequestBytesMax, answer, *response);
+        Finish(*call, facts, *request, *response, answered, *reactor);
+      });
+      return reactor;
+    }
+    status = context_.reader.Reject(Rejection::kNoScope, std::move(status));
+  } catch (const std::bad_alloc&) {
+    status = context_.reader.Reject(Rejection::kMemory, OutOfMemory());
+  }
+  const OnNoMemory wait(OnNoMemory::kWait);
+  Finish(*call, facts, *request, *response, status, *reactor);
+  return reactor;
+}
+
+Result<int> AdminServiceImpl::TenantNamed(const std::string& name) const {
+  const std::vector<Tenant>& tenants = context_.engine.options().tenants.list();
+  for (size_t n = 0; n < tenants.size(); ++n) {
+    if (tenants[n].name == name) return static_cast<int>(n);
+  }
+  return InvalidArgument("tenant is \"" + name.substr(0, kTenantNameBytesMax) +
+                         "\", must be one of the server's");
+}
+
+AdminServiceImpl::Reactor* AdminServiceImpl::Drain(Call* call, const Bytes* request,
+                                                   Bytes* response) {
+  return Respond<v1::DrainRequest, v1::DrainResponse>(
+      call, request, response, [this](const auto&, auto& out) {
+        hooks_.drain();
+        out.set_inflight_requests(context_.engine.inflight());
+        return Status();
+      });
+}
+
+AdminServiceImpl::Reactor* AdminServiceImpl::Undrain(Call* call, const Bytes* request,
+                                                     Bytes* response) {
+  return Respond<v1::UndrainRequest, v1::UndrainResponse>(
+      call, request, response, [this](const auto&, auto&) { return hooks_.undrain(); });
+}
+
+AdminServiceImpl::Reactor* AdminServiceImpl::SetLogLevel(Call* call, const Bytes* request,
+                                                         Bytes* response) {
+  return Respond<v1::SetLogLevelRequest, v1::SetLogLevelResponse>(
+      call, request, response, [this](const auto& in, auto& out) {
+        const std::optional<LogLevel> level = ParseLogLevel(in.level());
+        if (!level) {
+          return InvalidArgument("level is \"" + in.level().substr(0, 16) +
+                                 "\", must be trace, debug, info, warn, error or off");
+        }
+        out.set_before(std::string(LogLevelName(context_.logger.level())));
+        context_.logger.set_level(*level);
+        return Status();
+      });
+}
+
+AdminServiceImpl::Reactor* AdminServiceImpl::ListSessions(Call* call, const Bytes* request,
+                                                          Bytes* response) {
+  return Respond<v1::ListTenantSessionsRequest, v1::ListTenantSessionsResponse>(
+      call, request, response, [this](const auto& in, auto& out) { return List(in, out); });
+}
+
+Status AdminServiceImpl::List(const v1::ListTenantSessionsRequest& in,
+                              v1::ListTenantSessionsResponse& out) {
+  if (sessions_ == nullptr) return SessionsAreOff();
+  const int64_t count = in.page_size() == 0 ? kListed : in.page_size();
+  if (count < 1 || count > kListed) {
+    return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
+                           std::to_string(kListed) + "], or 0 for the most");
+  }
+  std::vector<SessionInfo> list;
+  if (in.tenant().empty()) {
+    list = sessions_->ListAll(in.after(), count);
+  } else {
+    const Result<int> tenant = TenantNamed(in.tenant());
+    if (!tenant.ok()) return tenant.status();
+    list = sessions_->List(*tenant, in.after(), count);
+  }
+  for (const SessionInfo& info : list) {
+    v1::TenantSession& session = *out.add_sessions();
+    session.set_tenant(context_.engine.options().tenants.list()[info.tenant].name);
+    FillSession(context_.engine, info, *session.mutable_session());
+  }
+  return Status();
+}
+
+AdminServiceImpl::Reactor* AdminServiceImpl::FreeSessions(Call* call, const Bytes* request,
+                                                          Bytes* response) {
+  return Respond<v1::FreeSessionsRequest, v1::FreeSessionsResponse>(
+      call, request, response, [this](const auto& in, auto& out) { return Free(in, out); });
+}
+
+Status AdminServiceImpl::Free(const v1::FreeSessionsRequest& in, v1::FreeSessionsResponse& out) {
+  if (sessions_ == nullptr) return SessionsAreOff();
+  if (in.sessions().empty() == in.tenant().empty()) {
+    return InvalidArgument("sessions or tenant must be given, and not both");
+  }
+  if (in.sessions_size() > kFreed) {
+    return InvalidArgument("sessions has " + std::to_string(in.sessions_size()) +
+                           " entries, must have at most " + std::to_string(kFreed));
+  }
+  if (!in.tenant().empty()) {
+    const Result<int> tenant = TenantNamed(in.tenant());
+    if (!tenant.ok()) return tenant.status();
+    out.set_freed(sessions_->FreeTenant(*tenant));
+    return Status();
+  }
+  int64_t freed = 0;
+  for (const std::string& id : in.sessions()) freed += sessions_->FreeAny(id) ? 1 : 0;
+  out.set_freed(freed);
+  out.set_not_found(in.sessions_size() - freed);
+  return Status();
+}
+
+AdminServiceImpl::Reactor* AdminServiceImpl::EvictTenant(Call* call, const Bytes* request,
+                                                         Bytes* response) {
+  return Respond<v1::EvictTenantRequest, v1::EvictTenantResponse>(
+      call, request, response, [this](const auto& in, auto& out) { return Evict(in, out); });
+}
+
+Status AdminServiceImpl::Evict(const v1::EvictTenantRequest& in, v1::EvictTenantResponse& out) {
+  if (sessions_ == nullptr) return SessionsAreOff();
+  const Result<int> tenant = TenantNamed(in.tenant());
+  if (!tenant.ok()) return tenant.status();
+  const SessionTable::Evicted evicted = sessions_->EvictTenant(*tenant, in.pinned());
+  out.set_sessions(evicted.sessions);
+  out.set_bytes(evicted.bytes);
+  return Status();
+}
+
+AdminServiceImpl::Reactor* AdminServiceImpl::GetStatus(Call* call, const Bytes* request,
+                                                       Bytes* response) {
+  return Respond<v1::GetStatusRequest, v1::GetStatusResponse>(
+      call, request, response, [this](const auto&, auto& out) {
+        hooks_.fill_status(&out);
+        out.set_draining(context_.engine.draining());
+        out.set_log_level(std::string(LogLevelName(context_.logger.level())));
+        out.set_inflight_requests(context_.engine.inflight());
+        for (const Engine::DeviceState& state : context_.engine.Devices()) {
+          v1::GetStatusResponse::Device& device = *out.add_devices();
+          device.set_name(state.info.name);
+          device.set_healthy(state.healthy);
+          device.set_queued_requests(state.queued);
+        }
+        FillTenants(out);
+        return Status();
+      });
+}
+
+void AdminServiceImpl::FillTenants(v1::GetStatusResponse& out) const {
+  const std::vector<Tenant>& tenants = context_.engine.options().tenants.list();
+  std::vector<int64_t> count(tenants.size()), bytes(tenants.size());
+  if (sessions_ != nullptr) {
+    count = sessions_->tenant_sessions();
+    for (size_t device = 0; device < context_.engine.Devices().size(); ++device) {
+      const std::vector<int64_t> there = sessions_->tenant_bytes(static_cast<int>(device));
+      for (size_t n = 0; n < bytes.size(); ++n) bytes[n] += there[n];
+    }
+  }
+  for (size_t n = 0; n < tenants.size(); ++n) {
+    v1::GetStatusResponse::Tenant& tenant = *out.add_tenants();
+    tenant.set_name(tenants[n].name);
+    tenant.set_sessions(count[n]);
+    tenant.set_session_bytes(bytes[n]);
+  }
+}
+
+}  // namespace attend

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/call_log.h"
+
+#include <array>
+#include <cassert>
+#include <new>
+#include <span>
+#include <string>
+
+#include "server/log/access_log.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/call_spans.h"
+
+namespace attend {
+namespace {
+
+// With these, a line of the access log has at most PIPE_BUF bytes, however its text is escaped, so
+// that a pipe takes it whole.
+constexpr size_t kMethodBytesMax = 96;
+constexpr size_t kErrorBytesMax = 160;
+
+// The fields of one line. What they refer to must outlive them.
+class Fields {
+ public:
+  void Add(std::string_view name, decltype(LogField::value) value) {
+    assert(count_ < fields_.size());
+    fields_[count_++] = {name, value};
+  }
+  std::span<const LogField> get() const { return {fields_.data(), count_}; }
+
+ private:
+  std::array<LogField, 40> fields_;
+  size_t count_ = 0;
+};
+
+int64_t Microseconds(TimePoint from, TimePoint to) { return NanosecondsBetween(from, to) / 1000; }
+
+const std::string& TenantName(const ServiceContext& context, int tenant) {
+  return context.engine.options().tenants.list()[tenant].name;
+}
+
+void AddProblem(const Request& request, Fields& fields) {
+  const Problem& problem = request.attention.problem;
+  if (problem.dim == 0) return;  // it was refused before it was understood
+  fields.Add("pass", request.backward ? "backward" : "forward");
+  fields.Add("dtype", DTypeName(problem.dtype));
+  fields.Add("batch", problem.batch);
+  fields.Add("heads_q", problem.heads_q);
+  fields.Add("heads_kv", problem.heads_kv);
+  fields.Add("len_q", problem.len_q);
+  fields.Add("len_k", problem.len_k);
+  fields.Add("dim", problem.dim);
+  fields.Add("dim_v", problem.dim_v);
+}
+
+void AddBytes(const TensorBytes& bytes, Fields& fields) {
+  fields.Add("bytes_in", bytes.in);
+  fields.Add("bytes_out", bytes.out);
+}
+
+void AddCaller(const Caller& caller, Fields& fields) {
+  if (caller.name != nullptr) fields.Add("caller", *caller.name);
+}
+
+bool WantsLine(ServiceContext& context, const Status& status, int64_t total_ns) {
+  const uint64_t number = context.small_calls.fetch_add(1, std::memory_order_relaxed);
+  return context.access_log != nullptr && context.access_log->Wants(number, !status.ok(), total_ns);
+}
+
+// The ids of a call's trace as text, which fields refer to.
+struct TraceText {
+  explicit TraceText(const CallFacts& facts) {
+    const TraceParent& any = facts.own.valid() ? facts.own : facts.parent;
+    if (any.valid()) trace = TraceIdText(any);
+    if (facts.own.valid()) own = SpanIdText(facts.own.span);
+    if (facts.parent.valid()) parent = SpanIdText(facts.parent.span);
+  }
+  void Add(Fields& fields) const {
+    if (!trace.empty()) fields.Add("trace_id", trace);
+    if (!own.empty()) fields.Add("span_id", own);
+    if (!parent.empty()) fields.Add("parent_span_id", parent);
+  }
+  std::string trace, own, parent;
+};
+
+// What it has come to of them.
+void AddTimes(const Request& request, int64_t total_ns, Fields& fields) {
+  const bool queued = request.enqueued != TimePoint();
+  if (queued) fields.Add("receive_us", Microseconds(request.received, request.enqueued));
+  if (request.started != TimePoint()) {
+    fields.Add("device", request.device_name);
+    fields.Add("kernel", KernelName(request.selection.kernel));
+    fields.Add("batch_requests", request.batch_requests);
+    fields.Add("queue_us", Microseconds(request.enqueued, request.started));
+    fields.Add("copy_in_us", request.copy_in_ns / 1000);
+    fields.Add("kernel_us", request.kernel_ns / 1000);
+    fields.Add("copy_out_us", request.copy_out_ns / 1000);
+  }
+  if (request.report.has_value()) fields.Add("check_us", request.check_ns / 1000);
+  fields.Add("total_us", total_ns / 1000);
+}
+
+void AddStatus(const Status& status, Fields& fields) {
+  fields.Add("code", CodeName(status.code()));
+  if (status.ok()) return;
+  fields.Add("error", std::string_view(status.message()).substr(0, kErrorBytesMax));
+}
+
+}  // namespace
+
+void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
+            int64_t response_bytes, const grpc::CallbackServerContext& call,
+            const CallFacts& facts) {
+  const bool ok = request.status.ok();
+  const LogLevel level = ok ? LogLevel::debug : LogLevel::warn;
+  const bool event = context.logger.should_log(level);
+  const bool line =
+      context.access_log != nullptr && context.access_log->Wants(request.id, !ok, total_ns);
+  if (!event && !line) return;
+  const std::string& tenant = TenantName(context, request.tenant);
+  const std::string peer = call.peer();  // builds a string, so only where it is written down
+  const TraceText trace(facts);
+  if (line) {
+    Fields fields;
+    fields.Add("id", request.id);
+    fields.Add("request_id", request.request_id);
+    trace.Add(fields);
+    fields.Add("tenant", tenant);
+    AddCaller(facts.caller, fields);
+    fields.Add("peer", peer);
+    fields.Add("method", facts.method.substr(0, kMethodBytesMax));
+    fields.Add("transport", TransportName(request.transport));
+    AddStatus(request.status, fields);
+    AddProblem(request, fields);
+    AddBytes(BytesOf(request, response_bytes), fields);
+    AddTimes(request, total_ns, fields);
+    context.access_log->Write(fields.get());
+  }
+  if (!event) return;
+  Fields fields;
+  fields.Add("id", request.id);
+  fields.Add("request_id", request.request_id);
+  const std::string_view code = CodeName(request.status.code());
+  std::string problem;
+  if (ok) {
+    problem = Describe(request.attention.problem) + (request.backward ? " backward" : "");
+    fields.Add("tenant", tenant);
+    fields.Add("problem", problem);
+    fields.Add("kernel", KernelName(request.selection.kernel));
+    fields.Add("device", request.device_name);
+    fields.Add("batch_requests", request.batch_requests);
+    fields.Add("queue_us", Microseconds(request.enqueued, request.started));
+    fields.Add("kernel_us", request.kernel_ns / 1000);
+    fields.Add("total_us", total_ns / 1000);
+  } else {
+    fields.Add("code", code);
+    fields.Add("error", request.status.message());
+    fields.Add("tenant", tenant);
+  }
+  AddCaller(facts.caller, fields);
+  fields.Add("peer", peer);
+  trace.Add(fields);
+  context.logger.LogGathered(level, ok ? "request done" : "request failed", fields.get(),
+                             ok ? std::string_view() : code);
+}
+
+void LogCallerRefused(ServiceContext& context, const Status& status, const Caller& caller,
+                      const grpc::CallbackServerContext& call) {
+  const bool event = context.logger.should_log(LogLevel::warn);
+  const bool line = WantsLine(context, status, 0);
+  if (!event && !line) return;
+  const std::string peer = call.peer();
+  if (line) {
+    Fields fields;
+    AddCaller(caller, fields);
+    fields.Add("peer", peer);
+    AddStatus(status, fields);
+    context.access_log->Write(fields.get());
+  }
+  if (!event) return;
+  const std::string_view code = CodeName(status.code());
+  context.logger.Log(LogLevel::warn, "caller refused",
+                     {{"code", code},
+                      {"error", status.message()},
+                      {"caller", caller.name == nullptr ? std::string_view() : *caller.name},
+                      {"peer", peer}},
+                     code);
+}
+
+void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& end,
+            const grpc::CallbackServerContext& call, const CallFacts& facts) {
+  const int64_t total_ns = NanosecondsBetween(facts.began, context.clock.Now());
+  const bool event = !status.ok() && context.logger.should_log(LogLevel::warn);
+  const bool line = WantsLine(context, status, total_ns);
+  if (facts.own.valid()) EndSpan(context, status, facts);
+  if (!event && !line) return;
+  const std::string& tenant = TenantName(context, facts.caller.tenant);
+  const std::string peer = call.peer();
+  const TraceText trace(facts);
+  if (line) {
+    Fields fields;
+    trace.Add(fields);
+    fields.Add("tenant", tenant);
+    AddCaller(facts.caller, fields);
+    fields.Add("peer", peer);
+    fields.Add("method", facts.method.substr(0, kMethodBytesMax));
+    AddStatus(status, fields);
+    AddBytes({end.request_bytes, end.response_bytes}, fields);
+    fields.Add("total_us", total_ns / 1000);
+    context.access_log->Write(fields.get());
+  }
+  if (!event) return;
+  const std::string_view code = CodeName(status.code());
+  Fields fields;
+  fields.Add("code", code);
+  fields.Add("error", status.message());
+  fields.Add("tenant", tenant);
+  AddCaller(facts.caller, fields);
+  fields.Add("peer", peer);
+  trace.Add(fields);
+  context.logger.LogGathered(LogLevel::warn, end.event, fields.get(), code);
+}
+
+}  // namespace attend

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is written down of each call when it ends: in the log, if it failed, and in the access log;
+// and the spans of calls that are no request to the engine (call_spans.h has the others').
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+
+#include "kernels/util/status.h"
+#include "server/request/request.h"
+#include "server/rpc/call_facts.h"
+
+namespace attend {
+
+// Of a request to the engine. `response_bytes` and `total_ns` as RecordEnd has them.
+void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
+            int64_t response_bytes, const grpc::CallbackServerContext& call,
+            const CallFacts& facts);
+
+// Of a call whose caller is unknown, or may not make it.
+void LogCallerRefused(ServiceContext& context, const Status& status, const Caller& caller,
+                      const grpc::CallbackServerContext& call);
+
+// Of any other call. `event` is the log line's, if it failed.
+struct SmallCallEnd {
+  const char* event;
+  int64_t request_bytes = 0;
+  int64_t response_bytes = 0;
+};
+inline SmallCallEnd SmallCall(const char* event, const grpc::ByteBuffer& request,
+                              const grpc::ByteBuffer& response) {
+  return {event, static_cast<int64_t>(request.Length()), static_cast<int64_t>(response.Length())};
+}
+void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& end,
+            const grpc::CallbackServerContext& call, const CallFacts& facts);
+
+}  // namespace attend

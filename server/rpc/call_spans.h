@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Makes the spans of calls that have ended.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/util/status.h"
+#include "server/request/request.h"
+#include "server/rpc/call_facts.h"
+#include "server/trace/tracer.h"
+
+namespace attend {
+
+// The tensor bytes of a request and of its answer, wherever they went.
+struct TensorBytes {
+  int64_t in = 0;
+  int64_t out = 0;
+};
+TensorBytes BytesOf(const Request& request, int64_t response_bytes);
+
+// The span of a request that is about to be answered; it ends with the object. Null: the call has
+// none, or there is no memory for it.
+std::unique_ptr<OpenSpan> SpanOf(ServiceContext& context, const Request& request,
+                                 int64_t response_bytes, const CallFacts& facts);
+// The same of a call that is no request to the engine.
+void EndSpan(ServiceContext& context, const Status& status, const CallFacts& facts);
+
+}  // namespace attend

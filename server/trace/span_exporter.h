@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sends spans to a collector, on a thread of its own, so that no call waits for one. What has not
+// been sent yet is bounded; spans beyond it are dropped. A batch that the collector does not take
+// is sent again a few times, and then dropped too. What is dropped is counted.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/util/clock.h"
+#include "kernels/util/mutex.h"
+#include "kernels/util/status.h"
+#include "server/log/logging.h"
+#include "server/trace/call_span.h"
+#include "server/trace/otlp_codec.h"
+
+namespace attend {
+
+// The way to a collector.
+class SpanSink {
+ public:
+  virtual ~SpanSink() = default;
+  // Sends an ExportTraceServiceRequest and returns the answer's message. One thread at a time.
+  virtual Result<std::string> Send(const std::string& message, Duration timeout) = 0;
+  // Ends what is being sent, and whatever would be, with an error. Any thread.
+  virtual void Cancel() = 0;
+};
+
+class SpanExporter {
+ public:
+  struct Options {
+    SpanResource resource = {};
+    size_t pending_max = 4096;  // calls
+    size_t batch_max = 256;     // calls in one message, which has at most some 2 KiB of each
+    Duration interval = std::chrono::seconds(1);  // between two messages, unless there is a batch
+    int attempts_max = 3;
+    Duration retry_wait = std::chrono::seconds(1);  // doubled each time
+    Duration timeout = std::chrono::seconds(5);     // of one attempt
+  };
+  // `logger` and `clock` must outlive the exporter.
+  SpanExporter(Options options, std::unique_ptr<SpanSink> sink, Logger& logger, const Clock& clock);
+  ~SpanExporter();  // drops what is left
+  SpanExporter(const SpanExporter&) = delete;
+  SpanExporter& operator=(const SpanExporter&) = delete;
+
+  // Takes a call's spans or drops them; never waits. Thread-safe, and so are the next two.
+  void Offer(CallSpan&& call);
+  // Waits until what was offered is sent or dropped, or until `until`.
+  void Flush(TimePoint until);
+
+  struct Stats {  // in spans
+    int64_t exported = 0;
+    int64_t dropped = 0;  // the collector is slow
+    int64_t failed = 0;   // it did not take them
+  };
+  Stats stats() const;
+
+ private:
+  void Run();
+  void SendBatch(std::span<const CallSpan> calls);
+  // Until it is taken, or has been tried often enough.
+  Result<PartialSuccess> TrySend(const std::string& message);
+  // False: the end.
+  bool Pause(Duration duration);
+
+  const Options options_;
+  const std::unique_ptr<SpanSink> sink_;
+  Logger& logger_;
+  const Clock& clock_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  CondVar sent_;
+  std::vector<CallSpan> pending_ ATTEND_GUARDED_BY(mutex_);
+  bool sending_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool hurry_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
+  Stats stats_ ATTEND_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace attend

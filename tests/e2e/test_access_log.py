@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The access log of a real server: a line for each call, whatever clients say and disks do."""
+
+import json
+import os
+import signal
+
+import grpc
+import pytest
+
+import harness
+import wire
+from test_hostile_ops import EVIL_IDS
+
+
+def lines(path, count):
+    """The first `count` lines, parsed; they are written a moment after their calls have ended."""
+    harness.wait_for(f"{count} lines", lambda: path.read_text().count("\n") >= count)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_kind_of_call_has_its_line(start_server, tmp_path):
+    path = tmp_path / "access.log"
+    server = start_server("--access-log", path, "--tenant", "team=2")
+    tenant = [("x-attend-tenant", "team")]
+    with grpc.insecure_channel(server.address) as channel:
+        service = wire.stub.AttentionServiceStub(channel)
+        sessions = wire.sessions_stub.SessionServiceStub(channel)
+        service.Attend(wire.small_request(request_id="one", heads=2, check=True), metadata=tenant)
+        with pytest.raises(grpc.RpcError):
+            service.Attend(wire.small_request(request_id="bad", softcap=-1))
+        requests = [wire.small_request(request_id=name) for name in ("two", "three")]
+        assert len(list(service.AttendStream(iter(requests)))) == 2
+        service.GetServerInfo(wire.pb.GetServerInfoRequest())
+        with pytest.raises(grpc.RpcError):
+            sessions.GetSession(wire.sessions_pb.GetSessionRequest(session=b"none"))
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/attend.v1.AttentionService/Nothing")(b"")
+    said = lines(path, 7)
+    by_id = {line["request_id"]: line for line in said if "request_id" in line}
+    one, bad = by_id["one"], by_id["bad"]
+    assert one["code"] == "OK" and one["tenant"] == "team" and one["peer"].startswith("ipv4:127.")
+    assert one["method"] == wire.ATTEND
+    assert one["transport"] == "inline" and one["pass"] == "forward"
+    assert [one[name] for name in ("dtype", "batch", "heads_q", "heads_kv", "len_q", "len_k", "dim",
+                                   "dim_v")] == ["float32", 1, 2, 2, 16, 16, 64, 64]
+    assert one["bytes_in"] > 3 * 2 * 16 * 64 * 4 and one["bytes_out"] == 2 * 16 * 64 * 4
+    assert one["device"] == "cpu" and one["kernel"].startswith("cpu_")
+    assert one["batch_requests"] >= 1 and one["check_us"] >= 0
+    phases = ("receive_us", "queue_us", "copy_in_us", "kernel_us", "copy_out_us")
+    assert 0 <= sum(one[name] for name in phases) <= one["total_us"]
+    assert bad["code"] == "INVALID_ARGUMENT" and "softcap" in bad["error"]
+    assert bad["tenant"] == "default" and "kernel" not in bad and "dim" not in bad
+    for name in ("two", "three"):
+        assert by_id[name]["method"] == "/attend.v1.AttentionService/AttendStream"
+    rest = {line["method"].rpartition("/")[2]: line["code"] for line in said
+            if line.get("request_id") not in ("one", "bad", "two", "three")}
+    assert rest == {"GetServerInfo": "OK", "GetSession": "NOT_FOUND", "Nothing": "UNIMPLEMENTED"}
+    assert server.metric("attend_access_log_lines_total", outcome="written") == 7
+    assert server.metric("attend_access_log_lines_total", outcome="lost") == 0
+
+
+def test_lines_cannot_be_forged_and_a_pipe_takes_the_longest_whole(start_server, tmp_path):
+    path = tmp_path / "access.log"
+    server = start_server("--access-log", path)
+    longest = "\x01" * 128
+    ids = [*EVIL_IDS, longest]
+    with grpc.insecure_channel(server.address) as channel:
+        service = wire.stub.AttentionServiceStub(channel)
+        for one in ids:
+            with pytest.raises(grpc.RpcError):
+                service.Attend(wire.small_request(request_id=one, kernel="\x02" * 200))
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/" + "%01" * 500)(b"")
+    said = lines(path, len(ids) + 1)
+    assert [line["request_id"] for line in said[:len(ids)]] == ids
+    assert all(line["code"] != "OK" for line in said)
+    assert max(len(line) for line in path.read_bytes().splitlines(keepends=True)) <= 4096
+
+
+def test_a_full_disk_and_a_reader_that_sleeps_cost_lines_and_no_call(start_server, tmp_path):
+    full = start_server("--access-log", "/dev/full")
+    wire.assert_serves(full.address)
+    lost = harness.wait_for("a lost line", lambda: full.metric("attend_access_log_lines_total",
+                                                               outcome="lost"))
+    assert lost == 1
+    harness.wait_for("the log to say so", lambda: "log lines are lost" in full.log())
+    assert "No space left on device" in full.log() and full.stop() == 0
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    slow = start_server("--access-log", pipe)
+    with wire.connect(slow.address) as service:
+        answers = service.AttendStream(wire.small_request(length=1) for _ in range(1000))
+        assert all(answer.status.code == 0 for answer in answers)
+    assert slow.stop() == 0  # nor does it hold up the end
+    os.close(reader)
+
+
+def test_sighup_makes_a_rotated_access_log_anew(start_server, tmp_path):
+    path = tmp_path / "access.log"
+    server = start_server("--access-log", path, "--access-log-sample", "0")
+    wire.assert_serves(server.address)  # ordinary: no line
+    path.rename(tmp_path / "access.log.1")
+    server.signal(signal.SIGHUP)
+    harness.wait_for("a new file", path.exists)
+    with wire.connect(server.address) as service, pytest.raises(grpc.RpcError):
+        service.Attend(wire.small_request(request_id="late", softcap=-1))
+    assert server.stop() == 0
+    assert [json.loads(line)["request_id"] for line in path.read_text().splitlines()] == ["late"]
+    assert (tmp_path / "access.log.1").read_text() == ""
+
+
+def test_an_access_log_in_no_folder_is_an_error(tmp_path):
+    with pytest.raises(AssertionError, match="access-log .*none/access.log cannot be opened"):
+        harness.Server(tmp_path / "server", "--access-log", tmp_path / "none" / "access.log")

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Settings that take a value: for each, one that is taken and one that is refused.
+
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "server/app/config.h"
+
+namespace attend::test {
+
+struct Setting {
+  std::string flag;
+  std::string text;  // as written
+  std::function<bool(const Config&)> holds;
+  std::string bad;  // a value that is refused; empty: all are taken
+};
+
+std::vector<Setting> Settings();
+
+}  // namespace attend::test
