@@ -19,6 +19,7 @@
 #include "server/app/oip_options.h"
 #include "server/app/options.h"
 #include "server/app/process_stats.h"
+#include "server/app/server_parts.h"
 #include "server/app/start_lines.h"
 #include "server/app/unix_address.h"
 #include "server/net/tcp_listener.h"
@@ -26,18 +27,6 @@
 #include "server/util/whole_file.h"
 
 namespace attend {
-namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-constexpr Duration kMemoryReturnTimeout = seconds(5);
-constexpr Duration kLastBytesReadTime = milliseconds(250);
-// After --drain-timeout: time for requests to stop and for their answers.
-constexpr Duration kStopTime = seconds(2);
-constexpr Duration kLastAnswersTime = seconds(1);
-
-}  // namespace
 
 Server::Server(const Config& config, std::shared_ptr<Logger> logger,
                std::shared_ptr<const Clock> clock)
@@ -267,6 +256,12 @@ void Server::UpdateHealth() {
   if (serving_ != nullptr) serving_->SetServing(ReadyLocked());
 }
 
+const std::vector<std::string>& Server::addresses() const { return grpc_->addresses(); }
+
+SessionTable* Server::sessions() {
+  return session_memory_ == nullptr ? nullptr : &session_memory_->table();
+}
+
 bool Server::Ready() {
   const MutexLock lock(serving_mutex_);
   return ReadyLocked();
@@ -305,88 +300,6 @@ void Server::Reload() {
                    {{"what", what}, {"error", status.message()}}, what);
     }
   });
-}
-
-bool Server::WaitForCalls(TimePoint until) const {
-  while (context_->admitted_calls.load(std::memory_order_acquire) > 0) {
-    if (clock_.Now() >= until) return false;
-    clock_.SleepFor(milliseconds(1));
-  }
-  return true;
-}
-
-bool Server::StopRunning() {
-  logger_->warn("drain time is over: {} requests and {} parts of uploads are stopped",
-                engine_->inflight(), engine_->upload_parts());
-  engine_->Abort();
-  if (engine_->WaitIdle(clock_.Now() + kStopTime)) return true;
-  for (const BusyRequest& each : engine_->Running()) {
-    logger_->Log(LogLevel::err, "a request held up the drain",
-                 {{"id", each.id},
-                  {"request_id", each.request_id},
-                  {"peer", each.peer},
-                  {"doing", each.doing}});
-  }
-  logger_->error("drain timed out with {} requests and {} parts of uploads unfinished",
-                 engine_->inflight(), engine_->upload_parts());
-  return false;
-}
-
-bool Server::Drain(Duration timeout) {
-  const TimePoint until = clock_.Now() + timeout;
-  accepting_->End();
-  logger_->info("draining: {} requests to finish", engine_->inflight());
-  if (shared_ != nullptr && !shared_->Stop(until)) {
-    logger_->error("drain timed out while a shared region was being made");
-    return false;
-  }
-  if (!engine_->WaitIdle(until) && !StopRunning()) return false;
-  // Every answer exists; give gRPC the time to send them.
-  const TimePoint end = std::max(until, clock_.Now() + kLastAnswersTime);
-  const bool sent = WaitForCalls(end);
-  if (!sent) {
-    for (const std::string& peer : answers_->WaitingPeers()) {
-      logger_->Log(LogLevel::err, "a client held up the drain, its answer was not read",
-                   {{"peer", peer}});
-    }
-    logger_->error("drain timed out with answers that no client has read");
-  }
-  // The last bytes are in the kernel's buffers. If the process ended while a client still sends,
-  // the connection would be reset and they would be lost, so clients get a moment to read. Late
-  // calls are refused.
-  const Duration left = std::max(Duration::zero(), end - clock_.Now());
-  clock_.SleepFor(std::min<Duration>(kLastBytesReadTime, left));
-  grpc_->RemoveSockets();
-  FlushObserving();
-  if (sent) logger_->info("drained");
-  return sent;
-}
-
-Server::~Server() {
-  metrics_endpoint_.reset();
-  if (engine_ == nullptr) return;
-  engine_->Drain();
-  {
-    const MutexLock lock(serving_mutex_);
-    serving_ = nullptr;
-  }
-  grpc_.reset();
-  workers_.reset();
-  inference_service_.reset();  // before the registry that it has clients of
-  engine_->Stop();
-  chunked_.reset();  // its thread may be the last to hold a request
-  shared_.reset();   // no request is left; before the engine, whose backend locked the pages
-  session_memory_.reset();
-  // gRPC may hold answers a little longer than their calls; their memory is the pool's.
-  const TimePoint until = clock_.Now() + kMemoryReturnTimeout;
-  while (engine_->host_pool().used_bytes() > 0 && clock_.Now() < until) {
-    clock_.SleepFor(milliseconds(1));
-  }
-  if (engine_->host_pool().used_bytes() > 0) {
-    logger_->error("gRPC still holds {} bytes of answers; their memory stays taken",
-                   engine_->host_pool().used_bytes());
-    (void)engine_.release();
-  }
 }
 
 }  // namespace attend

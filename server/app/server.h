@@ -12,32 +12,44 @@
 #include "kernels/contract/backend.h"
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
-#include "server/app/accepting.h"
-#include "server/app/callers.h"
+#include "kernels/util/status.h"
+#include "proto/process/receive_blocks.h"
 #include "server/app/config.h"
-#include "server/app/dump.h"
-#include "server/app/grpc_server.h"
-#include "server/app/metrics_endpoint.h"
-#include "server/engine/engine.h"
 #include "server/limits/tenant_limits.h"
-#include "server/log/access_log.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
-#include "server/oip/inference_service.h"
-#include "server/regions/shared_memory_server.h"
-#include "server/rpc/admin_service.h"
-#include "server/rpc/attention_service.h"
-#include "server/rpc/chunked_registry.h"
-#include "server/rpc/reflection.h"
-#include "server/rpc/request_reader.h"
-#include "server/rpc/session_service.h"
-#include "server/sessions/session_memory.h"
-#include "server/trace/tracer.h"
 #include "server/util/reload_hooks.h"
-#include "server/util/worker_threads.h"
-#include "server/wire/answer_watch.h"
 
 namespace attend {
+
+// Declared here alone: whoever makes a server does not compile all that it is made of.
+class Accepting;
+class AccessLog;
+class AdminServiceImpl;
+class AnswerWatch;
+class AttentionServiceImpl;
+class Callers;
+class ChunkedTransfer;
+class Dumper;
+class Engine;
+class GrpcServer;
+class MetricsEndpoint;
+class ReceiveMemory;
+class ReflectionService;
+class RequestReader;
+class SessionMemory;
+class SessionServiceImpl;
+class SessionTable;
+class SharedMemoryServer;
+class Tracer;
+class UnknownMethods;
+class WorkerThreads;
+struct ServiceContext;
+template <class Transfer>
+class TransferRegistry;
+namespace oip {
+class InferenceServiceImpl;
+}
 
 class Server {
  public:
@@ -64,7 +76,7 @@ class Server {
   void Reload();
 
   // As configured, with the port that was bound.
-  const std::vector<std::string>& addresses() const { return grpc_->addresses(); }
+  const std::vector<std::string>& addresses() const;
   const std::string& metrics_address() const { return metrics_address_; }  // empty: none
   void CountDevicesLeftOut(int devices) { metrics_.SetDevicesLeftOut(devices); }
   // Writes the addresses to `path` as JSON. The file appears complete.
@@ -72,9 +84,7 @@ class Server {
 
   Engine& engine() { return *engine_; }
   const SharedMemoryServer* shared_memory() const { return shared_.get(); }  // null: off
-  SessionTable* sessions() {                                                 // null: off
-    return session_memory_ == nullptr ? nullptr : &session_memory_->table();
-  }
+  SessionTable* sessions();                                                  // null: off
 
  private:
   Server(const Config& config, std::shared_ptr<Logger> logger, std::shared_ptr<const Clock> clock);
@@ -116,7 +126,7 @@ class Server {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
   std::unique_ptr<WorkerThreads> workers_;
-  std::unique_ptr<ChunkedRegistry> chunked_;
+  std::unique_ptr<TransferRegistry<ChunkedTransfer>> chunked_;
   std::unique_ptr<AnswerWatch> answers_;
   std::unique_ptr<SharedMemoryServer> shared_;     // null if off
   std::unique_ptr<SessionMemory> session_memory_;  // null if off

@@ -8,6 +8,7 @@
 #include "server/app/observing.h"
 #include "server/app/options.h"
 #include "server/app/server.h"
+#include "server/app/server_parts.h"
 
 namespace attend {
 namespace {

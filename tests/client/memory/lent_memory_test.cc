@@ -20,6 +20,8 @@
 #include "client/memory/cuda_memory.h"
 #include "client/tool/call_spec.h"
 #include "client/tool/verify.h"
+#include "server/regions/region_registry.h"
+#include "server/regions/shared_memory_server.h"
 #include "tests/client/support/test_seed.h"
 #include "tests/kernels/support/problems.h"
 #include "tests/server/support/test_server.h"

@@ -20,6 +20,8 @@
 #include "client/tool/call_spec.h"
 #include "client/tool/verify.h"
 #include "client/wire/message_codec.h"
+#include "server/regions/region_registry.h"
+#include "server/regions/shared_memory_server.h"
 #include "tests/client/support/test_seed.h"
 #include "tests/server/support/test_server.h"
 

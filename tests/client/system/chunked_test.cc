@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "client/tool/verify.h"
+#include "server/engine/engine.h"
 #include "tests/client/support/chunked_calls.h"
 #include "tests/client/support/test_seed.h"
 #include "tests/server/support/test_server.h"

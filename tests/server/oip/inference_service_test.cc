@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "inference/grpc_service.grpc.pb.h"
+#include "server/engine/engine.h"
 #include "tests/server/support/cuda_ipc_fixture.h"
 #include "tests/server/support/infer_messages.h"
 

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/engine/engine.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"

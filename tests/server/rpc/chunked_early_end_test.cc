@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/engine/engine.h"
 #include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/chunked_early_fixture.h"
 

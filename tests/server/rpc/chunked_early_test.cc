@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/engine/engine.h"
 #include "tests/server/support/chunked_early_fixture.h"
 
 namespace attend {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <thread>
 
+#include "server/engine/engine.h"
 #include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/engine/engine.h"
 #include "server/schedule/tenants.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/engine.h"
+#include "server/upload/staging.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/session_calls.h"

@@ -10,6 +10,7 @@
 #include <map>
 #include <thread>
 
+#include "server/engine/engine.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"
 

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/engine.h"
+#include "server/upload/staging.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"

@@ -4,6 +4,7 @@
 // them is in session_history_requests.cc.
 
 #include "tests/server/support/session_history.h"
+#include "server/sessions/session_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "server/engine/engine.h"
 #include "tests/server/support/session_history.h"
 
 namespace attend::test {

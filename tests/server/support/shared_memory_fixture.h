@@ -14,6 +14,9 @@
 #include <string>
 #include <thread>
 
+#include "server/engine/engine.h"
+#include "server/regions/region_registry.h"
+#include "server/regions/shared_memory_server.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/region_client.h"
 #include "tests/server/support/test_server.h"

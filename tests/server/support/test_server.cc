@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "tests/server/support/test_server.h"
+#include "server/engine/engine.h"
 
 #include <arpa/inet.h>
 #include <google/protobuf/stubs/logging.h>

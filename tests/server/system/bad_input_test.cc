@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "server/engine/engine.h"
 #include "tests/server/support/bad_requests.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"

@@ -13,7 +13,9 @@
 
 #include "server/regions/device_importer.h"
 #include "server/regions/region_memory.h"
+#include "server/regions/region_registry.h"
 #include "server/regions/region_socket.h"
+#include "server/regions/shared_memory_server.h"
 #include "server/util/random_token.h"
 #include "tests/server/support/cuda_ipc_fixture.h"
 #include "tests/server/support/fake_backend.h"

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "attend/v1/session.grpc.pb.h"
+#include "server/regions/shared_memory_server.h"
 #include "tests/server/support/cuda_ipc_fixture.h"
 
 namespace attend {

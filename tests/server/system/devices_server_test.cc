@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "server/engine/engine.h"
 #include "tests/server/support/health_client.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "server/regions/region_registry.h"
 #include "tests/server/support/cuda_ipc_fixture.h"
 
 namespace attend {

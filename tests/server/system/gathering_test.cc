@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/engine.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"
 

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "kernels/reference/cpu_reference.h"
+#include "server/engine/engine.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"

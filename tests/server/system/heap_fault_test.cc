@@ -21,7 +21,10 @@
 #include <vector>
 
 #include "attend/v1/session.grpc.pb.h"
+#include "server/engine/engine.h"
 #include "server/memory/memory_reserve.h"
+#include "server/regions/shared_memory_server.h"
+#include "server/sessions/session_table.h"
 #include "tests/kernels/support/counted_new.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/health_client.h"

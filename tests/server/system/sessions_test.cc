@@ -16,6 +16,8 @@
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "attend/v1/session.grpc.pb.h"
+#include "server/engine/engine.h"
+#include "server/sessions/session_table.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "server/regions/shared_memory_server.h"
 #include "tests/server/support/shared_memory_fixture.h"
 
 namespace attend {

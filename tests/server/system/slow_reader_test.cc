@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/reference/cpu_reference.h"
+#include "server/engine/engine.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/health_client.h"
 #include "tests/server/support/messages.h"

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// All that Server is made of, for its own files: server.h only declares it.
+
+#pragma once
+
+#include "server/app/accepting.h"
+#include "server/app/callers.h"
+#include "server/app/dump.h"
+#include "server/app/grpc_server.h"
+#include "server/app/metrics_endpoint.h"
+#include "server/engine/engine.h"
+#include "server/log/access_log.h"
+#include "server/oip/inference_service.h"
+#include "server/regions/shared_memory_server.h"
+#include "server/rpc/admin_service.h"
+#include "server/rpc/attention_service.h"
+#include "server/rpc/chunked_registry.h"
+#include "server/rpc/reflection.h"
+#include "server/rpc/request_reader.h"
+#include "server/rpc/session_service.h"
+#include "server/sessions/session_memory.h"
+#include "server/trace/tracer.h"
+#include "server/util/worker_threads.h"
+#include "server/wire/answer_watch.h"
