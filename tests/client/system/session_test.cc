@@ -21,7 +21,6 @@ namespace attend::client {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 using test::TestServer;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

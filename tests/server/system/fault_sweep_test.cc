@@ -18,8 +18,6 @@
 #include <vector>
 
 #include "kernels/reference/cpu_reference.h"
-#include "server/engine/engine.h"
-#include "server/regions/shared_memory_server.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/health_client.h"
 #include "tests/server/support/messages.h"
