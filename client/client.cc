@@ -88,9 +88,9 @@ struct Client::Impl {
        std::shared_ptr<const TlsClient> tls, std::string token, uint64_t seed)
       : chunked_bytes_min(options.chunked_bytes_min),
         retry(options.retry),
-        traceparent(options.traceparent),
         pool(target, std::move(tls), options.connections, options.completion_threads,
-             options.clock != nullptr ? *options.clock : steady_clock, std::move(token)),
+             options.clock != nullptr ? *options.clock : steady_clock, std::move(token),
+             options.traceparent),
         ids(seed),
         next_seed(seed),
         message_bytes_max(options.message_bytes_max),
@@ -107,7 +107,6 @@ struct Client::Impl {
   const int64_t chunked_bytes_min;
   std::atomic<bool> chunks_refused = false;  // the server does not know AttendChunked
   RetryPolicy retry;
-  const std::string traceparent;  // of calls that name none
   const SteadyClock steady_clock;
   ConnectionPool pool;
   RequestIds ids;
@@ -118,10 +117,8 @@ struct Client::Impl {
 };
 
 std::shared_ptr<Operation> Client::Impl::Send(std::shared_ptr<const EncodedCall> call,
-                                              std::string_view id, const CallOptions& given,
+                                              std::string_view id, const CallOptions& options,
                                               CallCallback callback) {
-  CallOptions options = given;
-  if (options.traceparent.empty()) options.traceparent = traceparent;
   const uint64_t op_seed = next_seed.fetch_add(1, std::memory_order_relaxed);
   if (call->as_message() != nullptr && chunks_refused.load(std::memory_order_relaxed)) {
     call = call->as_message();
@@ -251,9 +248,7 @@ CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
                                 std::move(callback)));
 }
 
-std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& given) {
-  StreamOptions options = given;
-  if (options.traceparent.empty()) options.traceparent = impl_->traceparent;
+std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& options) {
   const int connection = impl_->pool.Acquire();
   auto op = std::make_shared<StreamOp>(&impl_->pool, connection, options, &impl_->ids,
                                        &impl_->message_bytes_max);
@@ -263,7 +258,7 @@ std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& given) {
 
 Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds timeout) {
   grpc::ClientContext context;
-  impl_->pool.Introduce("", &context);
+  impl_->pool.Introduce("", "", &context);
   if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
   v1::GetServerInfoResponse response;
   Status status = FromGrpc(impl_->control->GetServerInfo(&context, {}, &response));

@@ -28,11 +28,11 @@ using Method = grpc::Status (v1::SessionService::Stub::*)(grpc::ClientContext*, 
 // One attempt. `timeout` 0: none.
 template <class Request, class Response>
 Status AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
-               const ConnectionPool& pool, const std::string& tenant,
+               const ConnectionPool& pool, const SessionOptions& options,
                std::chrono::nanoseconds timeout, const Request& request, Response* response,
                Pushback* pushback) {
   grpc::ClientContext context;
-  pool.Introduce(tenant, &context);
+  pool.Introduce(options.tenant, options.traceparent, &context);
   if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
   const Status status = FromGrpc((stub.*method)(&context, request, response));
   if (!status.ok()) *pushback = PushbackOf(context);
@@ -42,17 +42,17 @@ Status AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
 // With the client's retries: what a second Create or Fork leaves behind ends with its lease.
 template <class Request, class Response>
 Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, RetryState retry,
-           const ConnectionPool& pool, const std::string& tenant, std::chrono::nanoseconds timeout,
-           const Request& request, Response* response) {
+           const ConnectionPool& pool, const SessionOptions& options, const Request& request,
+           Response* response) {
   const TimePoint begin = pool.clock().Now();
   std::optional<std::chrono::nanoseconds> left;
-  if (timeout.count() > 0) left = timeout;
+  if (options.timeout.count() > 0) left = options.timeout;
   for (;;) {
     Pushback pushback;
-    const Status status =
-        AskOnce(stub, method, pool, tenant, left.value_or(timeout), request, response, &pushback);
+    const Status status = AskOnce(stub, method, pool, options, left.value_or(options.timeout),
+                                  request, response, &pushback);
     if (status.ok()) return status;
-    if (left) left = timeout - (pool.clock().Now() - begin);
+    if (left) left = options.timeout - (pool.clock().Now() - begin);
     const auto wait = retry.AfterFailure(status.code(), pushback, left);
     if (!wait) return status;
     pool.clock().SleepFor(*wait);
@@ -78,8 +78,8 @@ struct Session::State {
 
   template <class Request, class Response>
   Status Ask(Method<Request, Response> method, const Request& request, Response* response) {
-    return client::Ask(*stub, method, client.MakeRetryState(), client.pool(), options.tenant,
-                       options.timeout, request, response);
+    return client::Ask(*stub, method, client.MakeRetryState(), client.pool(), options, request,
+                       response);
   }
   // A call that names the session and has it as its answer, whose lengths are learnt.
   template <class Request>
@@ -152,7 +152,9 @@ struct Session::Use {
     return states.front()->client;
   }
   CallOptions With(CallOptions options) const {
-    if (options.tenant.empty()) options.tenant = states.front()->options.tenant;
+    const SessionOptions& session = states.front()->options;
+    if (options.tenant.empty()) options.tenant = session.tenant;
+    if (options.traceparent.empty()) options.traceparent = session.traceparent;
     return options;
   }
   void End(const std::vector<int64_t>& lengths) const {
@@ -181,12 +183,12 @@ Session::~Session() {
   v1::FreeSessionResponse response;
   Pushback unused;
   (void)AskOnce(*state_->stub, &v1::SessionService::Stub::FreeSession, state_->client.pool(),
-                state_->options.tenant, kFreeInDestructorMax, request, &response, &unused);
+                state_->options, kFreeInDestructorMax, request, &response, &unused);
 }
 
 Result<std::shared_ptr<Session::State>> Session::MakeState(Client& client,
                                                            const SessionOptions& options) {
-  ATTEND_RETURN_IF_ERROR(CheckTenant(options.tenant));
+  ATTEND_RETURN_IF_ERROR(CheckNames(options.tenant, options.traceparent));
   return std::make_shared<State>(client, options);
 }
 
@@ -387,10 +389,7 @@ CallHandle Session::AttendAsync(const std::vector<Session*>& sessions, int32_t l
 void Session::Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
                    AttentionCall call, StreamCallback callback) {
   const Result<Use> use = Begin(sessions, layer, &call);
-  if (!use.ok()) {
-    callback({.status = use.status()});
-    return;
-  }
+  if (!use.ok()) return callback({.status = use.status()});
   stream.Send(call, [use = *use, callback = std::move(callback)](StreamAnswer answer) {
     use.End(answer.result.session_lengths);
     callback(std::move(answer));

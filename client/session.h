@@ -36,6 +36,8 @@ struct SessionOptions {
   bool pinned = false;                     // loses no tokens to other sessions
   // The tenant that owns the session; also of calls on it that name no tenant.
   std::string tenant;
+  // As CallOptions::traceparent, of calls on the session that name none.
+  std::string traceparent = {};
   std::chrono::nanoseconds timeout = std::chrono::seconds(10);  // of each call but Attend; 0 = none
 };
 

@@ -112,6 +112,8 @@ typedef struct attend_client_options {
   const char* tls_cert;        /* the client's, for servers that ask for one */
   const char* tls_key;         /* of tls_cert */
   const char* tls_server_name; /* for whom the server's must be; none: the host of `server` */
+  /* The span (W3C Trace Context) that makes the calls, streams and sessions that name none. */
+  const char* traceparent;
 } attend_client_options;
 
 /* C-contiguous and little-endian: the wire has no strides. */
@@ -175,7 +177,7 @@ typedef struct attend_client_params {
   /* A cudaStream_t or CUstream; NULL: the default stream. Tensors in a GPU's memory are read in its
    * order, so that nobody has to wait for what writes them. */
   void* stream;
-  const char* traceparent; /* the span that makes the call (W3C Trace Context); NULL: none */
+  const char* traceparent; /* the span that makes the call; NULL: the session's or the client's */
 } attend_client_params;
 
 typedef struct attend_client_answer {
@@ -262,10 +264,10 @@ ATTEND_CLIENT_API void attend_client_used(attend_client_call* call, void* stream
  * own work on an answer in a GPU's memory must be over, unless attend_client_used knows of it. */
 ATTEND_CLIENT_API void attend_client_call_free(attend_client_call* call);
 
-/* One AttendStream: many calls in flight on one connection, which are not retried. `tenant` may be
- * NULL. Close with attend_client_stream_close. */
+/* One AttendStream: many calls in flight on one connection, which are not retried. `tenant` and
+ * `traceparent` may be NULL: the client's. Close with attend_client_stream_close. */
 ATTEND_CLIENT_API int32_t attend_client_stream_open(attend_client* client, const char* tenant,
-                                                    int64_t timeout_ns,
+                                                    const char* traceparent, int64_t timeout_ns,
                                                     attend_client_stream** stream);
 /* As attend_client_start; the call's timeout, tenant, traceparent and transport do not count. */
 ATTEND_CLIENT_API int32_t attend_client_stream_start(attend_client_stream* stream,
@@ -292,12 +294,13 @@ typedef struct attend_client_session_options {
   uint64_t struct_bytes;
   const attend_client_layer_shape* shapes; /* each layer's, or one for all */
   int64_t shapes_count;
-  int32_t layers;       /* 0: as many as there are shapes */
-  int32_t pinned;       /* not 0: loses no tokens to other sessions */
-  const char* device;   /* "cuda:0" or "cpu"; NULL: the server chooses */
-  const char* tenant;   /* NULL: the client's */
-  double lease_seconds; /* from the last use; 0: the server's default */
-  int64_t timeout_ns;   /* of each call but attentions; 0: 10 s */
+  int32_t layers;          /* 0: as many as there are shapes */
+  int32_t pinned;          /* not 0: loses no tokens to other sessions */
+  const char* device;      /* "cuda:0" or "cpu"; NULL: the server chooses */
+  const char* tenant;      /* NULL: the client's */
+  double lease_seconds;    /* from the last use; 0: the server's default */
+  int64_t timeout_ns;      /* of each call but attentions; 0: 10 s */
+  const char* traceparent; /* the span that makes the calls on it; NULL: the client's */
 } attend_client_session_options;
 
 /* K and V of a sequence that stay on the server; client/session.h documents what they do. Functions

@@ -48,6 +48,7 @@ Status ReadSessionOptions(const attend_client& client, const attend_client_sessi
   to->pinned = from->pinned != 0;
   to->device = TextOf(from->device);
   to->tenant = from->tenant == nullptr ? client.state->tenant() : from->tenant;
+  to->traceparent = TextOf(from->traceparent);
   to->lease = std::chrono::duration<double>(from->lease_seconds);
   if (from->timeout_ns > 0) to->timeout = std::chrono::nanoseconds(from->timeout_ns);
   return Status();
@@ -188,13 +189,14 @@ Status StartSession(attend_client_session* const* sessions, int32_t count, int32
   return StartOn(sessions[0]->state, stream, all, layer, params, call);
 }
 
-Status OpenStream(attend_client* client, const char* tenant, int64_t timeout_ns,
-                  attend_client_stream** stream) {
+Status OpenStream(attend_client* client, const char* tenant, const char* traceparent,
+                  int64_t timeout_ns, attend_client_stream** stream) {
   ATTEND_RETURN_IF_ERROR(NotNull("client", client));
   ATTEND_RETURN_IF_ERROR(NotNull("stream", stream));
   StreamOptions options;
   options.timeout = std::chrono::nanoseconds(timeout_ns);
   options.tenant = tenant == nullptr ? client->state->tenant() : tenant;
+  options.traceparent = TextOf(traceparent);
   *stream = new attend_client_stream{client->state, client->state->client().OpenStream(options)};
   return Status();
 }
@@ -212,9 +214,10 @@ void CancelStream(const attend_client_stream& stream) {
 namespace c = attend::client::c;
 using attend::Status;
 
-int32_t attend_client_stream_open(attend_client* client, const char* tenant, int64_t timeout_ns,
+int32_t attend_client_stream_open(attend_client* client, const char* tenant,
+                                  const char* traceparent, int64_t timeout_ns,
                                   attend_client_stream** stream) {
-  return c::Run([&] { return c::OpenStream(client, tenant, timeout_ns, stream); });
+  return c::Run([&] { return c::OpenStream(client, tenant, traceparent, timeout_ns, stream); });
 }
 
 int32_t attend_client_stream_start(attend_client_stream* stream, const attend_client_params* params,

@@ -44,6 +44,7 @@ Result<std::shared_ptr<ClientState>> ClientState::Open(const attend_client_optio
   ClientOptions made;
   if (options.server != nullptr) made.server = options.server;
   made.token = TextOf(options.token);
+  made.traceparent = TextOf(options.traceparent);
   made.tls.ca = TextOrVariable(options.tls_ca, "ATTEND_TLS_CA");
   made.tls.cert = TextOrVariable(options.tls_cert, "ATTEND_TLS_CERT");
   made.tls.key = TextOrVariable(options.tls_key, "ATTEND_TLS_KEY");

@@ -14,7 +14,7 @@ AdminCalls::AdminCalls(Client& client, std::chrono::duration<double> timeout)
 template <class In, class Out>
 Result<Out> AdminCalls::Ask(Method<In, Out> method, const In& request) {
   grpc::ClientContext context;
-  client_.pool().Introduce("", &context);
+  client_.pool().Introduce("", "", &context);
   context.set_deadline(DeadlineAfter(timeout_));
   Out response;
   const Status status = FromGrpc((stub_.get()->*method)(&context, request, &response));

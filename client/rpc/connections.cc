@@ -106,8 +106,11 @@ void CompletionLoop::Close() {
 
 ConnectionPool::ConnectionPool(const std::string& server, std::shared_ptr<const TlsClient> tls,
                                int connections, int completion_threads, const Clock& clock,
-                               std::string token)
-    : clock_(clock), tls_(std::move(tls)), token_(std::move(token)) {
+                               std::string token, std::string traceparent)
+    : clock_(clock),
+      tls_(std::move(tls)),
+      token_(std::move(token)),
+      traceparent_(std::move(traceparent)) {
   if (completion_threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     completion_threads = std::clamp(connections, 1, std::max(1, cores / 2));
@@ -198,11 +201,10 @@ Status CheckNames(const std::string& tenant, const std::string& traceparent) {
   return CheckTraceParent(traceparent);
 }
 
-void NameTraceParent(const std::string& traceparent, grpc::ClientContext* context) {
-  if (!traceparent.empty()) context->AddMetadata("traceparent", traceparent);
-}
-
-void ConnectionPool::Introduce(const std::string& tenant, grpc::ClientContext* context) const {
+void ConnectionPool::Introduce(const std::string& tenant, const std::string& traceparent,
+                               grpc::ClientContext* context) const {
+  const std::string& span = traceparent.empty() ? traceparent_ : traceparent;
+  if (!span.empty()) context->AddMetadata("traceparent", span);
   if (!tenant.empty()) context->AddMetadata("x-attend-tenant", tenant);
   if (!token_.empty()) context->AddMetadata("authorization", "Bearer " + token_);
 }

@@ -99,8 +99,10 @@ struct Connection {
 class ConnectionPool {
  public:
   // `tls`: null without. `clock` must outlive the pool. `token`: every call's; empty: none.
+  // `traceparent`: of calls that name none.
   ConnectionPool(const std::string& server, std::shared_ptr<const TlsClient> tls, int connections,
-                 int completion_threads, const Clock& clock, std::string token = {});
+                 int completion_threads, const Clock& clock, std::string token = {},
+                 std::string traceparent = {});
 
   // The connection with the fewest unanswered calls; in turn among equals. Counts one more there.
   int Acquire();
@@ -115,8 +117,10 @@ class ConnectionPool {
   const std::shared_ptr<grpc::Channel>& control() const { return control_; }
   // What deadlines and retries go by.
   const Clock& clock() const { return clock_; }
-  // Puts into the call's metadata who calls, and for which tenant (empty: the caller's own).
-  void Introduce(const std::string& tenant, grpc::ClientContext* context) const;
+  // Puts into the call's metadata who calls, for which tenant (empty: the caller's own), and which
+  // span (empty: the pool's).
+  void Introduce(const std::string& tenant, const std::string& traceparent,
+                 grpc::ClientContext* context) const;
   const std::string& token() const { return token_; }
   // The status of a call that has ended. If it ended because no connection of TLS comes about, says
   // why; this can take a second or two.
@@ -130,6 +134,7 @@ class ConnectionPool {
   std::vector<std::unique_ptr<Connection>> connections_;
   std::shared_ptr<grpc::Channel> control_;
   const std::string token_;
+  const std::string traceparent_;
   std::atomic<uint64_t> turn_{0};
 };
 
@@ -157,7 +162,6 @@ Status CheckTenant(const std::string& tenant);
 Status CheckTraceParent(const std::string& traceparent);
 // What of a call's or a stream's options goes into its metadata, checked.
 Status CheckNames(const std::string& tenant, const std::string& traceparent);
-void NameTraceParent(const std::string& traceparent, grpc::ClientContext* context);
 Status FromGrpc(const grpc::Status& status);
 // What the server said of trying again, once the call has ended.
 Pushback PushbackOf(const grpc::ClientContext& context);

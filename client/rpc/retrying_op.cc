@@ -28,8 +28,7 @@ bool RetryingOp::Register(int connection) {
 }
 
 void RetryingOp::Prepare(grpc::ClientContext& context) const {
-  pool_->Introduce(options_.tenant, &context);
-  NameTraceParent(options_.traceparent, &context);
+  pool_->Introduce(options_.tenant, options_.traceparent, &context);
   if (has_deadline()) context.set_deadline(DeadlineAfter(time_left()));
 }
 

@@ -43,8 +43,7 @@ void StreamOp::Start() {
   }
   const MutexLock lock(mutex_);
   self_ = shared_from_this();
-  pool_->Introduce(options_.tenant, &context_);
-  NameTraceParent(options_.traceparent, &context_);
+  pool_->Introduce(options_.tenant, options_.traceparent, &context_);
   if (options_.timeout.count() > 0) context_.set_deadline(DeadlineAfter(options_.timeout));
   call_ = connection.stub.PrepareCall(&context_, *method, connection.loop->queue());
   call_->StartCall(Expect(kStarted));

@@ -60,13 +60,16 @@ class Client:
         on this host, if it shares any (--shared-memory); or the path of its socket.
     token: says who calls, where the server asks (--tokens); None: the environment's ATTEND_TOKEN,
         if there is one. Without TLS it goes to loopback and Unix sockets alone.
+    traceparent: the span that makes the calls, streams and sessions that name none, as W3C Trace
+        Context writes it, "00-TRACE-SPAN-01".
     Error: an argument is out of bounds."""
 
     def __init__(self, server: str = "127.0.0.1:8001", *, connections: int = 4,
                  tenant: str | None = None, timeout: float | None = None, attempts: int = 5,
                  shared_memory: bool | str = True, token: str | None = None,
                  tls_ca: str | None = None, tls_cert: str | None = None,
-                 tls_key: str | None = None, tls_server_name: str | None = None):
+                 tls_key: str | None = None, tls_server_name: str | None = None,
+                 traceparent: str | None = None):
         self.server, self.timeout = server, timeout
         self._handle: ClientHandle | None = None
         nanoseconds("timeout", timeout)
@@ -81,6 +84,7 @@ class Client:
         options.tls_cert = optional_text("tls_cert", tls_cert)
         options.tls_key = optional_text("tls_key", tls_key)
         options.tls_server_name = optional_text("tls_server_name", tls_server_name)
+        options.traceparent = optional_text("traceparent", traceparent)
         options.shared_memory_off = shared_memory is False
         if isinstance(shared_memory, str):
             options.shared_memory_socket = text("shared_memory", shared_memory)
@@ -136,8 +140,7 @@ class Client:
             server_info(), or "auto".
         check: the server recomputes a sample of rows in double precision; Error if it disagrees.
         priority: in [-100, 100], higher ones first. request_id: for logs, at most 128 bytes.
-        timeout: in seconds. tenant: as the client's. traceparent: the span that makes the call, as
-            W3C Trace Context writes it, "00-TRACE-SPAN-01".
+        timeout: in seconds. tenant, traceparent: as the client's.
         transport: "auto"; "inline", one message; "chunked", over all connections; "shared", or
             an error.
 
@@ -209,34 +212,41 @@ class Client:
         """Starts `backward`: `result().gradients` has them by name."""
         return Call(self._backward_plan(d_o, q, k, v, o, lse, d_lse, wanted, options))
 
-    def stream(self, *, tenant: str | None = None, timeout: float | None = None) -> Stream:
-        """One stream, for many small calls at once. timeout: of the whole stream, in seconds."""
-        return Stream(self, tenant, timeout)
+    def stream(self, *, tenant: str | None = None, timeout: float | None = None,
+               traceparent: str | None = None) -> Stream:
+        """One stream, for many small calls at once. timeout: of the whole stream, in seconds.
+        tenant, traceparent: of all its calls, as the client's."""
+        return Stream(self, tenant, timeout, traceparent)
 
     def session(self, heads_kv: int, dim: int, dim_v: int = 0, *, dtype: str = "float16",
                 layers: int = 1, device: str = "", lease: float = 0.0, pinned: bool = False,
-                tenant: str | None = None, timeout: float = 10.0) -> _session.Session:
+                tenant: str | None = None, timeout: float = 10.0,
+                traceparent: str | None = None) -> _session.Session:
         """K and V of a sequence that stay on the server: Session. heads_kv, dim, dim_v (0: dim) and
         dtype are each layer's. device: "cuda:0", "cpu", or "": the server chooses. lease: seconds
         from the last use to the session's end, 0: the server's default. pinned: loses no tokens to
-        other sessions. timeout: seconds, of each call that is no attention."""
+        other sessions. timeout: seconds, of each call that is no attention. tenant, traceparent:
+        also of calls on it that name none."""
         shape = _session.LayerShape(dtype, heads_kv, dim, dim_v)
         return self.session_of([shape], layers=layers, device=device, lease=lease, pinned=pinned,
-                               tenant=tenant, timeout=timeout)
+                               tenant=tenant, timeout=timeout, traceparent=traceparent)
 
     def session_of(self, shapes: Iterable[_session.LayerShape], *, layers: int = 0,
                    device: str = "", lease: float = 0.0, pinned: bool = False,
-                   tenant: str | None = None, timeout: float = 10.0) -> _session.Session:
+                   tenant: str | None = None, timeout: float = 10.0,
+                   traceparent: str | None = None) -> _session.Session:
         """`session` with a shape for each layer, or one for all of `layers`."""
-        options = _session.options_struct(shapes, layers, device, lease, pinned, tenant, timeout)
+        options = _session.options_struct(shapes, layers, device, lease, pinned, tenant, timeout,
+                                          traceparent)
         return _session.Session(self, lambda place: library().session_create(
             self._open_handle(), ctypes.byref(options), place), owned=True)
 
     def open_session(self, session_id: str, shapes: Iterable[_session.LayerShape] = (), *,
-                     tenant: str | None = None, timeout: float = 10.0) -> _session.Session:
+                     tenant: str | None = None, timeout: float = 10.0,
+                     traceparent: str | None = None) -> _session.Session:
         """A session that was made elsewhere, by its id, which stays there when this object goes.
         Error NOT_FOUND: there is none."""
-        options = _session.options_struct(shapes, 0, "", 0.0, False, tenant, timeout)
+        options = _session.options_struct(shapes, 0, "", 0.0, False, tenant, timeout, traceparent)
         named = text("session_id", session_id)
         return _session.Session(self, lambda place: library().session_open(
             self._open_handle(), named, ctypes.byref(options), place), owned=False)
@@ -292,11 +302,13 @@ class Stream:
     """One AttendStream: many calls in flight on one connection, answered in any order. A failed
     call fails alone. They are not retried. A context manager that finishes it."""
 
-    def __init__(self, client: Client, tenant: str | None, timeout: float | None):
+    def __init__(self, client: Client, tenant: str | None, timeout: float | None,
+                 traceparent: str | None):
         self._client = client
         handle = ctypes.c_void_p()
         self._handle: StreamHandle | None = None
         check(library().stream_open(client._open_handle(), optional_text("tenant", tenant),
+                                    optional_text("traceparent", traceparent),
                                     nanoseconds("timeout", timeout), ctypes.byref(handle)))
         self._handle = StreamHandle(handle.value or 0)
 
@@ -308,7 +320,7 @@ class Stream:
         return handle
 
     def submit(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Call:
-        """As Client.submit; timeout, tenant and transport are the stream's."""
+        """As Client.submit; timeout, tenant, traceparent and transport are the stream's."""
         return Call(self._plan(q, k, v, options))
 
     def _plan(self, q: Array, k: Array, v: Array, options: Any) -> Plan:

@@ -50,6 +50,7 @@ class Options(ctypes.Structure):
         ("connections", _int32), ("attempts_max", _int32), ("chunked_bytes_min", _int64),
         ("shared_memory_off", _int32), ("shared_memory_socket", _text), ("token", _text),
         ("tls_ca", _text), ("tls_cert", _text), ("tls_key", _text), ("tls_server_name", _text),
+        ("traceparent", _text),
     ]
 
 
@@ -100,6 +101,7 @@ class SessionOptions(ctypes.Structure):
         ("struct_bytes", ctypes.c_uint64), ("shapes", ctypes.POINTER(LayerShapeStruct)),
         ("shapes_count", _int64), ("layers", _int32), ("pinned", _int32), ("device", _text),
         ("tenant", _text), ("lease_seconds", ctypes.c_double), ("timeout_ns", _int64),
+        ("traceparent", _text),
     ]
 
 
@@ -115,7 +117,7 @@ ARGUMENTS = {
     "wait": [_address, _int64, _address],
     "get": [_address, _address],
     "copy": [_address, _address, _address, _int32, _address],
-    "stream_open": [_address, _text, _int64, _address],
+    "stream_open": [_address, _text, _text, _int64, _address],
     "stream_start": [_address, _address, _address],
     "stream_finish": [_address],
     "session_create": [_address, _address, _address],

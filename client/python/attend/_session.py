@@ -37,7 +37,8 @@ class LayerShape:
 
 
 def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease: float,
-                   pinned: bool, tenant: str | None, timeout: float) -> SessionOptions:
+                   pinned: bool, tenant: str | None, timeout: float,
+                   traceparent: str | None) -> SessionOptions:
     """attend_client_session_options."""
     shapes = list(shapes)
     structs = (LayerShapeStruct * len(shapes))(
@@ -48,7 +49,8 @@ def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease
     return SessionOptions(ctypes.sizeof(SessionOptions), structs, len(shapes),
                           integer("layers", layers, 0, _INT32_MAX), bool(pinned),
                           text("device", device) or None, optional_text("tenant", tenant),
-                          real("lease", lease), nanoseconds("timeout", timeout))
+                          real("lease", lease), nanoseconds("timeout", timeout),
+                          optional_text("traceparent", traceparent))
 
 
 def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, options: Any,

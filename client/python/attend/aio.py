@@ -109,9 +109,9 @@ class Client:
         plan = self._client._backward_plan(d_o, q, k, v, o, lse, d_lse, wanted, options)
         return gradients_of(await _answer(plan, may_wait=o is None), wanted)
 
-    def stream(self, *, tenant: str | None = None, timeout: float | None = None) -> Stream:
+    def stream(self, **options: Any) -> Stream:
         """As Client.stream."""
-        return Stream(self._client.stream(tenant=tenant, timeout=timeout))
+        return Stream(self._client.stream(**options))
 
     async def session(self, heads_kv: int, dim: int, dim_v: int = 0, **options: Any) -> Session:
         """As Client.session."""
