@@ -304,6 +304,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     }
     CheckNetwork(config);
     CheckCallers(config);
+    CheckObserving(config);
     CheckOip(config);
     SetMemory(app, ProcessMemoryLimit(), config);
   } catch (const CLI::CallForHelp&) {

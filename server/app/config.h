@@ -129,8 +129,11 @@ struct Config {
   double access_log_rate = 1000;  // lines a second of each of two sorts; 0: any number
 
   // Traces
-  std::string otlp_endpoint;  // empty: off
-  double otlp_sample = 0;     // of calls whose clients trace nothing
+  std::string otlp_endpoint;  // empty: off; https://HOST:PORT, HOST:PORT or unix:PATH
+  std::string otlp_tls_ca;    // empty: the system's
+  std::string otlp_tls_cert;
+  std::string otlp_tls_key;
+  double otlp_sample = 0;  // of calls whose clients trace nothing
 };
 
 enum class ConfigOutcome { kRun, kPrinted, kError };

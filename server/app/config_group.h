@@ -131,5 +131,6 @@ void AddCallers(CLI::App& app, Config& c);
 void CheckCallers(const Config& c);
 // Defined in config_observe.cc.
 void AddObserving(CLI::App& app, Config& c);
+void CheckObserving(const Config& c);
 
 }  // namespace attend

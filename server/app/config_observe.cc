@@ -2,6 +2,9 @@
 //
 // Settings for what is written down of calls.
 
+#include <string>
+#include <utility>
+
 #include "server/app/config_group.h"
 #include "server/app/config_values.h"
 
@@ -12,15 +15,19 @@ std::string CheckAccessLog(std::string& path) {
   return path.empty() ? "must be the path of a file, stderr or off" : "";
 }
 
-std::string CheckEndpoint(std::string& address) {
-  return address.empty() ? "" : CheckAddress(address);
-}
-
 void AddTraces(CLI::App& app, Config& c) {
   Group group(app, "Traces");
-  group.Text("--otlp-endpoint", c.otlp_endpoint, "ADDR", CheckEndpoint,
-             "Collector that spans of calls go to by OTLP over gRPC, without TLS: HOST:PORT, "
-             "mostly port 4317, or unix:PATH. Empty: none");
+  group.Text("--otlp-endpoint", c.otlp_endpoint, "ADDR", CheckCollector,
+             "Collector that spans of calls go to by OTLP over gRPC: https://HOST:PORT over TLS, "
+             "HOST:PORT or unix:PATH without; mostly port 4317. Empty: none");
+  group.Text("--otlp-tls-ca", c.otlp_tls_ca, "FILE", nullptr,
+             "Authorities that the collector's certificate must be of, in PEM; read again on "
+             "SIGHUP. Empty: the system's");
+  group.Text("--otlp-tls-cert", c.otlp_tls_cert, "FILE", nullptr,
+             "Certificate to show to the collector, with its chain, in PEM; read again on SIGHUP. "
+             "Empty: none");
+  group.Text("--otlp-tls-key", c.otlp_tls_key, "FILE", nullptr,
+             "Private key of --otlp-tls-cert, in PEM");
   group.Number("--otlp-sample", c.otlp_sample, 0, 1, "P",
                "Share of calls that have spans, of those without a traceparent; one with it says "
                "itself");
@@ -41,6 +48,19 @@ void AddObserving(CLI::App& app, Config& c) {
                "Lines per second of calls that failed or were slow, and as many of the others, "
                "after a burst of 20 seconds' worth; the rest is counted. 0: no limit");
   AddTraces(app, c);
+}
+
+void CheckObserving(const Config& c) {
+  const auto needs = [](const std::string& given, const char* flag, bool other, const char* what) {
+    if (!given.empty() && !other) throw CLI::ValidationError(flag, what);
+  };
+  const bool tls = c.otlp_endpoint.starts_with("https://");
+  for (const auto& [path, flag] : {std::pair(&c.otlp_tls_ca, "--otlp-tls-ca"),
+                                   std::pair(&c.otlp_tls_cert, "--otlp-tls-cert")}) {
+    needs(*path, flag, tls, "needs an --otlp-endpoint that begins with https://");
+  }
+  needs(c.otlp_tls_cert, "--otlp-tls-cert", !c.otlp_tls_key.empty(), "needs --otlp-tls-key");
+  needs(c.otlp_tls_key, "--otlp-tls-key", !c.otlp_tls_cert.empty(), "needs --otlp-tls-cert");
 }
 
 }  // namespace attend

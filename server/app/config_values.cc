@@ -46,6 +46,23 @@ std::string CheckAddress(std::string& address) {
          "\" must be HOST:PORT with a port in [0, 65535], unix:PATH or unix:PATH?tenant=NAME";
 }
 
+std::string CheckCollector(std::string& endpoint) {
+  if (endpoint.empty()) return {};
+  std::string address = endpoint;
+  const bool tls = endpoint.starts_with("https://");
+  if (tls || endpoint.starts_with("http://")) address.erase(0, endpoint.find("//") + 2);
+  const bool local = address.starts_with("unix:");
+  // What an address of ours may have, and a collector's has not.
+  const bool more = local ? address != endpoint || address.find('?') != std::string::npos
+                          : address.find('/') != std::string::npos || address.ends_with(":0");
+  if (more || !ValidAddress(address)) {
+    return "\"" + endpoint +
+           "\" must be HOST:PORT with a port in [1, 65535], https://HOST:PORT or unix:PATH";
+  }
+  if (!tls) endpoint = address;
+  return {};
+}
+
 std::string CheckSocketMode(std::string& mode) {
   const std::optional<int> bits = ParseNumber<int>(mode, 8);
   // Without the owner's bits the server itself could not detect a stale socket.

@@ -15,6 +15,9 @@ std::vector<std::string> Split(const std::string& list);
 
 // HOST:PORT or unix:PATH.
 std::string CheckAddress(std::string& address);
+// A collector: HOST:PORT, http://HOST:PORT, which is the same and becomes it, https://HOST:PORT or
+// unix:PATH.
+std::string CheckCollector(std::string& endpoint);
 // An octal mode.
 std::string CheckSocketMode(std::string& mode);
 // HOST:PORT or off.

@@ -48,8 +48,11 @@ Result<std::unique_ptr<Tracer>> MakeTracer(const Config& config, Logger& logger,
   SpanExporter::Options options;
   options.resource.version = Version();
   options.resource.instance = HexText(*instance);
-  auto exporter = std::make_unique<SpanExporter>(
-      std::move(options), std::make_unique<OtlpSink>(config.otlp_endpoint), logger, clock);
+  Result<std::unique_ptr<OtlpSink>> sink = OtlpSink::Make(
+      config.otlp_endpoint, {config.otlp_tls_ca, config.otlp_tls_cert, config.otlp_tls_key});
+  if (!sink.ok()) return sink.status();
+  auto exporter =
+      std::make_unique<SpanExporter>(std::move(options), std::move(*sink), logger, clock);
   return std::make_unique<Tracer>(config.otlp_sample, seeds, std::move(exporter));
 }
 

@@ -227,7 +227,8 @@ Status Server::StartGrpc() {
   if (reflection_ != nullptr) services.push_back(reflection_.get());
   std::shared_ptr<CallerGate> gate;
   if (callers_ != nullptr) {
-    gate = std::make_shared<CallerGate>(callers_->authenticator(), metrics_, *logger_);
+    gate = std::make_shared<CallerGate>(callers_->authenticator(), metrics_, *logger_,
+                                        access_log_.get());
   }
   Result<std::unique_ptr<GrpcServer>> grpc =
       GrpcServer::Start(config_, services, *unknown_methods_, std::move(gate), metrics_, *logger_,

@@ -30,6 +30,9 @@ Status Server::StartObserving() {
   Result<std::unique_ptr<Tracer>> tracer = MakeTracer(config_, *logger_, clock_);
   if (!tracer.ok()) return tracer.status();
   tracer_ = std::move(*tracer);
+  if (!config_.otlp_tls_ca.empty() || !config_.otlp_tls_cert.empty()) {
+    reloads_.Add("otlp-tls-ca", [this] { return tracer_->exporter().Reload(); });
+  }
   return Status();
 }
 

@@ -67,7 +67,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondNow(Call* call, cons
                                                                 Bytes* response,
                                                                 const Answer& answer, Scope scope) {
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller = AdmitCaller(context_, *call, scope, *reactor);
+  const std::optional<Caller> caller =
+      AdmitCaller(context_, *call, MethodOf<In>(), scope, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   Respond<In, Out>(*call, facts, *request, *response, *reactor, answer);
@@ -79,7 +80,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondOf(Call* call, const
                                                                Bytes* response,
                                                                const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
+  const std::optional<Caller> caller =
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   const auto of_tenant = [&](const In& in, Out& out) { return answer(caller->tenant, in, out); };
@@ -286,7 +288,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Ca
   using In = inference::CudaSharedMemoryRegisterRequest;
   using Out = inference::CudaSharedMemoryRegisterResponse;
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
+  const std::optional<Caller> caller =
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   try {
@@ -298,7 +301,9 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Ca
       });
     });
   } catch (const std::bad_alloc&) {
-    reactor->Finish(NoMemory());
+    const OnNoMemory wait(OnNoMemory::kWait);
+    RefuseCall(context_, *call, facts, SmallCall(kEvent, *request, *response), Rejection::kMemory,
+               OutOfMemory(), {}, *reactor);
   }
   return reactor;
 }
@@ -309,7 +314,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
   using In = inference::CudaSharedMemoryUnregisterRequest;
   using Out = inference::CudaSharedMemoryUnregisterResponse;
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
+  const std::optional<Caller> caller =
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   std::string name;

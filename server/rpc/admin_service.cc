@@ -57,7 +57,8 @@ template <class In, class Out, class Answer>
 AdminServiceImpl::Reactor* AdminServiceImpl::Respond(Call* call, const Bytes* request,
                                                      Bytes* response, const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kAdmin, *reactor);
+  const std::optional<Caller> caller =
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAdmin, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   Status status;

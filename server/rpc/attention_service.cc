@@ -51,7 +51,7 @@ AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
     grpc::CallbackServerContext* call) {
   constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendChunked";
   return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
-    return ChunkedStream::Make(context_, FactsOf(context_, kMethod, caller, *call), *call,
+    return ChunkedStream::Make(context_, ReadFacts(context_, kMethod, caller, *call), *call,
                                std::move(hold));
   });
 }
@@ -62,7 +62,8 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServ
   using In = v1::GetServerInfoRequest;
   using Out = v1::GetServerInfoResponse;
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kAny, *reactor);
+  const std::optional<Caller> caller =
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAny, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   const auto fill = [&](const In&, Out& out) {
@@ -85,14 +86,16 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     // Strangers are not told which methods there are.
-    const Result<Caller> caller = CallerOf(context_, *call, Scope::kAny);
+    const Result<Caller> caller = CallerOf(context_, *call, call->method(), Scope::kAny);
     if (!caller.ok()) return new Refusal(ToGrpc(caller.status()));
     SetCaller(*caller, request);
     request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
     request.received = context_.clock.Now();
     request.status = context_.reader.Reject(Rejection::kUnknownMethod,
                                             Unimplemented("there is no method " + call->method()));
-    RecordEnd(context_, request, 0, 0, *call, FactsOf(context_, call->method(), *caller, *call));
+    CallFacts facts = FactsOf(context_, call->method(), *caller, *call);
+    facts.known_method = false;
+    RecordEnd(context_, request, 0, 0, *call, facts);
   } catch (const std::bad_alloc&) {
     if (request.status.ok()) request.status = ResourceExhausted("no memory");
   }

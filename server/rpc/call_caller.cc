@@ -48,9 +48,10 @@ Caller CallerOfSocket(int tenant) {
 
 // Of a server that does not ask who calls. Its Unix sockets are guarded by their files' modes, so
 // whoever comes in there may operate it.
-Result<Caller> Anyone(ServiceContext& context, const grpc::CallbackServerContext& call,
-                      Scope scope) {
-  Caller caller;
+Decision Anyone(const ServiceContext& context, const grpc::CallbackServerContext& call,
+                Scope scope) {
+  Decision decision;
+  Caller& caller = decision.caller;
   const std::optional<int> bound = TenantOfSocket(context, call);
   if (bound) caller = CallerOfSocket(*bound);
   const Tenants& tenants = context.engine.options().tenants;
@@ -58,15 +59,16 @@ Result<Caller> Anyone(ServiceContext& context, const grpc::CallbackServerContext
     const auto tenant = Find(call.client_metadata(), kTenantMetadataKey);
     if (tenant) caller.tenant = tenants.Find(*tenant);
   }
-  if (scope != Scope::kAdmin) return caller;
-  if (bound || !call.peer().starts_with("unix:")) {
-    context.metrics.RecordRejection(Rejection::kNoScope);
-    return Status(Code::kPermissionDenied,
-                  "without --tokens, only callers over a Unix socket that is no tenant's have the "
-                  "scope admin");
+  if (scope != Scope::kAdmin) return decision;
+  if (!bound && call.peer().starts_with("unix:")) {
+    caller.scopes.Add(Scope::kAdmin);
+    return decision;
   }
-  caller.scopes.Add(Scope::kAdmin);
-  return caller;
+  decision.refusal = CallerRefusal::kScope;
+  decision.status = Status(Code::kPermissionDenied,
+                           "without --tokens, only callers over a Unix socket that is no tenant's "
+                           "have the scope admin");
+  return decision;
 }
 
 std::string_view SecurityOf(const grpc::AuthContext& auth) {
@@ -100,8 +102,10 @@ CallOrigin OriginOf(std::string_view peer, std::string_view security) {
   return origin;
 }
 
-Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerContext& call,
-                        Scope scope) {
+namespace {
+
+Decision Decide(const ServiceContext& context, const grpc::CallbackServerContext& call,
+                Scope scope) {
   if (context.authenticator == nullptr) return Anyone(context, call, scope);
   const Metadata& metadata = call.client_metadata();
   const std::shared_ptr<const grpc::AuthContext> auth = call.auth_context();
@@ -126,19 +130,32 @@ Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerConte
     decision = context.authenticator->Decide(credentials, scope);
     if (bound) RequireTenant(decision, *bound);
   }
+  return decision;
+}
+
+}  // namespace
+
+Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerContext& call,
+                        std::string_view method, Scope scope) {
+  Decision decision = Decide(context, call, scope);
   if (decision.status.ok()) return std::move(decision.caller);
   context.metrics.RecordRejection(RejectionOf(decision.refusal));
-  // Its name is known where what it asks for is not its to ask for.
-  LogCallerRefused(context, decision.status, decision.caller, call);
+  RefusedCall refused;
+  refused.method = method;
+  // Known where what it asks for is not its to ask for.
+  if (decision.caller.name != nullptr) refused.caller = *decision.caller.name;
+  refused.peer = call.peer();
+  LogRefused(context.logger, context.access_log, decision.status, refused);
   return std::move(decision.status);
 }
 
 std::optional<Caller> AdmitCaller(ServiceContext& context, const grpc::CallbackServerContext& call,
-                                  Scope scope, grpc::ServerUnaryReactor& reactor) {
+                                  std::string_view method, Scope scope,
+                                  grpc::ServerUnaryReactor& reactor) {
   grpc::Status refused;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    Result<Caller> caller = CallerOf(context, call, scope);
+    Result<Caller> caller = CallerOf(context, call, method, scope);
     if (caller.ok()) return std::move(*caller);
     refused = ToGrpc(caller.status());
   } catch (const std::bad_alloc&) {

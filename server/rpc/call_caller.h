@@ -28,12 +28,14 @@ struct CallOrigin {
 CallOrigin OriginOf(std::string_view peer, std::string_view security);
 
 // The caller, if it may make a call that needs `scope`. Otherwise what the call ends with, which is
-// counted and logged: UNAUTHENTICATED or PERMISSION_DENIED. May throw std::bad_alloc.
+// counted and logged: UNAUTHENTICATED or PERMISSION_DENIED. `method` is the call's, for the log.
+// May throw std::bad_alloc.
 Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerContext& call,
-                        Scope scope);
+                        std::string_view method, Scope scope);
 // The same for a unary call that answers by `reactor`, which is finished if there is no caller.
 std::optional<Caller> AdmitCaller(ServiceContext& context, const grpc::CallbackServerContext& call,
-                                  Scope scope, grpc::ServerUnaryReactor& reactor);
+                                  std::string_view method, Scope scope,
+                                  grpc::ServerUnaryReactor& reactor);
 
 // What a caller's refusal counts as.
 Rejection RejectionOf(CallerRefusal refusal);

@@ -12,6 +12,12 @@
 namespace attend {
 namespace {
 
+void Tell(const TraceParent& span, grpc::CallbackServerContext& call) {
+  if (span.valid()) call.AddInitialMetadata(kTraceParentKey, FormatTraceParent(span));
+}
+
+}  // namespace
+
 // Two that disagree are none.
 TraceParent ParentOf(const grpc::CallbackServerContext& call) {
   const auto& metadata = call.client_metadata();
@@ -20,28 +26,43 @@ TraceParent ParentOf(const grpc::CallbackServerContext& call) {
   return ParseTraceParent({first->second.data(), first->second.size()}).value_or(TraceParent());
 }
 
-void Tell(const TraceParent& span, grpc::CallbackServerContext& call) {
-  if (span.valid()) call.AddInitialMetadata(kTraceParentKey, FormatTraceParent(span));
-}
-
-}  // namespace
-
-CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller& caller,
-                  grpc::CallbackServerContext& call) {
-  CallFacts facts{method, context.clock.Now(), caller};
+CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Caller& caller,
+                    const grpc::CallbackServerContext& call) {
+  CallFacts facts;
+  facts.method = method;
+  facts.began = context.clock.Now();
+  facts.caller = caller;
+  if (context.access_log == nullptr && context.tracer == nullptr) return facts;
+  facts.read = true;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     facts.parent = ParentOf(call);
-    if (context.tracer != nullptr) facts.own = context.tracer->Begin(facts.parent);
-    Tell(facts.own.valid() ? facts.own : facts.parent, call);
   } catch (const std::bad_alloc&) {  // it is traced no further
   }
   return facts;
 }
 
+void GiveSpan(ServiceContext& context, CallFacts& facts, grpc::CallbackServerContext& call) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
+  if (context.tracer != nullptr) facts.own = context.tracer->Begin(facts.parent);
+  Tell(facts.own.valid() ? facts.own : facts.parent, call);
+} catch (const std::bad_alloc&) {
+}
+
+CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller& caller,
+                  grpc::CallbackServerContext& call) {
+  CallFacts facts = ReadFacts(context, method, caller, call);
+  GiveSpan(context, facts, call);
+  return facts;
+}
+
 CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const Caller& caller,
                         grpc::CallbackServerContext& call) {
-  CallFacts facts{method, context.clock.Now(), caller, true};
+  CallFacts facts;
+  facts.method = method;
+  facts.began = context.clock.Now();
+  facts.caller = caller;
+  facts.stream = facts.read = true;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     facts.parent = ParentOf(call);

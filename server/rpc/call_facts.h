@@ -19,17 +19,29 @@ struct ServiceContext;
 struct CallFacts {
   // As in its :path, "/attend.v1.AttentionService/Attend". Lives as long as the call.
   std::string_view method;
+  bool known_method = true;  // false: a name that its client made up
   TimePoint began{};
   Caller caller = {};
   bool stream = false;      // each of its requests has a span of its own
+  bool read = false;        // the metadata was looked at for the next
   TraceParent parent = {};  // the client's span; invalid: it said none
   TraceParent own = {};     // the call's; invalid: it has none
 };
 
-// Reads the call's metadata, and tells its client of the span that it has.
+// What the call's metadata says, if it does so once and is valid. Makes a map of the metadata: one
+// thread at a time.
+TraceParent ParentOf(const grpc::CallbackServerContext& call);
+
+// Reads the call's metadata if there is an access log or a tracer; else only a failure is written
+// down, and that reads it then.
+CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Caller& caller,
+                    const grpc::CallbackServerContext& call);
+// Gives the call a span, if it is to have one, and tells its client, before anything is written.
+void GiveSpan(ServiceContext& context, CallFacts& facts, grpc::CallbackServerContext& call);
+// Both.
 CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller& caller,
                   grpc::CallbackServerContext& call);
-// The same of a stream. Its client is told of its own span.
+// Of a stream, whose metadata is read in any case. Its client is told of its own span.
 CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const Caller& caller,
                         grpc::CallbackServerContext& call);
 

@@ -70,11 +70,12 @@ bool WantsLine(ServiceContext& context, const Status& status, int64_t total_ns) 
 
 // The ids of a call's trace as text, which fields refer to.
 struct TraceText {
-  explicit TraceText(const CallFacts& facts) {
-    const TraceParent& any = facts.own.valid() ? facts.own : facts.parent;
+  TraceText(const CallFacts& facts, const grpc::CallbackServerContext& call) {
+    const TraceParent from = facts.read ? facts.parent : ParentOf(call);
+    const TraceParent& any = facts.own.valid() ? facts.own : from;
     if (any.valid()) trace = TraceIdText(any);
     if (facts.own.valid()) own = SpanIdText(facts.own.span);
-    if (facts.parent.valid()) parent = SpanIdText(facts.parent.span);
+    if (from.valid()) parent = SpanIdText(from.span);
   }
   void Add(Fields& fields) const {
     if (!trace.empty()) fields.Add("trace_id", trace);
@@ -120,7 +121,7 @@ void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
   if (!event && !line) return;
   const std::string& tenant = TenantName(context, request.tenant);
   const std::string peer = call.peer();  // builds a string, so only where it is written down
-  const TraceText trace(facts);
+  const TraceText trace(facts, call);
   if (line) {
     Fields fields;
     fields.Add("id", request.id);
@@ -165,27 +166,17 @@ void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
                              ok ? std::string_view() : code);
 }
 
-void LogCallerRefused(ServiceContext& context, const Status& status, const Caller& caller,
-                      const grpc::CallbackServerContext& call) {
-  const bool event = context.logger.should_log(LogLevel::warn);
-  const bool line = WantsLine(context, status, 0);
-  if (!event && !line) return;
-  const std::string peer = call.peer();
-  if (line) {
-    Fields fields;
-    AddCaller(caller, fields);
-    fields.Add("peer", peer);
-    AddStatus(status, fields);
-    context.access_log->Write(fields.get());
+void LogRefused(Logger& logger, AccessLog* access_log, const Status& status,
+                const RefusedCall& call) {
+  Fields fields;
+  if (!call.caller.empty()) fields.Add("caller", call.caller);
+  if (!call.peer.empty()) fields.Add("peer", call.peer);
+  fields.Add("method", call.method.substr(0, kMethodBytesMax));
+  AddStatus(status, fields);
+  if (access_log != nullptr && access_log->Wants(0, /*failed=*/true, 0)) {
+    access_log->Write(fields.get());
   }
-  if (!event) return;
-  const std::string_view code = CodeName(status.code());
-  context.logger.Log(LogLevel::warn, "caller refused",
-                     {{"code", code},
-                      {"error", status.message()},
-                      {"caller", caller.name == nullptr ? std::string_view() : *caller.name},
-                      {"peer", peer}},
-                     code);
+  logger.LogGathered(LogLevel::warn, "caller refused", fields.get(), CodeName(status.code()));
 }
 
 void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& end,
@@ -197,7 +188,7 @@ void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& e
   if (!event && !line) return;
   const std::string& tenant = TenantName(context, facts.caller.tenant);
   const std::string peer = call.peer();
-  const TraceText trace(facts);
+  const TraceText trace(facts, call);
   if (line) {
     Fields fields;
     trace.Add(fields);

@@ -8,8 +8,12 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "kernels/util/status.h"
+#include "server/log/access_log.h"
+#include "server/log/logging.h"
 #include "server/request/request.h"
 #include "server/rpc/call_facts.h"
 
@@ -20,9 +24,15 @@ void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
             int64_t response_bytes, const grpc::CallbackServerContext& call,
             const CallFacts& facts);
 
-// Of a call whose caller is unknown, or may not make it.
-void LogCallerRefused(ServiceContext& context, const Status& status, const Caller& caller,
-                      const grpc::CallbackServerContext& call);
+// Of a call whose caller is unknown, or may not make it. `access_log`: null if off. What it brought
+// to say who it is, is written nowhere.
+struct RefusedCall {
+  std::string_view method;
+  std::string_view caller;  // its name in --tokens; empty: unknown
+  std::string peer;         // empty: nobody says
+};
+void LogRefused(Logger& logger, AccessLog* access_log, const Status& status,
+                const RefusedCall& call);
 
 // Of any other call. `event` is the log line's, if it failed.
 struct SmallCallEnd {

@@ -30,7 +30,8 @@ CallSpan BeginSpan(ServiceContext& context, const Status& status, const CallFact
   CallSpan span;
   span.own = facts.own;
   span.parent = facts.parent.span;
-  span.method = facts.method;
+  // Names that clients make up would be without number.
+  span.method = facts.known_method ? facts.method : "unknown method";
   span.code = status.code();
   span.error = status.message();
   span.tenant = context.engine.options().tenants.list()[facts.caller.tenant].name;

@@ -52,10 +52,9 @@ Status CallerGate::Check(const InputMetadata& metadata, const grpc::AuthContext&
   const Decision decision = authenticator_.Decide(credentials, Scope::kAny);
   if (decision.status.ok()) return Status();
   metrics_.RecordRejection(RejectionOf(decision.refusal));
-  const std::string_view code = CodeName(decision.status.code());
-  // gRPC does not say which peer it is.
-  logger_.Log(LogLevel::warn, "caller refused",
-              {{"code", code}, {"error", decision.status.message()}, {"method", method}}, code);
+  RefusedCall refused;
+  refused.method = method;
+  LogRefused(logger_, access_log_, decision.status, refused);
   return decision.status;
 }
 

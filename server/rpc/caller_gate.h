@@ -11,6 +11,7 @@
 
 #include "kernels/util/status.h"
 #include "server/auth/authenticator.h"
+#include "server/log/access_log.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 
@@ -20,8 +21,13 @@ namespace attend {
 class CallerGate final : public grpc::AuthMetadataProcessor {
  public:
   // The arguments must outlive the server whose credentials keep the gate.
-  CallerGate(const Authenticator& authenticator, Metrics& metrics, Logger& logger)
-      : authenticator_(authenticator), metrics_(metrics), logger_(logger) {}
+  // `access_log`: null if off.
+  CallerGate(const Authenticator& authenticator, Metrics& metrics, Logger& logger,
+             AccessLog* access_log)
+      : authenticator_(authenticator),
+        metrics_(metrics),
+        logger_(logger),
+        access_log_(access_log) {}
 
   bool IsBlocking() const override { return false; }
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* connection,
@@ -34,6 +40,7 @@ class CallerGate final : public grpc::AuthMetadataProcessor {
   const Authenticator& authenticator_;
   Metrics& metrics_;
   Logger& logger_;
+  AccessLog* const access_log_;
 };
 
 }  // namespace attend

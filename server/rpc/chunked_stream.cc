@@ -203,8 +203,10 @@ void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
 }
 
 void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
-  const TransferRef transfer = TransferRef::Adopt(new ChunkedTransfer(
-      context_, facts_, call_, DeadlineOf(context_, call_), shared_from_this()));
+  CallFacts facts = facts_;
+  GiveSpan(context_, facts, call_);  // the request's: streams that join it have none
+  const TransferRef transfer = TransferRef::Adopt(
+      new ChunkedTransfer(context_, facts, call_, DeadlineOf(context_, call_), shared_from_this()));
   SetTransfer(transfer, true);
   context_.workers.Post(
       [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });

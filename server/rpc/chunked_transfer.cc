@@ -26,6 +26,7 @@ ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const CallFacts& facts
 }
 
 ChunkedTransfer::~ChunkedTransfer() {
+  span_.reset();  // before a drain takes the call for ended
   if (queued_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
 }
 

@@ -26,6 +26,8 @@ using google::protobuf::DescriptorPool;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::FileDescriptor;
 
+constexpr char kMethod[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+
 // Nothing that there is to ask for has a name that comes near it.
 constexpr size_t kRequestBytesMax = size_t{64} << 10;
 
@@ -163,7 +165,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>*
 ReflectionService::ServerReflectionInfo(grpc::CallbackServerContext* call) {
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    const Result<Caller> caller = CallerOf(context_, *call, Scope::kInfo);
+    const Result<Caller> caller = CallerOf(context_, *call, kMethod, Scope::kInfo);
     if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
     return new Stream(services_);
   } catch (const std::bad_alloc&) {

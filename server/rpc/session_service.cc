@@ -92,7 +92,8 @@ template <class In, class Out, class Answer>
 SessionServiceImpl::Reactor* SessionServiceImpl::RespondNow(Call* call, const Bytes* request,
                                                             Bytes* response, const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kSessions, *reactor);
+  const std::optional<Caller> caller =
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   Respond<In, Out>(*call, facts, *request, *response, *reactor, answer);
@@ -105,7 +106,8 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const 
                                                               Bytes* response,
                                                               const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kSessions, *reactor);
+  const std::optional<Caller> caller =
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   try {

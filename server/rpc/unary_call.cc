@@ -141,7 +141,7 @@ grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, std::string_view m
   UnaryCall* unary = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    const Result<Caller> caller = CallerOf(context, call, Scope::kCompute);
+    const Result<Caller> caller = CallerOf(context, call, method, Scope::kCompute);
     if (!caller.ok()) return Ended(call, ToGrpc(caller.status()));
     unary = new UnaryCall(context, FactsOf(context, method, *caller, call), format, pass, call,
                           response);

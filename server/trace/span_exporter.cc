@@ -117,12 +117,20 @@ void SpanExporter::SendBatch(std::span<const CallSpan> calls) {
   } catch (const std::exception& thrown) {  // for want of memory
     error = thrown.what();
   }
-  if (failed > 0) {
-    logger_.Log(LogLevel::warn, "spans are lost", {{"spans", failed}, {"error", error}});
+  int64_t dropped = 0;
+  {
+    const MutexLock lock(mutex_);
+    stats_.failed += failed;
+    stats_.exported += spans - failed;
+    dropped = stats_.dropped - std::exchange(said_dropped_, stats_.dropped);
   }
-  const MutexLock lock(mutex_);
-  stats_.failed += failed;
-  stats_.exported += spans - failed;
+  SayLost("failed", failed, error);
+  SayLost("dropped", dropped, "they come faster than the collector takes them");
+}
+
+void SpanExporter::SayLost(std::string_view kind, int64_t spans, std::string_view error) {
+  if (spans == 0) return;
+  logger_.Log(LogLevel::warn, "spans are lost", {{"spans", spans}, {"error", error}}, kind);
 }
 
 Result<PartialSuccess> SpanExporter::TrySend(const std::string& message) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -29,6 +30,8 @@ class SpanSink {
   virtual ~SpanSink() = default;
   // Sends an ExportTraceServiceRequest and returns the answer's message. One thread at a time.
   virtual Result<std::string> Send(const std::string& message, Duration timeout) = 0;
+  // Reads again what can change in its files.
+  virtual Status Reload() { return Status(); }
   // Ends what is being sent, and whatever would be, with an error. Any thread.
   virtual void Cancel() = 0;
 };
@@ -50,8 +53,10 @@ class SpanExporter {
   SpanExporter(const SpanExporter&) = delete;
   SpanExporter& operator=(const SpanExporter&) = delete;
 
-  // Takes a call's spans or drops them; never waits. Thread-safe, and so are the next two.
+  // Takes a call's spans or drops them; never waits. Thread-safe, and so are the next.
   void Offer(CallSpan&& call);
+  // See SpanSink.
+  Status Reload() { return sink_->Reload(); }
   // Waits until what was offered is sent or dropped, or until `until`.
   void Flush(TimePoint until);
 
@@ -65,6 +70,7 @@ class SpanExporter {
  private:
   void Run();
   void SendBatch(std::span<const CallSpan> calls);
+  void SayLost(std::string_view kind, int64_t spans, std::string_view error);
   // Until it is taken, or has been tried often enough.
   Result<PartialSuccess> TrySend(const std::string& message);
   // False: the end.
@@ -82,6 +88,7 @@ class SpanExporter {
   bool hurry_ ATTEND_GUARDED_BY(mutex_) = false;
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
+  int64_t said_dropped_ ATTEND_GUARDED_BY(mutex_) = 0;  // of stats_.dropped
   std::thread thread_;
 };
 

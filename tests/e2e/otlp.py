@@ -95,7 +95,7 @@ def read_request(data):
 class Collector:
     """Serves on 127.0.0.1 until stop(). `answer(request bytes, context)` returns the response's."""
 
-    def __init__(self, answer=lambda request, context: b"", address="127.0.0.1:0"):
+    def __init__(self, answer=lambda request, context: b"", credentials=None):
         self.requests = []
         self._answer = answer
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
@@ -103,7 +103,8 @@ class Collector:
         service, method = EXPORT[1:].split("/")
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),))
-        self.port = self._server.add_insecure_port(address)
+        self.port = (self._server.add_insecure_port("127.0.0.1:0") if credentials is None else
+                     self._server.add_secure_port("127.0.0.1:0", credentials))
         self._server.start()
 
     @property

@@ -15,6 +15,7 @@ import wire
 SCOPES = {
     "attend.v1.AttentionService": {"GetServerInfo": "any", None: "compute"},
     "attend.v1.SessionService": {None: "sessions"},
+    "attend.v1.AdminService": {None: "admin"},
     "inference.GRPCInferenceService": {
         "ServerLive": "any", "ServerReady": "any", "ModelReady": "any",
         "ModelInfer": "compute", "ModelStreamInfer": "compute",
@@ -48,6 +49,7 @@ def methods():
     """Every method that the server has, and some that it has not."""
     services = [*wire.pb.DESCRIPTOR.services_by_name.values(),
                 *wire.sessions_pb.DESCRIPTOR.services_by_name.values(),
+                *wire.admin_pb.DESCRIPTOR.services_by_name.values(),
                 *wire.oip_pb.DESCRIPTOR.services_by_name.values()]
     names = [(service.full_name, method.name) for service in services for method in service.methods]
     names += [("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo"),

@@ -8,7 +8,9 @@ import signal
 import grpc
 import pytest
 
+import certificates
 import harness
+import strangers
 import wire
 from test_hostile_ops import EVIL_IDS
 
@@ -110,6 +112,34 @@ def test_sighup_makes_a_rotated_access_log_anew(start_server, tmp_path):
     assert server.stop() == 0
     assert [json.loads(line)["request_id"] for line in path.read_text().splitlines()] == ["late"]
     assert (tmp_path / "access.log.1").read_text() == ""
+
+
+def test_refused_callers_have_their_line_and_no_token_is_in_it(start_server, tmp_path):
+    """Over TLS the gate refuses by headers alone, and gRPC does not tell it the peer."""
+    ca = certificates.Authority(tmp_path / "ca")
+    path, known, unknown = tmp_path / "access.log", strangers.token(), strangers.token()
+    (tmp_path / "tokens").write_text(strangers.line("me", known, "scopes=info"))
+    unix = f"unix:{tmp_path}/s.sock"
+    server = start_server("--access-log", path, "--access-log-sample", "0", "--tokens",
+                          tmp_path / "tokens", *ca.serve(), listen=f"127.0.0.1:0,{unix}")
+
+    def attend(channel, metadata):
+        with channel, pytest.raises(grpc.RpcError):
+            wire.stub.AttentionServiceStub(channel).Attend(
+                wire.small_request(), metadata=metadata, timeout=wire.SECONDS)
+
+    for metadata in ([], strangers.bearer(unknown), strangers.bearer(known)):
+        attend(ca.channel(server.address), metadata)
+        attend(grpc.insecure_channel(unix), metadata)
+    assert server.stop() == 0
+    text = path.read_text()
+    assert known not in text and unknown not in text
+    said = [json.loads(line) for line in text.splitlines()]
+    assert [line["code"] for line in said] == ["UNAUTHENTICATED"] * 4 + ["PERMISSION_DENIED"] * 2
+    assert all(line["method"] == wire.ATTEND and line["error"] and line["time"] for line in said)
+    assert [line.get("caller") for line in said] == [None] * 4 + ["me"] * 2
+    assert [line.get("peer", "?")[:5] for line in said] == ["?", "unix:", "?", "unix:", "ipv4:",
+                                                           "unix:"]
 
 
 def test_an_access_log_in_no_folder_is_an_error(tmp_path):

@@ -4,6 +4,7 @@
 import hashlib
 import json
 import re
+import subprocess
 
 import grpc
 import numpy as np
@@ -20,7 +21,8 @@ def admin(address, *args, check=True):
 @pytest.fixture
 def server(start_server, tmp_path):
     return start_server("--listen", f"unix:{tmp_path}/own.sock", "--tenant", "team=2",
-                        "--log-level", "info")
+                        "--log-level", "info", "--log-rate", "0",
+                        "--access-log", tmp_path / "access.log")
 
 
 def test_drain_and_undrain(server, tmp_path):
@@ -79,13 +81,20 @@ def test_sessions_of_all_tenants(server, tmp_path):
     assert "tenant team: 0 sessions" in admin(own, "status").stdout
 
 
-def test_strangers_operate_nothing(server):
+def test_strangers_operate_nothing(server, tmp_path):
     for command in (("status",), ("drain",), ("log-level", "off"), ("sessions",),
                     ("free", "--tenant", "team"), ("evict", "team"), ("undrain",)):
         done = admin(server.address, *command, check=False)
         assert done.returncode == 1 and "PERMISSION_DENIED" in done.stderr
     wire.assert_serves(server.address)
     assert server.metric("attend_rejected_requests_total", reason="no_scope") == 7
+    assert server.log().count("caller refused") == 7 and server.stop() == 0
+    said = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
+    refused = [line for line in said if line["code"] != "OK"]
+    assert [line["method"].rpartition("/")[2] for line in refused] == [
+        "GetStatus", "Drain", "SetLogLevel", "ListSessions", "FreeSessions", "EvictTenant",
+        "Undrain"]
+    assert all(line["peer"].startswith("ipv4:127.0.0.1:") for line in refused)
 
 
 def test_tokens_say_who_operates(start_server, tmp_path):
@@ -118,3 +127,27 @@ def test_tokens_say_who_operates(start_server, tmp_path):
     assert said[0]["method"] == "/attend.v1.AdminService/GetStatus"
     assert 'admin call method="/attend.v1.AdminService/GetStatus" code="OK" caller="boss"' in \
         server.log()
+
+
+def test_the_commands_of_the_operators_page_run(start_server, tmp_path):
+    """deploy/operate.md, by hand: word for word but for the socket's path."""
+    page = (harness.ROOT / "deploy/operate.md").read_text()
+    block, = re.findall(r"(?ms)^```sh\n(export ATTEND_SERVER=.*?)^```", page)
+    path = "/run/attend/admin.sock"
+    assert block.count(path) == 1 and f"--listen unix:{path}" in page
+    server = start_server("--listen", f"unix:{tmp_path}/admin.sock", "--session-memory", "16MiB")
+    client = harness.binary("attend-client").absolute()
+    harness.run_client("--server", server.address, "session", "create", "--dim", "8",
+                       "--heads-kv", "1", "--lease-s", "600")
+    script = block.replace(path, f"{tmp_path}/admin.sock").replace("attend-client ", f"{client} ")
+    done = subprocess.run(["bash", "-euxc", script], capture_output=True, text=True, timeout=60,
+                          env=harness.clean_env())
+    assert done.returncode == 0, done.stderr
+    for part in ("takes new work, log level info", "log level debug, was info",
+                 "log level warn, was debug", "freed 1 sessions", "draining, 0 requests"):
+        assert part in done.stdout, done.stdout
+    assert done.stdout.endswith("takes new work\n")
+    wire.assert_serves(server.address)
+    commands = set(re.findall(r"attend-client admin ([a-z-]+)", block))
+    usage = harness.run_client("admin", "--help").stdout
+    assert commands == set(re.findall(r"(?m)^  ([a-z-]+) +[A-Z]", usage.split("ubcommands:")[1]))

@@ -3,10 +3,12 @@
 
 import json
 import re
+import signal
 
 import grpc
 import pytest
 
+import certificates
 import harness
 import otlp
 import wire
@@ -150,13 +152,132 @@ def test_the_tool_and_the_library_pass_a_trace_on(start_server, collector, libra
     server = start_server("--otlp-endpoint", collector.address)
     env = {"TRACEPARENT": SAMPLED}
     harness.run_client("--server", server.address, "check", "--shape", "B1,H1,L16,D16", env=env)
+    harness.run_client("--server", server.address, "session", "list", env=env)
     harness.run_client("--server", server.address, "info", env={"TRACEPARENT": "none of this"})
     q = random.standard_normal((1, 2, 16, 16)).astype("float32")
     with attend.Client(server.address) as client:
-        client.attention(q, q, q, traceparent=SAMPLED, request_id="python")
+        client.attention(q, q, q, traceparent=SAMPLED, request_id="call")
+        client.attention(q, q, q, request_id="not traced")
+        with client.stream(traceparent=SAMPLED) as stream:
+            stream.attention(q, q, q, request_id="on a stream")
+        with client.session(2, 16, dtype="float32", traceparent=SAMPLED) as session:
+            session.attend(q, q, q, request_id="on a session")
+            session.keep_alive()
         with pytest.raises(attend.Error, match="traceparent is \"00-x\", must be 00-TRACE-SPAN-"):
             client.attention(q, q, q, traceparent="00-x")
+        with pytest.raises(attend.Error, match="traceparent is \"00-x\""):
+            client.session(2, 16, traceparent="00-x")
+        with pytest.raises(attend.Error, match="traceparent is \"00-x\""):
+            client.stream(traceparent="00-x").attention(q, q, q)
+    with pytest.raises(attend.Error, match="traceparent is \"00-x\""):
+        attend.Client(server.address, traceparent="00-x")
     assert server.stop() == 0
     whole = [span for span in collector.spans() if span.kind == 2]
-    assert len(whole) >= 2 and {(span.trace, span.parent) for span in whole} == {(TRACE, PARENT)}
-    assert "python" in {span.attributes["attend.request_id"] for span in whole}
+    assert {(span.trace, span.parent) for span in whole} == {(TRACE, PARENT)}
+    ids = {span.attributes.get("attend.request_id") for span in whole}
+    assert {"call", "on a stream", "on a session"} < ids and "not traced" not in ids
+    methods = [span.attributes["rpc.method"] for span in whole]
+    for method in ("AttendStream", "CreateSession", "KeepAlive", "FreeSession", "ListSessions"):
+        assert method in methods
+
+
+def test_a_client_of_a_span_has_it_in_all_that_it_asks(start_server, collector, libraries, random):
+    import attend
+    server = start_server("--otlp-endpoint", collector.address)
+    q = random.standard_normal((1, 2, 16, 16)).astype("float32")
+    with attend.Client(server.address, traceparent=SAMPLED) as client:
+        client.attention(q, q, q, transport="chunked")
+        with client.stream() as stream:
+            stream.attention(q, q, q)
+        with client.session(2, 16, dtype="float32") as session:
+            session.attend(q, q, q)
+            session.info()
+        client.sessions()
+        client.server_info()
+    harness.run_client("--server", server.address, "info", env={"TRACEPARENT": SAMPLED})
+    assert server.stop() == 0
+    whole = [span for span in collector.spans() if span.kind == 2]
+    assert {(span.trace, span.parent) for span in whole} == {(TRACE, PARENT)}
+    methods = [span.attributes["rpc.method"] for span in whole]
+    assert set(methods) == {"Attend", "AttendChunked", "AttendStream", "CreateSession",
+                            "GetSession", "FreeSession", "ListSessions", "GetServerInfo"}
+    assert methods.count("AttendChunked") == 1  # whatever the number of its connections
+
+
+def test_spans_have_no_names_that_clients_make_up(start_server, collector):
+    server = start_server("--otlp-endpoint", collector.address)
+    with grpc.insecure_channel(server.address) as channel:
+        for n in range(3):
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(f"/attend.v1.AttentionService/Made{n}")(
+                    b"", metadata=[("traceparent", SAMPLED)])
+    assert server.stop() == 0
+    assert [span.name for span in collector.spans()] == ["unknown method"] * 3
+
+
+def test_nothing_is_returned_where_nothing_is_written_down_but_failures(start_server):
+    server = start_server("--log-format", "json")
+    assert attend(server.address, [("traceparent", SAMPLED)]) == []
+    with pytest.raises(grpc.RpcError):
+        attend(server.address, [("traceparent", SAMPLED)], softcap=-1)
+    assert server.stop() == 0
+    event, = [line for line in map(json.loads, server.log().splitlines())
+              if line["message"] == "request failed"]
+    assert event["trace_id"] == TRACE and event["parent_span_id"] == PARENT
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory):
+    return certificates.Authority(tmp_path_factory.mktemp("ca"))
+
+
+def test_spans_go_over_tls_to_who_is_trusted_alone(start_server, ca, tmp_path):
+    """A collector that asks for a certificate; first one of an authority that is not trusted."""
+    foreign = certificates.Authority(tmp_path / "foreign")
+    shown = [(ca.server_key.read_bytes(), ca.server.read_bytes())]
+    collector = otlp.Collector(credentials=grpc.ssl_server_credentials(
+        shown, ca.ca.read_bytes(), require_client_auth=True))
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(foreign.ca.read_bytes())
+    server = start_server("--otlp-endpoint", f"https://{collector.address}", "--otlp-sample", "1",
+                          "--otlp-tls-ca", trusted, "--otlp-tls-cert", ca.client,
+                          "--otlp-tls-key", ca.client_key)
+    attend(server.address, request_id="early")
+    harness.wait_for("lost spans", lambda: "spans are lost" in server.log())
+    assert collector.spans() == []
+    trusted.write_text("none of this")
+    server.signal(signal.SIGHUP)
+    harness.wait_for("a refusal", lambda: server.metric("attend_reloads_total", what="otlp-tls-ca",
+                                                        result="failed") == 1)
+    assert f"otlp-tls-ca {trusted} has no certificate in PEM" in server.log()
+    trusted.write_bytes(ca.ca.read_bytes())
+    server.signal(signal.SIGHUP)
+    harness.wait_for("a reload", lambda: server.metric("attend_reloads_total", what="otlp-tls-ca",
+                                                       result="ok") == 1)
+    attend(server.address, request_id="late")
+    assert server.stop() == 0
+    ids = [span.attributes["attend.request_id"] for span in collector.spans() if span.kind == 2]
+    assert ids == ["late"]
+    collector.stop()
+
+
+def test_a_collector_without_tls_gets_nothing_that_was_meant_for_one_with(start_server, collector,
+                                                                        ca):
+    server = start_server("--otlp-endpoint", f"https://{collector.address}", "--otlp-sample", "1",
+                          "--otlp-tls-ca", ca.ca)
+    attend(server.address)
+    harness.wait_for("lost spans", lambda: "spans are lost" in server.log())
+    assert collector.spans() == [] and server.stop() == 0
+
+
+def test_files_for_a_collector_that_are_wrong_are_errors_at_the_start(tmp_path, ca):
+    def error(*flags):
+        with pytest.raises(AssertionError) as failed:
+            harness.Server(tmp_path / "server", "--otlp-endpoint", "https://127.0.0.1:1", *flags)
+        return str(failed.value)
+
+    assert "otlp-tls-ca " in error("--otlp-tls-ca", tmp_path / "none")
+    assert f"otlp-tls-ca {ca.ca_key} has no certificate in PEM" in \
+        error("--otlp-tls-ca", ca.ca_key)
+    assert f"otlp-tls-key {ca.server_key} is not the key of otlp-tls-cert {ca.client}" in \
+        error("--otlp-tls-cert", ca.client, "--otlp-tls-key", ca.server_key)

@@ -26,19 +26,20 @@ shm = None   # shared_memory_pb2
 stub = None  # attention_pb2_grpc
 sessions_pb = None    # session_pb2
 sessions_stub = None  # session_pb2_grpc
+admin_pb = None       # admin_pb2
 oip_pb = None         # inference.grpc_service_pb2
 oip_stub = None       # inference.grpc_service_pb2_grpc
 
 
 def generate(folder):
     """Generates the Python stubs and imports them as wire.pb, wire.shm and wire.stub."""
-    global pb, shm, stub, sessions_pb, sessions_stub, oip_pb, oip_stub
+    global pb, shm, stub, sessions_pb, sessions_stub, admin_pb, oip_pb, oip_stub
     proto = ROOT / "proto"
     subprocess.run(
         ["protoc", f"-I{proto}", f"--python_out={folder}", f"--grpc_out={folder}",
          f"--plugin=protoc-gen-grpc={shutil.which('grpc_python_plugin')}",
          str(proto / "attend/v1/attention.proto"), str(proto / "attend/v1/session.proto"),
-         str(proto / "attend/v1/shared_memory.proto"),
+         str(proto / "attend/v1/shared_memory.proto"), str(proto / "attend/v1/admin.proto"),
          str(proto / "inference/model_config.proto"),
          str(proto / "inference/grpc_service.proto")], check=True)
     sys.path.insert(0, str(folder))
@@ -47,6 +48,7 @@ def generate(folder):
     stub = importlib.import_module("attend.v1.attention_pb2_grpc")
     sessions_pb = importlib.import_module("attend.v1.session_pb2")
     sessions_stub = importlib.import_module("attend.v1.session_pb2_grpc")
+    admin_pb = importlib.import_module("attend.v1.admin_pb2")
     oip_pb = importlib.import_module("inference.grpc_service_pb2")
     oip_stub = importlib.import_module("inference.grpc_service_pb2_grpc")
     assert pathlib.Path(pb.__file__).is_relative_to(folder)
