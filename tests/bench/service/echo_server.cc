@@ -26,11 +26,33 @@ class Echo final
   const grpc::Slice answer_;
 };
 
+class Nothing final : public grpc::CallbackGenericService {
+  class Call final : public grpc::ServerGenericBidiReactor {
+   public:
+    Call() { StartRead(&message_); }
+    void OnReadDone(bool ok) override {
+      if (!ok) return Finish(grpc::Status::OK);
+      answer_ = grpc::ByteBuffer(&empty_, 1);
+      StartWriteAndFinish(&answer_, {}, grpc::Status::OK);
+    }
+    void OnDone() override { delete this; }
+
+   private:
+    const grpc::Slice empty_;
+    grpc::ByteBuffer message_;
+    grpc::ByteBuffer answer_;
+  };
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+    return new Call();
+  }
+};
+
 }  // namespace
 
 struct EchoServer::Impl {
   explicit Impl(int64_t answer_bytes) : service(answer_bytes) {}
   Echo service;
+  Nothing nothing;
   std::unique_ptr<grpc::Server> server;
 };
 
@@ -43,6 +65,7 @@ EchoServer::EchoServer(const std::string& listen, int64_t answer_bytes,
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(&impl_->service);
+  builder.RegisterCallbackGenericService(&impl_->nothing);
   impl_->server = builder.BuildAndStart();
   if (impl_->server == nullptr) return;
   const bool unix_socket = listen.starts_with("unix:");

@@ -2,7 +2,7 @@
 //
 // The bare gRPC server that the service is measured against: byte buffers dropped as they come and
 // answered with as many bytes as attend answers. Same method, same callback API, same process
-// settings.
+// settings. Every other method is answered with an empty message: it is a collector of spans, too.
 
 #pragma once
 

@@ -33,6 +33,7 @@ void RunTls(Bench& bench);
 // Mixtures, extras, and time.
 void RunBatches(Bench& bench);
 void RunMetrics(Bench& bench);
+void RunObserve(Bench& bench);
 void RunMemory(Bench& bench);
 // Several GPUs.
 void RunGpus(Bench& bench);
