@@ -90,6 +90,7 @@ class Load:
 
     def __init__(self, args, server, tenant, cores, flags):
         self.path = server.limits.parent / f"{tenant}.json"
+        self.path.unlink(missing_ok=True)
         command = [args.bin / "attend-client", "load", "--server", server.ready["listen"][0],
                    "--tenant", tenant, "--shape", args.shape, "--transport", args.transport,
                    "--connections", args.connections, "--json", self.path, "--quiet",
@@ -112,7 +113,8 @@ def measure(args, server, cores, rate, times):
                 ["--rate", rate * times, "--arrivals", "constant", "--warmup", 0,
                  "--duration", args.seconds + 3, "--max-outstanding", args.outstanding])
     quiet = Load(args, server, "quiet", quiet_cores,
-                 ["--rate", rate, "--warmup", 1.5, "--duration", args.seconds])
+                 ["--rate", rate, "--warmup", 1.5, "--duration", args.seconds,
+                  "--max-outstanding", args.outstanding])
     step, loud_step = quiet.step(), loud.step()
     return {"quiet_p50_ms": step["latency_from_intended_ms"]["p50"],
             "quiet_p99_ms": step["latency_from_intended_ms"]["p99"],
@@ -183,7 +185,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=8, help="of each measurement")
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--concurrency", type=int, default=16, help="to find what it can do")
-    parser.add_argument("--outstanding", type=int, default=256, help="most of loud's at once")
+    parser.add_argument("--outstanding", type=int, default=256, help="most of a tenant's at once")
     parser.add_argument("--server-flag", action="append", default=[])
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()

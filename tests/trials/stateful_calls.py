@@ -115,7 +115,8 @@ def _again(caller, held, one):
     request = _request(caller, one, rows, queries)
     if _attend(caller, held, one, request, rows, queries):
         one.length -= rows
-        _attend(caller, held, one, request, rows, queries)
+        if not _attend(caller, held, one, request, rows, queries):
+            one.length += rows  # what the first call appended
 
 
 def _fork(caller, held, one):
