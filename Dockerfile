@@ -6,7 +6,7 @@
 #   docker build -t attend .
 #   docker run --rm -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 attend --insecure
 #
-# ATTEND_CUDA=OFF leaves the CUDA kernels out: a build of less than half the time, for any processor.
+# ATTEND_CUDA=OFF leaves the CUDA kernels out: it builds in less than half the time, for any CPU.
 # Nothing of NVIDIA's need be installed: the compiler comes from PyPI, the driver from the machine.
 ARG BASE_IMAGE=debian:bookworm-slim
 
