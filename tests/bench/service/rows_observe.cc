@@ -17,6 +17,8 @@ namespace {
 constexpr Target kTarget{Target::Sense::kAtLeast, 0.98};  // of a share of 0.01
 // A few percent are to be told apart.
 constexpr int kRoundsFactor = 2;
+constexpr char kLines[] = "attend_access_log_lines_total";
+constexpr char kSpans[] = "attend_spans_total";
 
 // One way to observe, and the family that counts what it wrote.
 struct Way {
@@ -35,8 +37,6 @@ std::vector<Way> Ways(const TempFolder& folder, const std::string& collector) {
   const auto spans = [&](const char* share) -> std::vector<std::string> {
     return {"--otlp-endpoint", collector, "--otlp-sample", share};
   };
-  constexpr char kLines[] = "attend_access_log_lines_total";
-  constexpr char kSpans[] = "attend_spans_total";
   return {{"access log of 1 % of calls", kLines, "written", kTarget, log("some.log", "0.01")},
           {"access log of all calls", kLines, "written", std::nullopt, log("all.log", "1")},
           {"spans of 1 % of calls", kSpans, "exported", kTarget, spans("0.01")},
