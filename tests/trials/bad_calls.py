@@ -104,19 +104,20 @@ def broken(caller):
     check(code is CODE.OK or code in (*REFUSALS, *caller.target.refusals),
           f"broken: {code.name}: {details}; the message: {message[:4000].hex()}")
     if code is CODE.OK:
-        _confirm(caller, method, message, answer)
+        _confirm(caller, method, message, answer, problem.backward)
 
 
-def _confirm(caller, method, message, answer):
-    again = wire.pb.AttendRequest.FromString(message)
-    again.check = True
+def _confirm(caller, method, message, answer, backward):
+    # Appended: what one implementation of Protobuf reads another may call corrupt, so the message
+    # is not parsed here.
+    asking = message + wire.pb.AttendRequest(check=True).SerializeToString()
     second = caller.take("broken, confirmed", method.future(
-        again.SerializeToString(), timeout=SECONDS, metadata=caller.metadata()),
+        asking, timeout=SECONDS, metadata=caller.metadata()),
         (CODE.NOT_FOUND, CODE.FAILED_PRECONDITION))
     if second is not None:
         check(list(second.raw) == list(answer.raw),
               f"one message, two answers: {message[:4000].hex()}")
-        check(second.check.ok or "inputs" in second.check.detail or again.HasField("backward"),
+        check(second.check.ok or "inputs" in second.check.detail or backward,
               f"{second.check.detail}; the message: {message[:4000].hex()}")
 
 
