@@ -136,9 +136,12 @@ def prepare(args, server, cores):
     closed = ["--concurrency", args.concurrency, "--duration", args.seconds]
     capacity = Load(args, server, "quiet", cores[1], closed).step()["requests_per_s"]
     rate = args.share * capacity
-    amount = f"gflop-per-second = {rate * cost / 1e9:.6f}" if args.limit == "gflop" else \
-        f"bytes-per-second = {int(rate * cost)}B"
-    server.set_limits(f"[loud]\n{amount}\n")
+    # A burst of a second would fall into the windows of some rounds and not of others.
+    burst = max(0.1 * rate, 2) * cost
+    amount, most = (f"gflop-per-second = {rate * cost / 1e9:.6f}",
+                    f"gflop-burst = {burst / 1e9:.6f}") if args.limit == "gflop" else \
+        (f"bytes-per-second = {int(rate * cost)}B", f"bytes-burst = {int(burst)}B")
+    server.set_limits(f"[loud]\n{amount}\n{most}\n")
     print(f"{args.device}: {args.shape} over {args.transport}: {capacity:.1f} requests/s at most, "
           f"{cost:.4g} {key} units each; share {rate:.1f}/s; loud's limit: {amount}", flush=True)
     return {"capacity_per_s": capacity, "rate_per_s": rate, "request_units": cost,
