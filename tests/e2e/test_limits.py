@@ -147,9 +147,10 @@ def test_who_waits_as_told_is_served_at_the_rate(start_server, tmp_path):
 
 def test_the_clients_wait_as_told(start_server, tmp_path):
     """attend-client's calls come through, however often they were refused."""
-    server = start_server(*Limits(tmp_path, "gflop-per-second = 1\n").flags)
+    server = start_server(*Limits(tmp_path, "bytes-per-second = 2MiB\nbytes-burst = 1\n").flags)
     done = harness.run_client("check", "--server", server.address, "--quick", timeout=120)
     assert "failed" not in done.stdout or " 0 failed" in done.stdout
+    assert server.metric("attend_tenant_limited_total") > 0, "nothing was refused"
 
 
 def test_streams_of_requests_say_when_to_come_again(start_server, tmp_path):

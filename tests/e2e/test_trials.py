@@ -22,20 +22,25 @@ def problems(libraries, stubs):
 
 
 def test_random_calls_of_every_kind(tmp_path, problems):
-    """In this process, on a live server: every call ends once, good answers have the right bits,
-    and nothing stays behind."""
+    """In this process, on a live server with locks, and an operator: every call ends once, good
+    answers have the right bits, and nothing stays behind."""
     import live
     import trial
     from caller import Target
+    from operating import Operator
 
     class Options:
         seed, threads, calls, seconds, rate, only = SEED, 2, 300, 30, 0, ""
 
-    server = trial.start(tmp_path)
+    server = trial.start(tmp_path, locked=True)
     try:
-        run = live.Run(Target(server.address, server.metrics_address, server.regions), problems,
-                       Options)
-        run.run()
+        run = live.Run(Target(server.address, server.metrics_address, server.regions,
+                              locks=server.locks), problems, Options)
+        operator = Operator(server, 0.1)
+        with operator:
+            run.run()
+            harness.wait_for("each of the operator's steps",
+                             lambda: operator.fault or len(operator.steps) == 9, 60)
         report = run.report()
         assert not report["faults"], report["faults"][0]["fault"]
         answered = {kind for kind, code, _ in report["outcomes"] if code == "OK"}
@@ -75,3 +80,11 @@ def test_machines_that_fail(tmp_path, stubs, libraries, name):
         getattr(machine_trials, name)(str(tmp_path), SEED, SECONDS)
     except network_trials.Skipped as why:
         pytest.skip(str(why))
+
+
+def test_a_server_that_refuses_is_not_one_that_was_tried():
+    import trial
+    few = {("unary", "OK"): 10, ("unary", "RESOURCE_EXHAUSTED"): 990, ("append", "UNAVAILABLE"): 9}
+    assert trial.below_floor(few) == [
+        "unary: 10 of 1000 calls were answered, at least 20% must be"]
+    assert not trial.below_floor({("unary", "OK"): 300, ("unary", "RESOURCE_EXHAUSTED"): 700})

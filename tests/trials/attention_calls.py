@@ -198,6 +198,9 @@ class _Transfer:
                 pass
         self.details = self._calls[0].details()
         codes = [call.code() for call in self._calls]
+        refused = [code for code in codes[1:] if code in self._caller.target.refusals]
+        if codes[0] is CODE.INVALID_ARGUMENT and refused:  # for want of bytes that went nowhere
+            return refused[0], None
         if codes[0] is not CODE.OK:
             return codes[0], None
         check(all(code is CODE.OK for code in codes[1:]) or

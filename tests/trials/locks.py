@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens and a certificate of a server on trial, and what its callers need of them."""
+"""Tokens and certificates of a server on trial, and what its callers need of them."""
 
 import json
 import pathlib
-import subprocess
 
 import grpc
 
-import harness
+import certificates
 import strangers
 
 SCOPES = "scopes=compute,sessions,info"
@@ -17,39 +16,49 @@ TENANTS = ("a", "b")
 class Locks:
     """Made once by the runner, with flags(); read by each process of callers."""
 
-    def __init__(self, tokens, ca):
-        self.tokens, self.ca = tokens, ca
-        self.channel = ca and grpc.ssl_channel_credentials(pathlib.Path(ca).read_bytes())
+    def __init__(self, tokens, operator, ca):
+        self.tokens, self.operator, self.ca = tokens, operator, ca
+        self.channel = grpc.ssl_channel_credentials(pathlib.Path(ca).read_bytes())
+        self._authority = self._folder = None  # the runner's
 
     @staticmethod
     def make(folder):
-        """In FOLDER/locks.json; with TLS where the server has it."""
+        """In FOLDER/locks.json."""
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tokens = {tenant: strangers.token() for tenant in TENANTS}
-        (folder / "tokens").write_text("".join(
-            strangers.line(tenant, token, f"tenant={tenant}", SCOPES)
-            for tenant, token in tokens.items()))
-        ca = None
-        if "--tls-cert" in subprocess.run([harness.binary("attend-server"), "--help"], text=True,
-                                          capture_output=True, check=True).stdout:
-            subprocess.run(
-                ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
-                 "ec_paramgen_curve:P-256", "-nodes", "-days", "30", "-subj", "/CN=localhost",
-                 "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", folder / "key",
-                 "-out", folder / "certificate"], check=True, capture_output=True)
-            ca = str(folder / "certificate")
-        (folder / "locks.json").write_text(json.dumps({"tokens": tokens, "ca": ca}))
-        return Locks(tokens, ca)
+        authority = certificates.Authority(folder / "ca")
+        locks = Locks({tenant: strangers.token() for tenant in TENANTS}, strangers.token(),
+                      str(authority.ca))
+        locks._authority, locks._folder = authority, folder
+        locks.change_tokens()
+        locks.change_certificate()
+        (folder / "locks.json").write_text(json.dumps(
+            {"tokens": locks.tokens, "operator": locks.operator, "ca": locks.ca}))
+        return locks
 
     @staticmethod
     def read(path):
         return Locks(**json.loads(pathlib.Path(path).read_text()))
 
-    def flags(self, folder):
-        folder = pathlib.Path(folder)
-        return ["--tokens", folder / "tokens", *(
-            ["--tls-cert", folder / "certificate", "--tls-key", folder / "key"] if self.ca else [])]
+    def change_tokens(self):
+        """The same callers, and another that comes and goes."""
+        new = self._folder / "tokens.new"
+        new.write_text("".join(
+            strangers.line(tenant, token, f"tenant={tenant}", SCOPES)
+            for tenant, token in self.tokens.items()) +
+            strangers.line("operator", self.operator, "tenant=default", "scopes=admin") +
+            strangers.line("passing", strangers.token(), "tenant=a", SCOPES))
+        new.replace(self._folder / "tokens")
+
+    def change_certificate(self):
+        """Another key and certificate of the same authority, one file after the other."""
+        made = self._authority.issue("next", usage="serverAuth")
+        for name, path in zip(("certificate", "key"), made):
+            path.replace(self._folder / name)
+
+    def flags(self):
+        return ["--tokens", self._folder / "tokens", "--tls-cert", self._folder / "certificate",
+                "--tls-key", self._folder / "key"]
 
     def metadata(self, tenant):
         return strangers.bearer(self.tokens[tenant])

@@ -6,6 +6,7 @@ import pathlib
 import resource
 import subprocess
 import time
+from signal import SIGHUP
 
 import grpc
 
@@ -51,7 +52,7 @@ def disk_full(folder, seed, seconds):
             assert free.f_bavail == 0, "the disk was not full"
             log.rename(log.with_suffix(".old"))
             log.with_suffix(".old").unlink()
-            server.signal(trial.SIGHUP)
+            server.signal(SIGHUP)
             harness.wait_for("a new log", log.exists)
             trial.assert_serves(server)
             harness.wait_for("its lines", lambda: b"log file reopened" in log.read_bytes())

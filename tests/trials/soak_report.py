@@ -58,6 +58,7 @@ def describe(report):
               f"{each['most']:g}), change {each['change']:+g} +- {each['error']:g}: "
               f"{'flat' if each['flat'] else 'NOT FLAT'}"
               for name, each in report["series"].items()]
+    lines += [f"TOO FEW {each}" for each in report["too_few"]]
     return "\n".join(lines + [fault["fault"] for fault in report["faults"]])
 
 

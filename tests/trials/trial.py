@@ -7,7 +7,6 @@ import json
 import pathlib
 import subprocess
 import sys
-from signal import SIGHUP  # noqa: F401
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "e2e")]
@@ -16,6 +15,7 @@ import harness  # noqa: E402
 import hostile  # noqa: E402
 from caller import open_channel  # noqa: E402
 from locks import Locks  # noqa: E402
+from operating import Files  # noqa: E402
 
 
 def generate(folder):
@@ -42,23 +42,24 @@ ZEROS = ("attend_inflight_requests", "attend_queue_requests", "attend_tenant_que
          "attend_host_memory_used_bytes", "attend_lanes_busy", "attend_outstanding_cost",
          "attend_shared_memory_bytes", "attend_shared_memory_regions",
          "attend_shared_memory_clients", "attend_sessions", "attend_staging_memory_bytes",
-         "attend_device_memory_used_bytes")
+         "attend_device_memory_used_bytes", "attend_tenant_used")
 
 
 def start(folder, *flags, locked=False, **options):
-    """A server with LIMITS, where `flags` set no others, and shared memory. `locked`: with tokens,
-    and with TLS where it has that."""
+    """A server with LIMITS, where `flags` set no others, limits of tenants, an access log and
+    shared memory. `locked`: with tokens and TLS."""
     folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     locks = Locks.make(folder / "locks") if locked else None
-    if locks is not None:
-        flags += (*locks.flags(folder / "locks"),)
+    files = Files(folder)
+    flags += (*files.flags(), *(locks.flags() if locks else ()))
     limits = [part for flag, value in zip(LIMITS[::2], LIMITS[1::2]) if flag not in flags
               for part in (flag, value)]
     socket = folder.resolve() / "sockets" / "regions.sock"
     server = harness.Server(folder, *limits, "--oip", "--shared-memory",
                             "--shared-memory-socket", socket,
                             "--check-dump-dir", folder / "dumps", *flags, **options)
-    server.regions, server.locks = str(socket), locks
+    server.regions, server.locks, server.files = str(socket), locks, files
     return server
 
 
@@ -127,6 +128,25 @@ class Callers:
             outcomes.update({(kind, code): count for kind, code, count in report["outcomes"]})
             faults += report["faults"]
         return outcomes, faults
+
+
+# The least share of each kind's calls that must be answered, where as many as ENOUGH were made: a
+# server that refuses everything has not been tried.
+FLOORS = {"unary": 0.2, "request of a stream": 0.2, "chunked": 0.1, "append": 0.1, "create": 0.2,
+          "shared memory": 0.2, "oip": 0.2, "oip infer": 0.2}
+ENOUGH = 200
+
+
+def below_floor(outcomes):
+    """What is wrong, a line for each kind."""
+    wrong = []
+    for kind, floor in FLOORS.items():
+        calls = sum(count for (of, _), count in outcomes.items() if of == kind)
+        good = outcomes.get((kind, "OK"), 0)
+        if calls >= ENOUGH and good < floor * calls:
+            wrong.append(f"{kind}: {good} of {calls} calls were answered, at least {floor:.0%} "
+                         "must be")
+    return wrong
 
 
 def describe(outcomes):

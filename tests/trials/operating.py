@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator does to a server on trial while callers are at work: limits and log files by
+SIGHUP, admin calls, and, where it is locked, other tokens and certificates. Each step is seen to
+have taken effect."""
+
+import threading
+import traceback
+from signal import SIGHUP
+
+import harness
+
+# What trial.LIMITS leave, in three strictnesses. The tenants of trial.LIMITS are a and b.
+LIMITS = ("", """requests-in-flight = 64
+[a]
+requests-in-flight = 6
+bytes-per-second = "64MiB"
+gflop-per-second = 4
+checks = 2
+streams = 4
+session-memory = "4MiB"
+""", """[b]
+requests-in-flight = 3
+bytes-per-second = "8MiB"
+""")
+LEVELS = ("debug", "off", "info")
+
+
+class Files:
+    """What the server is started with, for this."""
+
+    def __init__(self, folder):
+        self.limits, self.access_log = folder / "limits.toml", folder / "access.log"
+        self.admin = f"unix:{folder}/admin.sock"
+        self.limits.write_text(LIMITS[1])
+
+    def flags(self):
+        return ("--limits", self.limits, "--access-log", self.access_log, "--listen", self.admin)
+
+
+class Operator:
+    """Makes a step every `period` seconds, on a thread, while its block runs. `steps` counts them
+    by name."""
+
+    def __init__(self, server, period):
+        self.server, self.period = server, period
+        self.steps = {}
+        self._limits = 1
+        self._stop, self.fault = threading.Event(), None
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind, *_):
+        """Leaves the server without limits of tenants."""
+        self._stop.set()
+        self._thread.join()
+        assert self.fault is None, self.fault
+        if kind is not None or self.server.ended():
+            return
+        self._limits = len(LIMITS) - 1
+        self.change_limits()
+        self.admin("log-level", "info")
+
+    def _run(self):
+        steps = [self.change_limits, self.drain, self.level, self.evict, self.wrong_limits,
+                 self.status, self.free]
+        if self.server.locks is not None:
+            steps[3:3] = [self.change_tokens, self.change_certificate]
+        turn = 0
+        while not self._stop.wait(self.period) and not self.server.ended():
+            step = steps[turn % len(steps)]
+            turn += 1
+            try:
+                step()
+            except Exception:  # told when the block ends, if the server was there for it
+                if not self._stop.is_set():
+                    self.fault = f"{step.__name__}:\n{traceback.format_exc()}"
+                return
+            self.steps[step.__name__] = self.steps.get(step.__name__, 0) + 1
+
+    def admin(self, *args):
+        locks = self.server.locks
+        return harness.run_client(
+            "--server", self.server.files.admin, "admin", *args,
+            env={"ATTEND_TOKEN": locks.operator} if locks else {}).stdout
+
+    def _counts_one_more(self, metric, change, **labels):
+        """In this metric: it is how the change is seen."""
+        def count():
+            return self.server.metric(metric, **labels) or 0
+
+        before = count()
+        change()
+        harness.wait_for(f"{metric} {labels}", lambda: count() > before, 60)
+
+    def _reload(self, text, result):
+        def change():
+            self.server.files.limits.write_text(text)
+            self.server.signal(SIGHUP)
+        self._counts_one_more("attend_reloads_total", change, what="limits", result=result)
+
+    def change_limits(self):
+        self._limits = (self._limits + 1) % len(LIMITS)
+        self._reload(LIMITS[self._limits], "ok")
+
+    def wrong_limits(self):
+        """The earlier ones stay."""
+        self._reload("requests-in-flight = many\n", "failed")
+
+    def drain(self):
+        """For a moment, and new work is taken again."""
+        assert self.admin("drain").startswith("draining")
+        assert self.server.metric("attend_draining") == 1
+        self._stop.wait(0.2)
+        self.admin("undrain")
+        assert self.server.metric("attend_draining") == 0
+
+    def level(self):
+        self.admin("log-level", LEVELS[self.steps.get("level", 0) % len(LEVELS)])
+
+    def evict(self):
+        self.admin("evict", "a")
+
+    def free(self):
+        self.admin("free", "--tenant", "b")
+
+    def status(self):
+        assert "tenant" in self.admin("status")
+
+    def change_tokens(self):
+        self._counts_one_more("attend_tokens_reloads_total", self.server.locks.change_tokens,
+                              result="ok")
+
+    def change_certificate(self):
+        self._counts_one_more("attend_tls_reloads_total", self.server.locks.change_certificate,
+                              result="ok")
