@@ -38,7 +38,7 @@ ROOMS = {
     "server": "app log memory net util proto/process",
     "server/util": "", "server/auth": "util", "server/http": "util",
     "server/limits": "util", "server/log": "util", "server/trace": "log util",
-    "server/memory": "util proto/process", "server/regions": "auth log memory util",
+    "server/memory": "util proto/process", "server/regions": "auth limits log memory util",
     "server/sessions": "limits memory util",
     "server/request": "auth limits memory regions sessions util",
     "server/schedule": "request util", "server/metrics": "request schedule",

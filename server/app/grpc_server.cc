@@ -75,8 +75,9 @@ std::vector<std::string> ServiceNames(const Config& config) {
 
 Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const Config& config, std::span<grpc::Service* const> services,
-    grpc::CallbackGenericService& unknown, std::shared_ptr<CallerGate> gate, Metrics& metrics,
-    Logger& logger, const Clock& clock, std::function<void()> changed) {
+    grpc::CallbackGenericService& unknown, std::shared_ptr<CallerGate> gate,
+    ConnectionHolds& connections, Metrics& metrics, Logger& logger, const Clock& clock,
+    std::function<void()> changed) {
   // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
   [[maybe_unused]] static const bool held = (grpc_init(), true);
   std::unique_ptr<GrpcServer> server(new GrpcServer());
@@ -85,7 +86,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   if (!limits.ok()) return limits.status();
   server->limits_ = *limits;
   Result<std::unique_ptr<Intake>> intake =
-      Intake::Make(config, std::move(gate), metrics, logger, clock);
+      Intake::Make(config, std::move(gate), connections, metrics, logger, clock);
   if (!intake.ok()) return intake.status();
   server->intake_ = std::move(*intake);
   ATTEND_RETURN_IF_ERROR(server->Listen(config));

@@ -33,10 +33,13 @@ class GrpcServer {
   // Returns a server that serves `services`; grpc.health.v1 says so only after SetServing. Calls of
   // unknown methods go to `unknown`. `changed` is called on a thread of its own when accepting()
   // has changed. The arguments must outlive the server.
-  static Result<std::unique_ptr<GrpcServer>> Start(
-      const Config& config, std::span<grpc::Service* const> services,
-      grpc::CallbackGenericService& unknown, std::shared_ptr<CallerGate> gate, Metrics& metrics,
-      Logger& logger, const Clock& clock, std::function<void()> changed);
+  static Result<std::unique_ptr<GrpcServer>> Start(const Config& config,
+                                                   std::span<grpc::Service* const> services,
+                                                   grpc::CallbackGenericService& unknown,
+                                                   std::shared_ptr<CallerGate> gate,
+                                                   ConnectionHolds& connections, Metrics& metrics,
+                                                   Logger& logger, const Clock& clock,
+                                                   std::function<void()> changed);
   ~GrpcServer();  // cancels all open calls
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;

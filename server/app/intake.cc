@@ -6,17 +6,18 @@
 #include <pwd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <optional>
 #include <string_view>
 #include <utility>
 
+#include "server/app/call_peer.h"
 #include "server/app/unix_address.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/listener.h"
@@ -64,11 +65,13 @@ int FamilyOf(int socket) {
   return family;
 }
 
+// With as much room as gRPC gives it: a path and what is added to it.
 std::string PathOf(int socket, decltype(getsockname)* name) {
-  sockaddr_un address{};
+  sockaddr_storage address{};
   socklen_t size = sizeof(address);
   if (name(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
-  return std::string(address.sun_path, strnlen(address.sun_path, sizeof(address.sun_path)));
+  const char* const path = reinterpret_cast<const sockaddr*>(&address)->sa_data;
+  return std::string(path, strnlen(path, sizeof(address) - offsetof(sockaddr, sa_data)));
 }
 
 Result<std::vector<uid_t>> FindUsers(const std::vector<std::string>& users) {
@@ -94,8 +97,10 @@ TlsCertificates::Options CertificateOptions(const Config& config) {
 
 }  // namespace
 
-Intake::Intake(const Config& config, Metrics& metrics, Logger& logger, const Clock& clock)
-    : metrics_(metrics),
+Intake::Intake(const Config& config, ConnectionHolds& connections, Metrics& metrics, Logger& logger,
+               const Clock& clock)
+    : connections_(connections),
+      metrics_(metrics),
       logger_(logger),
       clock_(clock),
       tls_metrics_(*metrics.registry()),
@@ -106,8 +111,9 @@ Intake::Intake(const Config& config, Metrics& metrics, Logger& logger, const Clo
 }
 
 Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, std::shared_ptr<CallerGate> gate,
-                                             Metrics& metrics, Logger& logger, const Clock& clock) {
-  std::unique_ptr<Intake> intake(new Intake(config, metrics, logger, clock));
+                                             ConnectionHolds& connections, Metrics& metrics,
+                                             Logger& logger, const Clock& clock) {
+  std::unique_ptr<Intake> intake(new Intake(config, connections, metrics, logger, clock));
   intake->gate_ = std::move(gate);
   Result<std::vector<uid_t>> users = FindUsers(config.socket_users);
   if (!users.ok()) return users.status();
@@ -143,6 +149,7 @@ void Intake::Take(int socket) {
   limits.calls = calls_->Of(PeerOf(socket));
   struct stat about {};
   if (fstat(socket, &about) != 0) return (void)close(socket);
+  limits.kept = connections_.Begin(CallPeer(socket, about.st_ino));
   const bool local = FamilyOf(socket) == AF_UNIX;
   if (!local && tls_ != nullptr) return TakeTls(socket, about.st_ino, limits);
   if (!ReadGuard::Begin(socket, about.st_ino, limits, clock_, &on_wrong_)) {
@@ -150,7 +157,7 @@ void Intake::Take(int socket) {
     close(socket);
     return;
   }
-  if (local && RefusesUnnamed(socket)) return;
+  if (local && RefusesUnnamed(socket, about.st_ino)) return;
   Acceptor::NewConnectionParameters connection;
   connection.fd = socket;
   plain_->HandleNewConnection(&connection);
@@ -187,8 +194,10 @@ bool Intake::RefusesPlaintext(int socket) {
   return true;
 }
 
-bool Intake::RefusesUnnamed(int socket) {
-  if (tenants_.empty() || PathOf(socket, getpeername) == PathOf(socket, getsockname)) return false;
+bool Intake::RefusesUnnamed(int socket, ino_t inode) {
+  if (tenants_.empty()) return false;
+  const std::string path = PathOf(socket, getsockname);
+  if (PathOf(socket, getpeername) == path + ":" + std::to_string(inode)) return false;
   Refuse(socket, ClientRefusal::kUser, "its calls could not be told from those of others");
   close(socket);
   return true;

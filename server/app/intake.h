@@ -16,6 +16,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/app/config.h"
+#include "server/limits/connection_holds.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http2_frames.h"
@@ -32,7 +33,8 @@ class Intake {
   // Reads the files of --tls-cert and so on, if there are any. `gate` refuses strangers that come
   // over TLS; null: none. The references but `config` must outlive the object.
   static Result<std::unique_ptr<Intake>> Make(const Config& config,
-                                              std::shared_ptr<CallerGate> gate, Metrics& metrics,
+                                              std::shared_ptr<CallerGate> gate,
+                                              ConnectionHolds& connections, Metrics& metrics,
                                               Logger& logger, const Clock& clock);
 
   // Once, before the server is built.
@@ -45,15 +47,17 @@ class Intake {
  private:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-  Intake(const Config& config, Metrics& metrics, Logger& logger, const Clock& clock);
+  Intake(const Config& config, ConnectionHolds& connections, Metrics& metrics, Logger& logger,
+         const Clock& clock);
   void TakeTls(int socket, ino_t inode, const Http2Frames::Limits& limits);
   // True, and the connection is closed, if its client speaks without TLS.
   bool RefusesPlaintext(int socket);
   // Closes a socket whose client has not been told who it would be here.
-  bool RefusesUnnamed(int socket);
+  bool RefusesUnnamed(int socket, ino_t inode);
   void Refuse(int socket, ClientRefusal reason, const std::string& error);
   void LogEnd(int socket, std::string_view reason, const std::string& error);
 
+  ConnectionHolds& connections_;
   Metrics& metrics_;
   Logger& logger_;
   const Clock& clock_;

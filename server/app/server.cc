@@ -90,6 +90,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   });
   if (config_.shared_memory) {
     SharedMemoryOptions options = MakeSharedMemoryOptions(config_);
+    options.limits.tenants = &limits_;
     if (callers_ != nullptr) {
       options.socket.identify = [this](const std::string& token, const std::string& tenant) {
         return callers_->TenantOf(token, tenant);
@@ -125,6 +126,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                                           clock_.Now() - started_, response);
                            LeaveOut(caller, config_, response);
                          }});
+  context_->connections = connections_.get();
   if (callers_ != nullptr) context_->authenticator = &callers_->authenticator();
   for (const auto& [peer, tenant] : TenantsOfPeers(config_)) {
     context_->socket_tenants.emplace(peer, config_.tenants.Find(tenant));
@@ -231,8 +233,8 @@ Status Server::StartGrpc() {
                                         access_log_.get());
   }
   Result<std::unique_ptr<GrpcServer>> grpc =
-      GrpcServer::Start(config_, services, *unknown_methods_, std::move(gate), metrics_, *logger_,
-                        clock_, [this] { UpdateHealth(); });
+      GrpcServer::Start(config_, services, *unknown_methods_, std::move(gate), *connections_,
+                        metrics_, *logger_, clock_, [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
   grpc_ = std::move(*grpc);
   {

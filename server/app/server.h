@@ -15,6 +15,7 @@
 #include "kernels/util/status.h"
 #include "proto/process/receive_blocks.h"
 #include "server/app/config.h"
+#include "server/limits/connection_holds.h"
 #include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
@@ -120,6 +121,7 @@ class Server {
   Metrics metrics_;
   ReloadHooks reloads_;
   TenantLimits limits_;
+  const std::shared_ptr<ConnectionHolds> connections_ = std::make_shared<ConnectionHolds>(limits_);
   std::unique_ptr<AccessLog> access_log_;  // null if off
   std::unique_ptr<Tracer> tracer_;         // null if off
   std::unique_ptr<Dumper> dumper_;

@@ -20,11 +20,12 @@ struct UnixAddress {
 // Parses "unix:PATH" or "unix:PATH?tenant=NAME". INVALID_ARGUMENT says what is wrong.
 Result<UnixAddress> ParseUnixAddress(const std::string& address);
 
-// The peer that gRPC reports for connections to the Unix socket at `path` (guarded_recvmsg.cc).
+// The Unix socket at `path` as the peers of its calls begin; after it, they have a colon and the
+// number of the connection (guarded_recvmsg.cc).
 std::string PeerOfPath(const std::string& path);
 
-// The tenants of such peers, of the sockets that are bound to one. A call whose peer is none of
-// them came some other way.
+// The tenants of such sockets, of those that are bound to one. A call whose peer is none of them
+// came some other way.
 std::map<std::string, std::string, std::less<>> TenantsOfPeers(const Config& config);
 
 }  // namespace attend

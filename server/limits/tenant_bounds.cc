@@ -24,7 +24,9 @@ constexpr std::array<Names, kLimitCount> kNames = {{{"requests-in-flight", "in_f
                                                     {"gflop-per-second", "cost"},
                                                     {"checks", "checks"},
                                                     {"session-memory", "session_memory"},
-                                                    {"streams", "streams"}}};
+                                                    {"streams", "streams"},
+                                                    {"shared-memory", "shared_memory"},
+                                                    {"connections", "connections"}}};
 constexpr std::string_view kBytesBurst = "bytes-burst";
 constexpr std::string_view kCostBurst = "gflop-burst";
 
@@ -103,7 +105,7 @@ using Section = std::map<std::string, std::pair<int64_t, Place>, std::less<>>;
 Result<int64_t> Value(const Place& place) {
   if (place.key == LimitKey(Limit::kCost) || place.key == kCostBurst) return Flops(place);
   if (place.key == LimitKey(Limit::kBytes) || place.key == kBytesBurst ||
-      place.key == LimitKey(Limit::kSessionMemory)) {
+      place.key == LimitKey(Limit::kSessionMemory) || place.key == LimitKey(Limit::kSharedMemory)) {
     return Bytes(place);
   }
   return Count(place);

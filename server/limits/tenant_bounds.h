@@ -35,11 +35,13 @@ enum class Limit {
   kChecks,         // requests in flight that asked for a reference check
   kSessionMemory,  // bytes of pages, on each device
   kStreams,        // calls that stay open between requests
+  kSharedMemory,   // bytes of regions in host memory (server/regions)
+  kConnections,    // open ones over which its callers have called (connection_holds.h)
 };
-inline constexpr int kLimitCount = 6;
-inline constexpr std::array<Limit, kLimitCount> kLimits = {Limit::kInFlight,      Limit::kBytes,
-                                                           Limit::kCost,          Limit::kChecks,
-                                                           Limit::kSessionMemory, Limit::kStreams};
+inline constexpr int kLimitCount = 8;
+inline constexpr std::array<Limit, kLimitCount> kLimits = {
+    Limit::kInFlight,      Limit::kBytes,   Limit::kCost,         Limit::kChecks,
+    Limit::kSessionMemory, Limit::kStreams, Limit::kSharedMemory, Limit::kConnections};
 
 // As the file and messages name it: "requests-in-flight"; and as a metric's label: "in_flight".
 std::string_view LimitKey(Limit limit);

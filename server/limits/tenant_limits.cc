@@ -44,11 +44,12 @@ CountHold& CountHold::operator=(CountHold&& other) noexcept {
   limits_ = std::exchange(other.limits_, nullptr);
   tenant_ = other.tenant_;
   limit_ = other.limit_;
+  amount_ = other.amount_;
   return *this;
 }
 
 void CountHold::Release() {
-  if (limits_ != nullptr) std::exchange(limits_, nullptr)->Return(tenant_, limit_);
+  if (limits_ != nullptr) std::exchange(limits_, nullptr)->Return(tenant_, limit_, amount_);
 }
 
 TenantLimits::TenantLimits(const std::vector<TenantBounds>& bounds, const Clock& clock)
@@ -69,13 +70,17 @@ void TenantLimits::Set(const std::vector<TenantBounds>& bounds) {
   }
 }
 
-Status TenantLimits::CheckCount(Tenant& tenant, Limit limit) {
-  const int64_t used = tenant.used[Index(limit)];
-  if (used < tenant.bounds[limit]) return Status();
+bool TenantLimits::FitsLocked(const Tenant& tenant, Limit limit, int64_t amount) {
+  return tenant.used[Index(limit)] <= tenant.bounds[limit] - amount;
+}
+
+Status TenantLimits::CheckCount(Tenant& tenant, Limit limit, int64_t amount) {
+  if (FitsLocked(tenant, limit, amount)) return Status();
   ++tenant.refused[Index(limit)];
+  const std::string more = amount == 1 ? "" : " and asks for " + std::to_string(amount) + " more";
   return ResourceExhausted("tenant limit " + std::string(LimitKey(limit)) + ": the tenant has " +
-                           std::to_string(used) + ", may have at most " +
-                           std::to_string(tenant.bounds[limit]));
+                           std::to_string(tenant.used[Index(limit)]) + more +
+                           ", may have at most " + std::to_string(tenant.bounds[limit]));
 }
 
 Status TenantLimits::CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket,
@@ -139,25 +144,33 @@ void TenantLimits::End(const LimitHold& hold, int64_t bytes_back, int64_t cost_b
   tenant.cost.Return(cost_back);
 }
 
-Status TenantLimits::Take(int index, Limit limit, CountHold& hold) {
+Status TenantLimits::Take(int index, Limit limit, CountHold& hold, int64_t amount) {
+  assert(amount >= 1);
   Tenant& tenant = *tenants_[index];
   {
     const MutexLock lock(tenant.mutex);
-    ATTEND_RETURN_IF_ERROR(CheckCount(tenant, limit));
-    ++tenant.used[Index(limit)];
+    ATTEND_RETURN_IF_ERROR(CheckCount(tenant, limit, amount));
+    tenant.used[Index(limit)] += amount;
   }
   hold.Release();
   hold.limits_ = this;
   hold.tenant_ = index;
   hold.limit_ = limit;
+  hold.amount_ = amount;
   return Status();
 }
 
-void TenantLimits::Return(int index, Limit limit) {
+bool TenantLimits::Fits(int index, Limit limit, int64_t amount) const {
+  const Tenant& tenant = *tenants_[index];
+  const MutexLock lock(tenant.mutex);
+  return FitsLocked(tenant, limit, amount);
+}
+
+void TenantLimits::Return(int index, Limit limit, int64_t amount) {
   Tenant& tenant = *tenants_[index];
   const MutexLock lock(tenant.mutex);
-  assert(tenant.used[Index(limit)] > 0);
-  --tenant.used[Index(limit)];
+  assert(tenant.used[Index(limit)] >= amount);
+  tenant.used[Index(limit)] -= amount;
 }
 
 int64_t TenantLimits::most(int index, Limit limit) const {
@@ -181,6 +194,7 @@ TenantLimits::Use TenantLimits::use(int index, Limit limit) const {
   const TokenBucket& bucket = limit == Limit::kBytes ? tenant.bytes : tenant.cost;
   use.used = bucket.Missing(now);
   use.most = bucket.rate().bounded() ? bucket.rate().burst : kUnlimited;
+  use.per_second = bucket.rate().per_second;
   return use;
 }
 

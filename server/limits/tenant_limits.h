@@ -52,7 +52,7 @@ class LimitHold {
   int64_t retry_after_ms_ = 0;
 };
 
-// One of a limit that is counted; empty when made or moved from. Returned by Release or the
+// Some of a limit that is counted; empty when made or moved from. Returned by Release or the
 // destructor. The limits must outlive it.
 class CountHold {
  public:
@@ -68,6 +68,7 @@ class CountHold {
   TenantLimits* limits_ = nullptr;
   int tenant_ = 0;
   Limit limit_ = Limit::kStreams;
+  int64_t amount_ = 0;
 };
 
 class TenantLimits {
@@ -76,7 +77,8 @@ class TenantLimits {
   struct Use {
     int64_t used = 0;
     int64_t most = kUnlimited;
-    int64_t refused = 0;  // since the start
+    int64_t refused = 0;     // since the start
+    int64_t per_second = 0;  // of a rate; 0: it has no bound
   };
 
   // Bounds of each tenant. `clock` must outlive this.
@@ -93,8 +95,10 @@ class TenantLimits {
   // Once for each hold that was begun. `cost`: FLOPs.
   Status Charge(int64_t bytes, double cost, LimitHold& hold);
 
-  // Takes one of a limit that is counted. Refuses as Begin does.
-  Status Take(int tenant, Limit limit, CountHold& hold);
+  // Takes `amount`, from 1 up, of a limit that is counted. Refuses as Begin does.
+  Status Take(int tenant, Limit limit, CountHold& hold, int64_t amount = 1);
+  // Whether so much could be taken now.
+  bool Fits(int tenant, Limit limit, int64_t amount) const;
 
   // For limits whose use others know.
   int64_t most(int tenant, Limit limit) const;
@@ -115,14 +119,17 @@ class TenantLimits {
     std::array<int64_t, kLimitCount> refused ATTEND_GUARDED_BY(mutex) = {};
   };
 
-  // Whether one more is within the bound.
-  static Status CheckCount(Tenant& tenant, Limit limit) ATTEND_REQUIRES(tenant.mutex);
+  // Whether so much more is within the bound.
+  static bool FitsLocked(const Tenant& tenant, Limit limit, int64_t amount)
+      ATTEND_REQUIRES(tenant.mutex);
+  static Status CheckCount(Tenant& tenant, Limit limit, int64_t amount = 1)
+      ATTEND_REQUIRES(tenant.mutex);
   static Status CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket, TimePoint now,
                           LimitHold& hold) ATTEND_REQUIRES(tenant.mutex);
   static Status CheckRates(Tenant& tenant, TimePoint now, LimitHold& hold)
       ATTEND_REQUIRES(tenant.mutex);
   void End(const LimitHold& hold, int64_t bytes_back, int64_t cost_back);
-  void Return(int tenant, Limit limit);
+  void Return(int tenant, Limit limit, int64_t amount);
 
   const Clock& clock_;
   std::vector<std::unique_ptr<Tenant>> tenants_;

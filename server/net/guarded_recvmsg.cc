@@ -7,8 +7,28 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
 
 #include "server/net/read_guard.h"
+
+namespace {
+
+// Adds ":NUMBER" to the address's path, if there is room for it.
+void AddNumber(ino_t number, socklen_t room, sockaddr* address, socklen_t* size) {
+  constexpr size_t kFamily = offsetof(sockaddr, sa_data);
+  if (room <= kFamily || *size > room) return;
+  const size_t path_room = room - kFamily;
+  const size_t length = strnlen(address->sa_data, path_room);
+  char text[24];
+  const int added = std::snprintf(text, sizeof(text), ":%ju", static_cast<uintmax_t>(number));
+  if (length + static_cast<size_t>(added) + 1 > path_room) return;
+  std::memcpy(address->sa_data + length, text, static_cast<size_t>(added) + 1);
+  *size = static_cast<socklen_t>(kFamily + length + static_cast<size_t>(added) + 1);
+}
+
+}  // namespace
 
 extern "C" __attribute__((visibility("default"))) ssize_t recvmsg(int socket, msghdr* message,
                                                                   int flags) {
@@ -32,16 +52,18 @@ extern "C" __attribute__((visibility("default"))) ssize_t sendmsg(int socket, co
 }
 
 // A client of a Unix socket has no name, or one of its own choice. gRPC is told the path of the
-// socket instead, so that calls can be told apart by it.
+// socket instead, and the inode of the connection, so that calls can be told apart by both.
 extern "C" __attribute__((visibility("default"))) int getpeername(int fd, sockaddr* address,
                                                                   socklen_t* size) noexcept {
   const socklen_t room = *size;
   const auto result = static_cast<int>(syscall(SYS_getpeername, fd, address, size));
-  if (result != 0 || address->sa_family != AF_UNIX || !attend::ReadGuard::Guards(fd)) {
-    return result;
-  }
+  if (result != 0 || address->sa_family != AF_UNIX) return result;
+  const ino_t inode = attend::ReadGuard::InodeOf(fd);
+  if (inode == 0) return result;
   *size = room;
-  return static_cast<int>(syscall(SYS_getsockname, fd, address, size));
+  const auto named = static_cast<int>(syscall(SYS_getsockname, fd, address, size));
+  if (named == 0) AddNumber(inode, room, address, size);
+  return named;
 }
 
 extern "C" __attribute__((visibility("default"))) int close(int fd) {

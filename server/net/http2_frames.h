@@ -70,6 +70,8 @@ class Http2Frames {
     std::shared_ptr<HeapPressure> heap;
     // Where the connection's open calls are counted. Null: nowhere.
     std::shared_ptr<OpenCalls::Peer> calls;
+    // What is kept for as long as the connection is open.
+    std::shared_ptr<const void> kept = {};
   };
   // Bytes of one block of headers. gRPC itself accepts 8 KiB, and answers clients that send a
   // little more.

@@ -72,9 +72,9 @@ bool ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits
   return true;
 }
 
-bool ReadGuard::Guards(int socket) {
+ino_t ReadGuard::InodeOf(int socket) {
   const Entry* const entry = Find(socket, false);
-  return entry != nullptr && entry->on_wrong != nullptr;
+  return entry != nullptr && entry->on_wrong != nullptr ? entry->inode : 0;
 }
 
 void ReadGuard::End(int socket) {

@@ -33,8 +33,8 @@ class ReadGuard {
   static void Sending(int socket, const msghdr& message);
   // `bytes` of it have been sent.
   static void Sent(int socket, ssize_t bytes);
-  // Whether it is a connection that has begun and not ended.
-  static bool Guards(int socket);
+  // The inode of a connection that has begun and not ended; 0: it is none.
+  static ino_t InodeOf(int socket);
   // The descriptor is about to be closed; gRPC itself reports this to no one.
   static void End(int socket);
 };

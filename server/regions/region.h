@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "server/limits/tenant_limits.h"
 #include "server/regions/device_importer.h"
 
 namespace attend {
@@ -25,6 +26,7 @@ struct SharedRegion {
   int tenant = kAnyTenant;       // whose requests may name it
   int device = kHost;            // kHost, or the index of the GPU whose memory is lent
   DeviceImport imported;         // if lent
+  CountHold counted;             // its bytes among its tenant's; lent ones are not counted
   SharedRegion* next = nullptr;  // for the registry, once the region is unused
 };
 // Keeps the memory alive.

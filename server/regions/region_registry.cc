@@ -2,6 +2,7 @@
 
 #include "server/regions/region_registry.h"
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 #include <vector>
@@ -90,24 +91,29 @@ Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
   return Status();
 }
 
-Status RegionRegistry::WaitForRoomLocked(uint64_t client, int64_t bytes) {
+Status RegionRegistry::WaitForRoomLocked(uint64_t client, int64_t bytes, CountHold& hold) {
   for (;;) {
     const auto found = clients_.find(client);
     if (found == clients_.end()) return Internal("the client has gone");
     Status status = CheckLocked(found->second, bytes);
+    const bool counts = limits_.tenants != nullptr && bytes > 0;
+    const int tenant = std::max(0, found->second.tenant);
     // A client may take again what it has just released. The time counts from the start of the
     // reaping: a device that hangs costs the caller's thread this time once, not once for each
     // region.
-    if (status.ok() || !reaping_ || clock_.Now() - reaping_since_ >= limits_.return_wait) {
-      return status;
+    const bool fits =
+        status.ok() && (!counts || limits_.tenants->Fits(tenant, Limit::kSharedMemory, bytes));
+    if (fits || !reaping_ || clock_.Now() - reaping_since_ >= limits_.return_wait) {
+      if (!status.ok() || !counts) return status;
+      return limits_.tenants->Take(tenant, Limit::kSharedMemory, hold, bytes);
     }
     clock_.WaitUntil(changed_, mutex_, reaping_since_ + limits_.return_wait);
   }
 }
 
-Status RegionRegistry::Reserve(uint64_t client, int64_t bytes) {
+Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, CountHold& hold) {
   const MutexLock lock(mutex_);
-  ATTEND_RETURN_IF_ERROR(WaitForRoomLocked(client, bytes));
+  ATTEND_RETURN_IF_ERROR(WaitForRoomLocked(client, bytes, hold));
   const auto found = clients_.find(client);
   found->second.bytes += bytes;
   ++found->second.regions;
@@ -132,7 +138,8 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
       status = TooLarge(bytes, "shared-memory-client-max", limits_.client_bytes_max);
     }
   }
-  if (status.ok()) status = Reserve(client, rounded);
+  CountHold counted;
+  if (status.ok()) status = Reserve(client, rounded, counted);
   if (!status.ok()) return Refuse(std::move(status));
   // Without the lock, because pages are allocated and locked.
   Result<RegionMapping> mapping = memory_.Map(rounded);
@@ -146,6 +153,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   made->data = static_cast<char*>(mapping->data);
   made->bytes = mapping->bytes;
   made->client = client;
+  made->counted = std::move(counted);
   Result<std::string> token = Add(std::move(made));
   if (!token.ok()) return token.status();
   return Created{std::move(*token), mapping->bytes, std::move(mapping->file)};
@@ -155,7 +163,8 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest&
   if (importer_ == nullptr) {
     return Refuse(Unimplemented("the server takes no GPU memory; --cuda-ipc turns that on"));
   }
-  if (Status status = Reserve(client, 0); !status.ok()) return Refuse(std::move(status));
+  CountHold none;
+  if (Status status = Reserve(client, 0, none); !status.ok()) return Refuse(std::move(status));
   Result<DeviceImport> memory = importer_->Import(request);
   {
     const MutexLock lock(mutex_);

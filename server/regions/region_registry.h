@@ -29,6 +29,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
+#include "server/limits/tenant_limits.h"
 #include "server/regions/device_importer.h"
 #include "server/regions/region.h"
 #include "server/regions/region_memory.h"
@@ -40,6 +41,9 @@ struct RegionLimits {
   int64_t bytes_max = int64_t{4} << 30;
   int64_t client_bytes_max = int64_t{4} << 30;
   int64_t client_regions_max = 64;  // lent ones too, whose bytes are not counted
+  // What tenants may have besides; null: no such limits. Must outlive the registry. What is no
+  // tenant's counts as the first one's, like calls that name none.
+  TenantLimits* tenants = nullptr;
   // How long returning a region may take before Create and Import no longer wait for it.
   Duration return_wait = std::chrono::seconds(3);
 };
@@ -99,15 +103,16 @@ class RegionRegistry {
     int64_t regions = 0;  // the same
   };
 
-  Status Reserve(uint64_t client, int64_t bytes);
+  Status Reserve(uint64_t client, int64_t bytes, CountHold& hold);
   Status CheckLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   // Adds the region and returns its token. From now on its memory is closed like any region's.
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);
   Status Refuse(Status status);
   // The last reference is gone. Any thread.
   void Reap(SharedRegion* region);
-  // Waits while regions being closed may make the room that the client lacks.
-  Status WaitForRoomLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
+  // Waits while regions being closed may make the room that the client lacks. `hold` gets the bytes
+  // that count for its tenant.
+  Status WaitForRoomLocked(uint64_t client, int64_t bytes, CountHold& hold) ATTEND_REQUIRES(mutex_);
   void UncountLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
   // The function to call when the region is closed; may be empty.
   std::function<void()> TakeClosedLocked(const SharedRegion& region) ATTEND_REQUIRES(mutex_);

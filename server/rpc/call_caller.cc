@@ -28,11 +28,13 @@ std::optional<std::string_view> Find(const Metadata& metadata, const char* key) 
   return View(found->second);
 }
 
-// The tenant to which the Unix socket is bound over which the call came.
+// The tenant to which the Unix socket is bound over which the call came. Its peer is the socket's
+// path and the number of the connection.
 std::optional<int> TenantOfSocket(const ServiceContext& context,
                                   const grpc::CallbackServerContext& call) {
   if (context.socket_tenants.empty()) return std::nullopt;
-  const auto found = context.socket_tenants.find(call.peer());
+  const std::string peer = call.peer();
+  const auto found = context.socket_tenants.find(std::string_view(peer).substr(0, peer.rfind(':')));
   if (found == context.socket_tenants.end()) return std::nullopt;
   return found->second;
 }
@@ -135,21 +137,28 @@ Decision Decide(const ServiceContext& context, const grpc::CallbackServerContext
 
 }  // namespace
 
-Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerContext& call,
+Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& call,
                         std::string_view method, Scope scope) {
   Decision decision = Decide(context, call, scope);
+  Rejection rejection = RejectionOf(decision.refusal);
+  // Operators are heard, whatever else their tenant has open.
+  if (decision.status.ok() && scope != Scope::kAdmin && context.connections != nullptr) {
+    decision.status = context.connections->Call(call.peer(), decision.caller.tenant);
+    rejection = Rejection::kTenantLimit;
+  }
   if (decision.status.ok()) return std::move(decision.caller);
-  context.metrics.RecordRejection(RejectionOf(decision.refusal));
+  context.metrics.RecordRejection(rejection);
   RefusedCall refused;
   refused.method = method;
   // Known where what it asks for is not its to ask for.
   if (decision.caller.name != nullptr) refused.caller = *decision.caller.name;
   refused.peer = call.peer();
   LogRefused(context.logger, context.access_log, decision.status, refused);
+  AddRefusal(context, decision.status.code(), Refusal(), call);
   return std::move(decision.status);
 }
 
-std::optional<Caller> AdmitCaller(ServiceContext& context, const grpc::CallbackServerContext& call,
+std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerContext& call,
                                   std::string_view method, Scope scope,
                                   grpc::ServerUnaryReactor& reactor) {
   grpc::Status refused;

@@ -27,13 +27,14 @@ struct CallOrigin {
 // transport_security_type.
 CallOrigin OriginOf(std::string_view peer, std::string_view security);
 
-// The caller, if it may make a call that needs `scope`. Otherwise what the call ends with, which is
-// counted and logged: UNAUTHENTICATED or PERMISSION_DENIED. `method` is the call's, for the log.
-// May throw std::bad_alloc.
-Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerContext& call,
+// The caller, if it may make a call that needs `scope`; the call's connection then counts among its
+// tenant's. Otherwise what the call ends with, which is counted and logged: UNAUTHENTICATED,
+// PERMISSION_DENIED, or RESOURCE_EXHAUSTED for one connection too many. `method` is the call's, for
+// the log. May throw std::bad_alloc.
+Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& call,
                         std::string_view method, Scope scope);
 // The same for a unary call that answers by `reactor`, which is finished if there is no caller.
-std::optional<Caller> AdmitCaller(ServiceContext& context, const grpc::CallbackServerContext& call,
+std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerContext& call,
                                   std::string_view method, Scope scope,
                                   grpc::ServerUnaryReactor& reactor);
 

@@ -17,6 +17,7 @@
 #include "kernels/util/mutex.h"
 #include "server/auth/caller.h"
 #include "server/engine/engine.h"
+#include "server/limits/connection_holds.h"
 #include "server/limits/tenant_limits.h"
 #include "server/log/access_log.h"
 #include "server/log/logging.h"
@@ -81,10 +82,12 @@ struct ServiceContext {
   // What a caller is told.
   std::function<void(const Caller&, v1::GetServerInfoResponse*)> fill_info;
   const Authenticator* authenticator = nullptr;  // null: nobody asks who calls
-  // The tenants of peers that come over a Unix socket that is bound to one.
+  // The tenants of Unix sockets that are bound to one, by what their calls' peers have before the
+  // last colon.
   std::map<std::string, int, std::less<>> socket_tenants = {};
-  AccessLog* access_log = nullptr;  // null: off
-  Tracer* tracer = nullptr;         // null: off
+  AccessLog* access_log = nullptr;         // null: off
+  Tracer* tracer = nullptr;                // null: off
+  ConnectionHolds* connections = nullptr;  // null: they are not counted
 
   OpenStreams streams{};
 

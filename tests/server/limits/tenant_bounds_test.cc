@@ -39,6 +39,8 @@ gflop-per-second = 0.5
 checks = 3
 session-memory = 64 MiB
 streams = 8
+shared-memory = 1GiB
+connections = 16
 [ research ]
 requests-in-flight = none
 bytes-burst = 4096
@@ -54,6 +56,8 @@ gflop-per-second = none)");
   EXPECT_EQ(all[Limit::kChecks], 3);
   EXPECT_EQ(all[Limit::kSessionMemory], 64 << 20);
   EXPECT_EQ(all[Limit::kStreams], 8);
+  EXPECT_EQ(all[Limit::kSharedMemory], 1 << 30);
+  EXPECT_EQ(all[Limit::kConnections], 16);
   const TenantBounds& research = bounds[1];
   EXPECT_EQ(research[Limit::kInFlight], kUnlimited);
   EXPECT_EQ(research.bytes, (Rate{1 << 30, 4096}));
@@ -78,6 +82,8 @@ TEST(TenantBounds, ErrorsNameLineKeyValueAndBound) {
       {"\n[research]\nchecks = -1", "line 3: [research] checks is \"-1\", must be a whole"},
       {"streams = 16777217", "\"16777217\", must be"},
       {"streams = 1.5", "\"1.5\", must be"},
+      {"connections = 0", "connections is \"0\", must be a whole number in [1, 16777216]"},
+      {"shared-memory = 0", "shared-memory is \"0\", must be a size in [1, 1024TiB]"},
       {"streams =", "streams is \"\", must be"},
       {"streams = 99999999999999999999", "must be a whole"},
       {"bytes-per-second = fast", "must be a size in [1, 1024TiB] such as 64MiB, or none"},

@@ -27,7 +27,8 @@ class TenantLimitsTest : public ::testing::Test {
   TenantLimitsTest() : bounds_(2) {}
   ~TenantLimitsTest() override {
     for (int tenant = 0; limits_ && tenant < limits_->tenants(); ++tenant) {
-      for (const Limit limit : {Limit::kInFlight, Limit::kChecks, Limit::kStreams}) {
+      for (const Limit limit :
+           {Limit::kInFlight, Limit::kChecks, Limit::kStreams, Limit::kSharedMemory}) {
         EXPECT_EQ(limits_->use(tenant, limit).used, 0) << LimitLabel(limit);
       }
     }
@@ -185,6 +186,29 @@ TEST_F(TenantLimitsTest, CountedLimits) {
   limits_->CountRefusal(1, Limit::kSessionMemory);
   EXPECT_EQ(limits_->use(1, Limit::kSessionMemory).refused, 1);
   EXPECT_EQ(limits_->most(1, Limit::kStreams), 1);
+}
+
+TEST_F(TenantLimitsTest, WhatIsCountedInBytes) {
+  bounds_[0][Limit::kSharedMemory] = 100;
+  Start();
+  CountHold one, two;
+  EXPECT_TRUE(limits_->Take(0, Limit::kSharedMemory, one, 60).ok());
+  EXPECT_FALSE(limits_->Fits(0, Limit::kSharedMemory, 41));
+  EXPECT_THAT(limits_->Take(0, Limit::kSharedMemory, two, 41).message(),
+              HasSubstr("tenant limit shared-memory: the tenant has 60 and asks for 41 more, may "
+                        "have at most 100"));
+  EXPECT_EQ(limits_->use(0, Limit::kSharedMemory).refused, 1);  // Fits counts none
+  EXPECT_TRUE(limits_->Fits(0, Limit::kSharedMemory, 40));
+  EXPECT_TRUE(limits_->Take(0, Limit::kSharedMemory, two, 40).ok());
+  bounds_[0][Limit::kSharedMemory] = 10;
+  limits_->Set(bounds_);
+  EXPECT_FALSE(limits_->Fits(0, Limit::kSharedMemory, 1));
+  one = std::move(two);
+  EXPECT_EQ(limits_->use(0, Limit::kSharedMemory).used, 40);
+  one.Release();
+  EXPECT_EQ(limits_->use(0, Limit::kSharedMemory).used, 0);
+  EXPECT_FALSE(limits_->Fits(0, Limit::kSharedMemory, 11));
+  EXPECT_TRUE(limits_->Fits(1, Limit::kSharedMemory, kUnlimited));
 }
 
 // Many threads, and bounds that change meanwhile: never more than the most bound, and in the end

@@ -282,6 +282,38 @@ TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
   MustCreate(second, 1);
 }
 
+TEST_F(RegionRegistryTest, ATenantsClientsHaveItsBytesTogether) {
+  std::vector<TenantBounds> bounds(2);
+  bounds[0][Limit::kSharedMemory] = kPage;
+  bounds[1][Limit::kSharedMemory] = 4 * kPage;
+  TenantLimits tenants(bounds, clock_);
+  RegionLimits limits{16 * kPage, 8 * kPage, 3};
+  limits.tenants = &tenants;
+  Restart(limits);
+  const uint64_t one = registry_->AddClient(1);
+  const uint64_t two = registry_->AddClient(1);
+  const uint64_t other = registry_->AddClient(0);
+  const std::string token = MustCreate(one, 3 * kPage);
+  ExpectRefused(two, 2 * kPage, Code::kResourceExhausted,
+                "tenant limit shared-memory: the tenant has 12288 and asks for 8192 more, may have "
+                "at most 16384");
+  MustCreate(two, 1);
+  MustCreate(other, kPage);
+  const uint64_t nobodys = registry_->AddClient(SharedRegion::kAnyTenant);  // counts as the first's
+  ExpectRefused(nobodys, kPage, Code::kResourceExhausted, "tenant limit shared-memory");
+  EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 4 * kPage);
+  EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).refused, 1);
+  // Until its memory is closed, a region counts, whatever became of its client.
+  RegionRef used = registry_->Find(token, 1);
+  registry_->RemoveClient(one);
+  ExpectRefused(two, kPage, Code::kResourceExhausted, "the tenant has 16384");
+  used.reset();
+  MustCreate(two, 3 * kPage);  // waits for what is being closed, and counts no refusal meanwhile
+  EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).refused, 2);
+  registry_.reset();
+  EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 0);
+}
+
 TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   MustCreate(client, 1);

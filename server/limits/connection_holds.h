@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The open connections, and whose calls have come over each. A connection counts among a tenant's
+// from its first call of that tenant until it is closed; who speaks for several tenants over one
+// connection counts for each of them.
+//
+// A connection has the name by which its calls are told apart from those of others. It is known
+// here from Begin until the last reference to what Begin returns is gone. Calls of a connection
+// that is not known are not counted: it has been closed meanwhile.
+//
+// Thread-safe. References may outlive the object.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "kernels/util/mutex.h"
+#include "kernels/util/status.h"
+#include "server/limits/tenant_limits.h"
+
+namespace attend {
+
+class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
+ public:
+  // A connection that is open.
+  class Open {
+   public:
+    Open(std::weak_ptr<ConnectionHolds> all, std::string name)
+        : all_(std::move(all)), name_(std::move(name)) {}
+    ~Open();
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+   private:
+    const std::weak_ptr<ConnectionHolds> all_;
+    const std::string name_;
+  };
+  using Ref = std::shared_ptr<const Open>;
+
+  // `limits` must outlive the object.
+  explicit ConnectionHolds(TenantLimits& limits) : limits_(limits) {}
+
+  // The object must be owned by a std::shared_ptr. A second connection of a name that is known is
+  // the same as the first.
+  Ref Begin(const std::string& name);
+  // A call of the tenant has come over the connection. RESOURCE_EXHAUSTED if that is one connection
+  // too many for it.
+  Status Call(const std::string& name, int tenant);
+
+ private:
+  struct Entry {
+    int64_t opened = 0;
+    std::map<int, CountHold> tenants;
+  };
+
+  void End(const std::string& name);
+
+  TenantLimits& limits_;
+  Mutex mutex_;
+  std::unordered_map<std::string, Entry> connections_ ATTEND_GUARDED_BY(mutex_);
+};
+
+}  // namespace attend

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tenant may hold (--limits): shared memory and connections; and what GetServerInfo tells
+callers of their limits."""
+
+import re
+
+import grpc
+import pytest
+
+import certificates
+import harness
+import sessions
+import strangers
+import wire
+from limits import Limits, attend, refused
+
+
+def give_tokens(folder, scopes):
+    """The tokens of callers "a" and "b", of the tenants of these names, and the flags."""
+    tokens = {name: strangers.token() for name in "ab"}
+    (folder / "tokens").write_text("".join(
+        strangers.line(name, token, f"tenant={name}", f"scopes={scopes}")
+        for name, token in tokens.items()))
+    return tokens, ("--tokens", folder / "tokens")
+
+
+def test_shared_memory(start_server, tmp_path):
+    """The regions of all connections of a tenant, until they are closed."""
+    tokens, flags = give_tokens(tmp_path, "compute")
+    limits = Limits(tmp_path, "shared-memory = 64KiB\n")
+    path = tmp_path / "regions" / "sock"
+    server = start_server(*limits.flags, *flags, "--shared-memory", "--shared-memory-socket", path)
+
+    def client(name):
+        regions = strangers.Regions(path)
+        assert regions.identify(tokens[name]).HasField("identified")
+        return regions
+
+    def create(regions, size):
+        return regions.ask(create=wire.shm.CreateRegion(bytes=size))
+
+    one, two, other = client("a"), client("a"), client("b")
+    assert create(one, 40 << 10).HasField("created")
+    error = create(two, 40 << 10).error
+    assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert error.message == (f"tenant limit shared-memory: the tenant has {40 << 10} and asks for "
+                             f"{40 << 10} more, may have at most {64 << 10}")
+    assert create(other, 64 << 10).HasField("created")
+    limit = {"tenant": "a", "limit": "shared_memory"}
+    assert server.metric("attend_tenant_used", **limit) == 40 << 10
+    assert server.metric("attend_tenant_limited_total", **limit) == 1
+    one.close()
+    harness.wait_for("its regions to be closed",
+                     lambda: server.metric("attend_tenant_used", **limit) == 0)
+    assert create(two, 64 << 10).HasField("created")
+    limits.change(server, "[a]\nshared-memory = 128KiB\n")
+    assert create(two, 64 << 10).HasField("created")
+    two.close()
+    other.close()
+
+
+# A channel with a connection of its own.
+OWN = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
+
+
+@pytest.mark.parametrize("way", ["tcp", "ipv6", "unix", "tls"])
+def test_connections(start_server, tmp_path, way):
+    """Open ones over which a tenant has called, however many calls there are on each."""
+    listen, tls = "127.0.0.1:0", ()
+    if way == "ipv6":
+        listen = "[::1]:0"
+    elif way == "unix":
+        listen = f"unix:{tmp_path}/a.sock"
+    elif way == "tls":
+        ca = certificates.Authority(tmp_path / "ca")
+        tls = ca.serve()
+    limits = Limits(tmp_path, "[a]\nconnections = 2\n")
+    server = start_server(*limits.flags, *tls, listen=listen)
+
+    def connection():
+        if way == "tls":
+            return ca.channel(server.address, options=OWN)
+        return grpc.insecure_channel(server.address, options=OWN)
+
+    def used(tenant="a"):
+        return server.metric("attend_tenant_used", tenant=tenant, limit="connections")
+
+    channels = [connection() for _ in range(3)]
+    services = [wire.stub.AttentionServiceStub(channel) for channel in channels]
+    for service in services[:2]:
+        for _ in range(3):
+            attend(service, wire.small_request())
+    assert used() == 2
+    words = "tenant limit connections: the tenant has 2, may have at most 2"
+    details, pushback_ms = refused(services[2], wire.small_request())
+    assert details == words and pushback_ms > 0
+    with pytest.raises(grpc.RpcError) as failure:
+        next(services[2].AttendStream(iter(()), metadata=[("x-attend-tenant", "a")],
+                                      timeout=wire.SECONDS))
+    assert failure.value.details() == words
+    attend(services[2], wire.small_request(), "b")  # the connection is open, and others' as well
+    attend(services[0], wire.small_request(), "b")
+    assert used("b") == 2
+    assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
+    assert server.metric("attend_tenant_limited_total", tenant="a", limit="connections") == 2
+    assert words in server.log()
+    channels[0].close()
+    harness.wait_for("the connection to be closed", lambda: used() == 1)
+    attend(services[2], wire.small_request())
+    limits.change(server, "[a]\nconnections = 1\n")
+    attend(services[1], wire.small_request())  # what is open stays
+    with connection() as late:
+        details, _ = refused(wire.stub.AttentionServiceStub(late), wire.small_request())
+        assert details == "tenant limit connections: the tenant has 2, may have at most 1"
+    for channel in channels[1:]:
+        channel.close()
+    harness.wait_for("all to be closed", lambda: used() == 0 and used("b") == 0)
+
+
+def test_callers_see_their_own_tenants_limits(start_server, tmp_path):
+    tokens, flags = give_tokens(tmp_path, "compute,sessions")
+    limits = Limits(tmp_path, "[a]\nstreams = 4\nconnections = 9\nbytes-per-second = 1000\n"
+                              "bytes-burst = 2000\nsession-memory = 1MiB\n")
+    server = start_server(*limits.flags, *flags)
+
+    def told(name):
+        with wire.connect(server.address) as service:
+            info = service.GetServerInfo(wire.pb.GetServerInfoRequest(), timeout=wire.SECONDS,
+                                         metadata=bearer(name))
+        assert info.tenant.name == name and list(info.tenants) == [name]
+        return {limit.name: limit for limit in info.tenant.limits}
+
+    def bearer(name):
+        return [("authorization", "Bearer " + tokens[name])]
+
+    assert sorted(told("a")) == sorted(told("b")) == [
+        "bytes-per-second", "checks", "connections", "gflop-per-second", "requests-in-flight",
+        "session-memory", "shared-memory", "streams"]
+    with wire.connect(server.address) as service:
+        service.Attend(wire.small_request(length=64), timeout=wire.SECONDS, metadata=bearer("a"))
+        with pytest.raises(grpc.RpcError):
+            service.Attend(wire.small_request(), timeout=wire.SECONDS, metadata=bearer("a"))
+    seen = told("a")
+    assert (seen["streams"].most, seen["streams"].used) == (4, 0)
+    assert seen["connections"].used >= 1 and seen["connections"].most == 9
+    rate = seen["bytes-per-second"]
+    assert (rate.per_second, rate.most, rate.refused) == (1000, 2000, 1)
+    assert rate.used > rate.most  # in debt
+    assert not seen["checks"].HasField("most")
+    assert all(not limit.HasField("most") and limit.refused == 0 for limit in told("b").values())
+    (tmp_path / "a.token").write_text(tokens["a"])
+    (tmp_path / "a.token").chmod(0o600)
+    said = harness.run_client("info", "--server", server.address, "--token-file",
+                              tmp_path / "a.token").stdout
+    assert "tenant       a\n" in said
+    rate = r"bytes-per-second +1000 B a second, burst 1.953 KiB; taken .*, refused 1 times"
+    assert re.search(rate, said), said
+    assert re.search(r"streams +at most 4; taken 0, refused 0 times", said), said
+    assert "no limit" not in said  # of what is neither bound nor taken
+
+
+def test_session_memory_that_callers_see(start_server, tmp_path, random):
+    server = start_server(*Limits(tmp_path, "[a]\nsession-memory = 1MiB\n").flags)
+    with sessions.client(server.address, "a") as a:
+        a.attend(sessions.step(random, [sessions.Sequence(random, a.create())], 64, 1)[0])
+        with wire.connect(server.address) as service:
+            info = service.GetServerInfo(wire.pb.GetServerInfoRequest(), timeout=wire.SECONDS,
+                                         metadata=[("x-attend-tenant", "a")])
+    memory, = [limit for limit in info.tenant.limits if limit.name == "session-memory"]
+    assert memory.used == server.metric("attend_session_tenant_bytes", tenant="a") > 0
+    assert memory.most == 1 << 20

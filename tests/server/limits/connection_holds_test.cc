@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/limits/connection_holds.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/kernels/support/manual_clock.h"
+
+namespace attend {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ConnectionHoldsTest : public ::testing::Test {
+ protected:
+  ConnectionHoldsTest() {
+    std::vector<TenantBounds> bounds(2);
+    bounds[0][Limit::kConnections] = 2;
+    limits_.emplace(bounds, clock_);
+    holds_ = std::make_shared<ConnectionHolds>(*limits_);
+  }
+  int64_t used(int tenant) const { return limits_->use(tenant, Limit::kConnections).used; }
+
+  test::ManualClock clock_;
+  std::optional<TenantLimits> limits_;
+  std::shared_ptr<ConnectionHolds> holds_;
+};
+
+TEST_F(ConnectionHoldsTest, AConnectionCountsFromItsFirstCallUntilItIsClosed) {
+  ConnectionHolds::Ref a = holds_->Begin("a");
+  EXPECT_EQ(used(0), 0);  // nobody has called
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(holds_->Call("a", 0).ok());
+  EXPECT_EQ(used(0), 1);
+  const ConnectionHolds::Ref b = holds_->Begin("b");
+  EXPECT_TRUE(holds_->Call("b", 0).ok());
+  const ConnectionHolds::Ref c = holds_->Begin("c");
+  EXPECT_THAT(holds_->Call("c", 0).message(),
+              HasSubstr("tenant limit connections: the tenant has 2, may have at most 2"));
+  EXPECT_TRUE(holds_->Call("a", 0).ok());  // those that it has stay
+  EXPECT_TRUE(holds_->Call("c", 1).ok());
+  EXPECT_EQ(limits_->use(0, Limit::kConnections).refused, 1);
+  a.reset();
+  EXPECT_EQ(used(0), 1);
+  EXPECT_TRUE(holds_->Call("c", 0).ok());
+}
+
+TEST_F(ConnectionHoldsTest, OneConnectionOfSeveralTenantsCountsForEach) {
+  ConnectionHolds::Ref proxy = holds_->Begin("proxy");
+  EXPECT_TRUE(holds_->Call("proxy", 0).ok());
+  EXPECT_TRUE(holds_->Call("proxy", 1).ok());
+  EXPECT_EQ(used(0), 1);
+  EXPECT_EQ(used(1), 1);
+  proxy.reset();
+  EXPECT_EQ(used(0), 0);
+  EXPECT_EQ(used(1), 0);
+}
+
+TEST_F(ConnectionHoldsTest, CallsOfAClosedConnectionAreNotCounted) {
+  ConnectionHolds::Ref a = holds_->Begin("a");
+  a.reset();
+  EXPECT_TRUE(holds_->Call("a", 0).ok());
+  EXPECT_EQ(used(0), 0);
+}
+
+TEST_F(ConnectionHoldsTest, ANameCountsUntilTheLastConnectionThatHasIt) {
+  ConnectionHolds::Ref old = holds_->Begin("a");
+  const ConnectionHolds::Ref later = holds_->Begin("a");
+  EXPECT_TRUE(holds_->Call("a", 0).ok());
+  old.reset();
+  EXPECT_EQ(used(0), 1);
+}
+
+TEST_F(ConnectionHoldsTest, ConnectionsMayOutliveIt) {
+  const ConnectionHolds::Ref a = holds_->Begin("a");
+  EXPECT_TRUE(holds_->Call("a", 0).ok());
+  holds_.reset();
+  EXPECT_EQ(used(0), 0);
+}
+
+TEST_F(ConnectionHoldsTest, ManyThreads) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this, t] {
+      for (int i = 0; i < 2000; ++i) {
+        const std::string name = std::to_string((t + i) % 3);
+        const ConnectionHolds::Ref open = holds_->Begin(name);
+        (void)holds_->Call(name, 0);
+        EXPECT_TRUE(holds_->Call(name, 1).ok());
+        EXPECT_LE(used(0), 2);
+        EXPECT_GE(used(1), 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(used(0), 0);
+  EXPECT_EQ(used(1), 0);
+}
+
+}  // namespace
+}  // namespace attend
