@@ -4,6 +4,7 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -74,6 +75,35 @@ void PrintSessions(const v1::GetServerInfoResponse& info) {
   }
 }
 
+bool IsBytes(const v1::TenantLimit& limit) {
+  return limit.name().starts_with("bytes") || limit.name().ends_with("memory");
+}
+
+std::string AmountText(const v1::TenantLimit& limit, int64_t amount) {
+  if (IsBytes(limit)) return BytesText(amount);
+  if (!limit.name().starts_with("gflop")) return std::to_string(amount);
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.4g GFLOP", static_cast<double>(amount) * 1e-9);
+  return text.data();
+}
+
+// Limits that neither bound nor have counted anything are left out.
+void PrintTenant(const v1::TenantInfo& tenant) {
+  std::printf("tenant       %s\n", tenant.name().c_str());
+  for (const v1::TenantLimit& limit : tenant.limits()) {
+    if (!limit.has_most() && limit.used() == 0) continue;
+    std::string bound = "no limit";
+    if (limit.per_second() > 0) {
+      bound = AmountText(limit, limit.per_second()) + " a second, burst " +
+              AmountText(limit, limit.most());
+    } else if (limit.has_most()) {
+      bound = "at most " + AmountText(limit, limit.most());
+    }
+    std::printf("             %-18s %s; taken %s, refused %lld times\n", limit.name().c_str(),
+                bound.c_str(), AmountText(limit, limit.used()).c_str(), Int(limit.refused()));
+  }
+}
+
 void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,
            const std::string& server) {
   std::printf("server       %s, attend %s\n", server.c_str(), info.version().c_str());
@@ -99,6 +129,7 @@ void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,
     for (const std::string& tenant : info.tenants()) tenants += tenant + " ";
     std::printf("tenants      %s\n", tenants.c_str());
   }
+  if (info.has_tenant()) PrintTenant(info.tenant());
   std::printf("checks       %s\n", info.reference_check().c_str());
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/contract/limits.h"
 #include "kernels/contract/select.h"
@@ -97,7 +98,32 @@ double RequestGflopMax(const Engine& engine) {
   return std::isfinite(most) ? most : 0;
 }
 
+// On the device where it is most.
+int64_t SessionBytes(const SessionTable& sessions, size_t devices, int tenant) {
+  int64_t most = 0;
+  for (size_t n = 0; n < devices; ++n) {
+    const std::vector<int64_t> bytes = sessions.tenant_bytes(static_cast<int>(n));
+    most = std::max(most, bytes[static_cast<size_t>(tenant)]);
+  }
+  return most;
+}
+
 }  // namespace
+
+void FillTenant(const Engine& engine, const TenantLimits& limits, int tenant,
+                const SessionTable* sessions, v1::TenantInfo* info) {
+  info->set_name(engine.options().tenants.list()[static_cast<size_t>(tenant)].name);
+  for (const Limit limit : kLimits) {
+    const TenantLimits::Use use = limits.use(tenant, limit);
+    v1::TenantLimit* const out = info->add_limits();
+    out->set_name(std::string(LimitKey(limit)));
+    const bool elsewhere = limit == Limit::kSessionMemory && sessions != nullptr;
+    out->set_used(elsewhere ? SessionBytes(*sessions, engine.backends().size(), tenant) : use.used);
+    if (use.most != kUnlimited) out->set_most(use.most);
+    out->set_per_second(use.per_second);
+    out->set_refused(use.refused);
+  }
+}
 
 void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,
                     const SessionTable* sessions, Duration uptime,

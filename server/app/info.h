@@ -8,10 +8,15 @@
 #include "kernels/util/clock.h"
 #include "server/app/config.h"
 #include "server/engine/engine.h"
+#include "server/limits/tenant_limits.h"
 #include "server/regions/shared_memory_server.h"
 #include "server/sessions/session_table.h"
 
 namespace attend {
+
+// Of the caller's tenant, what it may take and has taken. `sessions` is null if they are off.
+void FillTenant(const Engine& engine, const TenantLimits& limits, int tenant,
+                const SessionTable* sessions, v1::TenantInfo* info);
 
 // `shared` is null if shared memory is off, `sessions` if they are.
 void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,

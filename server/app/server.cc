@@ -122,9 +122,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
       new ServiceContext{*engine_, *reader_, metrics_, *workers_, *chunked_, *answers_, clock_,
                          *logger_, limits_, config_.stream_requests_max,
                          [this](const Caller& caller, v1::GetServerInfoResponse* response) {
-                           FillServerInfo(*engine_, config_, shared_.get(), sessions(),
-                                          clock_.Now() - started_, response);
-                           LeaveOut(caller, config_, response);
+                           FillInfo(caller, response);
                          }});
   context_->connections = connections_.get();
   if (callers_ != nullptr) context_->authenticator = &callers_->authenticator();
@@ -132,6 +130,12 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     context_->socket_tenants.emplace(peer, config_.tenants.Find(tenant));
   }
   return MakeServices();
+}
+
+void Server::FillInfo(const Caller& caller, v1::GetServerInfoResponse* response) {
+  FillServerInfo(*engine_, config_, shared_.get(), sessions(), clock_.Now() - started_, response);
+  FillTenant(*engine_, limits_, caller.tenant, sessions(), response->mutable_tenant());
+  LeaveOut(caller, config_, response);
 }
 
 Status Server::MakeServices() {

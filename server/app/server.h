@@ -45,11 +45,15 @@ class SharedMemoryServer;
 class Tracer;
 class UnknownMethods;
 class WorkerThreads;
+struct Caller;
 struct ServiceContext;
 template <class Transfer>
 class TransferRegistry;
 namespace oip {
 class InferenceServiceImpl;
+}
+namespace v1 {
+class GetServerInfoResponse;
 }
 
 class Server {
@@ -111,6 +115,7 @@ class Server {
   // Ends unfinished requests. False if one cannot be stopped.
   bool StopRunning();
   void UpdateConnections();
+  void FillInfo(const Caller& caller, v1::GetServerInfoResponse* response);
   bool WaitForCalls(TimePoint until) const;
 
   const Config config_;

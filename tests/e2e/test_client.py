@@ -117,6 +117,7 @@ def test_info(server):
     for word in ("cpu", "cpu_flash", "cpu_reference", "SERVING", "inline"):
         assert word in text
     assert re.search(r"^tenants +default *$", text, re.M)
+    assert re.search(r"^tenant +default$", text, re.M)
     info = json.loads(run_client("info", "--server", server.address, "--json").stdout)
     limits = info["limits"]
     assert (f"a request costs {limits['request_gflop_max']:.0f} GFLOP; "
