@@ -156,6 +156,7 @@ int CopyThreads(const Config& config);
 struct MetricsTlsFiles {
   std::string cert;
   std::string key;
+  std::string settings = "metrics-tls";  // whose files these are: with -cert and -key, the settings
 };
 MetricsTlsFiles MetricsTls(const Config& config);
 

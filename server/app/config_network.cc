@@ -107,7 +107,7 @@ void CheckMetricsAccess(const Config& c) {
 MetricsTlsFiles MetricsTls(const Config& c) {
   if (!c.metrics_tls_cert.empty()) return {c.metrics_tls_cert, c.metrics_tls_key};
   if (IsLoopback(c.metrics_listen)) return {};
-  return {c.tls_cert, c.tls_key};
+  return {c.tls_cert, c.tls_key, "tls"};
 }
 
 void CheckNetwork(const Config& c) {

@@ -91,7 +91,7 @@ TlsCertificates::Options CertificateOptions(const Config& config) {
   options.key = config.tls_key;
   options.client_ca = config.tls_client_ca;
   options.crl = config.tls_crl;
-  options.require_client = config.tls_client_cert == "require";
+  options.context.require_client = config.tls_client_cert == "require";
   return options;
 }
 
@@ -123,7 +123,7 @@ Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, std::shared_p
       TlsCertificates::Load(CertificateOptions(config), intake->tls_metrics_, logger);
   if (!certificates.ok()) return certificates.status();
   intake->certificates_ = std::move(*certificates);
-  intake->certificates_->Watch();
+  intake->certificates_->Watch(clock);
   return intake;
 }
 

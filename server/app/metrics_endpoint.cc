@@ -52,27 +52,39 @@ bool NothingToAccept() { return errno == EAGAIN || errno == EWOULDBLOCK || errno
 
 Result<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(Options options,
                                                                 Collectables collectables,
+                                                                TlsMetrics& tls_metrics,
                                                                 Logger& logger) {
   std::unique_ptr<MetricsEndpoint> endpoint(
-      new MetricsEndpoint(std::move(options), std::move(collectables), logger));
-  ATTEND_RETURN_IF_ERROR(endpoint->ReadFiles());
+      new MetricsEndpoint(std::move(options), std::move(collectables), tls_metrics, logger));
+  ATTEND_RETURN_IF_ERROR(endpoint->ReadCertificates());
+  ATTEND_RETURN_IF_ERROR(endpoint->ReadCallers());
   ATTEND_RETURN_IF_ERROR(endpoint->Listen());
   endpoint->thread_ = std::thread([raw = endpoint.get()] { raw->Run(); });
   return endpoint;
 }
 
-Status MetricsEndpoint::ReadFiles() {
-  if (!options_.tls.certificate.empty()) {
-    Result<std::unique_ptr<TlsIdentity>> identity = TlsIdentity::Load(options_.tls);
-    if (!identity.ok()) return InvalidArgument("metrics-tls: " + identity.status().message());
-    identity_ = std::move(*identity);
-  }
+Status MetricsEndpoint::ReadCertificates() {
+  if (options_.tls.cert.empty()) return Status();
+  TlsCertificates::Options files;
+  files.settings = options_.tls.settings;
+  files.cert = options_.tls.cert;
+  files.key = options_.tls.key;
+  files.context.http2 = false;
+  files.of = TlsFile::kMetricsCert;
+  Result<std::unique_ptr<TlsCertificates>> certificates =
+      TlsCertificates::Load(std::move(files), tls_metrics_, logger_);
+  if (!certificates.ok()) return certificates.status();
+  certificates_ = std::move(*certificates);
+  return Status();
+}
+
+Status MetricsEndpoint::ReadCallers() {
   if (options_.auth_file.empty()) return Status();
   Result<std::unique_ptr<Authenticator>> authenticator = Authenticator::Load(
       {.file = options_.auth_file,
        .tenants = options_.tenants,
        .now = [] { return std::chrono::floor<seconds>(std::chrono::system_clock::now()); },
-       .on_reload = [this](const Status& status, int64_t) { LogReload("metrics-auth", status); }});
+       .on_reload = [this](const Status& status, int64_t) { LogReload(status); }});
   if (!authenticator.ok()) {
     return InvalidArgument("metrics-auth: " + authenticator.status().message());
   }
@@ -160,23 +172,23 @@ void MetricsEndpoint::Accept(int listener) {
 
 void MetricsEndpoint::Add(UniqueFd socket) {
   std::unique_ptr<SSL, FreeSsl> ssl;
-  if (identity_ != nullptr) {
-    const Result<bool> changed = identity_->Refresh();
-    if (!changed.ok() || *changed) LogReload("metrics-tls", changed.status());
-    ssl = identity_->Begin();
+  if (certificates_ != nullptr) {
+    certificates_->Look();
+    ssl.reset(SSL_new(certificates_->current()->get()));
     if (ssl == nullptr) return;  // never without TLS instead
+    SSL_set_accept_state(ssl.get());
   }
   if (connections_.size() >= kConnectionsMax) connections_.pop_front();
   const bool local = IsLocal(socket);
   connections_.emplace_back(std::move(socket), std::move(ssl), local, clock_.Now());
 }
 
-void MetricsEndpoint::LogReload(const char* flag, const Status& status) {
+void MetricsEndpoint::LogReload(const Status& status) {
   if (status.ok()) {
-    logger_.Log(LogLevel::info, "changed files are in use", {{"flag", flag}});
+    logger_.Log(LogLevel::info, "changed files are in use", {{"flag", "metrics-auth"}});
   } else {
     logger_.Log(LogLevel::err, "changed files cannot be used, the earlier ones stay",
-                {{"flag", flag}, {"error", status.message()}}, flag);
+                {{"flag", "metrics-auth"}, {"error", status.message()}});
   }
 }
 
@@ -195,7 +207,7 @@ HttpAnswer MetricsEndpoint::Answer(const HttpRequest& request) {
 
 Code MetricsEndpoint::Allow(const HttpRequest& request) const {
   Credentials credentials;
-  credentials.encrypted = identity_ != nullptr;
+  credentials.encrypted = certificates_ != nullptr;
   credentials.local = request.local;
   std::string bearer;
   const auto basic = ParseBasic(request.authorization);

@@ -18,10 +18,12 @@
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
+#include "server/app/config.h"
 #include "server/auth/authenticator.h"
 #include "server/http/http_connection.h"
-#include "server/http/tls_identity.h"
 #include "server/log/logging.h"
+#include "server/metrics/tls_metrics.h"
+#include "server/tls/tls_certificates.h"
 #include "server/util/unique_fd.h"
 
 namespace attend {
@@ -34,16 +36,17 @@ class MetricsEndpoint {
 
   struct Options {
     std::string address;  // HOST:PORT
-    TlsFiles tls = {};
+    MetricsTlsFiles tls = {};
     // Callers (server/auth), of whom those with the scope info may read /metrics. Empty: everybody.
     std::string auth_file = {};
     std::vector<std::string> tenants = {"default"};  // that auth_file may name
     std::function<bool()> ready;                     // for /readyz, on the endpoint's thread
   };
 
-  // Serves from the return on. Files are read again when they change.
+  // Serves from the return on. Files are read again when they change. `tls_metrics` and `logger`
+  // must outlive the endpoint.
   static Result<std::unique_ptr<MetricsEndpoint>> Start(Options options, Collectables collectables,
-                                                        Logger& logger);
+                                                        TlsMetrics& tls_metrics, Logger& logger);
   ~MetricsEndpoint();
   MetricsEndpoint(const MetricsEndpoint&) = delete;
   MetricsEndpoint& operator=(const MetricsEndpoint&) = delete;
@@ -51,9 +54,14 @@ class MetricsEndpoint {
   int port() const { return port_; }
 
  private:
-  MetricsEndpoint(Options options, Collectables collectables, Logger& logger)
-      : options_(std::move(options)), collectables_(std::move(collectables)), logger_(logger) {}
-  Status ReadFiles();
+  MetricsEndpoint(Options options, Collectables collectables, TlsMetrics& tls_metrics,
+                  Logger& logger)
+      : options_(std::move(options)),
+        collectables_(std::move(collectables)),
+        tls_metrics_(tls_metrics),
+        logger_(logger) {}
+  Status ReadCertificates();
+  Status ReadCallers();
   Status Listen();
   void Run();
   int WaitMs() const;
@@ -63,14 +71,15 @@ class MetricsEndpoint {
   HttpAnswer AnswerMetrics(const HttpRequest& request);
   Code Allow(const HttpRequest& request) const;
   std::string Collect() const;
-  void LogReload(const char* flag, const Status& status);
+  void LogReload(const Status& status);
 
   const Options options_;
   const Collectables collectables_;
+  TlsMetrics& tls_metrics_;
   Logger& logger_;
   const SteadyClock clock_;
-  std::unique_ptr<TlsIdentity> identity_;         // null: without TLS
-  std::unique_ptr<Authenticator> authenticator_;  // null: everybody may scrape
+  std::unique_ptr<TlsCertificates> certificates_;  // null: without TLS
+  std::unique_ptr<Authenticator> authenticator_;   // null: everybody may scrape
   std::vector<UniqueFd> listeners_;
   int port_ = 0;
   UniqueFd wake_;

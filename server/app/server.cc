@@ -200,7 +200,7 @@ Status Server::StartMetrics() {
   for (const Tenant& tenant : config_.tenants.list()) tenants.push_back(tenant.name);
   Result<std::unique_ptr<MetricsEndpoint>> endpoint = MetricsEndpoint::Start(
       {.address = config_.metrics_listen,
-       .tls = {MetricsTls(config_).cert, MetricsTls(config_).key},
+       .tls = MetricsTls(config_),
        .auth_file = config_.metrics_auth,
        .tenants = tenants,
        .ready = [this] { return Ready(); }},
@@ -213,7 +213,7 @@ Status Server::StartMetrics() {
        std::make_shared<LimitStats>(limits_, config_.tenants),
        std::make_shared<ObservingStats>(access_log_.get(), tracer_.get()),
        std::make_shared<SessionStats>(sessions(), devices, config_.tenants)},
-      *logger_);
+      tls_metrics_, *logger_);
   if (!endpoint.ok()) return endpoint.status();
   metrics_endpoint_ = std::move(*endpoint);
   metrics_address_ = WithPort(config_.metrics_listen, metrics_endpoint_->port());

@@ -19,6 +19,7 @@
 #include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
+#include "server/metrics/tls_metrics.h"
 #include "server/util/reload_hooks.h"
 
 namespace attend {
@@ -124,6 +125,7 @@ class Server {
   const Clock& clock_ = *shared_clock_;
   const TimePoint started_ = clock_.Now();
   Metrics metrics_;
+  TlsMetrics tls_metrics_{*metrics_.registry()};
   ReloadHooks reloads_;
   TenantLimits limits_;
   const std::shared_ptr<ConnectionHolds> connections_ = std::make_shared<ConnectionHolds>(limits_);

@@ -14,10 +14,13 @@
 
 #include "kernels/util/clock.h"
 #include "server/http/http_message.h"
-#include "server/http/tls_identity.h"
 #include "server/util/unique_fd.h"
 
 namespace attend {
+
+struct FreeSsl {
+  void operator()(SSL* ssl) const { SSL_free(ssl); }
+};
 
 class HttpConnection {
  public:

@@ -7,12 +7,14 @@
 namespace attend {
 namespace {
 
-constexpr std::array<const char*, kTlsFileCount> kNames = {"cert", "client_ca", "crl"};
+constexpr std::array<const char*, kTlsFileCount> kNames = {"cert", "client_ca", "crl",
+                                                           "metrics_cert"};
 constexpr std::array<const char*, kClientRefusalCount> kRefusalNames = {"tls", "plaintext", "user"};
 
 prometheus::Counter& Reloads(prometheus::Registry& registry, const char* result) {
   return MakeCounter(registry, "attend_tls_reloads_total",
-                     "Times that changed files of --tls-* were taken, or an error kept them out",
+                     "Times that changed files of --tls-* or --metrics-tls-* were taken, or an "
+                     "error kept them out",
                      {{"result", result}});
 }
 
@@ -32,8 +34,9 @@ TlsMetrics::TlsMetrics(prometheus::Registry& registry)
   }
   for (size_t of = 0; of < expiries_.size(); ++of) {
     expiries_[of] = &MakeGauge(registry, "attend_tls_expiry_timestamp_seconds",
-                               "When the first certificate of --tls-cert or --tls-client-ca, or "
-                               "list of --tls-crl, expires, seconds since 1970; 0: there is none",
+                               "When the first certificate of --tls-cert, --tls-client-ca or "
+                               "--metrics-tls-cert, or list of --tls-crl, expires, seconds since "
+                               "1970; 0: there is none",
                                {{"of", kNames[of]}});
   }
 }

@@ -14,8 +14,8 @@
 namespace attend {
 
 // What can expire.
-enum class TlsFile { kCert = 0, kClientCa, kCrl };
-inline constexpr int kTlsFileCount = 3;
+enum class TlsFile { kCert = 0, kClientCa, kCrl, kMetricsCert };
+inline constexpr int kTlsFileCount = 4;
 
 // Why a client may not connect. See ConnectionRefusal for what else ends connections.
 enum class ClientRefusal {
@@ -28,7 +28,7 @@ const char* ClientRefusalName(ClientRefusal reason);
 
 class TlsMetrics {
  public:
-  // `registry` must outlive it. All series begin at zero.
+  // `registry` must outlive it. All series begin at zero; those of one registry are the same.
   explicit TlsMetrics(prometheus::Registry& registry);
 
   // attend_tls_expiry_timestamp_seconds{of}; 0: there is none

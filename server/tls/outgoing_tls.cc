@@ -2,7 +2,6 @@
 
 #include "server/tls/outgoing_tls.h"
 
-#include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
@@ -10,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "server/tls/openssl_free.h"
 #include "server/util/whole_file.h"
 
 namespace attend {
@@ -17,13 +17,6 @@ namespace {
 
 constexpr int64_t kFileBytesMax = int64_t{4} << 20;
 
-template <auto kFree>
-struct Freer {
-  template <class T>
-  void operator()(T* owned) const {
-    kFree(owned);
-  }
-};
 using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
 
@@ -33,8 +26,7 @@ int NoPassword(char*, int, int, void*) { return -1; }
 // The first object of a text; null if there is none.
 template <class Owned, class Read>
 Owned First(const std::string& pem, Read read) {
-  const std::unique_ptr<BIO, Freer<BIO_free>> bio(
-      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
   Owned first{bio == nullptr ? nullptr : read(bio.get(), nullptr, NoPassword, nullptr)};
   ERR_clear_error();
   return first;

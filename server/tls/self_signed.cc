@@ -2,7 +2,6 @@
 
 #include "server/tls/self_signed.h"
 
-#include <openssl/bio.h>
 #include <openssl/ec.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -10,19 +9,12 @@
 
 #include <memory>
 
+#include "server/tls/openssl_free.h"
+
 namespace attend {
 namespace {
 
 constexpr int kDaySeconds = 86400;
-
-template <auto kFree>
-struct Freer {
-  template <class T>
-  void operator()(T* owned) const {
-    kFree(owned);
-  }
-};
-using Bio = std::unique_ptr<BIO, Freer<BIO_free>>;
 
 std::string TextOf(BIO* bio) {
   char* data = nullptr;

@@ -3,7 +3,6 @@
 #include "server/tls/tls_certificates.h"
 
 #include <openssl/crypto.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,8 +13,6 @@
 #include <iterator>
 #include <utility>
 #include <vector>
-
-#include "kernels/util/thread_name.h"
 
 namespace attend {
 namespace {
@@ -39,16 +36,6 @@ std::vector<std::string> FilesOf(const std::string& path) {
   return files;
 }
 
-// What tells a file from the one that was there before: not its name alone, as with Kubernetes'
-// links to folders.
-std::string MarkOf(const std::string& file) {
-  struct stat about {};
-  if (stat(file.c_str(), &about) != 0) return file + " is missing\n";
-  return file + " " + std::to_string(about.st_dev) + " " + std::to_string(about.st_ino) + " " +
-         std::to_string(about.st_size) + " " + std::to_string(about.st_mtim.tv_sec) + "." +
-         std::to_string(about.st_mtim.tv_nsec) + "\n";
-}
-
 Status Append(const std::string& setting, const std::string& file, std::string* text) {
   std::error_code error;
   const auto bytes = fs::file_size(file, error);
@@ -66,6 +53,7 @@ Status Append(const std::string& setting, const std::string& file, std::string* 
 }
 
 Status ReadText(const std::string& setting, const std::string& path, TlsText* text) {
+  text->setting = setting;
   text->path = path;
   if (path.empty()) return Status();
   for (const std::string& file : FilesOf(path)) {
@@ -79,46 +67,22 @@ Status ReadText(const std::string& setting, const std::string& path, TlsText* te
 Result<std::unique_ptr<TlsCertificates>> TlsCertificates::Load(Options options, TlsMetrics& metrics,
                                                                Logger& logger) {
   std::unique_ptr<TlsCertificates> made(new TlsCertificates(std::move(options), metrics, logger));
-  made->marks_ = made->Marks();
+  made->stamps_ = made->Stamped();
   Result<std::shared_ptr<const TlsContext>> context = made->Read();
   if (!context.ok()) return context.status();
   made->Use(std::move(*context));
   return made;
 }
 
-TlsCertificates::~TlsCertificates() {
-  if (!thread_.joinable()) return;
-  {
-    const MutexLock lock(mutex_);
-    ends_ = true;
-    changed_.NotifyAll();
-  }
-  thread_.join();
-}
-
-void TlsCertificates::Watch() {
-  thread_ = std::thread([this] { Run(); });
-}
-
-void TlsCertificates::Run() {
-  NameThread("attend-tls");
-  for (;;) {
-    {
-      const MutexLock lock(mutex_);
-      const auto until = std::chrono::steady_clock::now() + kPeriod;
-      while (!ends_ && changed_.WaitUntil(mutex_, until)) {
-      }
-      if (ends_) return;
-    }
-    Look();
-  }
+void TlsCertificates::Watch(const Clock& clock) {
+  watch_ = std::make_unique<PollThread>("attend-tls", kPeriod, clock, [this] { Look(); });
 }
 
 void TlsCertificates::Look() {
-  std::string marks = Marks();
-  if (marks == marks_) return;
+  Stamps stamps = Stamped();
+  if (stamps == stamps_) return;
   // Taken before the files are read: what changes meanwhile is seen the next time.
-  marks_ = std::move(marks);
+  stamps_ = std::move(stamps);
   Result<std::shared_ptr<const TlsContext>> context = Read();
   metrics_.RecordReload(context.ok());
   if (!context.ok()) {
@@ -136,32 +100,34 @@ std::shared_ptr<const TlsContext> TlsCertificates::current() const {
   return context_;
 }
 
-std::string TlsCertificates::Marks() const {
-  std::string marks;
+TlsCertificates::Stamps TlsCertificates::Stamped() const {
+  Stamps stamps;
   for (const std::string* const path :
        {&options_.cert, &options_.key, &options_.client_ca, &options_.crl}) {
     if (path->empty()) continue;
-    for (const std::string& file : FilesOf(*path)) marks += MarkOf(file);
+    for (const std::string& file : FilesOf(*path)) stamps.emplace_back(file, StampOf(file));
   }
-  return marks;
+  return stamps;
 }
 
 Result<std::shared_ptr<const TlsContext>> TlsCertificates::Read() const {
   TlsTexts texts;
-  ATTEND_RETURN_IF_ERROR(ReadText("tls-cert", options_.cert, &texts.cert));
-  ATTEND_RETURN_IF_ERROR(ReadText("tls-key", options_.key, &texts.key));
-  ATTEND_RETURN_IF_ERROR(ReadText("tls-client-ca", options_.client_ca, &texts.client_ca));
-  ATTEND_RETURN_IF_ERROR(ReadText("tls-crl", options_.crl, &texts.crl));
+  ATTEND_RETURN_IF_ERROR(ReadText(options_.settings + "-cert", options_.cert, &texts.cert));
+  ATTEND_RETURN_IF_ERROR(ReadText(options_.settings + "-key", options_.key, &texts.key));
+  ATTEND_RETURN_IF_ERROR(
+      ReadText(options_.settings + "-client-ca", options_.client_ca, &texts.client_ca));
+  ATTEND_RETURN_IF_ERROR(ReadText(options_.settings + "-crl", options_.crl, &texts.crl));
   Result<std::shared_ptr<const TlsContext>> context =
-      TlsContext::Make(texts, options_.require_client, options_.now());
+      TlsContext::Make(texts, options_.context, options_.now());
   OPENSSL_cleanse(texts.key.pem.data(), texts.key.pem.size());
   return context;
 }
 
 void TlsCertificates::Use(std::shared_ptr<const TlsContext> context) {
-  metrics_.SetExpiry(TlsFile::kCert, context->expiries().cert);
-  metrics_.SetExpiry(TlsFile::kClientCa, context->expiries().client_ca);
-  metrics_.SetExpiry(TlsFile::kCrl, context->expiries().crl);
+  const TlsContext::Expiries& expiries = context->expiries();
+  metrics_.SetExpiry(options_.of, expiries.cert);
+  if (!options_.client_ca.empty()) metrics_.SetExpiry(TlsFile::kClientCa, expiries.client_ca);
+  if (!options_.crl.empty()) metrics_.SetExpiry(TlsFile::kCrl, expiries.crl);
   const MutexLock lock(mutex_);
   context_ = std::move(context);
 }

@@ -2,7 +2,6 @@
 
 #include "server/tls/tls_context.h"
 
-#include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
@@ -14,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "server/tls/openssl_free.h"
+
 namespace attend {
 namespace {
 
@@ -21,20 +22,12 @@ namespace {
 constexpr int kChainMax = 6;
 constexpr std::array<unsigned char, 3> kHttp2 = {2, 'h', '2'};
 
-template <auto kFree>
-struct Freer {
-  template <class T>
-  void operator()(T* owned) const {
-    kFree(owned);
-  }
-};
-using Bio = std::unique_ptr<BIO, Freer<BIO_free>>;
 using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
 using RevocationList = std::unique_ptr<X509_CRL, Freer<X509_CRL_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
 
-Status Wrong(std::string_view setting, const TlsText& text, const std::string& what) {
-  return InvalidArgument(std::string(setting) + " " + text.path + " " + what);
+Status Wrong(const TlsText& text, const std::string& what) {
+  return InvalidArgument(text.setting + " " + text.path + " " + what);
 }
 
 // OpenSSL's own words for its last error, and none left.
@@ -53,9 +46,8 @@ int NoPassword(char*, int, int, void*) { return -1; }
 
 // Reads all objects of one kind; text between them is skipped, half an object is an error.
 template <class Owned, class Read>
-Status ReadAll(std::string_view setting, const TlsText& text, const char* kind, Read read,
-               std::vector<Owned>* all) {
-  if (text.pem.size() > INT_MAX) return Wrong(setting, text, "is larger than 2 GiB");
+Status ReadAll(const TlsText& text, const char* kind, Read read, std::vector<Owned>* all) {
+  if (text.pem.size() > INT_MAX) return Wrong(text, "is larger than 2 GiB");
   const Bio bio = Open(text);
   ERR_clear_error();
   while (Owned next{read(bio.get(), nullptr, nullptr, nullptr)}) all->push_back(std::move(next));
@@ -63,8 +55,8 @@ Status ReadAll(std::string_view setting, const TlsText& text, const char* kind, 
   const bool at_end =
       ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
   const std::string words = TakeError();
-  if (!at_end) return Wrong(setting, text, std::string("has a broken ") + kind + ": " + words);
-  if (all->empty()) return Wrong(setting, text, std::string("has no ") + kind + " in PEM");
+  if (!at_end) return Wrong(text, std::string("has a broken ") + kind + ": " + words);
+  if (all->empty()) return Wrong(text, std::string("has no ") + kind + " in PEM");
   return Status();
 }
 
@@ -103,20 +95,21 @@ int SelectHttp2(SSL*, const unsigned char** out, unsigned char* out_size, const 
 }  // namespace
 
 Result<std::shared_ptr<const TlsContext>> TlsContext::Make(const TlsTexts& texts,
-                                                           bool require_client, std::time_t now) {
+                                                           const Options& options,
+                                                           std::time_t now) {
   const std::shared_ptr<TlsContext> made(new TlsContext());
   if (made->context_ == nullptr) return Internal("OpenSSL has no TLS: " + TakeError());
-  ATTEND_RETURN_IF_ERROR(made->SetProtocol());
+  ATTEND_RETURN_IF_ERROR(made->SetProtocol(options.http2));
   ATTEND_RETURN_IF_ERROR(made->UseCertificate(texts.cert, now));
   ATTEND_RETURN_IF_ERROR(made->UseKey(texts.key, texts.cert));
   if (!texts.client_ca.path.empty()) {
-    ATTEND_RETURN_IF_ERROR(made->TrustClients(texts.client_ca, require_client));
+    ATTEND_RETURN_IF_ERROR(made->TrustClients(texts.client_ca, options.require_client));
   }
   if (!texts.crl.path.empty()) ATTEND_RETURN_IF_ERROR(made->Revoke(texts.crl));
   return std::shared_ptr<const TlsContext>(made);
 }
 
-Status TlsContext::SetProtocol() {
+Status TlsContext::SetProtocol(bool http2) {
   SSL_CTX* const context = context_.get();
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
   SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION);
@@ -130,26 +123,26 @@ Status TlsContext::SetProtocol() {
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_num_tickets(context, 0);
   SSL_CTX_set_verify_depth(context, kChainMax);
-  SSL_CTX_set_alpn_select_cb(context, SelectHttp2, nullptr);
+  if (http2) SSL_CTX_set_alpn_select_cb(context, SelectHttp2, nullptr);
   return Status();
 }
 
 Status TlsContext::UseCertificate(const TlsText& cert, std::time_t now) {
   std::vector<Certificate> chain;
-  ATTEND_RETURN_IF_ERROR(ReadAll("tls-cert", cert, "certificate", PEM_read_bio_X509, &chain));
+  ATTEND_RETURN_IF_ERROR(ReadAll(cert, "certificate", PEM_read_bio_X509, &chain));
   expiries_.cert = FirstExpiry(chain);
   for (const Certificate& each : chain) {
     const int64_t begin = UnixSeconds(X509_get0_notBefore(each.get()));
     const int64_t end = UnixSeconds(X509_get0_notAfter(each.get()));
-    if (now > end) return Wrong("tls-cert", cert, "expired at " + Text(end));
-    if (now < begin) return Wrong("tls-cert", cert, "is not valid before " + Text(begin));
+    if (now > end) return Wrong(cert, "expired at " + Text(end));
+    if (now < begin) return Wrong(cert, "is not valid before " + Text(begin));
   }
   if (SSL_CTX_use_certificate(context_.get(), chain.front().get()) != 1) {
-    return Wrong("tls-cert", cert, "cannot be used: " + TakeError());
+    return Wrong(cert, "cannot be used: " + TakeError());
   }
   for (size_t i = 1; i < chain.size(); ++i) {
     if (SSL_CTX_add1_chain_cert(context_.get(), chain[i].get()) != 1) {
-      return Wrong("tls-cert", cert, "cannot be used: " + TakeError());
+      return Wrong(cert, "cannot be used: " + TakeError());
     }
   }
   return Status();
@@ -160,19 +153,18 @@ Status TlsContext::UseKey(const TlsText& key, const TlsText& cert) {
   ERR_clear_error();
   const Key read(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
   if (read == nullptr) {
-    return Wrong("tls-key", key, "has no private key in PEM without a password: " + TakeError());
+    return Wrong(key, "has no private key in PEM without a password: " + TakeError());
   }
   if (SSL_CTX_use_PrivateKey(context_.get(), read.get()) != 1 ||
       SSL_CTX_check_private_key(context_.get()) != 1) {
-    return Wrong("tls-key", key, "is not the key of tls-cert " + cert.path + ": " + TakeError());
+    return Wrong(key, "is not the key of " + cert.setting + " " + cert.path + ": " + TakeError());
   }
   return Status();
 }
 
 Status TlsContext::TrustClients(const TlsText& client_ca, bool require) {
   std::vector<Certificate> authorities;
-  ATTEND_RETURN_IF_ERROR(
-      ReadAll("tls-client-ca", client_ca, "certificate", PEM_read_bio_X509, &authorities));
+  ATTEND_RETURN_IF_ERROR(ReadAll(client_ca, "certificate", PEM_read_bio_X509, &authorities));
   expiries_.client_ca = FirstExpiry(authorities);
   X509_STORE* const store = SSL_CTX_get_cert_store(context_.get());
   // An authority in the file is trusted though it is not its own issuer.
@@ -180,7 +172,7 @@ Status TlsContext::TrustClients(const TlsText& client_ca, bool require) {
   for (const Certificate& each : authorities) {
     if (X509_STORE_add_cert(store, each.get()) != 1 ||
         SSL_CTX_add_client_CA(context_.get(), each.get()) != 1) {
-      return Wrong("tls-client-ca", client_ca, "cannot be used: " + TakeError());
+      return Wrong(client_ca, "cannot be used: " + TakeError());
     }
   }
   SSL_CTX_set_verify(context_.get(),
@@ -190,13 +182,13 @@ Status TlsContext::TrustClients(const TlsText& client_ca, bool require) {
 
 Status TlsContext::Revoke(const TlsText& crl) {
   std::vector<RevocationList> lists;
-  ATTEND_RETURN_IF_ERROR(ReadAll("tls-crl", crl, "revocation list", PEM_read_bio_X509_CRL, &lists));
+  ATTEND_RETURN_IF_ERROR(ReadAll(crl, "revocation list", PEM_read_bio_X509_CRL, &lists));
   X509_STORE* const store = SSL_CTX_get_cert_store(context_.get());
   expiries_.crl = INT64_MAX;
   for (const RevocationList& each : lists) {
     expiries_.crl = std::min(expiries_.crl, UnixSeconds(X509_CRL_get0_nextUpdate(each.get())));
     if (X509_STORE_add_crl(store, each.get()) != 1) {
-      return Wrong("tls-crl", crl, "cannot be used: " + TakeError());
+      return Wrong(crl, "cannot be used: " + TakeError());
     }
   }
   // A certificate whose authority has no list, or one that has expired, is refused as well.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a TLS server shows and asks for, from the texts of its files: an SSL_CTX of OpenSSL. TLS 1.2
-// and 1.3 with forward secrecy, HTTP/2 only, no renegotiation, no resumption: every connection's
-// certificate is checked against the files as they are. Reads no file and knows no connection.
+// and 1.3 with forward secrecy, no renegotiation, no resumption: every connection's certificate is
+// checked against the files as they are. Reads no file and knows no connection.
 
 #pragma once
 
@@ -17,8 +17,9 @@
 
 namespace attend {
 
-// A setting's value and what is in the file; both empty where the setting is.
+// A setting's name and value, and what is in the file; the last two are empty where the setting is.
 struct TlsText {
+  std::string setting;
   std::string path;
   std::string pem;
 };
@@ -39,11 +40,15 @@ class TlsContext {
     int64_t crl = 0;
   };
 
+  struct Options {
+    bool http2 = true;           // and nothing else; false: HTTP/1.1
+    bool require_client = true;  // with client_ca, whether clients must show a certificate
+  };
+
   // An error names the setting, its file, and what is wrong with it at the time `now`: among other
   // things, a key that is another certificate's, or a certificate that has expired.
-  // `require_client`: with client_ca, whether clients must show a certificate.
-  static Result<std::shared_ptr<const TlsContext>> Make(const TlsTexts& texts, bool require_client,
-                                                        std::time_t now);
+  static Result<std::shared_ptr<const TlsContext>> Make(const TlsTexts& texts,
+                                                        const Options& options, std::time_t now);
 
   SSL_CTX* get() const { return context_.get(); }
   const Expiries& expiries() const { return expiries_; }
@@ -54,7 +59,7 @@ class TlsContext {
   };
 
   TlsContext() : context_(SSL_CTX_new(TLS_server_method())) {}
-  Status SetProtocol();
+  Status SetProtocol(bool http2);
   Status UseCertificate(const TlsText& cert, std::time_t now);
   Status UseKey(const TlsText& key, const TlsText& cert);
   Status TrustClients(const TlsText& client_ca, bool require);

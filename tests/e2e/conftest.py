@@ -14,6 +14,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "python"))  # for dropout.py
 
+import certificates  # noqa: E402
 import harness  # noqa: E402
 import wire  # noqa: E402
 
@@ -58,6 +59,17 @@ def start_server(tmp_path):
     yield start
     for running in started:
         running.kill()
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory):
+    return certificates.Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """An authority that the server does not know; it makes the same names."""
+    return certificates.Authority(tmp_path_factory.mktemp("foreign"))
 
 
 @pytest.fixture(scope="session")

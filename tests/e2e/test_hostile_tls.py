@@ -16,11 +16,6 @@ import test_hostile_frames as frames
 import wire
 
 
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory):
-    return certificates.Authority(tmp_path_factory.mktemp("ca"), clients="client")
-
-
 def assert_serves(ca, address):
     with ca.channel(address) as channel:
         service = wire.stub.AttentionServiceStub(channel)

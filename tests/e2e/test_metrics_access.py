@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,7 +17,6 @@ import urllib.request
 
 import pytest
 
-import certificates
 import harness
 import hostile
 import wire
@@ -24,13 +24,8 @@ import wire
 TOKEN, OTHER = "a-token-of-a-scraper", "another-token-of-one"
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return certificates.Authority(tmp_path_factory.mktemp("ca"))
-
-
-def trust(authority):
-    return ssl.create_default_context(cafile=authority.ca)
+def trust(ca):
+    return ssl.create_default_context(cafile=ca.ca)
 
 
 def ask(address, path, authorization=None, context=None):
@@ -57,10 +52,10 @@ def tls_flags(pair):
     return "--metrics-tls-cert", pair[0], "--metrics-tls-key", pair[1]
 
 
-def serial(address, authority):
+def serial(address, ca):
     """Of the certificate that the endpoint shows."""
     with socket.create_connection(address.split(":")) as plain, \
-            trust(authority).wrap_socket(plain, server_hostname="localhost") as secure:
+            trust(ca).wrap_socket(plain, server_hostname="localhost") as secure:
         return secure.getpeercert()["serialNumber"]
 
 
@@ -105,15 +100,15 @@ def test_changed_tokens_hold_at_once(start_server, tmp_path):
     assert ask(server.metrics_address, "/metrics", f"Bearer {OTHER}")[0] == 200
 
 
-def test_tls_is_new_and_plain_text_is_told_so(start_server, authority):
-    server = start_server(*tls_flags(authority.issue("scraped", usage="serverAuth")))
-    status, text = ask(server.metrics_address, "/metrics", context=trust(authority))
+def test_tls_is_new_and_plain_text_is_told_so(start_server, ca):
+    server = start_server(*tls_flags(ca.issue("scraped", usage="serverAuth")))
+    status, text = ask(server.metrics_address, "/metrics", context=trust(ca))
     assert status == 200 and "attend_build_info" in text
-    assert ask(server.metrics_address, "/readyz", context=trust(authority)) == (200, "ok\n")
+    assert ask(server.metrics_address, "/readyz", context=trust(ca)) == (200, "ok\n")
     status, text = ask(server.metrics_address, "/metrics")
     assert (status, text) == (400, "this address speaks https\n")
     assert f"https://{server.metrics_address}/metrics" in server.log()
-    old = trust(authority)
+    old = trust(ca)
     old.set_ciphers("ALL:@SECLEVEL=0")
     old.minimum_version = ssl.TLSVersion.TLSv1
     old.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -124,29 +119,39 @@ def test_tls_is_new_and_plain_text_is_told_so(start_server, authority):
     wire.assert_serves(server.address)
 
 
-def test_a_changed_certificate_is_shown_and_a_wrong_one_is_not(start_server, authority, tmp_path):
+def test_a_changed_certificate_is_shown_and_a_wrong_one_is_not(start_server, ca, tmp_path):
     pair = [tmp_path / "server.pem", tmp_path / "server.key"]
-    for issued, used in zip(authority.issue("first", usage="serverAuth"), pair):
+    for issued, used in zip(ca.issue("first", usage="serverAuth"), pair):
         shutil.copy(issued, used)
     server = start_server(*tls_flags(pair))
-    first = serial(server.metrics_address, authority)
-    second = authority.issue("second", usage="serverAuth")
+    first = serial(server.metrics_address, ca)
+    second = ca.issue("second", usage="serverAuth")
     shutil.copy(second[0], pair[0])  # now it does not fit the key
-    assert serial(server.metrics_address, authority) == first
-    assert "changed files cannot be used" in server.log()
+    assert serial(server.metrics_address, ca) == first
+    assert "certificates are not taken, those before stay" in server.log()
     shutil.copy(second[1], pair[1])
     harness.wait_for("the new certificate",
-                     lambda: serial(server.metrics_address, authority) != first)
+                     lambda: serial(server.metrics_address, ca) != first)
 
 
-def test_half_handshakes_keep_no_scrape_out(start_server, authority):
-    server = start_server(*tls_flags(authority.issue("scraped", usage="serverAuth")))
+def test_when_the_certificate_ends_is_a_metric(start_server, ca):
+    pair = ca.issue("ends", days=7, usage="serverAuth")
+    server = start_server(*tls_flags(pair))
+    text = ask(server.metrics_address, "/metrics", context=trust(ca))[1]
+    said = re.search(r'attend_tls_expiry_timestamp_seconds\{of="metrics_cert"\} (\S+)', text)
+    shown = ssl._ssl._test_decode_cert(str(pair[0]))
+    assert float(said[1]) == ssl.cert_time_to_seconds(shown["notAfter"])
+    assert 'attend_tls_expiry_timestamp_seconds{of="cert"} 0\n' in text
+
+
+def test_half_handshakes_keep_no_scrape_out(start_server, ca):
+    server = start_server(*tls_flags(ca.issue("scraped", usage="serverAuth")))
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
     with contextlib.ExitStack() as held:
         for sent in (hello, b"", b"\x16\x03\x01\xff\xff" + bytes(5000), b"\x80\x00\x00"):
             for _ in range(25):
                 held.enter_context(hostile.open_socket(server.metrics_address)).sendall(sent)
-        assert ask(server.metrics_address, "/metrics", context=trust(authority))[0] == 200
+        assert ask(server.metrics_address, "/metrics", context=trust(ca))[0] == 200
 
 
 def test_draining_is_alive_and_not_ready(start_server, tmp_path):
@@ -167,14 +172,14 @@ def test_draining_is_alive_and_not_ready(start_server, tmp_path):
     assert server.wait() == 0
 
 
-def test_beyond_loopback_it_is_encrypted(start_server, authority):
+def test_beyond_loopback_it_is_encrypted(start_server, ca):
     """With the server's own certificate, if it has no other, or in the clear if told so."""
     with pytest.raises(harness.ServerEnded, match="0.0.0.0:0 is beyond loopback"):
         start_server(metrics="0.0.0.0:0")
-    pair = authority.issue("scraped", usage="serverAuth")
+    pair = ca.issue("scraped", usage="serverAuth")
     server = start_server("--tls-cert", pair[0], "--tls-key", pair[1], metrics="0.0.0.0:0")
     port = server.metrics_address.rpartition(":")[2]
-    assert ask(f"127.0.0.1:{port}", "/readyz", context=trust(authority)) == (200, "ok\n")
+    assert ask(f"127.0.0.1:{port}", "/readyz", context=trust(ca)) == (200, "ok\n")
     server = start_server("--insecure", metrics="0.0.0.0:0")
     port = server.metrics_address.rpartition(":")[2]
     assert ask(f"127.0.0.1:{port}", "/readyz") == (200, "ok\n")
@@ -187,15 +192,19 @@ def test_beyond_loopback_it_is_encrypted(start_server, authority):
      "--metrics-auth: needs --metrics-listen"),
     (["--metrics-tls-cert", "CERT", "--metrics-tls-key", "OTHER"], "key values mismatch"),
     (["--metrics-tls-cert", "NONE", "--metrics-tls-key", "KEY"], "NONE: No such file or directory"),
-    (["--metrics-tls-cert", "AUTH", "--metrics-tls-key", "KEY"], "AUTH: no start line"),
+    (["--metrics-tls-cert", "AUTH", "--metrics-tls-key", "KEY"],
+     "metrics-tls-cert AUTH has no certificate in PEM"),
+    (["--metrics-tls-cert", "ENDED", "--metrics-tls-key", "KEY"],
+     "metrics-tls-cert ENDED expired at "),
     (["--metrics-auth", "NONE"], "NONE: it cannot be read: No such file or directory"),
     (["--metrics-auth", "KEY"], "metrics-auth: tokens KEY: "),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_what_cannot_be_used_is_one_line(authority, tmp_path, args, said):
-    certificate, key = authority.issue("scraped", usage="serverAuth")
-    _, other = authority.issue("another", usage="serverAuth")
+def test_what_cannot_be_used_is_one_line(ca, tmp_path, args, said):
+    certificate, key = ca.issue("scraped", usage="serverAuth")
+    _, other = ca.issue("another", usage="serverAuth")
+    ended, _ = ca.issue("ended", days=-1, usage="serverAuth")
     files = {"CERT": certificate, "KEY": key, "OTHER": other, "NONE": tmp_path / "none",
-             "AUTH": scrapers(tmp_path / "auth", a=TOKEN)}
+             "AUTH": scrapers(tmp_path / "auth", a=TOKEN), "ENDED": ended}
     for name, path in files.items():
         said = said.replace(name, str(path))
     done = subprocess.run(

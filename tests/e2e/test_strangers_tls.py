@@ -7,7 +7,6 @@ import subprocess
 import grpc
 import pytest
 
-import certificates
 import harness
 import hostile
 import sessions
@@ -16,11 +15,6 @@ import wire
 from strangers import NO_TOKEN, TENANTS, TOKENS, TOKENS_FILE, ask, bearer, refusal, rejected
 
 CODE = grpc.StatusCode
-
-
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory):
-    return certificates.Authority(tmp_path_factory.mktemp("ca"))
 
 
 @pytest.fixture(scope="module")

@@ -18,17 +18,6 @@ import wire
 TLS_ONLY = b"this port takes TLS only"
 
 
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory):
-    return certificates.Authority(tmp_path_factory.mktemp("ca"))
-
-
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory):
-    """An authority that the server does not know; it makes the same names."""
-    return certificates.Authority(tmp_path_factory.mktemp("foreign"))
-
-
 def attend(channel, **request):
     service = wire.stub.AttentionServiceStub(channel)
     return service.Attend(wire.small_request(check=True, **request), timeout=wire.SECONDS)

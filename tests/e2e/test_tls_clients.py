@@ -10,16 +10,6 @@ import harness
 
 
 @pytest.fixture(scope="module")
-def ca(tmp_path_factory):
-    return certificates.Authority(tmp_path_factory.mktemp("ca"))
-
-
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory):
-    return certificates.Authority(tmp_path_factory.mktemp("foreign"))
-
-
-@pytest.fixture(scope="module")
 def mtls(tmp_path_factory, ca):
     """A server that asks for certificates, and knows who is revoked."""
     running = harness.Server(tmp_path_factory.mktemp("mtls"),

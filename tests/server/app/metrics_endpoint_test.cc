@@ -28,7 +28,7 @@ class MetricsEndpointTest : public ::testing::Test {
 
   Result<std::unique_ptr<MetricsEndpoint>> Start(const std::string& address) {
     return MetricsEndpoint::Start({.address = address, .ready = [this] { return ready_.load(); }},
-                                  {registry_}, *logger_);
+                                  {registry_}, tls_metrics_, *logger_);
   }
 
   UniqueFd Connect(const std::string& text) const {
@@ -56,6 +56,7 @@ class MetricsEndpointTest : public ::testing::Test {
       std::make_shared<Logger>(Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>());
   std::atomic<bool> ready_{true};
   const std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
+  TlsMetrics tls_metrics_{*registry_};
   std::unique_ptr<MetricsEndpoint> endpoint_;
 };
 

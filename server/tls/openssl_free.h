@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Owners of OpenSSL's objects, each with the function that frees its kind:
+// std::unique_ptr<X509, Freer<X509_free>>.
+
+#pragma once
+
+#include <openssl/bio.h>
+
+#include <memory>
+
+namespace attend {
+
+template <auto kFree>
+struct Freer {
+  template <class T>
+  void operator()(T* owned) const {
+    kFree(owned);
+  }
+};
+using Bio = std::unique_ptr<BIO, Freer<BIO_free>>;
+
+}  // namespace attend
