@@ -303,8 +303,24 @@ def a_certificate_ends(watched, folder):
     yield server
 
 
+@contextlib.contextmanager
+def a_changed_file_is_wrong(watched, folder):
+    limits = folder / "limits.toml"
+    limits.write_text("")
+    server = watched("--limits", limits)
+    limits.write_text("streams = 0\n")
+
+    def reload():
+        server.signal(signal.SIGHUP)
+        send(server)
+
+    with at_once(1, reload):
+        yield server
+
+
 SCENARIOS = {
     a_certificate_ends: ["AttendCertificateExpires"],
+    a_changed_file_is_wrong: ["AttendReloadFails"],
     a_device_is_lost: ["AttendDeviceUnhealthy"],
     a_gpu_is_left_out: ["AttendDevicesLeftOut"],
     answers_are_wrong: ["AttendReferenceCheckFailed"],
