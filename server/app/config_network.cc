@@ -48,12 +48,20 @@ void AddConnections(Group& group, Config& c) {
       ->default_str("");
 }
 
+// ATTEND_TLS_CERT and ATTEND_TLS_KEY are what clients show. Both may run in one environment, as a
+// health check does in a container.
+constexpr char kCertVariable[] = "ATTEND_LISTEN_TLS_CERT";
+constexpr char kKeyVariable[] = "ATTEND_LISTEN_TLS_KEY";
+
 void AddTls(Group& group, Config& c) {
-  group.Text("--tls-cert", c.tls_cert, "FILE", nullptr,
-             "Certificate of the server, followed by its chain, in PEM: the TCP addresses of "
-             "--listen take TLS 1.2 and 1.3 only. Read again when it changes, as are the next "
-             "ones. Empty: no TLS");
-  group.Text("--tls-key", c.tls_key, "FILE", nullptr, "Private key of --tls-cert, in PEM");
+  group
+      .Text("--tls-cert", c.tls_cert, "FILE", nullptr,
+            "Certificate of the server, followed by its chain, in PEM: the TCP addresses of "
+            "--listen take TLS 1.2 and 1.3 only. Read again when it changes, as are the next "
+            "ones. Empty: no TLS")
+      ->envname(kCertVariable);
+  group.Text("--tls-key", c.tls_key, "FILE", nullptr, "Private key of --tls-cert, in PEM")
+      ->envname(kKeyVariable);
   group.Text("--tls-client-ca", c.tls_client_ca, "FILE", nullptr,
              "Authorities, in PEM, whose certificates clients show (mTLS). Empty: clients show "
              "none");

@@ -48,6 +48,16 @@ def test_every_command_speaks_tls(mtls, ca):
     assert "ok" in done.stdout
 
 
+def test_server_and_client_may_share_an_environment(start_server, ca):
+    """As a container's health check does with what it checks."""
+    env = {"ATTEND_LISTEN_TLS_CERT": str(ca.server), "ATTEND_LISTEN_TLS_KEY": str(ca.server_key),
+           "ATTEND_TLS_CLIENT_CA": str(ca.ca), "ATTEND_TLS_CA": str(ca.ca),
+           "ATTEND_TLS_CERT": str(ca.client), "ATTEND_TLS_KEY": str(ca.client_key)}
+    server = start_server(env=env)
+    assert harness.run_client("info", "--health",
+                              env={**env, "ATTEND_SERVER": server.address}).returncode == 0
+
+
 def test_the_client_says_why_the_server_refuses_it(mtls, ca, foreign):
     assert "it takes only clients that show a certificate" in said(mtls.address, *flags(ca))
     assert "this client's certificate has been revoked" in \

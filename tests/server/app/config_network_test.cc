@@ -10,26 +10,16 @@
 
 #include "server/app/config.h"
 #include "server/app/unix_address.h"
+#include "tests/server/support/parsed_config.h"
 
 namespace attend {
 namespace {
 
-struct Parsed {
-  ConfigOutcome outcome;
-  Config config;
-  std::string text;
-};
-
-Parsed Parse(std::vector<std::string> arguments) {
-  std::vector<const char*> argv = {"attend-server"};
-  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-  Parsed out;
-  out.outcome = ParseConfig(static_cast<int>(argv.size()), argv.data(), out.config, out.text);
-  return out;
-}
+using test::ParsedConfig;
+using test::ParseFlags;
 
 void ExpectRefused(const std::vector<std::string>& flags, const std::string& error) {
-  const Parsed refused = Parse(flags);
+  const ParsedConfig refused = ParseFlags(flags);
   EXPECT_EQ(refused.outcome, ConfigOutcome::kError) << error;
   EXPECT_NE(refused.text.find(error), std::string::npos) << refused.text;
   EXPECT_EQ(refused.text.find('\n'), refused.text.size() - 1) << refused.text;
@@ -41,13 +31,13 @@ TEST(ConfigNetworkTest, TcpBeyondLoopbackIsTlsOrInsecure) {
                   "--listen: " + address +
                       " is beyond loopback, where it must be encrypted: give --tls-cert and "
                       "--tls-key, or --insecure");
-    EXPECT_EQ(Parse({"--listen", address, "--insecure"}).outcome, ConfigOutcome::kRun);
-    EXPECT_EQ(Parse({"--listen", address, "--tls-cert", "c", "--tls-key", "k"}).outcome,
+    EXPECT_EQ(ParseFlags({"--listen", address, "--insecure"}).outcome, ConfigOutcome::kRun);
+    EXPECT_EQ(ParseFlags({"--listen", address, "--tls-cert", "c", "--tls-key", "k"}).outcome,
               ConfigOutcome::kRun);
   }
   for (const std::string address : {"127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1",
                                     "[::ffff:127.0.0.1]:1", "unix:/a"}) {
-    EXPECT_EQ(Parse({"--listen", address}).outcome, ConfigOutcome::kRun) << address;
+    EXPECT_EQ(ParseFlags({"--listen", address}).outcome, ConfigOutcome::kRun) << address;
   }
   ExpectRefused({"--listen", "127.0.0.1:1,0.0.0.0:2"}, "0.0.0.0:2 is beyond loopback");
 }
@@ -59,21 +49,23 @@ TEST(ConfigNetworkTest, TlsSettingsNeedEachOther) {
   ExpectRefused({"--tls-cert", "c", "--tls-key", "k", "--tls-crl", "r"},
                 "--tls-crl: needs --tls-client-ca");
   const Config all =
-      Parse({"--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a", "--tls-crl", "r"}).config;
+      ParseFlags({"--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a", "--tls-crl", "r"})
+          .config;
   EXPECT_EQ(all.tls_cert + all.tls_key + all.tls_client_ca + all.tls_crl, "ckar");
   EXPECT_EQ(all.tls_client_cert, "require");
 }
 
 TEST(ConfigNetworkTest, WhoMayConnect) {
-  EXPECT_EQ(Parse({"--socket-users", "7,root"}).config.socket_users,
+  EXPECT_EQ(ParseFlags({"--socket-users", "7,root"}).config.socket_users,
             (std::vector<std::string>{"7", "root"}));
-  EXPECT_EQ(Parse({"--tls-client-cert", "allow"}).config.tls_client_cert, "allow");
+  EXPECT_EQ(ParseFlags({"--tls-client-cert", "allow"}).config.tls_client_cert, "allow");
   ExpectRefused({"--tls-client-cert", "ask"}, "\"ask\" must be one of require, allow");
 }
 
 TEST(ConfigNetworkTest, UnixSocketsMayBeBoundToATenant) {
-  const Parsed bound = Parse({"--tenant", "a=2", "--listen",
-                              "unix:/x y?tenant=a,unix:/z,127.0.0.1:1,unix:/d?tenant=default"});
+  const ParsedConfig bound =
+      ParseFlags({"--tenant", "a=2", "--listen",
+                  "unix:/x y?tenant=a,unix:/z,127.0.0.1:1,unix:/d?tenant=default"});
   ASSERT_EQ(bound.outcome, ConfigOutcome::kRun) << bound.text;
   const std::map<std::string, std::string, std::less<>> wanted = {{"unix:/x%20y", "a"},
                                                                   {"unix:/d", "default"}};

@@ -20,26 +20,15 @@
 #include "server/memory/host_memory.h"
 #include "server/util/byte_size.h"
 #include "tests/server/support/config_settings.h"
+#include "tests/server/support/parsed_config.h"
 
 namespace attend {
 namespace {
 
+using test::ParsedConfig;
+using test::ParseFlags;
 using test::Setting;
 using test::Settings;
-
-struct Parsed {
-  ConfigOutcome outcome;
-  Config config;
-  std::string text;
-};
-
-Parsed Parse(std::vector<std::string> arguments) {
-  std::vector<const char*> argv = {"attend-server"};
-  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-  Parsed out;
-  out.outcome = ParseConfig(static_cast<int>(argv.size()), argv.data(), out.config, out.text);
-  return out;
-}
 
 // An environment variable for the time of a test.
 class ScopedEnv {
@@ -51,8 +40,9 @@ class ScopedEnv {
   const char* const name_;
 };
 
-std::string EnvName(const std::string& flag) {
-  std::string name = "ATTEND_" + flag;
+std::string EnvName(const Setting& setting) {
+  if (!setting.variable.empty()) return setting.variable;
+  std::string name = "ATTEND_" + setting.flag;
   for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
   return name;
 }
@@ -64,7 +54,7 @@ std::string TemporaryFile(const std::string& content) {
 }
 
 TEST(ConfigTest, DefaultsHoldWhenNothingIsSet) {
-  const Parsed parsed = Parse({});
+  const ParsedConfig parsed = ParseFlags({});
   ASSERT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
   EXPECT_EQ(parsed.config.listen, std::vector<std::string>{"127.0.0.1:8001"});
   EXPECT_EQ(parsed.config.metrics_listen, "127.0.0.1:8002");
@@ -79,13 +69,17 @@ TEST(ConfigTest, EverySettingFromFlagEnvironmentAndFile) {
   for (const Setting& setting : Settings()) {
     SCOPED_TRACE(setting.flag);
     EXPECT_FALSE(setting.holds(Config())) << "the test's value is the default";
-    const Parsed flag = Parse({"--" + setting.flag, setting.text});
+    const auto parse = [&](std::vector<std::string> arguments) {
+      arguments.insert(arguments.end(), setting.beside.begin(), setting.beside.end());
+      return ParseFlags(std::move(arguments));
+    };
+    const ParsedConfig flag = parse({"--" + setting.flag, setting.text});
     EXPECT_EQ(flag.outcome, ConfigOutcome::kRun) << flag.text;
     EXPECT_TRUE(setting.holds(flag.config));
     {
-      const std::string name = EnvName(setting.flag);
+      const std::string name = EnvName(setting);
       const ScopedEnv env(name.c_str(), setting.text.c_str());
-      const Parsed parsed = Parse({});
+      const ParsedConfig parsed = parse({});
       EXPECT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
       EXPECT_TRUE(setting.holds(parsed.config));
     }
@@ -93,7 +87,7 @@ TEST(ConfigTest, EverySettingFromFlagEnvironmentAndFile) {
                               : setting.flag == "tenant" ? "[\"a=2\", \"default=3\"]"
                                                          : "\"" + setting.text + "\"";
     const std::string path = TemporaryFile(setting.flag + " = " + value + "\n");
-    const Parsed file = Parse({"--config", path});
+    const ParsedConfig file = parse({"--config", path});
     EXPECT_EQ(file.outcome, ConfigOutcome::kRun) << file.text;
     EXPECT_TRUE(setting.holds(file.config));
     std::remove(path.c_str());
@@ -104,7 +98,7 @@ TEST(ConfigTest, BadValuesAreOneLineThatNamesTheFlag) {
   for (const Setting& setting : Settings()) {
     if (setting.bad.empty()) continue;
     SCOPED_TRACE(setting.flag);
-    const Parsed parsed = Parse({"--" + setting.flag + "=" + setting.bad});
+    const ParsedConfig parsed = ParseFlags({"--" + setting.flag + "=" + setting.bad});
     EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
     EXPECT_NE(parsed.text.find("--" + setting.flag), std::string::npos) << parsed.text;
     EXPECT_NE(parsed.text.find(setting.bad), std::string::npos) << parsed.text;
@@ -112,33 +106,42 @@ TEST(ConfigTest, BadValuesAreOneLineThatNamesTheFlag) {
   }
 }
 
+TEST(ConfigTest, WhatClientsShowIsNotTheServers) {
+  const ScopedEnv cert("ATTEND_TLS_CERT", "/client.pem");
+  const ScopedEnv key("ATTEND_TLS_KEY", "/client.key");
+  const ParsedConfig parsed = ParseFlags({});
+  EXPECT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
+  EXPECT_EQ(parsed.config.tls_cert, "");
+  EXPECT_EQ(parsed.config.tls_key, "");
+}
+
 TEST(ConfigTest, FlagsWinOverFileOverEnvironment) {
   const ScopedEnv env("ATTEND_MAX_QUEUE", "1");
   const ScopedEnv other("ATTEND_LANES", "1");
   const std::string path = TemporaryFile("max-queue = 2\nlanes = 2\nmax-streams = 2\n");
-  const Parsed parsed = Parse({"--config", path, "--max-queue", "3"});
+  const ParsedConfig parsed = ParseFlags({"--config", path, "--max-queue", "3"});
   EXPECT_EQ(parsed.config.max_queue, 3);
   EXPECT_EQ(parsed.config.lanes, 2);
   EXPECT_EQ(parsed.config.max_streams, 2);
   const ScopedEnv file("ATTEND_CONFIG", path.c_str());
-  EXPECT_EQ(Parse({}).config.max_streams, 2);
+  EXPECT_EQ(ParseFlags({}).config.max_streams, 2);
   std::remove(path.c_str());
 }
 
 TEST(ConfigTest, Switches) {
-  EXPECT_FALSE(Parse({}).config.shared_memory);
-  EXPECT_TRUE(Parse({"--shared-memory"}).config.shared_memory);
-  EXPECT_FALSE(Parse({"--shared-memory"}).config.shared_memory_any_user);
-  EXPECT_TRUE(Parse({"--shared-memory-any-user"}).config.shared_memory_any_user);
-  EXPECT_EQ(Parse({"--shared-memory=maybe"}).outcome, ConfigOutcome::kError);
+  EXPECT_FALSE(ParseFlags({}).config.shared_memory);
+  EXPECT_TRUE(ParseFlags({"--shared-memory"}).config.shared_memory);
+  EXPECT_FALSE(ParseFlags({"--shared-memory"}).config.shared_memory_any_user);
+  EXPECT_TRUE(ParseFlags({"--shared-memory-any-user"}).config.shared_memory_any_user);
+  EXPECT_EQ(ParseFlags({"--shared-memory=maybe"}).outcome, ConfigOutcome::kError);
   const ScopedEnv shared("ATTEND_SHARED_MEMORY", "true");
-  EXPECT_TRUE(Parse({}).config.shared_memory);
-  EXPECT_FALSE(Parse({"--no-reflection"}).config.reflection);
-  EXPECT_TRUE(Parse({}).config.reflection);
-  EXPECT_FALSE(Parse({"--no-allocator-tuning"}).config.allocator_tuning);
-  EXPECT_TRUE(Parse({"--allocator-tuning"}).config.allocator_tuning);
+  EXPECT_TRUE(ParseFlags({}).config.shared_memory);
+  EXPECT_FALSE(ParseFlags({"--no-reflection"}).config.reflection);
+  EXPECT_TRUE(ParseFlags({}).config.reflection);
+  EXPECT_FALSE(ParseFlags({"--no-allocator-tuning"}).config.allocator_tuning);
+  EXPECT_TRUE(ParseFlags({"--allocator-tuning"}).config.allocator_tuning);
   const ScopedEnv env("ATTEND_ALLOCATOR_TUNING", "false");
-  EXPECT_FALSE(Parse({}).config.allocator_tuning);
+  EXPECT_FALSE(ParseFlags({}).config.allocator_tuning);
 }
 
 TEST(ConfigTest, Collectors) {
@@ -165,30 +168,30 @@ TEST(ConfigTest, Collectors) {
 }
 
 TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {
-  EXPECT_EQ(Parse({"--bogus"}).outcome, ConfigOutcome::kError);
-  EXPECT_EQ(Parse({"stray"}).outcome, ConfigOutcome::kError);
-  EXPECT_EQ(Parse({"--config", "/nonexistent/file"}).outcome, ConfigOutcome::kError);
+  EXPECT_EQ(ParseFlags({"--bogus"}).outcome, ConfigOutcome::kError);
+  EXPECT_EQ(ParseFlags({"stray"}).outcome, ConfigOutcome::kError);
+  EXPECT_EQ(ParseFlags({"--config", "/nonexistent/file"}).outcome, ConfigOutcome::kError);
   const std::string path = TemporaryFile("bogus = 1\n");
-  const Parsed parsed = Parse({"--config", path});
+  const ParsedConfig parsed = ParseFlags({"--config", path});
   EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
   const std::string line = "attend-server: --config " + path +
                            ": \"bogus\" is not the name of a setting (see attend-server --help)\n";
   EXPECT_EQ(parsed.text, line);
   const ScopedEnv env("ATTEND_CONFIG", path.c_str());
-  EXPECT_EQ(Parse({}).text, line);
+  EXPECT_EQ(ParseFlags({}).text, line);
   std::ofstream(path) << "max-queue = 1\n[limits]\nmax-queue = 2\n";
-  EXPECT_NE(Parse({}).text.find("settings must not be in a section, and there is [limits]"),
+  EXPECT_NE(ParseFlags({}).text.find("settings must not be in a section, and there is [limits]"),
             std::string::npos)
-      << Parse({}).text;
+      << ParseFlags({}).text;
   std::remove(path.c_str());
 }
 
 TEST(ConfigTest, TenantsOneByOneAndNoneTwice) {
-  const Parsed parsed = Parse({"--tenant", "a=2", "--tenant", "b=5"});
+  const ParsedConfig parsed = ParseFlags({"--tenant", "a=2", "--tenant", "b=5"});
   ASSERT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
   EXPECT_EQ(parsed.config.tenants.weights(), (std::vector<int32_t>{1, 2, 5}));
   for (const char* bad : {"a=1,a=2", "a", "=1", "a b=1", "a=1001", ""}) {
-    const Parsed refused = Parse({"--tenant=" + std::string(bad)});
+    const ParsedConfig refused = ParseFlags({"--tenant=" + std::string(bad)});
     EXPECT_EQ(refused.outcome, ConfigOutcome::kError) << bad;
     EXPECT_NE(refused.text.find("--tenant"), std::string::npos) << refused.text;
     EXPECT_EQ(refused.text.find('\n'), refused.text.size() - 1) << refused.text;
@@ -196,10 +199,11 @@ TEST(ConfigTest, TenantsOneByOneAndNoneTwice) {
 }
 
 TEST(ConfigTest, GrpcMemoryHasRoomForSeveralMessages) {
-  EXPECT_EQ(Parse({"--grpc-memory-max", "0"}).config.grpc_memory_max_bytes, 0);
-  const Parsed few = Parse({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4MiB"});
+  EXPECT_EQ(ParseFlags({"--grpc-memory-max", "0"}).config.grpc_memory_max_bytes, 0);
+  const ParsedConfig few = ParseFlags({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4MiB"});
   EXPECT_EQ(few.outcome, ConfigOutcome::kRun) << few.text;
-  const Parsed less = Parse({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4194303B"});
+  const ParsedConfig less =
+      ParseFlags({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4194303B"});
   EXPECT_EQ(less.outcome, ConfigOutcome::kError);
   EXPECT_NE(less.text.find("at least four times --max-request-bytes, 1MiB"), std::string::npos)
       << less.text;
@@ -208,9 +212,9 @@ TEST(ConfigTest, GrpcMemoryHasRoomForSeveralMessages) {
 TEST(ConfigTest, MemoryIsWhatThereIs) {
   EXPECT_EQ(DefaultMemoryBudget(int64_t{1} << 40), int64_t{4} << 30);
   EXPECT_EQ(DefaultMemoryBudget((int64_t{2} << 30) + 5), int64_t{512} << 20);
-  const Parsed small = Parse({"--memory-budget", "8MiB", "--max-request-bytes", "4MiB"});
+  const ParsedConfig small = ParseFlags({"--memory-budget", "8MiB", "--max-request-bytes", "4MiB"});
   EXPECT_EQ(small.config.grpc_memory_max_bytes, 16 << 20);
-  const Parsed much = Parse({"--memory-budget", "1000TiB"});
+  const ParsedConfig much = ParseFlags({"--memory-budget", "1000TiB"});
   EXPECT_EQ(much.outcome, ConfigOutcome::kError);
   EXPECT_NE(much.text.find("--memory-budget: 1000TiB is more than "), std::string::npos)
       << much.text;
@@ -241,27 +245,26 @@ TEST(HostMemoryTest, TheLowestBoundCounts) {
 
 TEST(ConfigTest, DeviceLists) {
   for (const char* good : {"auto", "cpu", "cuda:all", "cuda:3", "cuda:0,cuda:2", "cpu,cuda:0"}) {
-    EXPECT_EQ(Parse({"--device", good}).outcome, ConfigOutcome::kRun) << good;
+    EXPECT_EQ(ParseFlags({"--device", good}).outcome, ConfigOutcome::kRun) << good;
   }
   for (const char* bad : {"", "cuda", "cuda:", "cuda:x", "cuda:0,0", "auto,cpu", "cpu,", "0"}) {
-    EXPECT_EQ(Parse({"--device=" + std::string(bad)}).outcome, ConfigOutcome::kError) << bad;
+    EXPECT_EQ(ParseFlags({"--device=" + std::string(bad)}).outcome, ConfigOutcome::kError) << bad;
   }
 }
 
 TEST(ConfigTest, HelpExplainsEverySetting) {
-  const Parsed help = Parse({"--help"});
+  const ParsedConfig help = ParseFlags({"--help"});
   EXPECT_EQ(help.outcome, ConfigOutcome::kPrinted);
   for (const Setting& setting : Settings()) {
     EXPECT_NE(help.text.find("--" + setting.flag + " "), std::string::npos) << setting.flag;
-    EXPECT_NE(help.text.find("[$" + EnvName(setting.flag) + "]"), std::string::npos)
-        << setting.flag;
+    EXPECT_NE(help.text.find("[$" + EnvName(setting) + "]"), std::string::npos) << setting.flag;
   }
   for (const char* part : {"Network:", "Devices:", "Limits:", "[4GiB]", "[30]", "SECONDS"}) {
     EXPECT_NE(help.text.find(part), std::string::npos) << part;
   }
   EXPECT_NE(help.text.find("--allocator-tuning,--no-allocator-tuning\n"), std::string::npos);
   EXPECT_EQ(help.text.find('{'), help.text.find("{\"pid\"")) << "names CLI11's marks";
-  const Parsed version = Parse({"--version"});
+  const ParsedConfig version = ParseFlags({"--version"});
   EXPECT_EQ(version.outcome, ConfigOutcome::kPrinted);
   EXPECT_EQ(version.text, VersionText() + "\n");
 }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/app/config.h"
+#include "tests/server/support/parsed_config.h"
 #include "tests/server/support/temporary_directory.h"
 
 namespace attend {
@@ -32,19 +32,16 @@ class LimitsFileTest : public ::testing::Test {
 
 TEST_F(LimitsFileTest, IsASetting) {
   Write("checks = 3\n[a]\nchecks = 4\n");
-  Config config;
-  std::string text;
   const std::string flag = "--limits=" + path_;
-  const char* const arguments[] = {"attend-server", "--tenant=a=2", flag.c_str()};
-  ASSERT_EQ(ParseConfig(3, arguments, config, text), ConfigOutcome::kRun) << text;
-  ASSERT_EQ(config.limits.size(), 2U);
-  EXPECT_EQ(config.limits[0][Limit::kChecks], 3);
-  EXPECT_EQ(config.limits[1][Limit::kChecks], 4);
-  Config stranger;
-  const char* const without[] = {"attend-server", flag.c_str()};
-  EXPECT_EQ(ParseConfig(2, without, stranger, text), ConfigOutcome::kError);
-  EXPECT_THAT(text, StartsWith("attend-server: --limits: " + path_ +
-                               ": line 2: [a] must be a tenant that --tenant names"));
+  const test::ParsedConfig known = test::ParseFlags({"--tenant=a=2", flag});
+  ASSERT_EQ(known.outcome, ConfigOutcome::kRun) << known.text;
+  ASSERT_EQ(known.config.limits.size(), 2U);
+  EXPECT_EQ(known.config.limits[0][Limit::kChecks], 3);
+  EXPECT_EQ(known.config.limits[1][Limit::kChecks], 4);
+  const test::ParsedConfig unknown = test::ParseFlags({flag});
+  EXPECT_EQ(unknown.outcome, ConfigOutcome::kError);
+  EXPECT_THAT(unknown.text, StartsWith("attend-server: --limits: " + path_ +
+                                       ": line 2: [a] must be a tenant that --tenant names"));
 }
 
 TEST_F(LimitsFileTest, MustBeAFileOfBoundedSizeThatCanBeRead) {

@@ -124,12 +124,47 @@ std::vector<Setting> ObservingSettings() {
   };
 }
 
+std::vector<Setting> EncryptionSettings() {
+  using C = Config;
+  const std::vector<std::string> tls = {"--tls-cert=c", "--tls-key=k"};
+  std::vector<std::string> mtls = tls;
+  mtls.emplace_back("--tls-client-ca=a");
+  return {
+      {"tls-cert",
+       "/c",
+       [](const C& c) { return c.tls_cert == "/c"; },
+       "",
+       {"--tls-key=k"},
+       "ATTEND_LISTEN_TLS_CERT"},
+      {"tls-key",
+       "/k",
+       [](const C& c) { return c.tls_key == "/k"; },
+       "",
+       {"--tls-cert=c"},
+       "ATTEND_LISTEN_TLS_KEY"},
+      {"tls-client-ca", "/a", [](const C& c) { return c.tls_client_ca == "/a"; }, "", tls},
+      {"tls-client-cert", "allow", [](const C& c) { return c.tls_client_cert == "allow"; }, "ask"},
+      {"tls-crl", "/r", [](const C& c) { return c.tls_crl == "/r"; }, "", mtls},
+      {"metrics-tls-cert",
+       "/c",
+       [](const C& c) { return c.metrics_tls_cert == "/c"; },
+       "",
+       {"--metrics-tls-key=k"}},
+      {"metrics-tls-key",
+       "/k",
+       [](const C& c) { return c.metrics_tls_key == "/k"; },
+       "",
+       {"--metrics-tls-cert=c"}},
+      {"metrics-auth", "/t", [](const C& c) { return c.metrics_auth == "/t"; }, ""},
+  };
+}
+
 }  // namespace
 
 std::vector<Setting> Settings() {
   std::vector<Setting> settings;
-  for (const std::vector<Setting>& each :
-       {ConnectionSettings(), MemorySettings(), WorkSettings(), ObservingSettings()}) {
+  for (const std::vector<Setting>& each : {ConnectionSettings(), MemorySettings(), WorkSettings(),
+                                           ObservingSettings(), EncryptionSettings()}) {
     settings.insert(settings.end(), each.begin(), each.end());
   }
   return settings;

@@ -16,7 +16,9 @@ struct Setting {
   std::string flag;
   std::string text;  // as written
   std::function<bool(const Config&)> holds;
-  std::string bad;  // a value that is refused; empty: all are taken
+  std::string bad;                       // a value that is refused; empty: all are taken
+  std::vector<std::string> beside = {};  // flags without which it is refused
+  std::string variable = {};             // of the environment; empty: ATTEND_ and the flag
 };
 
 std::vector<Setting> Settings();
