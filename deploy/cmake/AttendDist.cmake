@@ -33,6 +33,9 @@ function(attend_install)
   if(NOT ATTEND_PROGRAMS)
     return()
   endif()
+  # What an operator of the server needs besides: bash scripts, which need no library.
+  install(PROGRAMS ${PROJECT_SOURCE_DIR}/deploy/make-test-ca ${PROJECT_SOURCE_DIR}/deploy/make-token
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/attend COMPONENT runtime)
   install(TARGETS attend-server attend-client
           RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
   add_custom_target(

@@ -45,6 +45,13 @@ def test_serves_with_an_empty_environment(tmp_path):
         process.wait()
 
 
+def test_scripts_for_operators():
+    scripts = BIN.parent / "share/attend"
+    for name in ("make-test-ca", "make-token"):
+        assert (scripts / name).read_bytes() == (harness.ROOT / "deploy" / name).read_bytes()
+        assert os.access(scripts / name, os.X_OK)
+
+
 def test_has_no_c_library_of_its_own():
     names = {path.name for path in (BIN.parent / "lib").iterdir()}
     assert names and not {n for n in names if n.startswith((*C_LIBRARY, "ld-linux"))}

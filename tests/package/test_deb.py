@@ -63,6 +63,24 @@ def library_path(unpacked, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", str(unpacked / "usr/lib"))
 
 
+def test_scripts_for_operators(unpacked, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTEND_BIN_DIR", str(unpacked / "usr/bin"))
+    scripts = unpacked / "usr/share/attend"
+    run(scripts / "make-test-ca", tmp_path / "ca")
+    assert (tmp_path / "ca/server.pem").exists()
+    line = run(scripts / "make-token", "ci", "--out", tmp_path / "token")
+    (tmp_path / "tokens").write_text(line)
+    (tmp_path / "tokens").chmod(0o600)
+    server = Server(tmp_path / "server", "--tls-cert", tmp_path / "ca/server.pem", "--tls-key",
+                    tmp_path / "ca/server.key", "--tokens", tmp_path / "tokens")
+    try:
+        done = run_client("info", "--server", server.address, "--token-file", tmp_path / "token",
+                          "--tls-ca", tmp_path / "ca/ca.pem")
+        assert "tenants      default" in done.stdout
+    finally:
+        server.kill()
+
+
 @pytest.mark.parametrize("program", ("attend-server", "attend-client"))
 def test_manual_pages_are_the_help(unpacked, program):
     page = gzip.decompress((unpacked / f"usr/share/man/man1/{program}.1.gz").read_bytes()).decode()
