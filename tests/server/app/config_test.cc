@@ -146,25 +146,28 @@ TEST(ConfigTest, Switches) {
 
 TEST(ConfigTest, Collectors) {
   for (const char* good : {"https://collector:4317", "h:1", "[::1]:4317", "unix:/run/otel"}) {
-    EXPECT_EQ(Parse({"--otlp-endpoint", good}).config.otlp_endpoint, good);
+    EXPECT_EQ(ParseFlags({"--otlp-endpoint", good}).config.otlp_endpoint, good);
   }
-  EXPECT_EQ(Parse({"--otlp-endpoint", "http://h:4317"}).config.otlp_endpoint, "h:4317");
-  EXPECT_EQ(Parse({"--otlp-endpoint", ""}).config.otlp_endpoint, "");
+  EXPECT_EQ(ParseFlags({"--otlp-endpoint", "http://h:4317"}).config.otlp_endpoint, "h:4317");
+  EXPECT_EQ(ParseFlags({"--otlp-endpoint", ""}).config.otlp_endpoint, "");
   for (const char* bad : {"h", "h:0", "https://h", "https://unix:/x", "unix:/x?tenant=a",
                           "grpc://h:1", "https://h:1/v1/traces"}) {
-    EXPECT_EQ(Parse({"--otlp-endpoint", bad}).outcome, ConfigOutcome::kError) << bad;
+    EXPECT_EQ(ParseFlags({"--otlp-endpoint", bad}).outcome, ConfigOutcome::kError) << bad;
   }
-  const Parsed tls = Parse({"--otlp-endpoint=https://h:1", "--otlp-tls-ca=/ca",
-                            "--otlp-tls-cert=/cert", "--otlp-tls-key=/key"});
+  const ParsedConfig tls = ParseFlags({"--otlp-endpoint=https://h:1", "--otlp-tls-ca=/ca",
+                                       "--otlp-tls-cert=/cert", "--otlp-tls-key=/key"});
   EXPECT_EQ(tls.outcome, ConfigOutcome::kRun) << tls.text;
   EXPECT_EQ(tls.config.otlp_tls_ca + tls.config.otlp_tls_cert + tls.config.otlp_tls_key,
             "/ca/cert/key");
-  EXPECT_NE(Parse({"--otlp-endpoint=h:1", "--otlp-tls-ca=/ca"}).text.find("begins with https://"),
-            std::string::npos);
-  EXPECT_NE(Parse({"--otlp-endpoint=https://h:1", "--otlp-tls-cert=/c"}).text.find("needs --otlp-"),
-            std::string::npos);
-  EXPECT_NE(Parse({"--otlp-endpoint=https://h:1", "--otlp-tls-key=/k"}).text.find("needs --otlp-"),
-            std::string::npos);
+  EXPECT_NE(
+      ParseFlags({"--otlp-endpoint=h:1", "--otlp-tls-ca=/ca"}).text.find("begins with https://"),
+      std::string::npos);
+  EXPECT_NE(
+      ParseFlags({"--otlp-endpoint=https://h:1", "--otlp-tls-cert=/c"}).text.find("needs --otlp-"),
+      std::string::npos);
+  EXPECT_NE(
+      ParseFlags({"--otlp-endpoint=https://h:1", "--otlp-tls-key=/k"}).text.find("needs --otlp-"),
+      std::string::npos);
 }
 
 TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {

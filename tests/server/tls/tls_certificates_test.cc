@@ -16,6 +16,7 @@
 #include <sstream>
 #include <string>
 
+#include "kernels/util/clock.h"
 #include "server/tls/self_signed.h"
 
 namespace attend {
@@ -65,6 +66,7 @@ class TlsCertificatesTest : public ::testing::Test {
   std::time_t later_ = 0;
   std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
   TlsMetrics metrics_{*registry_};
+  const SteadyClock clock_;
   std::ostringstream log_;
   Logger logger_{{}, std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)};
 };
@@ -140,13 +142,12 @@ TEST_F(TlsCertificatesTest, TheThreadSeesWhatChanges) {
   const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();
   const auto before = (*loaded)->current();
-  (*loaded)->Watch();
+  (*loaded)->Watch(clock_);
   Put("key", second_.key);
   Put("cert", second_.certificate);
-  const SteadyClock clock;
-  const TimePoint until = clock.Now() + std::chrono::seconds(30);
-  while ((*loaded)->current() == before && clock.Now() < until) {
-    clock.SleepFor(std::chrono::milliseconds(10));
+  const TimePoint until = clock_.Now() + std::chrono::seconds(30);
+  while ((*loaded)->current() == before && clock_.Now() < until) {
+    clock_.SleepFor(std::chrono::milliseconds(10));
   }
   EXPECT_NE((*loaded)->current(), before);
 }
