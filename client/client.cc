@@ -87,6 +87,7 @@ struct Client::Impl {
   Impl(const ClientOptions& options, const std::string& target,
        std::shared_ptr<const TlsClient> tls, std::string token, uint64_t seed)
       : chunked_bytes_min(options.chunked_bytes_min),
+        on_this_host(IsOnThisHost(target)),
         retry(options.retry),
         pool(target, std::move(tls), options.connections, options.completion_threads,
              options.clock != nullptr ? *options.clock : steady_clock, std::move(token),
@@ -105,6 +106,7 @@ struct Client::Impl {
                                   const CallOptions& options, CallCallback callback);
 
   const int64_t chunked_bytes_min;
+  const bool on_this_host;
   std::atomic<bool> chunks_refused = false;  // the server does not know AttendChunked
   RetryPolicy retry;
   const SteadyClock steady_clock;
@@ -293,6 +295,21 @@ int Client::connections() const { return impl_->pool.size(); }
 std::shared_ptr<grpc::Channel> Client::control() const { return impl_->pool.control(); }
 
 const std::string& Client::token() const { return impl_->pool.token(); }
+
+Result<SharedSocket> Client::FindSharedMemory(const v1::GetServerInfoResponse& info,
+                                              const std::string& named) const {
+  if (!info.has_shared_memory()) {
+    return Status(Code::kFailedPrecondition,
+                  "the server has shared memory off; its --shared-memory turns it on");
+  }
+  if (!named.empty()) return SharedSocket{named, true};
+  if (!impl_->on_this_host) {
+    return Status(Code::kFailedPrecondition,
+                  "the server's address is neither of loopback nor a Unix socket, so the path of "
+                  "its shared memory is not followed: name the socket if it is on this host");
+  }
+  return SharedSocket{info.shared_memory().socket()};
+}
 
 const ConnectionPool& Client::pool() const { return impl_->pool; }
 

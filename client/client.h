@@ -24,6 +24,7 @@
 #include "client/call/call_options.h"
 #include "client/call/retry_policy.h"
 #include "client/call/tls_options.h"
+#include "client/memory/shared_memory.h"
 #include "client/stream.h"
 #include "client/wire/message_codec.h"
 #include "kernels/util/clock.h"
@@ -110,6 +111,11 @@ class Client {
   int connections() const;
   // What the client says who it is with; empty: nothing.
   const std::string& token() const;
+  // Where the server's shared memory is: at `named` if that is not empty, else as its answer to
+  // GetServerInfo says, which is followed only if the address is one of this host.
+  // FAILED_PRECONDITION: it is elsewhere, or there is none.
+  Result<SharedSocket> FindSharedMemory(const v1::GetServerInfoResponse& info,
+                                        const std::string& named = "") const;
 
  private:
   friend class AdminCalls;  // of attend-client

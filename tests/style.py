@@ -54,7 +54,7 @@ ROOMS = {
     "server/oip": "auth engine limits memory metrics regions request rpc util wire",
     "server/app": "auth engine http limits log memory metrics net oip regions request rpc schedule "
                   "sessions tls trace upload util wire proto/process",
-    "client": "call rpc wire",
+    "client": "call memory rpc wire",
     "client/c": "client call memory",
     "client/call": "memory",
     "client/wire": "call",

@@ -73,11 +73,13 @@ Status ClientState::Prepare(std::chrono::nanoseconds timeout) {
   // A server without GetServerInfo shares no memory either.
   if (!info.ok() && info.status().code() != Code::kUnimplemented) return info.status();
   std::shared_ptr<RegionPool> pool;
-  if (info.ok() && info->has_shared_memory()) {
-    const std::string& path = socket_.empty() ? info->shared_memory().socket() : socket_;
-    Result<std::shared_ptr<SharedMemory>> memory =
-        SharedMemory::Connect(path, {client_->token(), tenant_});
-    if (memory.ok()) pool = std::make_shared<RegionPool>(std::move(*memory));
+  if (info.ok()) {
+    const Result<SharedSocket> socket = client_->FindSharedMemory(*info, socket_);
+    if (socket.ok()) {
+      Result<std::shared_ptr<SharedMemory>> memory =
+          SharedMemory::Connect(*socket, {client_->token(), tenant_});
+      if (memory.ok()) pool = std::make_shared<RegionPool>(std::move(*memory));
+    }
   }
   std::set<std::string> uuids;
   if (pool != nullptr && info->shared_memory().cuda_ipc()) {

@@ -64,4 +64,8 @@ Result<std::string> ServerTarget(const std::string& server) {
   return host + ":" + std::to_string(number);
 }
 
+bool IsUnixTarget(std::string_view target) {
+  return target.starts_with("unix:") || target.starts_with("unix-abstract:");
+}
+
 }  // namespace attend::client

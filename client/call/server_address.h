@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "kernels/util/status.h"
 
@@ -16,5 +17,8 @@ inline constexpr int kDefaultPort = 8001;
 // (dns:, ipv4:, ipv6:, unix-abstract:). Without a port: kDefaultPort. INVALID_ARGUMENT for anything
 // else, because gRPC would take it for a host name and look it up.
 Result<std::string> ServerTarget(const std::string& server);
+
+// Whether such a target is a Unix socket, and no host whose name begins like one.
+bool IsUnixTarget(std::string_view target);
 
 }  // namespace attend::client

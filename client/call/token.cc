@@ -9,6 +9,8 @@
 #include <fstream>
 #include <string_view>
 
+#include "client/call/server_address.h"
+
 namespace attend::client {
 namespace {
 
@@ -48,7 +50,7 @@ Result<std::string> TokenOf(const std::string& given) {
 
 bool IsOnThisHost(const std::string& target) {
   std::string_view rest = target;
-  if (rest.starts_with("unix:") || rest.starts_with("unix-abstract:")) return true;
+  if (IsUnixTarget(rest)) return true;
   for (const std::string_view scheme : {"ipv4:", "ipv6:", "dns:"}) {
     if (!rest.starts_with(scheme)) continue;
     rest.remove_prefix(scheme.size());

@@ -57,8 +57,9 @@ Result<std::vector<Served>> ServedWays(LoadOptions* load) {
   if (!info.ok()) return info.status();
   load->facts.server = ServerFactsOf(*info);
   load->client.message_bytes_max = info->limits().request_bytes_max();
-  if (!info->has_shared_memory()) return std::vector{Served::kMessages};
-  load->shared_memory_socket = info->shared_memory().socket();
+  const Result<SharedSocket> socket = (*client)->FindSharedMemory(*info);
+  if (!socket.ok()) return std::vector{Served::kMessages};
+  load->shared_memory_socket = *socket;
   return std::vector{Served::kMessages, Served::kShared, Served::kInPlace};
 }
 

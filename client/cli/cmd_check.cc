@@ -158,7 +158,7 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   if (!info.ok()) return Fail(info.status(), kExitFailed);
   WarnOfTenant(options.tenant, *info);
   const Result<std::shared_ptr<SharedMemory>> memory =
-      ConnectShared(options.transport, *info, {common.token, options.tenant});
+      ConnectShared(options.transport, *info, **client, options.tenant);
   if (!memory.ok()) return Fail(memory.status(), kExitFailed);
   std::printf("%-9s %-60s %-18s %10s %10s  %s\n", "dtype", "shape", "kernel", "max error", "bound",
               "verdict");

@@ -74,22 +74,14 @@ void AddTransport(CLI::App* command, TransportOptions* options) {
       ->type_name("PATH");
 }
 
-Result<std::string> SharedMemorySocket(const TransportOptions& options,
-                                       const v1::GetServerInfoResponse& info) {
-  if (!info.has_shared_memory()) {
-    return Status(Code::kFailedPrecondition,
-                  "the server has shared memory off; its --shared-memory turns it on");
-  }
-  return options.socket.empty() ? info.shared_memory().socket() : options.socket;
-}
-
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
                                                     const v1::GetServerInfoResponse& info,
-                                                    const SharedMemory::Caller& caller) {
+                                                    const Client& client,
+                                                    const std::string& tenant) {
   if (!options.shared_memory) return std::shared_ptr<SharedMemory>();
-  const Result<std::string> socket = SharedMemorySocket(options, info);
+  const Result<SharedSocket> socket = client.FindSharedMemory(info, options.socket);
   if (!socket.ok()) return socket.status();
-  return SharedMemory::Connect(*socket, caller);
+  return SharedMemory::Connect(*socket, {client.token(), tenant});
 }
 
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info) {

@@ -47,7 +47,7 @@ Status AskServer(LoadFlags* flags) {
   flags->load.facts.server = ServerFactsOf(*info);
   WarnOfTenant(flags->load.tenant, *info);
   if (flags->transport.shared_memory) {
-    const Result<std::string> socket = SharedMemorySocket(flags->transport, *info);
+    const Result<SharedSocket> socket = (*client)->FindSharedMemory(*info, flags->transport.socket);
     if (!socket.ok()) return socket.status();
     flags->load.shared_memory_socket = *socket;
   }

@@ -28,7 +28,7 @@ Status Share(const RunOptions& options, Client& client, AttentionCall* call) {
   const auto info = client.GetServerInfo(std::chrono::seconds(5));
   if (!info.ok()) return info.status();
   const Result<std::shared_ptr<SharedMemory>> memory =
-      ConnectShared(options.transport, *info, {client.token(), options.tenant});
+      ConnectShared(options.transport, *info, client, options.tenant);
   if (!memory.ok()) return memory.status();
   MakeRegion make_region = [&](int64_t bytes) { return (*memory)->Create(bytes); };
   if (options.transport.cuda_ipc) {

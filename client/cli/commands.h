@@ -61,13 +61,11 @@ struct TransportOptions {
 };
 // Adds --transport and --shared-memory-socket to a command.
 void AddTransport(CLI::App* command, TransportOptions* options);
-// The socket to get shared memory from.
-Result<std::string> SharedMemorySocket(const TransportOptions& options,
-                                       const v1::GetServerInfoResponse& info);
-// A connection to it, as `caller`; null unless --transport is shm.
+// A connection to the server's shared memory, as `tenant`; null unless --transport is shm.
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
                                                     const v1::GetServerInfoResponse& info,
-                                                    const SharedMemory::Caller& caller);
+                                                    const Client& client,
+                                                    const std::string& tenant);
 // The UUIDs of the server's healthy GPUs, for cuda_ipc.
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info);
 

@@ -15,7 +15,7 @@ const char* MethodName(const LoadOptions& options) {
 }
 
 const char* TransportName(const LoadOptions& options) {
-  if (!options.shared_memory_socket.empty()) return options.device_memory ? "cuda-ipc" : "shm";
+  if (!options.shared_memory_socket.path.empty()) return options.device_memory ? "cuda-ipc" : "shm";
   if (options.stream || options.transport == CallTransport::kInline) return "inline";
   return options.transport == CallTransport::kChunked ? "chunked" : "auto";
 }

@@ -48,8 +48,8 @@ struct LoadOptions {
   double cancel_after_ms = 1;  // cancel at a random time up to this
   bool stream = false;
   CallTransport transport = CallTransport::kAuto;  // without stream
-  // If not empty: the server's shared-memory socket; all tensors are then in shared memory.
-  std::string shared_memory_socket;
+  // If its path is not empty: the server's; all tensors are then in shared memory.
+  SharedSocket shared_memory_socket;
   // If set: makes the device memory that holds the tensors, which is lent over that socket.
   std::function<Result<std::shared_ptr<DeviceMemory>>(int64_t bytes)> device_memory;
   std::string tenant;  // empty: the server's default tenant

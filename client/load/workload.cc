@@ -75,7 +75,7 @@ Result<Workload> Workload::Make(const LoadOptions& options) {
     weight += spec.weight;
     workload.cumulative_weight_.push_back(weight);
   }
-  if (!options.shared_memory_socket.empty()) {
+  if (!options.shared_memory_socket.path.empty()) {
     ATTEND_RETURN_IF_ERROR(workload.Share(options.shared_memory_socket));
   }
   for (size_t shape = 0; shape < workload.items_.size(); ++shape) {
@@ -95,7 +95,7 @@ Result<std::shared_ptr<SharedRegion>> Workload::MakeRegion(int64_t bytes) const 
   return memory_->Lend(std::move(*device));
 }
 
-Status Workload::Share(const std::string& socket) {
+Status Workload::Share(const SharedSocket& socket) {
   Result<std::shared_ptr<SharedMemory>> memory =
       SharedMemory::Connect(socket, {options_.client.token, options_.tenant});
   if (!memory.ok()) return memory.status();

@@ -45,7 +45,7 @@ class Workload {
 
  private:
   // Puts the inputs into shared memory.
-  Status Share(const std::string& socket);
+  Status Share(const SharedSocket& socket);
 
   LoadOptions options_;
   std::shared_ptr<SharedMemory> memory_;

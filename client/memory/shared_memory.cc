@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/un.h>
@@ -13,6 +14,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -78,6 +81,39 @@ ssize_t Receive(int socket, int flags, std::string* packet, int* files, int* fil
   return bytes;
 }
 
+bool IsOwnOrRoots(uid_t user) { return user == geteuid() || user == 0; }
+
+// Whether `user` has the socket's folder, and did not simply make it there before the server did:
+// /tmp is everybody's.
+bool HasFolder(uid_t user, const SharedSocket& at) {
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::path(at.path).parent_path();
+  folder = std::filesystem::canonical(folder.empty() ? "." : folder, error);
+  struct stat about {};
+  if (error || stat(folder.c_str(), &about) != 0 || about.st_uid != user) return false;
+  while (!at.named && folder != folder.root_path()) {
+    folder = folder.parent_path();
+    if (stat(folder.c_str(), &about) != 0 || !IsOwnOrRoots(about.st_uid) ||
+        (about.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether the process at the other end is the server.
+Status CheckListener(int socket, const SharedSocket& at) {
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return Lost("SO_PEERCRED");
+  if (IsOwnOrRoots(peer.uid) || HasFolder(peer.uid, at)) return Status();
+  return Status(Code::kPermissionDenied,
+                "a process of user " + std::to_string(peer.uid) +
+                    " listens at the shared memory's socket " + at.path +
+                    ": it is neither this process's user nor root, nor the owner of a folder " +
+                    (at.named ? "there" : "that others could not have made"));
+}
+
 }  // namespace
 
 SharedRegion::SharedRegion(std::shared_ptr<SharedMemory> memory, std::string token, std::byte* data,
@@ -93,8 +129,9 @@ SharedRegion::~SharedRegion() {
   if (!released_) memory_->Forget(token_, device_);
 }
 
-Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& path,
+Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const SharedSocket& at,
                                                             const Caller& caller) {
+  const std::string& path = at.path;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
@@ -110,6 +147,7 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& p
     return Unavailable("cannot connect to the shared memory's socket " + path + ": " +
                        std::strerror(errno));
   }
+  ATTEND_RETURN_IF_ERROR(CheckListener(socket, at));
   if (!caller.token.empty()) ATTEND_RETURN_IF_ERROR(memory->Identify(caller));
   return memory;
 }

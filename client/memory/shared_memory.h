@@ -29,6 +29,15 @@ namespace attend::client {
 
 class SharedMemory;
 
+// Where a server's socket is. Only this process's user, root and the owner of its folder are
+// believed to be the server there; others are told no token and get no tensor. The owner is
+// believed if the client's user has named the path, or if nobody but root or this process's user
+// can have made that folder.
+struct SharedSocket {
+  std::string path;
+  bool named = false;
+};
+
 // Every offset in a region is a multiple of this.
 inline constexpr int64_t kSharedAlignBytes = 256;
 // `bytes` rounded up so that another tensor can follow.
@@ -85,8 +94,9 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
     std::string token;
     std::string tenant;
   };
-  // UNAVAILABLE if no server listens there. With a token, what the server says of it.
-  static Result<std::shared_ptr<SharedMemory>> Connect(const std::string& path,
+  // UNAVAILABLE if no server listens there, PERMISSION_DENIED if somebody else does. With a token,
+  // what the server says of it.
+  static Result<std::shared_ptr<SharedMemory>> Connect(const SharedSocket& at,
                                                        const Caller& caller = {});
   // Waits, for some seconds at most, until the server has closed all lent memory. Memory that it
   // has not closed by then is never freed.

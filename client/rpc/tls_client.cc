@@ -19,6 +19,8 @@
 #include <iterator>
 #include <string_view>
 
+#include "client/call/server_address.h"
+
 namespace attend::client {
 namespace {
 
@@ -168,7 +170,7 @@ Result<std::shared_ptr<const TlsClient>> TlsClient::Make(const TlsOptions& optio
     if (!options.cert.empty()) return InvalidArgument("tls_cert needs tls_ca");
     return std::shared_ptr<const TlsClient>();
   }
-  if (target.starts_with("unix")) return std::shared_ptr<const TlsClient>();
+  if (IsUnixTarget(target)) return std::shared_ptr<const TlsClient>();
   const std::shared_ptr<TlsClient> made(new TlsClient(options, target));
   if (made->context_ == nullptr) return Internal("OpenSSL has no TLS");
   ATTEND_RETURN_IF_ERROR(made->Read());

@@ -3,8 +3,12 @@
 and tell nobody else."""
 
 import os
+import pathlib
+import shutil
 import stat
 import subprocess
+import sys
+import tempfile
 
 import attend
 import numpy as np
@@ -148,6 +152,50 @@ def test_python_says_who_calls(server, folder):
         with pytest.raises(attend.Error) as refused:
             attend.Client(server.address, token=wrong)
         assert "0123" not in str(refused.value)
+
+
+STRANGER = """
+import os, socket, sys
+path = sys.argv[1]
+os.makedirs(os.path.dirname(path))
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    listener.bind(path)
+    os.chmod(path, 0o666)
+    listener.listen()
+    print("listens", flush=True)
+    while True:
+        peer, _ = listener.accept()
+        with peer:
+            print("heard", len(peer.recv(4096)), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+def test_who_made_the_shared_memorys_path_first_hears_no_token(folder, start_server):
+    """As with a server in a container: what it calls its socket is anyone's on this host."""
+    public = pathlib.Path(tempfile.mkdtemp(prefix="attend-public-"))
+    public.chmod(0o1777)
+    path = public / "of-server" / "sock"
+    running = start_server("--tenant=blue=1,green=1", "--tokens", folder / "tokens",
+                           "--shared-memory", "--shared-memory-socket", path)
+    path.parent.rename(public / "elsewhere")
+    stranger = subprocess.Popen([sys.executable, "-c", STRANGER, path], user=65534, cwd="/",
+                                stdout=subprocess.PIPE, text=True)
+    try:
+        assert stranger.stdout.readline() == "listens\n"
+        q = np.ones((1, 1, 256, 64), np.float32)
+        with attend.Client(running.address, token=token(folder, "blue")) as client:
+            assert client.submit(q, q, q).result().transport == "inline"
+        assert stranger.stdout.readline() == "heard 0\n"
+        done = harness.run_client("check", "--server", running.address, "--token-file",
+                                  folder / "blue", "--shape", "B1,H1,L16,D16", "--transport=shm",
+                                  check=False)
+        assert done.returncode == 1 and "a process of user 65534 listens" in done.stderr, done
+        assert stranger.stdout.readline() == "heard 0\n"
+    finally:
+        stranger.kill()
+        stranger.wait()
+        shutil.rmtree(public)
 
 
 def test_compute_alone_is_enough_for_attention(server, folder):

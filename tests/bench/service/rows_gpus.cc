@@ -94,7 +94,7 @@ Result<std::shared_ptr<SharedServer>> StartShared(const Bench& bench, const std:
   Result<std::unique_ptr<client::Client>> client = client::Client::Make(options);
   if (!client.ok()) return client.status();
   shared->client = std::move(*client);
-  Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect(socket);
+  Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect({socket});
   if (!memory.ok()) return memory.status();
   shared->memory = std::move(*memory);
   return shared;

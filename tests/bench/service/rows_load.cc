@@ -87,7 +87,7 @@ Result<Mixed> StartMixed(const Bench& bench, const std::string& socket,
   mixed.process = std::move(*process);
   mixed.connections = std::make_unique<Connections>(mixed.process->address(), kMixedClients);
   ATTEND_RETURN_IF_ERROR(AdmitAll(*mixed.connections, works));
-  Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect(socket);
+  Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect({socket});
   if (!memory.ok()) return memory.status();
   mixed.memory = std::move(*memory);
   Script all;

@@ -70,7 +70,7 @@ Result<Shared> StartShared(const Bench& bench, const TempFolder& folder, const W
       ConnectChunked(shared.process->address(), kChunkedConnections);
   if (!client.ok()) return client.status();
   shared.client = std::move(*client);
-  Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect(socket);
+  Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect({socket});
   if (!memory.ok()) return memory.status();
   shared.memory = std::move(*memory);
   client::MakeRegion make_region = [&](int64_t bytes) { return shared.memory->Create(bytes); };

@@ -117,7 +117,7 @@ int Abandon(const std::string& address, const std::string& socket) {
   const Work work("abandoned", test::MakeSpec(1, 8, 8, 512, 4096, 64, 64, DType::kFloat16),
                   Truth::kMarks, test::FreshSeed());
   const Result<std::shared_ptr<client::SharedMemory>> memory =
-      client::SharedMemory::Connect(socket);
+      client::SharedMemory::Connect({socket});
   if (!memory.ok()) return Cannot(memory.status().message());
   const Result<client::AttentionCall> shared = client::ShareCall(**memory, work.call());
   if (!shared.ok()) return Cannot(shared.status().message());

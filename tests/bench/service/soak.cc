@@ -216,7 +216,7 @@ class SoakLoad::Sharer {
 
 void SoakLoad::Sharer::UseConnection() {
   const Result<std::shared_ptr<client::SharedMemory>> memory =
-      client::SharedMemory::Connect(load_.socket_);
+      client::SharedMemory::Connect({load_.socket_});
   if (!memory.ok()) {
     load_.Fault(memory.status().ToString());
     Pause(random_, kRestUs);

@@ -133,7 +133,7 @@ class CudaIpcGpuTest : public ::testing::Test {
     metrics_address_ = json["metrics"];
     client_ = Connect(address_);
     uuids_ = Devices(*client_);
-    Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(socket());
+    Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect({socket()});
     ASSERT_TRUE(memory.ok()) << memory.status().ToString();
     memory_ = std::move(*memory);
     ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
@@ -333,7 +333,7 @@ TEST_F(CudaIpcGpuTest, AClientKilledInFlightHurtsNobody) {
 
 int Victim(const std::string& address, const std::string& socket) {
   const std::unique_ptr<Client> client = Connect(address);
-  const Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(socket);
+  const Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect({socket});
   if (!memory.ok()) return 1;
   const Result<AttentionCall> call =
       LendCall(**memory, Devices(*client), MakeCall("B1,H8,L32768,D128,dtype=float16", 1));

@@ -93,7 +93,7 @@ class LentMemoryTest : public ::testing::Test {
     ClientOptions options;
     options.server = server_->address();
     client_ = std::move(*Client::Make(options));
-    memory_ = *SharedMemory::Connect(folder_ / "shm.sock");
+    memory_ = *SharedMemory::Connect({folder_ / "shm.sock"});
   }
   ~LentMemoryTest() override {
     memory_.reset();
@@ -242,7 +242,7 @@ TEST_F(LentMemoryTest, Loads) {
   options.warmup_s = 0;
   options.verify_share = 0.5;
   options.quiet = true;
-  options.shared_memory_socket = folder_ / "shm.sock";
+  options.shared_memory_socket.path = folder_ / "shm.sock";
   options.device_memory = [this](int64_t bytes) -> Result<std::shared_ptr<DeviceMemory>> {
     return std::shared_ptr<DeviceMemory>(Allocate(bytes));
   };

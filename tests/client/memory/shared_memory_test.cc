@@ -55,7 +55,7 @@ class SharedMemoryTest : public ::testing::Test {
     const auto info = client_->GetServerInfo(std::chrono::seconds(30));
     EXPECT_TRUE(info.ok());
     Result<std::shared_ptr<SharedMemory>> memory =
-        SharedMemory::Connect(info->shared_memory().socket());
+        SharedMemory::Connect({info->shared_memory().socket()});
     EXPECT_TRUE(memory.ok()) << memory.status().ToString();
     return *memory;
   }
@@ -196,8 +196,8 @@ TEST_F(SharedMemoryTest, RefusalsNameTheBound) {
   region = memory->Create(1);  // the old one goes only now
   EXPECT_FALSE(region.ok());
   EXPECT_TRUE(memory->Create(16 << 20).ok());
-  EXPECT_EQ(SharedMemory::Connect(folder_ / "nobody").status().code(), Code::kUnavailable);
-  EXPECT_EQ(SharedMemory::Connect(std::string(200, 'x')).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(SharedMemory::Connect({folder_ / "nobody"}).status().code(), Code::kUnavailable);
+  EXPECT_EQ(SharedMemory::Connect({std::string(200, 'x')}).status().code(), Code::kInvalidArgument);
 }
 
 TEST_F(SharedMemoryTest, NotInChunks) {
@@ -256,7 +256,7 @@ TEST_F(SharedMemoryTest, ALoadOverIt) {
     options.check_share = 0.3;
     options.stream = stream;
     options.quiet = true;
-    options.shared_memory_socket = folder_ / "shm.sock";
+    options.shared_memory_socket.path = folder_ / "shm.sock";
     {
       const Result<Workload> workload = Workload::Make(options);
       ASSERT_TRUE(workload.ok()) << workload.status().ToString();
@@ -275,7 +275,7 @@ TEST_F(SharedMemoryTest, ALoadOverIt) {
   large.client.server = server_->address();
   large.mix = {*ParseCallSpec("B1,H8,L4096,D64")};  // 8 MiB a tensor
   large.pool = 1;
-  large.shared_memory_socket = folder_ / "shm.sock";
+  large.shared_memory_socket.path = folder_ / "shm.sock";
   EXPECT_NE(Workload::Make(large).status().message().find("shared-memory-client-max"),
             std::string::npos);
 }

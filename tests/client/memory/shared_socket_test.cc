@@ -40,7 +40,7 @@ class SharedSocketTest : public ::testing::Test {
     path.copy(address.sun_path, sizeof(address.sun_path) - 1);
     EXPECT_EQ(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
     EXPECT_EQ(listen(listener, 1), 0);
-    memory_ = *SharedMemory::Connect(path);
+    memory_ = *SharedMemory::Connect({path});
     peer_ = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     close(listener);
   }
