@@ -152,13 +152,24 @@ int64_t MaxCallsPerPeer(const Config& config);
 int64_t MaxStreams(const Config& config);
 int CopyThreads(const Config& config);
 
-// With which metrics_listen speaks TLS: its own, or beyond loopback the server's. Empty: no TLS.
+// With which metrics_listen speaks TLS. Empty: it does not.
 struct MetricsTlsFiles {
   std::string cert;
   std::string key;
   std::string settings = "metrics-tls";  // whose files these are: with -cert and -key, the settings
 };
-MetricsTlsFiles MetricsTls(const Config& config);
+// Who may read at metrics_listen, and how: as its own settings say, or beyond loopback the
+// server's.
+struct MetricsAccess {
+  MetricsTlsFiles tls;
+  std::string auth;            // empty: everybody who can connect
+  bool loopback_only = false;  // it may not be listened at elsewhere
+};
+MetricsAccess MetricsAccessOf(const Config& config);
+// Whether gRPC may be listened for on TCP at loopback alone.
+bool TcpOfLoopbackOnly(const Config& config);
+// Only this machine reaches HOST:PORT, or nothing can listen there: the name has no address now.
+bool IsLocalOrNowhere(const std::string& address);
 
 // "attend-server 0.1.0 (gcc 12.2.0, Release, CUDA none)"
 std::string VersionText();

@@ -3,7 +3,6 @@
 // Settings for who may call.
 
 #include "server/app/config_group.h"
-#include "server/net/tcp_listener.h"
 
 namespace attend {
 
@@ -18,7 +17,7 @@ void AddCallers(CLI::App& app, Config& c) {
 void CheckCallers(const Config& c) {
   if (c.tokens.empty() || !c.tls_cert.empty()) return;
   for (const std::string& address : c.listen) {
-    if (address.starts_with("unix:") || IsLoopback(address)) continue;
+    if (address.starts_with("unix:") || IsLocalOrNowhere(address)) continue;
     throw CLI::ValidationError("--tokens", "with --listen " + address +
                                                " tokens would come in the clear: give --tls-cert "
                                                "and --tls-key");

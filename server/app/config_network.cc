@@ -87,7 +87,7 @@ void AddMetricsAccess(Group& group, Config& c) {
       "--metrics-auth", c.metrics_auth, "PATH", nullptr,
       "Who may read /metrics: a file as --tokens has, whose callers with the scope info may, with "
       "their token as bearer or as the password of their name. It is read again when it changes. "
-      "Empty: everybody");
+      "Empty: everybody; beyond loopback, callers of --tokens");
 }
 
 void CheckMetricsAccess(const Config& c) {
@@ -101,21 +101,43 @@ void CheckMetricsAccess(const Config& c) {
   const bool listens = c.metrics_listen != "off";
   needs(c.metrics_tls_cert, "--metrics-tls-cert", listens, "needs --metrics-listen");
   needs(c.metrics_auth, "--metrics-auth", listens, "needs --metrics-listen");
-  if (!listens || c.insecure || IsLoopback(c.metrics_listen) || !MetricsTls(c).cert.empty()) return;
+  if (!listens || IsLocalOrNowhere(c.metrics_listen)) return;
+  const MetricsAccess access = MetricsAccessOf(c);
+  if (!access.loopback_only) return;
+  const std::string beyond = c.metrics_listen + " is beyond loopback, where it must ";
+  constexpr char kInsecure[] = ", or --insecure if everybody on the network may read it";
   throw CLI::ValidationError(
       "--metrics-listen",
-      c.metrics_listen +
-          " is beyond loopback, where it must be encrypted: give --metrics-tls-cert "
-          "and --metrics-tls-key, or --tls-cert and --tls-key, or --insecure if "
-          "everybody on the network may read it");
+      (access.tls.cert.empty()
+           ? beyond +
+                 "be encrypted: give --metrics-tls-cert and --metrics-tls-key, or --tls-cert and "
+                 "--tls-key"
+           : beyond + "ask who reads: give --metrics-auth or --tokens") +
+          kInsecure);
 }
 
 }  // namespace
 
-MetricsTlsFiles MetricsTls(const Config& c) {
-  if (!c.metrics_tls_cert.empty()) return {c.metrics_tls_cert, c.metrics_tls_key};
-  if (IsLoopback(c.metrics_listen)) return {};
-  return {c.tls_cert, c.tls_key, "tls"};
+bool IsLocalOrNowhere(const std::string& address) {
+  const Result<bool> loopback = IsLoopback(address);
+  return !loopback.ok() || *loopback;
+}
+
+MetricsAccess MetricsAccessOf(const Config& c) {
+  MetricsAccess access;
+  access.tls.cert = c.metrics_tls_cert;
+  access.tls.key = c.metrics_tls_key;
+  access.auth = c.metrics_auth;
+  const Result<bool> loopback = IsLoopback(c.metrics_listen);
+  const bool beyond = !loopback.ok() || !*loopback;
+  if (beyond && access.tls.cert.empty()) access.tls = {c.tls_cert, c.tls_key, "tls"};
+  if (beyond && access.auth.empty() && !c.insecure) access.auth = c.tokens;
+  access.loopback_only = !c.insecure && (access.tls.cert.empty() || access.auth.empty());
+  return access;
+}
+
+bool TcpOfLoopbackOnly(const Config& c) {
+  return c.tls_cert.empty() && !(c.insecure && c.tokens.empty());
 }
 
 void CheckNetwork(const Config& c) {
@@ -132,10 +154,12 @@ void CheckNetwork(const Config& c) {
     throw CLI::ValidationError("--listen",
                                peer + "?tenant=" + tenant + ": --tenant has no " + tenant);
   }
+  const Status sockets = CheckTenantsSockets(c);
+  if (!sockets.ok()) throw CLI::ValidationError("--listen", sockets.message());
   CheckMetricsAccess(c);
   if (c.insecure || !c.tls_cert.empty()) return;
   for (const std::string& address : c.listen) {
-    if (address.starts_with("unix:") || IsLoopback(address)) continue;
+    if (address.starts_with("unix:") || IsLocalOrNowhere(address)) continue;
     throw CLI::ValidationError(
         "--listen", address +
                         " is beyond loopback, where it must be encrypted: give --tls-cert and "
@@ -148,8 +172,9 @@ void AddNetwork(CLI::App& app, Config& c) {
   group
       .Add("--listen", c.listen,
            "Address of the gRPC service: HOST:PORT (port 0: any free port), unix:PATH, or "
-           "unix:PATH?tenant=NAME, whose callers are that tenant. Separate several by commas or "
-           "repeat the flag. Beyond loopback it needs --tls-cert")
+           "unix:PATH?tenant=NAME, whose callers are that tenant; then &users=A:B, &mode=MODE and "
+           "&group=GROUP may say who connects there instead of --socket-users and so on. Separate "
+           "several by commas or repeat the flag. Beyond loopback it needs --tls-cert")
       ->type_name("ADDR")
       ->delimiter(',')
       ->expected(1, 64)

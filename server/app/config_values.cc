@@ -43,7 +43,8 @@ std::vector<std::string> Split(const std::string& list) {
 std::string CheckAddress(std::string& address) {
   if (ValidAddress(address)) return {};
   return "\"" + address +
-         "\" must be HOST:PORT with a port in [0, 65535], unix:PATH or unix:PATH?tenant=NAME";
+         "\" must be HOST:PORT with a port in [0, 65535], unix:PATH or "
+         "unix:PATH?tenant=NAME&users=A:B&mode=MODE&group=GROUP";
 }
 
 std::string CheckCollector(std::string& endpoint) {

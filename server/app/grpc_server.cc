@@ -122,8 +122,10 @@ Status GrpcServer::Listen(const Config& config) {
       ATTEND_RETURN_IF_ERROR(ListenUnix(config, address));
       continue;
     }
-    Result<TcpListeners> tcp = ListenTcp(address, {seconds(config.keepalive_time_seconds),
-                                                   seconds(config.keepalive_timeout_seconds)});
+    Result<TcpListeners> tcp = ListenTcp(
+        address,
+        {seconds(config.keepalive_time_seconds), seconds(config.keepalive_timeout_seconds)},
+        TcpOfLoopbackOnly(config) ? TcpReach::kThisMachine : TcpReach::kAnyone);
     if (!tcp.ok()) {
       return Unavailable("listen " + address + " cannot be bound: " + tcp.status().message());
     }
@@ -134,19 +136,19 @@ Status GrpcServer::Listen(const Config& config) {
 }
 
 Status GrpcServer::ListenUnix(const Config& config, const std::string& address) {
-  const Result<UnixAddress> parsed = ParseUnixAddress(address);
+  const Result<UnixAddress> parsed = UnixAddressOf(address, config);
   if (!parsed.ok()) return parsed.status();
   UnixListenOptions options;
   options.path = parsed->path;
   options.name = "listen " + address + " cannot be bound";
-  if (!config.socket_group.empty()) {
-    const std::optional<gid_t> group = FindGroup(config.socket_group);
-    if (!group) return InvalidArgument("socket-group " + config.socket_group + ": no such group");
+  if (!parsed->group.empty()) {
+    const std::optional<gid_t> group = FindGroup(parsed->group);
+    if (!group) return InvalidArgument("socket-group " + parsed->group + ": no such group");
     options.group = *group;
     options.mode = 0660;
   }
-  if (!config.socket_mode.empty()) {
-    options.mode = static_cast<mode_t>(std::stoi(config.socket_mode, nullptr, 8));
+  if (!parsed->mode.empty()) {
+    options.mode = static_cast<mode_t>(std::stoi(parsed->mode, nullptr, 8));
   }
   Result<UnixListener> listener = ListenAt(options);
   if (!listener.ok()) return listener.status();

@@ -115,9 +115,15 @@ Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, std::shared_p
                                              Logger& logger, const Clock& clock) {
   std::unique_ptr<Intake> intake(new Intake(config, connections, metrics, logger, clock));
   intake->gate_ = std::move(gate);
-  Result<std::vector<uid_t>> users = FindUsers(config.socket_users);
-  if (!users.ok()) return users.status();
-  intake->users_ = std::move(*users);
+  if (const auto all = FindUsers(config.socket_users); !all.ok()) return all.status();
+  for (const std::string& address : config.listen) {
+    if (!address.starts_with("unix:")) continue;
+    const Result<UnixAddress> parsed = UnixAddressOf(address, config);
+    if (!parsed.ok()) return parsed.status();
+    Result<std::vector<uid_t>> users = FindUsers(parsed->users);
+    if (!users.ok()) return users.status();
+    intake->users_[parsed->path] = std::move(*users);
+  }
   if (config.tls_cert.empty()) return intake;
   Result<std::unique_ptr<TlsCertificates>> certificates =
       TlsCertificates::Load(CertificateOptions(config), intake->tls_metrics_, logger);
@@ -204,14 +210,16 @@ bool Intake::RefusesUnnamed(int socket, ino_t inode) {
 }
 
 bool Intake::Admits(int socket) {
-  if (users_.empty() || FamilyOf(socket) != AF_UNIX) return true;
+  if (FamilyOf(socket) != AF_UNIX) return true;
+  const auto users = users_.find(PathOf(socket, getsockname));
+  if (users != users_.end() && users->second.empty()) return true;
   ucred client{};
   socklen_t size = sizeof(client);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &client, &size) == 0 &&
-      std::find(users_.begin(), users_.end(), client.uid) != users_.end()) {
+  if (users != users_.end() && getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &client, &size) == 0 &&
+      std::find(users->second.begin(), users->second.end(), client.uid) != users->second.end()) {
     return true;
   }
-  Refuse(socket, ClientRefusal::kUser, "--socket-users does not name its user");
+  Refuse(socket, ClientRefusal::kUser, "its user is none of the socket's (--socket-users)");
   return false;
 }
 

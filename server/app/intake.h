@@ -63,7 +63,8 @@ class Intake {
   const Clock& clock_;
   TlsMetrics tls_metrics_;
   const std::map<std::string, std::string, std::less<>> tenants_;  // of Unix sockets
-  std::vector<uid_t> users_;  // of Unix sockets; empty: anybody
+  // Of Unix sockets, by their paths; none: anybody.
+  std::map<std::string, std::vector<uid_t>, std::less<>> users_;
   Http2Frames::Limits limits_;
   const std::shared_ptr<OpenCalls> calls_;
   const ReadGuard::OnWrong on_wrong_ = [this](int socket, const char* what) {

@@ -93,7 +93,8 @@ Status MetricsEndpoint::ReadCallers() {
 }
 
 Status MetricsEndpoint::Listen() {
-  Result<TcpListeners> listeners = ListenTcp(options_.address);
+  Result<TcpListeners> listeners = ListenTcp(
+      options_.address, {}, options_.loopback_only ? TcpReach::kThisMachine : TcpReach::kAnyone);
   if (!listeners.ok()) {
     return Unavailable("metrics-listen " + options_.address +
                        " cannot be bound: " + listeners.status().message());

@@ -36,6 +36,7 @@ class MetricsEndpoint {
 
   struct Options {
     std::string address;  // HOST:PORT
+    bool loopback_only = false;
     MetricsTlsFiles tls = {};
     // Callers (server/auth), of whom those with the scope info may read /metrics. Empty: everybody.
     std::string auth_file = {};

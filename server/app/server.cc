@@ -198,10 +198,12 @@ Status Server::StartMetrics() {
   for (const Engine::DeviceState& state : engine_->Devices()) devices.push_back(state.info.name);
   std::vector<std::string> tenants;
   for (const Tenant& tenant : config_.tenants.list()) tenants.push_back(tenant.name);
+  const MetricsAccess access = MetricsAccessOf(config_);
   Result<std::unique_ptr<MetricsEndpoint>> endpoint = MetricsEndpoint::Start(
       {.address = config_.metrics_listen,
-       .tls = MetricsTls(config_),
-       .auth_file = config_.metrics_auth,
+       .loopback_only = access.loopback_only,
+       .tls = access.tls,
+       .auth_file = access.auth,
        .tenants = tenants,
        .ready = [this] { return Ready(); }},
       {std::make_shared<GaugeRefresh>(*engine_, metrics_, *logger_,

@@ -89,7 +89,7 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   logger.info("open inference protocol: {}; its shared memory: {}, of GPUs: {}", OnOff(config.oip),
               or_off(config.oip_shared_memory), OnOff(config.oip_cuda_shared_memory));
   const bool metrics = !facts.metrics_address.empty();
-  const std::string scheme = MetricsTls(config).cert.empty() ? "http://" : "https://";
+  const std::string scheme = MetricsAccessOf(config).tls.cert.empty() ? "http://" : "https://";
   logger.info("serving gRPC on {}; metrics {}", fmt::join(facts.addresses, ", "),
               metrics ? "on " + scheme + facts.metrics_address + "/metrics" : std::string("off"));
 }

@@ -2,16 +2,62 @@
 
 #include "server/app/unix_address.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <cstdio>
+#include <set>
+#include <sstream>
 #include <string_view>
+#include <utility>
+
+#include "server/app/config_values.h"
 
 namespace attend {
 namespace {
 
 constexpr std::string_view kPrefix = "unix:";
-constexpr std::string_view kTenant = "?tenant=";
+
+std::vector<std::string> SplitAt(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  return parts;
+}
+
+// "tenant=NAME", then what its socket has of its own.
+Status ParseQuery(const std::string& query, UnixAddress* parsed) {
+  const Status wrong = InvalidArgument(
+      "after its path may come ?tenant=NAME only, and then &users=A:B, &mode=MODE and "
+      "&group=GROUP, each once");
+  std::string users;
+  const std::array<std::pair<std::string_view, std::string*>, 4> fields = {
+      {{"tenant", &parsed->tenant},
+       {"users", &users},
+       {"mode", &parsed->mode},
+       {"group", &parsed->group}}};
+  for (const std::string& part : SplitAt(query, '&')) {
+    const size_t equals = std::min(part.find('='), part.size());
+    const auto* const field = std::find_if(fields.begin(), fields.end(), [&](const auto& each) {
+      return each.first == std::string_view(part).substr(0, equals);
+    });
+    if (field == fields.end() || !field->second->empty() || equals + 1 >= part.size()) return wrong;
+    if (parsed->tenant.empty() && field->second != &parsed->tenant) return wrong;
+    *field->second = part.substr(equals + 1);
+  }
+  if (parsed->tenant.empty() || query.ends_with('&')) return wrong;
+  parsed->users = SplitAt(users, ':');
+  for (const std::string& user : parsed->users) {
+    if (user.empty()) return wrong;
+  }
+  const std::string mode = parsed->mode.empty() ? "" : CheckSocketMode(parsed->mode);
+  return mode.empty() ? Status() : InvalidArgument("mode " + mode);
+}
+
+bool OthersMayOpen(const UnixAddress& address) {
+  if (address.mode.empty()) return !address.group.empty();
+  return (std::stoi(address.mode, nullptr, 8) & 077) != 0;
+}
 
 }  // namespace
 
@@ -19,16 +65,42 @@ Result<UnixAddress> ParseUnixAddress(const std::string& address) {
   if (!address.starts_with(kPrefix)) return InvalidArgument("it must begin with unix:");
   const std::string rest = address.substr(kPrefix.size());
   const size_t query = rest.find('?');
-  const UnixAddress parsed{rest.substr(0, query),
-                           query == std::string::npos || rest.size() < query + kTenant.size()
-                               ? ""
-                               : rest.substr(query + kTenant.size())};
+  UnixAddress parsed{rest.substr(0, query), ""};
   if (parsed.path.empty()) return InvalidArgument("it has no path");
-  if (query != std::string::npos &&
-      (rest.compare(query, kTenant.size(), kTenant) != 0 || parsed.tenant.empty())) {
-    return InvalidArgument("after its path may come ?tenant=NAME only");
+  if (query != std::string::npos) {
+    ATTEND_RETURN_IF_ERROR(ParseQuery(rest.substr(query + 1), &parsed));
   }
   return parsed;
+}
+
+Result<UnixAddress> UnixAddressOf(const std::string& address, const Config& config) {
+  Result<UnixAddress> parsed = ParseUnixAddress(address);
+  if (!parsed.ok()) return parsed;
+  if (parsed->group.empty() && parsed->mode.empty()) {
+    parsed->group = config.socket_group;
+    parsed->mode = config.socket_mode;
+  }
+  if (parsed->users.empty()) parsed->users = config.socket_users;
+  return parsed;
+}
+
+Status CheckTenantsSockets(const Config& config) {
+  std::set<std::string> tenants;
+  for (const auto& [peer, tenant] : TenantsOfPeers(config)) tenants.insert(tenant);
+  if (tenants.size() < 2) return Status();
+  for (const std::string& each : config.listen) {
+    const Result<UnixAddress> own = ParseUnixAddress(each);
+    if (!own.ok() || own->tenant.empty() || !own->users.empty()) continue;
+    const Result<UnixAddress> used = UnixAddressOf(each, config);
+    const bool own_file = !own->mode.empty() || !own->group.empty();
+    if (config.socket_users.empty() && (own_file || !OthersMayOpen(*used))) continue;
+    return InvalidArgument(
+        each +
+        ": there are sockets of several tenants, and --socket-users, --socket-mode and "
+        "--socket-group would let the same users in at each: say here who may connect, by "
+        "&users=A:B");
+  }
+  return Status();
 }
 
 std::string PeerOfPath(const std::string& path) {

@@ -112,6 +112,13 @@ Result<std::vector<Address>> AddressesOf(const std::string& host) {
   return std::vector<Address>{AnyAddress(AF_INET6), AnyAddress(AF_INET)};
 }
 
+bool IsLoopbackAddress(const Address& address) {
+  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.bytes);
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address.bytes).sin6_addr;
+  if (address.bytes.ss_family == AF_INET) return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+}
+
 // This machine may have one family only.
 bool HasNoSuchAddress(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
 
@@ -121,24 +128,24 @@ std::string WithPort(const std::string& address, int port) {
   return address.substr(0, address.rfind(':') + 1) + std::to_string(port);
 }
 
-bool IsLoopback(const std::string& address) {
+Result<bool> IsLoopback(const std::string& address) {
   const Result<std::vector<Address>> addresses = AddressesOf(HostOf(address));
-  return !addresses.ok() ||
-         std::all_of(addresses->begin(), addresses->end(), [](const Address& each) {
-           const auto& v4 = reinterpret_cast<const sockaddr_in&>(each.bytes);
-           const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(each.bytes).sin6_addr;
-           if (each.bytes.ss_family == AF_INET) return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
-           return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
-         });
+  if (!addresses.ok()) return addresses.status();
+  return std::all_of(addresses->begin(), addresses->end(), IsLoopbackAddress);
 }
 
-Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive) {
+Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive,
+                               TcpReach reach) {
   const std::string host = HostOf(address);
   TcpListeners listeners;
   listeners.port = std::stoi(address.substr(address.rfind(':') + 1));
   const bool any = IsAny(host);
   Result<std::vector<Address>> addresses = AddressesOf(host);
   if (!addresses.ok()) return addresses.status();
+  if (reach == TcpReach::kThisMachine &&
+      !std::all_of(addresses->begin(), addresses->end(), IsLoopbackAddress)) {
+    return Unavailable("it is beyond loopback");
+  }
   int error = EADDRNOTAVAIL;
   for (Address& each : *addresses) {
     if (any && !listeners.sockets.empty()) break;

@@ -18,6 +18,9 @@ struct TcpKeepalive {
   std::chrono::seconds timeout{20};  // for its answer, and for acknowledging what was sent
 };
 
+// Who may be able to reach what is listened at.
+enum class TcpReach { kAnyone, kThisMachine };
+
 struct TcpListeners {
   std::vector<UniqueFd> sockets;  // one for each address of the name
   int port = 0;
@@ -27,12 +30,13 @@ struct TcpListeners {
 // stands for all its addresses that this machine has, 0.0.0.0 and [::] for every address of both
 // families. Accepted connections send without delay, as with gRPC's own listeners, and end when
 // their peer's machine is gone (keep-alive). gRPC's own pings would cost a timer for each read. An
-// error is one line that says why.
-Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive = {});
+// error is one line that says why; that others than `reach` has could connect is one.
+Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive = {},
+                               TcpReach reach = TcpReach::kAnyone);
 
-// Whether only this machine reaches the address, HOST:PORT. True for a name that has no address:
-// nothing can listen there.
-bool IsLoopback(const std::string& address);
+// Whether only this machine reaches the address, HOST:PORT. An error for a name that has no address
+// now. It may have others the next time: what must be of loopback is given to ListenTcp so.
+Result<bool> IsLoopback(const std::string& address);
 
 // "host:0" with the port that was bound.
 std::string WithPort(const std::string& address, int port);

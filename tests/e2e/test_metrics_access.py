@@ -172,14 +172,20 @@ def test_draining_is_alive_and_not_ready(start_server, tmp_path):
     assert server.wait() == 0
 
 
-def test_beyond_loopback_it_is_encrypted(start_server, ca):
-    """With the server's own certificate, if it has no other, or in the clear if told so."""
+def test_beyond_loopback_it_is_encrypted_and_asks(start_server, ca, tmp_path):
+    """With the server's own certificate and tokens, if it has no others, or openly if told so."""
     with pytest.raises(harness.ServerEnded, match="0.0.0.0:0 is beyond loopback"):
         start_server(metrics="0.0.0.0:0")
     pair = ca.issue("scraped", usage="serverAuth")
-    server = start_server("--tls-cert", pair[0], "--tls-key", pair[1], metrics="0.0.0.0:0")
+    tls = "--tls-cert", pair[0], "--tls-key", pair[1]
+    with pytest.raises(harness.ServerEnded, match="must ask who reads: give --metrics-auth"):
+        start_server(*tls, metrics="0.0.0.0:0")
+    tokens = scrapers(tmp_path / "tokens", prometheus=TOKEN)
+    server = start_server(*tls, "--tokens", tokens, metrics="0.0.0.0:0")
     port = server.metrics_address.rpartition(":")[2]
     assert ask(f"127.0.0.1:{port}", "/readyz", context=trust(ca)) == (200, "ok\n")
+    for said, status in ((None, 401), (f"Bearer {OTHER}", 401), (f"Bearer {TOKEN}", 200)):
+        assert ask(f"127.0.0.1:{port}", "/metrics", said, trust(ca))[0] == status
     server = start_server("--insecure", metrics="0.0.0.0:0")
     port = server.metrics_address.rpartition(":")[2]
     assert ask(f"127.0.0.1:{port}", "/readyz") == (200, "ok\n")

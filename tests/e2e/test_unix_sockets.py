@@ -34,6 +34,24 @@ def test_only_socket_users_connect(start_server, tmp_path):
     wire.assert_serves(path)
 
 
+def test_each_tenants_socket_has_its_own_users(start_server, tmp_path):
+    """Who is one tenant's user is not the other by its socket, whatever the files' modes."""
+    me = os.getuid()
+    blue, green = f"unix:{tmp_path}/blue.sock", f"unix:{tmp_path}/green.sock"
+    with pytest.raises(harness.ServerEnded, match="there are sockets of several tenants"):
+        start_server("--tenant=blue=1,green=1", "--socket-users", f"{me},{me + 1}",
+                     listen=f"{blue}?tenant=blue,{green}?tenant=green")
+    server = start_server(
+        "--tenant=blue=1,green=1", "--socket-mode=0666",
+        listen=f"{blue}?tenant=blue&users={me},{green}?tenant=green&users={me + 1}&mode=0606")
+    wire.assert_serves(blue)
+    with hostile.open_socket(green) as connection:
+        assert hostile.ended(connection)
+    assert server.metric("attend_connections_refused_total", reason="user") == 1
+    assert [os.stat(tmp_path / name).st_mode & 0o777 for name in ("blue.sock", "green.sock")] == [
+        0o666, 0o606]
+
+
 def test_an_unknown_user_ends_the_start(tmp_path):
     with pytest.raises(AssertionError, match="socket-users nobody-here: no such user"):
         harness.Server(tmp_path, "--socket-users", "nobody-here").kill()

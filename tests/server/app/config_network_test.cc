@@ -71,9 +71,87 @@ TEST(ConfigNetworkTest, UnixSocketsMayBeBoundToATenant) {
                                                                   {"unix:/d", "default"}};
   EXPECT_EQ(TenantsOfPeers(bound.config), wanted);
   ExpectRefused({"--listen", "unix:/x?tenant=b"}, "--tenant has no b");
-  for (const std::string bad : {"unix:", "unix:?tenant=a", "unix:/x?tenant=", "unix:/x?user=a"}) {
+  for (const std::string bad :
+       {"unix:", "unix:?tenant=a", "unix:/x?tenant=", "unix:/x?user=a", "unix:/x?users=a",
+        "unix:/x?users=a&tenant=default", "unix:/x?tenant=default&users=",
+        "unix:/x?tenant=default&users=a::b", "unix:/x?tenant=default&mode=9",
+        "unix:/x?tenant=default&mode=0060", "unix:/x?tenant=default&group",
+        "unix:/x?tenant=default&group=a&group=b", "unix:/x?tenant=default&", "unix:/x?"}) {
     ExpectRefused({"--listen", bad}, "unix:PATH?tenant=NAME");
   }
+}
+
+TEST(ConfigNetworkTest, ATenantsSocketMaySayWhoConnects) {
+  const Config config =
+      ParseFlags({"--socket-users", "7", "--socket-mode", "0666", "--socket-group", "9"}).config;
+  const UnixAddress own =
+      *UnixAddressOf("unix:/x?tenant=default&users=root:8&mode=0660&group=web", config);
+  EXPECT_EQ(own.path + own.tenant + own.mode + own.group, "/xdefault0660web");
+  EXPECT_EQ(own.users, (std::vector<std::string>{"root", "8"}));
+  const UnixAddress others = *UnixAddressOf("unix:/x?tenant=default", config);
+  EXPECT_EQ(others.mode + others.group, "06669");
+  EXPECT_EQ(others.users, std::vector<std::string>{"7"});
+  // A file is one's own as a whole.
+  const UnixAddress group = *UnixAddressOf("unix:/x?tenant=default&group=web", config);
+  EXPECT_EQ(group.mode + group.group, "web");
+  const UnixAddress mode = *UnixAddressOf("unix:/x?tenant=default&mode=0660", config);
+  EXPECT_EQ(mode.mode + mode.group, "0660");
+}
+
+// Or the users of one tenant's would be the other at its socket.
+TEST(ConfigNetworkTest, SeveralTenantsSocketsDoNotShareTheirUsers) {
+  const auto with = [](std::vector<std::string> flags, const std::string& a, const std::string& b) {
+    flags.insert(flags.end(), {"--tenant", "a=1,b=1", "--listen",
+                               "unix:/a?tenant=a" + a + ",unix:/b?tenant=b" + b + ",unix:/c"});
+    return ParseFlags(flags);
+  };
+  for (const std::vector<std::string>& all : {std::vector<std::string>{"--socket-users", "7"},
+                                              {"--socket-mode", "0660"},
+                                              {"--socket-group", "9"},
+                                              {"--socket-users", "7", "--socket-mode", "0666"}}) {
+    const ParsedConfig refused = with(all, "&users=8", "");
+    EXPECT_EQ(refused.outcome, ConfigOutcome::kError);
+    EXPECT_NE(refused.text.find("unix:/b?tenant=b: there are sockets of several tenants"),
+              std::string::npos)
+        << refused.text;
+    EXPECT_EQ(with(all, "&users=8", "&users=9").outcome, ConfigOutcome::kRun);
+  }
+  EXPECT_EQ(with({"--socket-mode", "0666"}, "&group=1", "&mode=0600").outcome, ConfigOutcome::kRun);
+  EXPECT_EQ(with({"--socket-users", "7"}, "&group=1", "&group=2").outcome, ConfigOutcome::kError);
+  EXPECT_EQ(with({}, "", "").outcome, ConfigOutcome::kRun) << "they are the server's user's alone";
+  EXPECT_EQ(ParseFlags({"--socket-users", "7", "--tenant", "a=1", "--listen",
+                        "unix:/a?tenant=a,unix:/b?tenant=a"})
+                .outcome,
+            ConfigOutcome::kRun);
+}
+
+TEST(ConfigNetworkTest, MetricsBeyondLoopbackAskWhoReads) {
+  const std::vector<std::string> beyond = {"--metrics-listen", "0.0.0.0:1"};
+  const std::vector<std::string> tls = {"--tls-cert", "c", "--tls-key", "k"};
+  const auto with = [&](const std::vector<std::string>& more, bool encrypted) {
+    std::vector<std::string> flags = beyond;
+    if (encrypted) flags.insert(flags.end(), tls.begin(), tls.end());
+    flags.insert(flags.end(), more.begin(), more.end());
+    return ParseFlags(flags);
+  };
+  EXPECT_NE(with({"--metrics-auth", "a"}, false).text.find("must be encrypted"), std::string::npos);
+  const ParsedConfig open = with({}, true);
+  EXPECT_EQ(open.outcome, ConfigOutcome::kError);
+  EXPECT_NE(open.text.find("--metrics-listen: 0.0.0.0:1 is beyond loopback, where it must ask who "
+                           "reads: give --metrics-auth or --tokens, or --insecure"),
+            std::string::npos)
+      << open.text;
+  EXPECT_EQ(MetricsAccessOf(with({"--metrics-auth", "a", "--tokens", "t"}, true).config).auth, "a");
+  const ParsedConfig tokens = with({"--tokens", "t"}, true);
+  ASSERT_EQ(tokens.outcome, ConfigOutcome::kRun) << tokens.text;
+  const MetricsAccess access = MetricsAccessOf(tokens.config);
+  EXPECT_EQ(access.tls.cert + access.tls.key + access.auth, "ckt");
+  EXPECT_FALSE(access.loopback_only);
+  EXPECT_EQ(MetricsAccessOf(with({"--insecure"}, false).config).auth, "");
+  // At loopback, nothing of it is needed.
+  const MetricsAccess local = MetricsAccessOf(ParseFlags({"--tokens", "t"}).config);
+  EXPECT_EQ(local.tls.cert + local.auth, "");
+  EXPECT_TRUE(local.loopback_only);
 }
 
 }  // namespace

@@ -299,6 +299,21 @@ TEST(TcpListenerTest, NamesPortsAndReasons) {
   EXPECT_EQ(WithPort("[::1]:0", 7), "[::1]:7");
 }
 
+TEST(TcpListenerTest, WhatMustBeOfLoopbackIsNotListenedForElsewhere) {
+  EXPECT_FALSE(IsLoopback("no.such.host.invalid:0").ok()) << "it may have any address soon";
+  const auto listen = [](const std::string& address) {
+    return ListenTcp(address, {}, TcpReach::kThisMachine).status().message();
+  };
+  for (const std::string address : {"0.0.0.0:0", "[::]:0", "203.0.113.1:0"}) {
+    EXPECT_EQ(*IsLoopback(address), false) << address;
+    EXPECT_EQ(listen(address), "it is beyond loopback") << address;
+  }
+  for (const std::string address : {"127.0.0.1:0", "localhost:0"}) {
+    EXPECT_EQ(*IsLoopback(address), true) << address;
+    EXPECT_EQ(listen(address), "") << address;
+  }
+}
+
 // A client whose machine has gone sends no end: TCP asks.
 TEST(TcpListenerTest, AcceptedSocketsAskWhetherTheirPeerIsThere) {
   const Result<TcpListeners> tcp = ListenTcp("127.0.0.1:0", {seconds(7), seconds(10)});
