@@ -254,6 +254,8 @@ int main(int argc, char** argv) {
   // on that channel. So use as many channels as there can be (8 is CUDA's default), one for each
   // stream of up to seven lanes.
   if (config.cuda_ipc) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  // gRPC would log the metadata of calls, or all bytes, and tokens with them.
+  if (!config.tokens.empty() || !config.metrics_auth.empty()) unsetenv("GRPC_TRACE");
   // Malformed messages are reported to the client; keep Protobuf's own log off stderr.
   google::protobuf::SetLogHandler(nullptr);
   attend::KeepMemoryReserve(kMemoryReserveBytes);

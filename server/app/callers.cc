@@ -40,6 +40,13 @@ Result<std::unique_ptr<Callers>> Callers::Load(const Config& config, Metrics& me
   return callers;
 }
 
+void Callers::Guard(RegionSocket::Options& socket) const {
+  socket.identify = [this](const std::string& token, const std::string& tenant) {
+    return TenantOf(token, tenant);
+  };
+  socket.generation = [this] { return authenticator_->generation(); };
+}
+
 Result<int> Callers::TenantOf(const std::string& token, const std::string& tenant) const {
   const std::string authorization = "Bearer " + token;
   Credentials credentials;

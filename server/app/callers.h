@@ -14,6 +14,7 @@
 #include "server/auth/authenticator.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
+#include "server/regions/region_socket.h"
 #include "server/util/poll_thread.h"
 
 namespace attend {
@@ -25,6 +26,8 @@ class Callers {
                                                Logger& logger, const Clock& clock);
 
   const Authenticator& authenticator() const { return *authenticator_; }
+  // Has the socket ask who connects. This object must outlive it.
+  void Guard(RegionSocket::Options& socket) const;
   // The tenant of a process on this host that brings a token, and perhaps the name of the tenant
   // that it speaks for. A refusal is counted. Thread-safe.
   Result<int> TenantOf(const std::string& token, const std::string& tenant) const;

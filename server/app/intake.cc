@@ -171,8 +171,16 @@ void Intake::Take(int socket) {
 
 void Intake::TakeTls(int socket, ino_t inode, const Http2Frames::Limits& limits) {
   if (RefusesPlaintext(socket)) return;
-  const TlsConnection::Options options{
-      socket, inode, certificates_->current(), limits, &clock_, &on_wrong_, &on_refused_};
+  TlsConnection::Options options;
+  options.socket = socket;
+  options.inode = inode;
+  options.certificates = certificates_.get();
+  options.generation = certificates_->generation();
+  options.context = certificates_->current();
+  options.limits = limits;
+  options.clock = &clock_;
+  options.on_wrong = &on_wrong_;
+  options.on_refused = &on_refused_;
   const TlsConnection::HandOver hand_over(options);
   Acceptor::NewConnectionParameters connection;
   connection.fd = socket;

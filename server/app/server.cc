@@ -91,11 +91,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   if (config_.shared_memory) {
     SharedMemoryOptions options = MakeSharedMemoryOptions(config_);
     options.limits.tenants = &limits_;
-    if (callers_ != nullptr) {
-      options.socket.identify = [this](const std::string& token, const std::string& tenant) {
-        return callers_->TenantOf(token, tenant);
-      };
-    }
+    if (callers_ != nullptr) callers_->Guard(options.socket);
     Result<std::unique_ptr<SharedMemoryServer>> shared = SharedMemoryServer::Start(
         options, engine_->backends(), engine_->host_allocator(), *logger_, clock_);
     if (!shared.ok()) return shared.status();

@@ -86,17 +86,20 @@ Authenticator::FileState Authenticator::StateOf(const std::string& path) {
   return {about.st_dev, about.st_ino, about.st_size, about.st_mtim, about.st_ctim};
 }
 
-Result<Grants> Authenticator::Read(FileState& state) const {
+Result<Grants> Authenticator::Read(std::optional<FileState>& state) const {
   const auto wrong = [this](const std::string& why) {
     return InvalidArgument("tokens " + options_.file + ": " + why);
   };
   // Before the bytes: a change while they are read is seen the next time.
   state = StateOf(options_.file);
+  const auto unread = [&] {
+    const Status status = wrong(std::string("it cannot be read: ") + std::strerror(errno));
+    state.reset();
+    return status;
+  };
   const UniqueFd file(open(options_.file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat about {};
-  if (!file.valid() || fstat(file.get(), &about) != 0) {
-    return wrong(std::string("it cannot be read: ") + std::strerror(errno));
-  }
+  if (!file.valid() || fstat(file.get(), &about) != 0) return unread();
   if (!S_ISREG(about.st_mode)) return wrong("it is not a file");
   if ((about.st_mode & S_IWOTH) != 0) return wrong("any user may write to it");
   std::string text;
@@ -105,7 +108,7 @@ Result<Grants> Authenticator::Read(FileState& state) const {
   while (got < text.size()) {
     const ssize_t bytes = read(file.get(), text.data() + got, text.size() - got);
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return wrong(std::string("it cannot be read: ") + std::strerror(errno));
+    if (bytes < 0) return unread();
     if (bytes == 0) break;
     got += static_cast<size_t>(bytes);
   }
@@ -115,26 +118,40 @@ Result<Grants> Authenticator::Read(FileState& state) const {
   return grants;
 }
 
+void Authenticator::Use(Grants grants) {
+  next_expiry_ = grants.NextExpiry(options_.now());
+  auto shared = std::make_shared<const Grants>(std::move(grants));
+  {
+    const MutexLock lock(mutex_);
+    grants_.swap(shared);
+  }
+  generation_.fetch_add(1, std::memory_order_release);
+}
+
 Result<std::unique_ptr<Authenticator>> Authenticator::Load(Options options) {
   std::unique_ptr<Authenticator> made(new Authenticator(std::move(options)));
   Result<Grants> grants = made->Read(made->state_);
   if (!grants.ok()) return grants.status();
-  const MutexLock lock(made->mutex_);
-  made->grants_ = std::make_shared<const Grants>(std::move(*grants));
+  made->Use(std::move(*grants));
   return made;
 }
 
 void Authenticator::Reload() {
+  if (const WallTime now = options_.now(); now >= next_expiry_) {
+    next_expiry_ = grants()->NextExpiry(now);
+    generation_.fetch_add(1, std::memory_order_release);
+  }
   if (StateOf(options_.file) == state_) return;
-  FileState state;
+  std::optional<FileState> state;
   Result<Grants> read = Read(state);
   state_ = state;
-  if (read.ok()) {
-    auto grants = std::make_shared<const Grants>(std::move(*read));
-    const MutexLock lock(mutex_);
-    grants_.swap(grants);
+  const std::string unread = read.ok() || state ? "" : read.status().message();
+  const bool reported = !unread.empty() && unread == unread_;
+  unread_ = unread;
+  if (read.ok()) Use(std::move(*read));
+  if (options_.on_reload && !reported) {
+    options_.on_reload(read.ok() ? Status() : read.status(), count());
   }
-  if (options_.on_reload) options_.on_reload(read.ok() ? Status() : read.status(), count());
 }
 
 Decision Authenticator::Decide(const Credentials& credentials, Scope scope) const {

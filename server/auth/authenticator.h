@@ -8,6 +8,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <ctime>
 #include <functional>
@@ -76,8 +77,13 @@ class Authenticator {
   Decision Decide(const Credentials& credentials, Scope scope) const;
 
   // Reads the file again if it is another or has changed. A file that cannot be used changes
-  // nothing, and is reported once. Not from two threads at once.
+  // nothing, and is reported once; where the system could not read it, the next call tries again.
+  // Not from two threads at once.
   void Reload();
+
+  // Another number whenever Decide may say something else of a caller than before: Reload has read
+  // the file, or has seen that something in it expired. Never 0.
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
   int64_t count() const { return grants()->count(); }
 
@@ -93,14 +99,20 @@ class Authenticator {
 
   explicit Authenticator(Options options) : options_(std::move(options)) {}
   static FileState StateOf(const std::string& path);
-  Result<Grants> Read(FileState& state) const;
+  // `state`: what was read; nothing where the system could not read it.
+  Result<Grants> Read(std::optional<FileState>& state) const;
+  void Use(Grants grants);
   std::shared_ptr<const Grants> grants() const {
     const MutexLock lock(mutex_);
     return grants_;
   }
 
   const Options options_;
-  FileState state_;  // Reload's
+  // Reload's:
+  std::optional<FileState> state_;
+  std::string unread_;  // why it could not be read; it has been reported
+  WallTime next_expiry_ = kNoExpiry;
+  std::atomic<uint64_t> generation_{0};
   mutable Mutex mutex_;
   std::shared_ptr<const Grants> grants_ ATTEND_GUARDED_BY(mutex_);
 };

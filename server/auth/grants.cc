@@ -248,6 +248,14 @@ const Grant* Grants::FindToken(std::string_view token) const {
                    : &grants_[static_cast<size_t>(by_digest_[static_cast<size_t>(found)])];
 }
 
+WallTime Grants::NextExpiry(WallTime now) const {
+  WallTime next = kNoExpiry;
+  for (const Grant& grant : grants_) {
+    if (grant.expires > now) next = std::min(next, grant.expires);
+  }
+  return next;
+}
+
 const Grant* Grants::FindCertificate(CertificateName kind, std::string_view name) const {
   const auto& names = by_certificate_[static_cast<size_t>(kind)];
   const auto found = names.find(name);

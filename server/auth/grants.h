@@ -67,6 +67,8 @@ class Grants {
   const Grant* FindToken(std::string_view token) const;
   const Grant* FindCertificate(CertificateName kind, std::string_view name) const;
   int64_t count() const { return std::ssize(grants_); }
+  // The first time after `now` at which one of them expires; kNoExpiry: never.
+  WallTime NextExpiry(WallTime now) const;
 
  private:
   class Parser;

@@ -218,6 +218,10 @@ bool RegionSocket::Serve(Connection& connection) {
     Send(socket, ErrorReply(malformed), UniqueFd());
     return false;
   }
+  if (const Status known = Recheck(connection); !known.ok()) {
+    Send(socket, Refuse(connection.client, known), UniqueFd());
+    return false;
+  }
   UniqueFd file;
   const std::optional<v1::RegionReply> reply = Answer(connection, request, file);
   return !reply || Send(socket, *reply, file);
@@ -270,8 +274,24 @@ v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identif
   const Result<int> tenant = options_.identify(request.token(), request.tenant());
   if (!tenant.ok()) return Refuse(0, tenant.status());
   connection.client = registry_.AddClient(*tenant);
+  connection.said = request;
+  connection.tenant = *tenant;
   logger_.Log(LogLevel::debug, "shared memory client known", {{"client", connection.client}});
   return reply;
+}
+
+Status RegionSocket::Recheck(Connection& connection) const {
+  if (connection.client == 0 || !options_.generation) return Status();
+  const uint64_t generation = options_.generation();
+  if (connection.generation == generation) return Status();
+  const v1::Identify& said = connection.said;
+  const Result<int> tenant = options_.identify(said.token(), said.tenant());
+  if (!tenant.ok()) return tenant.status();
+  if (*tenant != connection.tenant) {
+    return Status(Code::kPermissionDenied, "the caller is of another tenant now: connect again");
+  }
+  connection.generation = generation;
+  return Status();
 }
 
 std::optional<v1::RegionReply> RegionSocket::Release(Connection& connection,

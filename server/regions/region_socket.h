@@ -37,6 +37,8 @@ class RegionSocket {
     // The tenant of whoever has the token, speaking for `tenant` if that is not empty. Set: each
     // connection must say who it is before anything else. Empty: all regions are for any tenant.
     std::function<Result<int>(const std::string& token, const std::string& tenant)> identify = {};
+    // With it: another number once what it says may be something else.
+    std::function<uint64_t()> generation = {};
   };
 
   // The socket is listening when this returns. `registry`, `logger` and `clock` must outlive it.
@@ -58,6 +60,10 @@ class RegionSocket {
     uint64_t client = 0;  // 0: nobody knows who it is
     uid_t user = 0;
     bool releasing = false;  // a release must be answered before anything else is read
+    // Where somebody asks: what it said, for whom, and when that was looked at last.
+    v1::Identify said = {};
+    int tenant = 0;
+    uint64_t generation = 0;
   };
   using Connections = std::map<int, Connection>;  // by descriptor
   // Completed releases: added by any thread, even when the socket is gone.
@@ -84,6 +90,8 @@ class RegionSocket {
   std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
                                         UniqueFd& file);
   v1::RegionReply Identify(Connection& connection, const v1::Identify& request);
+  // Whether it still is who it said.
+  Status Recheck(Connection& connection) const;
   std::optional<v1::RegionReply> Release(Connection& connection, const std::string& token);
   void AnswerReleases();
   v1::RegionReply Refuse(uint64_t client, const Status& status);

@@ -58,6 +58,9 @@ Decision Anyone(const ServiceContext& context, const grpc::CallbackServerContext
   if (bound) caller = CallerOfSocket(*bound);
   const Tenants& tenants = context.engine.options().tenants;
   if (!bound && !tenants.single()) {  // reading metadata makes a map of it
+    if (Status once = CheckOnce(call.client_metadata()); !once.ok()) {
+      return {{}, std::move(once), CallerRefusal::kUnknown};
+    }
     const auto tenant = Find(call.client_metadata(), kTenantMetadataKey);
     if (tenant) caller.tenant = tenants.Find(*tenant);
   }
@@ -110,6 +113,9 @@ Decision Decide(const ServiceContext& context, const grpc::CallbackServerContext
                 Scope scope) {
   if (context.authenticator == nullptr) return Anyone(context, call, scope);
   const Metadata& metadata = call.client_metadata();
+  if (Status once = CheckOnce(metadata); !once.ok()) {
+    return {{}, std::move(once), CallerRefusal::kUnknown};
+  }
   const std::shared_ptr<const grpc::AuthContext> auth = call.auth_context();
   Credentials credentials;
   credentials.authorization = Find(metadata, kAuthorizationMetadataKey);
@@ -135,7 +141,29 @@ Decision Decide(const ServiceContext& context, const grpc::CallbackServerContext
   return decision;
 }
 
+// Counts, logs and tells it.
+Status Refuse(ServiceContext& context, grpc::CallbackServerContext& call, std::string_view method,
+              Decision decision, Rejection rejection) {
+  context.metrics.RecordRejection(rejection);
+  RefusedCall refused;
+  refused.method = method;
+  // Known where what it asks for is not its to ask for.
+  if (decision.caller.name != nullptr) refused.caller = *decision.caller.name;
+  refused.peer = call.peer();
+  LogRefused(context.logger, context.access_log, decision.status, refused);
+  AddRefusal(context, decision.status.code(), Refusal(), call);
+  return std::move(decision.status);
+}
+
 }  // namespace
+
+Status CheckOnce(const Metadata& metadata) {
+  for (const char* const key : {kAuthorizationMetadataKey, kTenantMetadataKey}) {
+    if (metadata.count(key) <= 1) continue;
+    return Status(kUnauthenticated, std::string("the metadata ") + key + " came more than once");
+  }
+  return Status();
+}
 
 Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& call,
                         std::string_view method, Scope scope) {
@@ -147,15 +175,23 @@ Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& ca
     rejection = Rejection::kTenantLimit;
   }
   if (decision.status.ok()) return std::move(decision.caller);
-  context.metrics.RecordRejection(rejection);
-  RefusedCall refused;
-  refused.method = method;
-  // Known where what it asks for is not its to ask for.
-  if (decision.caller.name != nullptr) refused.caller = *decision.caller.name;
-  refused.peer = call.peer();
-  LogRefused(context.logger, context.access_log, decision.status, refused);
-  AddRefusal(context, decision.status.code(), Refusal(), call);
-  return std::move(decision.status);
+  return Refuse(context, call, method, std::move(decision), rejection);
+}
+
+Status RecheckCaller(ServiceContext& context, grpc::CallbackServerContext& call,
+                     std::string_view method, Scope scope, const Caller& before) {
+  Decision decision = Decide(context, call, scope);
+  if (decision.status.ok()) {
+    const Caller& caller = decision.caller;
+    bool same = caller.tenant == before.tenant;
+    for (const Scope each : kScopes) same &= caller.scopes.Has(each) || !before.scopes.Has(each);
+    if (same) return Status();
+    decision.refusal = CallerRefusal::kScope;
+    decision.status = Status(Code::kPermissionDenied,
+                             "the caller's tenant or scopes have changed: open another stream");
+  }
+  const Rejection rejection = RejectionOf(decision.refusal);
+  return Refuse(context, call, method, std::move(decision), rejection);
 }
 
 std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerContext& call,

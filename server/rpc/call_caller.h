@@ -7,6 +7,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <map>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -27,12 +28,20 @@ struct CallOrigin {
 // transport_security_type.
 CallOrigin OriginOf(std::string_view peer, std::string_view security);
 
+// UNAUTHENTICATED if metadata that says who calls, or for whom, came more than once: nobody could
+// say which counts.
+Status CheckOnce(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata);
+
 // The caller, if it may make a call that needs `scope`; the call's connection then counts among its
 // tenant's. Otherwise what the call ends with, which is counted and logged: UNAUTHENTICATED,
 // PERMISSION_DENIED, or RESOURCE_EXHAUSTED for one connection too many. `method` is the call's, for
 // the log. May throw std::bad_alloc.
 Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& call,
                         std::string_view method, Scope scope);
+// For a call that stays open, whose caller was `before`: whether it still may what it could then.
+// Another generation of the authenticator's is the time to ask. As CallerOf otherwise.
+Status RecheckCaller(ServiceContext& context, grpc::CallbackServerContext& call,
+                     std::string_view method, Scope scope, const Caller& before);
 // The same for a unary call that answers by `reactor`, which is finished if there is no caller.
 std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerContext& call,
                                   std::string_view method, Scope scope,

@@ -49,7 +49,10 @@ Status CallerGate::Check(const InputMetadata& metadata, const grpc::AuthContext&
     names = CertificateNamesOf(connection);
     credentials.certificate = names;
   }
-  const Decision decision = authenticator_.Decide(credentials, Scope::kAny);
+  Decision decision;
+  decision.status = CheckOnce(metadata);
+  decision.refusal = CallerRefusal::kUnknown;
+  if (decision.status.ok()) decision = authenticator_.Decide(credentials, Scope::kAny);
   if (decision.status.ok()) return Status();
   metrics_.RecordRejection(RejectionOf(decision.refusal));
   RefusedCall refused;

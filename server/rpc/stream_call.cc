@@ -48,7 +48,7 @@ StreamCall::Step StreamCall::NextLocked() {
   if (finished_) return Step::kNone;
   assert(0 <= unanswered_ && unanswered_ <= context_.stream_requests_max);
   assert(std::ssize(answers_) <= unanswered_ && writing_ == !answers_.empty());
-  const bool over = half_closed_ || broken_ || ending_ || no_memory_;
+  const bool over = half_closed_ || broken_ || ending_ || stopped_;
   if (over && unanswered_ == 0 && !writing_) {
     assert(queued_.empty());
     finished_ = true;
@@ -63,17 +63,17 @@ void StreamCall::Do(Step step) {
   if (step == Step::kRead) StartRead(&incoming_);
   if (step != Step::kFinish) return;
   bool cut_off = false;
-  bool no_memory = false;
+  std::optional<grpc::Status> stopped;
   {
     const MutexLock lock(mutex_);
     cut_off = !half_closed_ && ending_;
-    no_memory = no_memory_;
+    stopped.swap(stopped_);
   }
   grpc::Status status;
   if (cancelled()) {
     status = grpc::Status(grpc::StatusCode::CANCELLED, "the call was cancelled");
-  } else if (no_memory) {
-    status = NoMemory();
+  } else if (stopped) {
+    status = std::move(*stopped);
   } else if (cut_off) {
     status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining");
   }
@@ -104,9 +104,10 @@ void StreamCall::OnReadDone(bool ok) {
   std::unique_ptr<Request> request;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
+    if (Status may = Recheck(); !may.ok()) return Stop(place, ToGrpc(may));
     request = NewRequest(context_, *this, deadline_);
   } catch (const std::bad_alloc&) {  // nobody knows the message's request_id
-    return EndWithoutMemory(place);
+    return Stop(place, NoMemory());
   }
   request->answer_place = place;
   request->asked = asked_;
@@ -115,12 +116,22 @@ void StreamCall::OnReadDone(bool ok) {
   context_.reader.Accept(*this, format_, std::move(request), std::move(message));
 }
 
-void StreamCall::EndWithoutMemory(uint64_t place) {
+Status StreamCall::Recheck() {
+  if (context_.authenticator == nullptr) return Status();
+  const uint64_t generation = context_.authenticator->generation();
+  if (generation == generation_.load(std::memory_order_relaxed)) return Status();
+  ATTEND_RETURN_IF_ERROR(
+      RecheckCaller(context_, call_, facts_.method, Scope::kCompute, facts_.caller));
+  generation_.store(generation, std::memory_order_relaxed);
+  return Status();
+}
+
+void StreamCall::Stop(uint64_t place, grpc::Status status) {
   const grpc::ByteBuffer* first = nullptr;
   Step step;
   {
     const MutexLock lock(mutex_);
-    no_memory_ = true;
+    if (!stopped_) stopped_ = std::move(status);
     --unanswered_;
     const bool writing = !answers_.empty();
     if (!broken_) QueueLocked(place, std::nullopt);

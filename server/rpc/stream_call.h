@@ -7,8 +7,9 @@
 //
 //   reading --1--> over --2--> finished
 //
-//   1  The client half-closed or cancelled, a write failed, the server drains, or no memory is left
-//      for a message: nothing is read any more.
+//   1  The client half-closed or cancelled, a write failed, the server drains, no memory is left
+//   for
+//      a message, or its caller may not send it any more: nothing is read any more.
 //   2  NextLocked: every request that was read is answered or dropped, and no write is under way.
 //      One thread is given kFinish.
 //
@@ -21,6 +22,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -75,8 +77,10 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // Nothing is written any more: what waits for earlier answers goes.
   void BreakLocked(std::map<uint64_t, std::optional<grpc::ByteBuffer>>& dropped)
       ATTEND_REQUIRES(mutex_);
-  // Takes no more messages, and ends when the earlier ones are answered.
-  void EndWithoutMemory(uint64_t place);
+  // Whether the caller may still do what it could when the stream began.
+  Status Recheck();
+  // Drops the message, takes no more of them, and ends so when the earlier ones are answered.
+  void Stop(uint64_t place, grpc::Status status);
   void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
 
   ServiceContext& context_;
@@ -89,7 +93,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   Mutex mutex_;
-  grpc::ByteBuffer incoming_;  // gRPC's while reading_, else the mutex's
+  std::atomic<uint64_t> generation_{0};  // the authenticator's when it last knew the caller
+  grpc::ByteBuffer incoming_;            // gRPC's while reading_, else the mutex's
   // The first is gRPC's while writing_.
   std::deque<grpc::ByteBuffer> answers_ ATTEND_GUARDED_BY(mutex_);
   // If answers have an order: those that wait for earlier ones, by place.
@@ -104,7 +109,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   bool half_closed_ ATTEND_GUARDED_BY(mutex_) = false;  // the client sends no more
   bool broken_ ATTEND_GUARDED_BY(mutex_) = false;       // the answers are not read any more
   bool ending_ ATTEND_GUARDED_BY(mutex_) = false;       // the server is ending the stream
-  bool no_memory_ ATTEND_GUARDED_BY(mutex_) = false;    // for a message that arrived
+  // Why a message that arrived was dropped, and no other is taken.
+  std::optional<grpc::Status> stopped_ ATTEND_GUARDED_BY(mutex_);
   bool finished_ ATTEND_GUARDED_BY(mutex_) = false;
   bool admitted_ ATTEND_GUARDED_BY(mutex_) = false;  // any of its requests
 };

@@ -46,7 +46,7 @@ ATTEND_IN_PLACE int SSL_read(SSL* ssl, void* data, int size) {
   static auto* const read = Next<int(SSL*, void*, int)>("SSL_read");
   const int bytes = read(ssl, data, size);
   TlsConnection* const connection = TlsConnection::Of(ssl);
-  if (connection == nullptr || connection->Passes(data, bytes)) return bytes;
+  if (connection == nullptr || connection->Passes(ssl, data, bytes)) return bytes;
   ERR_raise(ERR_LIB_SSL, SSL_R_UNEXPECTED_MESSAGE);
   return -1;
 }

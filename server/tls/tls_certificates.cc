@@ -2,17 +2,21 @@
 
 #include "server/tls/tls_certificates.h"
 
+#include <fcntl.h>
 #include <openssl/crypto.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <system_error>
 #include <utility>
 #include <vector>
+
+#include "server/util/unique_fd.h"
 
 namespace attend {
 namespace {
@@ -23,10 +27,12 @@ constexpr std::chrono::seconds kPeriod{1};
 // Of one file; a revocation list of a large authority has some megabytes.
 constexpr int64_t kFileBytesMax = int64_t{64} << 20;
 
-// The files of a path: itself, or those of the folder.
-std::vector<std::string> FilesOf(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return {path};
+// The files of a path: itself, or those of the folder. An error: there may be more.
+std::vector<std::string> FilesOf(const std::string& path, std::error_code& error) {
+  if (!fs::is_directory(path, error)) {
+    error.clear();
+    return {path};
+  }
   std::vector<std::string> files;
   for (fs::directory_iterator each(path, error), end; !error && each != end;
        each.increment(error)) {
@@ -36,30 +42,42 @@ std::vector<std::string> FilesOf(const std::string& path) {
   return files;
 }
 
+// UNAVAILABLE: the system could not read it, and may the next time.
 Status Append(const std::string& setting, const std::string& file, std::string* text) {
-  std::error_code error;
-  const auto bytes = fs::file_size(file, error);
-  if (error) return InvalidArgument(setting + " " + file + ": " + error.message());
-  if (bytes > static_cast<uintmax_t>(kFileBytesMax)) {
-    return InvalidArgument(setting + " " + file + " has " + std::to_string(bytes) +
+  const auto unread = [&] {
+    return Unavailable(setting + " " + file + ": " + std::strerror(errno));
+  };
+  const UniqueFd opened(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat about {};
+  if (!opened.valid() || fstat(opened.get(), &about) != 0) return unread();
+  if (about.st_size > kFileBytesMax) {
+    return InvalidArgument(setting + " " + file + " has " + std::to_string(about.st_size) +
                            " bytes, may have " + std::to_string(kFileBytesMax));
   }
-  std::ifstream in(file, std::ios::binary);
-  if (!in) return InvalidArgument(setting + " " + file + ": " + std::strerror(errno));
-  std::string bytes_read((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  *text += bytes_read + "\n";
-  OPENSSL_cleanse(bytes_read.data(), bytes_read.size());
-  return Status();
+  std::string bytes(static_cast<size_t>(about.st_size), '\0');
+  size_t got = 0;
+  Status status;
+  while (got < bytes.size()) {
+    const ssize_t part = read(opened.get(), bytes.data() + got, bytes.size() - got);
+    if (part < 0 && errno == EINTR) continue;
+    if (part < 0) status = unread();
+    if (part <= 0) break;
+    got += static_cast<size_t>(part);
+  }
+  text->append(bytes, 0, got) += "\n";
+  OPENSSL_cleanse(bytes.data(), bytes.size());
+  return status;
 }
 
 Status ReadText(const std::string& setting, const std::string& path, TlsText* text) {
   text->setting = setting;
   text->path = path;
   if (path.empty()) return Status();
-  for (const std::string& file : FilesOf(path)) {
+  std::error_code error;
+  for (const std::string& file : FilesOf(path, error)) {
     ATTEND_RETURN_IF_ERROR(Append(setting, file, &text->pem));
   }
-  return Status();
+  return error ? Unavailable(setting + " " + path + ": " + error.message()) : Status();
 }
 
 }  // namespace
@@ -84,6 +102,10 @@ void TlsCertificates::Look() {
   // Taken before the files are read: what changes meanwhile is seen the next time.
   stamps_ = std::move(stamps);
   Result<std::shared_ptr<const TlsContext>> context = Read();
+  const bool unread = context.status().code() == Code::kUnavailable;
+  if (unread) stamps_.clear();  // of nothing: it is tried again
+  const std::string before = std::exchange(unread_, unread ? context.status().message() : "");
+  if (unread && unread_ == before) return;  // it has been told
   metrics_.RecordReload(context.ok());
   if (!context.ok()) {
     logger_.Log(LogLevel::err, "certificates are not taken, those before stay",
@@ -105,7 +127,8 @@ TlsCertificates::Stamps TlsCertificates::Stamped() const {
   for (const std::string* const path :
        {&options_.cert, &options_.key, &options_.client_ca, &options_.crl}) {
     if (path->empty()) continue;
-    for (const std::string& file : FilesOf(*path)) stamps.emplace_back(file, StampOf(file));
+    std::error_code error;
+    for (const std::string& file : FilesOf(*path, error)) stamps.emplace_back(file, StampOf(file));
   }
   return stamps;
 }
@@ -128,8 +151,11 @@ void TlsCertificates::Use(std::shared_ptr<const TlsContext> context) {
   metrics_.SetExpiry(options_.of, expiries.cert);
   if (!options_.client_ca.empty()) metrics_.SetExpiry(TlsFile::kClientCa, expiries.client_ca);
   if (!options_.crl.empty()) metrics_.SetExpiry(TlsFile::kCrl, expiries.crl);
-  const MutexLock lock(mutex_);
-  context_ = std::move(context);
+  {
+    const MutexLock lock(mutex_);
+    context_ = std::move(context);
+  }
+  generation_.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace attend

@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <ctime>
 #include <functional>
 #include <memory>
@@ -54,6 +56,8 @@ class TlsCertificates {
 
   // For connections that begin now. Thread-safe.
   std::shared_ptr<const TlsContext> current() const;
+  // Another number with each of them. Read before it, it is no newer. Thread-safe.
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
  private:
   TlsCertificates(Options options, TlsMetrics& metrics, Logger& logger)
@@ -66,9 +70,12 @@ class TlsCertificates {
   const Options options_;
   TlsMetrics& metrics_;
   Logger& logger_;
-  Stamps stamps_;  // of the files that were looked at last; the looking thread's
+  // The looking thread's:
+  Stamps stamps_;       // of the files that were looked at last
+  std::string unread_;  // why the system could not read them; it has been told
   mutable Mutex mutex_;
   std::shared_ptr<const TlsContext> context_ ATTEND_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> generation_{0};
   std::unique_ptr<PollThread> watch_;
 };
 

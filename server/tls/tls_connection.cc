@@ -100,15 +100,27 @@ void TlsConnection::Refuse(SSL* ssl) {
   }
 }
 
-bool TlsConnection::Passes(const void* data, int bytes) {
+bool TlsConnection::MayStay(const SSL* ssl) {
+  const uint64_t generation = options_.certificates->generation();
+  if (generation == generation_) return true;
+  const std::string why = options_.certificates->current()->WhyNot(ssl);
+  if (!why.empty()) {
+    End([&] { (*options_.on_refused)(options_.socket, why); });
+    return false;
+  }
+  generation_ = generation;
+  return true;
+}
+
+bool TlsConnection::Passes(const SSL* ssl, const void* data, int bytes) {
   if (ended_) return false;
   const char* wrong = wrong_;
   if (wrong == nullptr && bytes > 0) {
     wrong = frames_.Read(std::span(static_cast<const uint8_t*>(data), static_cast<size_t>(bytes)),
                          options_.clock->Now());
   }
-  if (wrong == nullptr) return true;
-  End(wrong);
+  if (wrong == nullptr) return MayStay(ssl);
+  End([&] { (*options_.on_wrong)(options_.socket, wrong); });
   return false;
 }
 
@@ -117,12 +129,12 @@ void TlsConnection::Sending(const void* data, int bytes) {
   frames_.Written(std::span(static_cast<const uint8_t*>(data), static_cast<size_t>(bytes)));
 }
 
-void TlsConnection::End(const char* what) {
+void TlsConnection::End(const std::function<void()>& tell) {
   ended_ = true;
   // Should the descriptor be another's, nobody else loses a connection for it.
   struct stat about {};
   if (fstat(options_.socket, &about) != 0 || about.st_ino != options_.inode) return;
-  (*options_.on_wrong)(options_.socket, what);
+  tell();
   const linger reset{1, 0};
   setsockopt(options_.socket, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
   shutdown(options_.socket, SHUT_RDWR);

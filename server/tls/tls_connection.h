@@ -20,6 +20,7 @@
 #include "kernels/util/clock.h"
 #include "server/net/http2_frames.h"
 #include "server/net/read_guard.h"
+#include "server/tls/tls_certificates.h"
 #include "server/tls/tls_context.h"
 
 namespace attend {
@@ -31,7 +32,9 @@ class TlsConnection {
   struct Options {
     int socket = -1;
     ino_t inode = 0;
-    std::shared_ptr<const TlsContext> context;
+    const TlsCertificates* certificates = nullptr;  // must outlive the connection
+    std::shared_ptr<const TlsContext> context;      // theirs, of `generation` or later
+    uint64_t generation = 0;
     Http2Frames::Limits limits;
     const Clock* clock = nullptr;  // these three must outlive the connection
     const ReadGuard::OnWrong* on_wrong = nullptr;
@@ -63,19 +66,23 @@ class TlsConnection {
   // The handshake has failed: says why, and sends the client the alert that OpenSSL has written.
   void Refuse(SSL* ssl);
   // What has just been decrypted. False if gRPC must not get it, nor anything after it.
-  bool Passes(const void* data, int bytes);
+  bool Passes(const SSL* ssl, const void* data, int bytes);
   void Sending(const void* data, int bytes);
 
  private:
-  explicit TlsConnection(const Options& options) : options_(options), frames_(options.limits) {}
+  explicit TlsConnection(const Options& options)
+      : options_(options), frames_(options.limits), generation_(options.generation) {}
   static int Index();
   static void Free(void* parent, void* own, CRYPTO_EX_DATA* data, int index, long argl, void* argp);
   static void OnMessage(int is_write, int version, int type, const void* bytes, size_t size,
                         SSL* ssl, void* own);
-  void End(const char* what);
+  // Whether the client would be let in again. Asked once the files have changed.
+  bool MayStay(const SSL* ssl);
+  void End(const std::function<void()>& tell);
 
   const Options options_;
   Http2Frames frames_;
+  uint64_t generation_;     // of the certificates by which the client's is good
   BIO* network_ = nullptr;  // gRPC's; only during the handshake
   // Messages of handshakes: those of the first, and requests for new keys and the like after it.
   FrameRate handshake_messages_{32, 1};

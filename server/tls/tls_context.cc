@@ -25,6 +25,7 @@ constexpr std::array<unsigned char, 3> kHttp2 = {2, 'h', '2'};
 using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
 using RevocationList = std::unique_ptr<X509_CRL, Freer<X509_CRL_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
+using StoreContext = std::unique_ptr<X509_STORE_CTX, Freer<X509_STORE_CTX_free>>;
 
 Status Wrong(const TlsText& text, const std::string& what) {
   return InvalidArgument(text.setting + " " + text.path + " " + what);
@@ -194,6 +195,23 @@ Status TlsContext::Revoke(const TlsText& crl) {
   // A certificate whose authority has no list, or one that has expired, is refused as well.
   X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK | X509_V_FLAG_CRL_CHECK_ALL);
   return Status();
+}
+
+std::string TlsContext::WhyNot(const SSL* ssl) const {
+  X509* const shown = SSL_get0_peer_certificate(ssl);
+  if (shown == nullptr) return "";
+  const StoreContext checked(X509_STORE_CTX_new());
+  if (checked == nullptr ||
+      X509_STORE_CTX_init(checked.get(), SSL_CTX_get_cert_store(context_.get()), shown,
+                          SSL_get_peer_cert_chain(ssl)) != 1 ||
+      X509_STORE_CTX_set_default(checked.get(), "ssl_client") != 1) {
+    ERR_clear_error();
+    return "there is no memory to verify it again";
+  }
+  X509_STORE_CTX_set_depth(checked.get(), kChainMax);
+  const bool good = X509_verify_cert(checked.get()) == 1;
+  ERR_clear_error();
+  return good ? "" : X509_verify_cert_error_string(X509_STORE_CTX_get_error(checked.get()));
 }
 
 }  // namespace attend

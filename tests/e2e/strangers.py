@@ -4,6 +4,7 @@
 import collections
 import hashlib
 import os
+import queue
 import secrets
 import socket
 
@@ -86,6 +87,26 @@ def refusal(call):
     except grpc.RpcError as error:
         return Answer(error.code(), error.details(), sorted(error.trailing_metadata() or ()))
     raise AssertionError("the call was answered")
+
+
+class Stream:
+    """A stream of requests, by one caller, that asks one at a time."""
+
+    def __init__(self, method, of=None):
+        self.requests = queue.Queue()
+        self.call = method(iter(self.requests.get, None), metadata=bearer(of) if of else (),
+                           timeout=wire.SECONDS)
+
+    def ask(self, request):
+        self.requests.put(request)
+        return next(self.call)
+
+    def refusal(self, request):
+        return refusal(lambda: self.ask(request))
+
+    def close(self):
+        self.requests.put(None)
+        self.call.cancel()
 
 
 TENANTS = "--tenant=blue=1,green=1"

@@ -302,6 +302,14 @@ def test_tokens_change_while_the_server_runs(start_server, tmp_path):
     assert "line 1 has a field that is none of" in server.log()
 
 
+@pytest.mark.parametrize("name", ("authorization", "x-attend-tenant"))
+def test_what_says_who_calls_comes_once(locked, channel, name):
+    metadata = [*bearer(TOKENS["gate"]), ("x-attend-tenant", "blue")]
+    metadata.append(next(each for each in metadata if each[0] == name))
+    assert ask(channel, wire.ATTEND, metadata) == (
+        CODE.UNAUTHENTICATED, f"the metadata {name} came more than once", [])
+
+
 def test_a_broken_file_keeps_the_server_from_starting(tmp_path):
     file = tmp_path / "tokens"
     token = strangers.token()

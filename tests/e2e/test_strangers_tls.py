@@ -21,7 +21,11 @@ CODE = grpc.StatusCode
 def encrypted(ca, tmp_path_factory):
     """TLS, on which clients may show certificates: "client" is tenant blue."""
     made = tmp_path_factory.mktemp("encrypted")
-    (made / "tokens").write_text(TOKENS_FILE + "name=shown cn=client tenant=blue scopes=compute\n")
+    (made / "tokens").write_text(
+        TOKENS_FILE + "name=shown cn=client tenant=blue scopes=compute\n"
+        "name=web uri=spiffe://prod/web tenant=green scopes=compute,sessions\n"
+        "name=named dns=web.prod.example tenant=blue scopes=sessions\n"
+        "name=ended uri=spiffe://prod/ended scopes=compute,sessions expires=2020-01-01\n")
     running = harness.Server(made / "server", TENANTS, *ca.serve_mtls("--tls-client-cert=allow"),
                              "--tokens", made / "tokens", "--oip", "--session-memory=16MiB",
                              "--log-rate=0", *hostile.SMALL_LIMITS)
@@ -81,6 +85,32 @@ def test_certificates_say_who_calls(encrypted, ca):
     assert answer == (CODE.PERMISSION_DENIED, 'the caller "shown" has no scope sessions', [])
 
 
+@pytest.mark.parametrize("name, names, answer", [
+    ("uri", "URI:spiffe://prod/web", "green"),
+    ("one-of-several", "DNS:a.example,URI:spiffe://prod/web,DNS:b.example,IP:10.0.0.1", "green"),
+    ("dns", "DNS:a.example,DNS:web.prod.example", "blue"),
+    ("first-uris", "DNS:web.prod.example,URI:spiffe://prod/web", "green"),
+    ("ended", "URI:spiffe://prod/ended", "what the certificate allowed has expired"),
+    ("part", "URI:spiffe://prod/web/more,DNS:prod.example,DNS:x.web.prod.example", None),
+    ("star", "DNS:*.prod.example", None),
+    ("case", "URI:SPIFFE://prod/web", None),
+    # One kind of name is not another.
+    ("kind", "DNS:client,URI:web.prod.example", None),
+], ids=lambda value: value if value and " " not in value and ":" not in value else "")
+def test_alternative_names_say_who_calls(encrypted, ca, name, names, answer):
+    ca.issue(f"named-{name}", names=names)
+    with ca.channel(encrypted.address, f"named-{name}") as channel:
+        calls = sessions.Client(channel, "")
+        calls.metadata = []
+        if answer in ("blue", "green"):
+            made = calls.create()
+            calls.metadata = bearer(TOKENS[answer])
+            assert made.id in [each.id for each in calls.call("ListSessions").sessions]
+            return
+        why = answer or "no token, and no name in the client's certificate is known"
+        assert refusal(calls.create) == (CODE.UNAUTHENTICATED, why, [])
+
+
 def test_what_strangers_send_is_not_kept(encrypted, ca):
     """256 MiB in messages, refused by their headers: gRPC takes no more of each than a window."""
     message = bytes(16 << 20)
@@ -102,6 +132,17 @@ def test_tokens_are_not_taken_in_the_clear(tmp_path):
             capture_output=True, text=True, timeout=60, env=harness.clean_env())
         assert done.returncode == 2, done.stderr
     assert "--tokens: with --listen 0.0.0.0:0 tokens would come in the clear" in done.stderr
+
+
+def test_grpcs_traces_have_no_token(start_server, tmp_path):
+    (tmp_path / "tokens").write_text(TOKENS_FILE)
+    server = start_server(TENANTS, "--tokens", tmp_path / "tokens", "--log-level=debug",
+                          env={"GRPC_TRACE": "http,api,tcp", "GRPC_VERBOSITY": "debug"})
+    with wire.connect(server.address) as service:
+        service.Attend(wire.small_request(), metadata=bearer(TOKENS["blue"]), timeout=wire.SECONDS)
+    harness.wait_for("the call's line", lambda: "request done" in server.log())
+    token = TOKENS["blue"]
+    assert token not in server.log() and token.encode().hex(" ") not in server.log()
 
 
 @pytest.mark.parametrize("asks", (False, True), ids=("without tokens", "with tokens"))

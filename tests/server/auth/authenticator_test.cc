@@ -3,12 +3,14 @@
 #include "server/auth/authenticator.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "server/util/random_token.h"
@@ -194,6 +196,53 @@ TEST_F(AuthenticatorTest, AChangedFileCountsAndABrokenOneDoesNot) {
   authenticator_->Reload();
   EXPECT_TRUE(Ask("Bearer " + kToken).status.ok());
   EXPECT_FALSE(Ask("Bearer " + kOther).status.ok());
+}
+
+// Descriptors, memory or the disk may be back in a moment, and the file as it was.
+TEST_F(AuthenticatorTest, AFileThatTheSystemCouldNotReadIsTriedAgain) {
+  Load(Line("ci", kToken, "scopes=compute"));
+  Write(Line("new", kOther, "scopes=compute"));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  authenticator_->Reload();
+  authenticator_->Reload();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_EQ(reloads_.size(), 1u) << "it is reported once";
+  EXPECT_NE(reloads_[0].message().find("Too many open files"), std::string::npos);
+  EXPECT_TRUE(Ask("Bearer " + kToken).status.ok());
+  authenticator_->Reload();
+  ASSERT_EQ(reloads_.size(), 2u);
+  EXPECT_TRUE(reloads_[1].ok());
+  EXPECT_FALSE(Ask("Bearer " + kToken).status.ok());
+}
+
+TEST_F(AuthenticatorTest, AnotherGenerationMeansAskAgain) {
+  now_ = std::chrono::sys_days(std::chrono::year(2027) / 1 / 30);
+  Load(Line("ci", kToken, "scopes=compute expires=2027-01-31") +
+       Line("other", kOther, "scopes=compute expires=2027-02-01"));
+  uint64_t generation = authenticator_->generation();
+  EXPECT_NE(generation, 0u);
+  const auto changed = [&] {
+    authenticator_->Reload();
+    const uint64_t now = authenticator_->generation();
+    return std::exchange(generation, now) != now;
+  };
+  EXPECT_FALSE(changed());
+  now_ += std::chrono::hours(23);
+  EXPECT_FALSE(changed());
+  now_ += std::chrono::hours(1);
+  EXPECT_TRUE(changed()) << "ci has expired";
+  EXPECT_FALSE(changed());
+  now_ += std::chrono::hours(48);
+  EXPECT_TRUE(changed());
+  EXPECT_FALSE(changed());
+  Write("name=ci\n");
+  EXPECT_FALSE(changed()) << "nothing is taken of it";
+  Write(Line("ci", kToken, "scopes=compute"));
+  EXPECT_TRUE(changed());
 }
 
 TEST_F(AuthenticatorTest, CallsAreDecidedWhileTheFileIsReadAgain) {

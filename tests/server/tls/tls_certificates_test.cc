@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
 #include <spdlog/sinks/ostream_sink.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <ctime>
@@ -93,6 +94,32 @@ TEST_F(TlsCertificatesTest, APairIsTakenOnceItIsOne) {
   EXPECT_NE(certificates.current(), before);
   EXPECT_EQ(Metric("attend_tls_reloads_total", "ok"), 1);
   EXPECT_TRUE(Logged("certificates are taken")) << log_.str();
+}
+
+// Descriptors may be back in a moment, and the files as they were.
+TEST_F(TlsCertificatesTest, WhatTheSystemCouldNotReadIsTriedAgain) {
+  const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  const auto before = (*loaded)->current();
+  const uint64_t generation = (*loaded)->generation();
+  Put("cert", second_.certificate);
+  Put("key", second_.key);
+  rlimit some{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &some), 0);
+  rlimit none = some;
+  none.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  (*loaded)->Look();
+  (*loaded)->Look();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &some), 0);
+  EXPECT_TRUE(Logged("Too many open files")) << log_.str();
+  EXPECT_EQ(Metric("attend_tls_reloads_total", "failed"), 1) << "it is told once";
+  EXPECT_EQ((*loaded)->current(), before);
+  EXPECT_EQ((*loaded)->generation(), generation);
+  (*loaded)->Look();
+  EXPECT_NE((*loaded)->current(), before);
+  EXPECT_NE((*loaded)->generation(), generation);
+  EXPECT_EQ(Metric("attend_tls_reloads_total", "ok"), 1);
 }
 
 TEST_F(TlsCertificatesTest, WhatIsBrokenMissingOrOutOfDateChangesNothing) {

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is open when its caller's right ends: it goes on to its next request, and no further."""
+
+import datetime
+import shutil
+
+import grpc
+
+import certificates
+import harness
+import strangers
+import wire
+from strangers import TENANTS
+
+CODE = grpc.StatusCode
+
+
+def test_who_is_taken_out_of_the_file_computes_no_more(start_server, tmp_path):
+    """What was open goes on no longer than to its next request."""
+    file = tmp_path / "tokens"
+    kept, gone, lesser = strangers.token(), strangers.token(), strangers.token()
+
+    def write(text):
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(file)
+
+    always = strangers.line("kept", kept, "tenant=blue", "scopes=compute")
+    write(always + strangers.line("gone", gone, "tenant=blue", "scopes=compute") +
+          strangers.line("lesser", lesser, "tenant=blue", "scopes=compute,sessions"))
+    server = start_server(TENANTS, "--tokens", file, "--oip", "--shared-memory",
+                          "--shared-memory-socket", tmp_path / "regions" / "sock")
+
+    def open_regions(token):
+        regions = strangers.Regions(tmp_path / "regions" / "sock")
+        assert regions.identify(token).HasField("identified")
+        assert regions.ask(create=wire.shm.CreateRegion(bytes=4096)).HasField("created")
+        return regions
+
+    with wire.connect(server.address) as service, \
+            grpc.insecure_channel(server.address) as triton_channel:
+        streams = {token: strangers.Stream(service.AttendStream, token)
+                   for token in (kept, gone, lesser)}
+        triton = strangers.Stream(
+            wire.oip_stub.GRPCInferenceServiceStub(triton_channel).ModelStreamInfer, gone)
+        for stream in streams.values():
+            assert stream.ask(wire.small_request()).raw
+        assert triton.ask(wire.oip_pb.ModelInferRequest(id="bad")).error_message
+        regions = {token: open_regions(token) for token in (kept, gone)}
+        write(always + strangers.line("lesser", lesser, "tenant=blue", "scopes=compute"))
+        harness.wait_for("the new file to be read", lambda: server.metric(
+            "attend_tokens_reloads_total", result="ok") == 1)
+        assert streams[kept].ask(wire.small_request()).raw
+        for stream, request in ((streams[gone], wire.small_request()),
+                                (triton, wire.oip_pb.ModelInferRequest(id="bad"))):
+            assert stream.refusal(request) == (CODE.UNAUTHENTICATED, "the token is not known", [])
+        assert streams[lesser].refusal(wire.small_request()) == (
+            CODE.PERMISSION_DENIED,
+            "the caller's tenant or scopes have changed: open another stream", [])
+        create = {"create": wire.shm.CreateRegion(bytes=4096)}
+        assert regions[kept].ask(**create).HasField("created")
+        assert regions[gone].ask(**create).error.message == "the token is not known"
+        assert regions[gone].socket.recv(1) == b""
+        harness.wait_for("its regions to go",
+                         lambda: server.metric("attend_shared_memory_regions") == 2)
+        for each in (*streams.values(), *regions.values()):
+            each.close()
+    assert server.metric("attend_rejected_requests_total", reason="unknown_caller") == 3
+
+
+def test_who_expires_computes_no_more(start_server, tmp_path):
+    token = strangers.token()
+    (tmp_path / "tokens").write_text(strangers.line("short", token, "scopes=compute"))
+    server = start_server("--tokens", tmp_path / "tokens")
+    with wire.connect(server.address) as service:
+        stream = strangers.Stream(service.AttendStream, token)
+        assert stream.ask(wire.small_request()).raw
+        ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=2)
+        (tmp_path / "new").write_text(strangers.line(
+            "short", token, "scopes=compute", ends.strftime("expires=%Y-%m-%dT%H:%M:%SZ")))
+        (tmp_path / "new").rename(tmp_path / "tokens")
+
+        def expired():
+            try:
+                return not stream.ask(wire.small_request()).raw
+            except grpc.RpcError as error:
+                return (error.code(), error.details()) == (CODE.UNAUTHENTICATED,
+                                                           "the token has expired")
+        harness.wait_for("the token to expire", expired)
+        stream.close()
+
+
+def test_who_is_revoked_sends_no_more(start_server, tmp_path):
+    """Over connections that were open before, too; those of others stay."""
+    own = certificates.Authority(tmp_path / "own", clients="client other")
+    shutil.copy(own.crl, tmp_path / "crl.pem")
+    server = start_server(*own.serve_mtls("--tls-crl", tmp_path / "crl.pem"))
+    with own.channel(server.address, "client") as gone, \
+            own.channel(server.address, "other") as stays:
+        stream = strangers.Stream(wire.stub.AttentionServiceStub(gone).AttendStream)
+        assert stream.ask(wire.small_request()).raw
+        service = wire.stub.AttentionServiceStub(stays)
+        service.Attend(wire.small_request(), timeout=wire.SECONDS)
+        before = server.metric("attend_connections_refused_total", reason="tls")
+        own.revoke("client", tmp_path / "crl.pem")
+        harness.wait_for("the new list", lambda: server.metric(
+            "attend_tls_reloads_total", result="ok") == 1)
+        assert stream.refusal(wire.small_request()).code == CODE.UNAVAILABLE
+        stream.close()
+        service.Attend(wire.small_request(), timeout=wire.SECONDS)
+        assert server.metric("attend_connections_refused_total", reason="tls") > before
+        assert 'reason="tls"' in server.log() and 'error="certificate revoked"' in server.log()
+        assert server.metric("attend_connections") >= 1
