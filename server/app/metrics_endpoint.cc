@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -34,16 +35,25 @@ constexpr Duration kRest = milliseconds(100);
 
 UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
-// The peer's address is of this host.
-bool IsLocal(const UniqueFd& socket) {
+struct Peer {
+  std::string address;  // its bytes
+  bool local = false;   // it is of this host
+};
+
+Peer PeerOf(const UniqueFd& socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
-  if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return false;
+  if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
   if (address.ss_family == AF_INET) {
-    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+    const in_addr& ip = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+    return {std::string(reinterpret_cast<const char*>(&ip), sizeof(ip)),
+            ntohl(ip.s_addr) >> 24 == 127};
   }
   const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(&ip) || (IN6_IS_ADDR_V4MAPPED(&ip) && ip.s6_addr[12] == 127);
+  // A host has a network of 64 bits of its own; of an IPv4 address, all bytes tell.
+  const bool mapped = IN6_IS_ADDR_V4MAPPED(&ip);
+  return {std::string(reinterpret_cast<const char*>(&ip), mapped ? sizeof(ip) : sizeof(ip) / 2),
+          IN6_IS_ADDR_LOOPBACK(&ip) || (mapped && ip.s6_addr[12] == 127)};
 }
 
 bool NothingToAccept() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -127,15 +137,15 @@ void MetricsEndpoint::Run() {
       polled.push_back({listener.get(), static_cast<short>(accepting ? POLLIN : 0), 0});
     }
     const size_t first = polled.size();
-    for (const HttpConnection& each : connections_) {
-      polled.push_back({each.socket(), each.events(), 0});
+    for (const Open& each : connections_) {
+      polled.push_back({each.http.socket(), each.http.events(), 0});
     }
     if (poll(polled.data(), polled.size(), WaitMs()) < 0) continue;  // EINTR
     if (polled[0].revents != 0) return;
     size_t at = first;
     for (auto each = connections_.begin(); each != connections_.end(); ++at) {
-      const bool late = clock_.Now() - each->since() >= kConnectionTime;
-      const bool over = late || (polled[at].revents != 0 && !each->Serve(answer));
+      const bool late = clock_.Now() - each->http.since() >= kConnectionTime;
+      const bool over = late || (polled[at].revents != 0 && !each->http.Serve(answer));
       each = over ? connections_.erase(each) : std::next(each);
     }
     if (!spare_.valid()) spare_ = OpenSpare();
@@ -149,7 +159,7 @@ int MetricsEndpoint::WaitMs() const {
   const TimePoint now = clock_.Now();
   TimePoint until = now < rest_until_ ? rest_until_ : kNever;
   if (!connections_.empty()) {
-    until = std::min(until, connections_.front().since() + kConnectionTime);
+    until = std::min(until, connections_.front().http.since() + kConnectionTime);
   }
   if (until == kNever) return -1;
   return static_cast<int>(
@@ -179,9 +189,21 @@ void MetricsEndpoint::Add(UniqueFd socket) {
     if (ssl == nullptr) return;  // never without TLS instead
     SSL_set_accept_state(ssl.get());
   }
-  if (connections_.size() >= kConnectionsMax) connections_.pop_front();
-  const bool local = IsLocal(socket);
-  connections_.emplace_back(std::move(socket), std::move(ssl), local, clock_.Now());
+  if (connections_.size() >= kConnectionsMax) MakeRoom();
+  Peer peer = PeerOf(socket);
+  connections_.push_back(
+      {HttpConnection(std::move(socket), std::move(ssl), peer.local, clock_.Now()),
+       std::move(peer.address)});
+}
+
+void MetricsEndpoint::MakeRoom() {
+  std::map<std::string_view, int> counts;
+  for (const Open& each : connections_) ++counts[each.peer];
+  auto most = connections_.begin();
+  for (auto each = connections_.begin(); each != connections_.end(); ++each) {
+    if (counts[each->peer] > counts[most->peer]) most = each;
+  }
+  connections_.erase(most);
 }
 
 void MetricsEndpoint::LogReload(const Status& status) {

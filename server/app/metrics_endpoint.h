@@ -2,7 +2,8 @@
 //
 // /metrics, /healthz and /readyz over HTTP, with TLS or without: one thread, a bounded number of
 // connections, each with one request. A new connection beyond the bound replaces the one that has
-// been open longest, so that no client can keep a scrape out.
+// been open longest, of the address that has most of them: so no address can keep another's scrape
+// out, neither with connections that stay nor with ever new ones.
 
 #pragma once
 
@@ -68,6 +69,8 @@ class MetricsEndpoint {
   int WaitMs() const;
   void Accept(int listener);
   void Add(UniqueFd socket);
+  // Ends a connection of the address that has most; the oldest of them.
+  void MakeRoom();
   HttpAnswer Answer(const HttpRequest& request);
   HttpAnswer AnswerMetrics(const HttpRequest& request);
   Code Allow(const HttpRequest& request) const;
@@ -85,8 +88,12 @@ class MetricsEndpoint {
   int port_ = 0;
   UniqueFd wake_;
   UniqueFd spare_;  // closed for one connection if the process has no descriptors left
-  std::list<HttpConnection> connections_;  // by arrival
-  TimePoint rest_until_{};                 // no connection is accepted before this
+  struct Open {
+    HttpConnection http;
+    std::string peer;  // its address
+  };
+  std::list<Open> connections_;  // by arrival
+  TimePoint rest_until_{};       // no connection is accepted before this
   std::thread thread_;
 };
 

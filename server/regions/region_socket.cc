@@ -108,6 +108,7 @@ void RegionSocket::Run() {
   NameThread("attend-socket");
   std::vector<pollfd> polled;
   for (;;) {
+    const int wait_ms = EndLate();
     polled.clear();
     polled.push_back({wake_.get(), POLLIN, 0});
     polled.push_back({listener_.socket.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
@@ -116,7 +117,7 @@ void RegionSocket::Run() {
       // A connection that waits for an answer is polled only for its end.
       polled.push_back({fd, static_cast<short>(connection.releasing ? 0 : POLLIN), 0});
     }
-    const int ready = poll(polled.data(), polled.size(), accepting_ ? -1 : kAcceptRestMs);
+    const int ready = poll(polled.data(), polled.size(), wait_ms);
     accepting_ = true;
     if (ready < 0) continue;  // EINTR
     if (polled[0].revents != 0) break;
@@ -143,7 +144,44 @@ void RegionSocket::End(Connections::iterator connection) {
   connections_.erase(connection);
 }
 
-Result<uid_t> RegionSocket::CheckPeer(int socket) const {
+bool RegionSocket::EndUnknown(std::optional<uid_t> user) {
+  auto oldest = connections_.end();
+  for (auto each = connections_.begin(); each != connections_.end(); ++each) {
+    const Connection& connection = each->second;
+    if (!options_.identify || connection.client != 0) continue;
+    if (user && connection.user != *user) continue;
+    if (oldest == connections_.end() || connection.since < oldest->second.since) oldest = each;
+  }
+  if (oldest == connections_.end()) return false;
+  End(oldest);
+  return true;
+}
+
+int RegionSocket::EndLate() {
+  const TimePoint now = clock_.Now();
+  TimePoint next = kNever;
+  for (auto each = connections_.begin(); each != connections_.end();) {
+    const auto connection = each++;
+    if (!options_.identify || connection->second.client != 0) continue;
+    const TimePoint end = connection->second.since + options_.identify_time;
+    if (end > now) {
+      next = std::min(next, end);
+      continue;
+    }
+    const Status late(kUnauthenticated, "no token: the connection has not said who it is in time");
+    Send(connection->first, Refuse(0, late), UniqueFd());
+    End(connection);
+  }
+  const int rest_ms = accepting_ ? -1 : kAcceptRestMs;
+  if (next == kNever) return rest_ms;
+  // An hour at most: what comes later is looked at again.
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
+      std::min<Duration>(next - now, std::chrono::hours(1)));
+  const int wait_ms = static_cast<int>(wait.count());
+  return accepting_ ? wait_ms : std::min(wait_ms, rest_ms);
+}
+
+Result<uid_t> RegionSocket::CheckPeer(int socket) {
   ucred peer{};
   socklen_t bytes = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
@@ -154,16 +192,18 @@ Result<uid_t> RegionSocket::CheckPeer(int socket) const {
                                                ", must run as the server's, " +
                                                std::to_string(geteuid()));
   }
-  if (static_cast<int>(connections_.size()) >= options_.connections_max) {
-    return ResourceExhausted("the socket has " + std::to_string(connections_.size()) +
-                             " connections, the most it takes");
-  }
   const auto count =
       std::count_if(connections_.begin(), connections_.end(),
                     [&peer](const auto& each) { return each.second.user == peer.uid; });
-  if (options_.any_user && count >= std::max(1, options_.connections_max / 4)) {
+  if (options_.any_user && count >= std::max(1, options_.connections_max / 4) &&
+      !EndUnknown(peer.uid)) {
     return ResourceExhausted("user " + std::to_string(peer.uid) + " has " + std::to_string(count) +
                              " connections, the most of one user");
+  }
+  if (static_cast<int>(connections_.size()) >= options_.connections_max &&
+      !EndUnknown(std::nullopt)) {
+    return ResourceExhausted("the socket has " + std::to_string(connections_.size()) +
+                             " connections, the most it takes");
   }
   return peer.uid;
 }
@@ -187,7 +227,7 @@ void RegionSocket::Accept() {
     }
     const int fd = socket.get();
     const uint64_t client = options_.identify ? 0 : registry_.AddClient(SharedRegion::kAnyTenant);
-    connections_.emplace(fd, Connection{std::move(socket), client, *user, false});
+    connections_.emplace(fd, Connection{std::move(socket), client, *user, false, clock_.Now()});
     logger_.Log(LogLevel::debug, "shared memory client connected", {{"client", client}});
   }
 }

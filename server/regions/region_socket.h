@@ -39,6 +39,8 @@ class RegionSocket {
     std::function<Result<int>(const std::string& token, const std::string& tenant)> identify = {};
     // With it: another number once what it says may be something else.
     std::function<uint64_t()> generation = {};
+    // How long a connection may take for that. Meanwhile a newer one may take its place.
+    Duration identify_time = std::chrono::seconds(10);
   };
 
   // The socket is listening when this returns. `registry`, `logger` and `clock` must outlive it.
@@ -64,6 +66,7 @@ class RegionSocket {
     v1::Identify said = {};
     int tenant = 0;
     uint64_t generation = 0;
+    TimePoint since = {};
   };
   using Connections = std::map<int, Connection>;  // by descriptor
   // Completed releases: added by any thread, even when the socket is gone.
@@ -82,7 +85,11 @@ class RegionSocket {
   void Run();
   void Accept();
   // The user of the peer's process, if it may connect.
-  Result<uid_t> CheckPeer(int socket) const;
+  Result<uid_t> CheckPeer(int socket);
+  // Ends the oldest connection that nobody knows, of that user or of any. False: there is none.
+  bool EndUnknown(std::optional<uid_t> user);
+  // Ends those whose time to say who they are is over; returns how long to poll.
+  int EndLate();
   // False if the connection is over.
   bool Serve(Connection& connection);
   void End(Connections::iterator connection);

@@ -31,8 +31,12 @@ class MetricsEndpointTest : public ::testing::Test {
                                   {registry_}, tls_metrics_, *logger_);
   }
 
-  UniqueFd Connect(const std::string& text) const {
+  UniqueFd Connect(const std::string& text, uint32_t from = INADDR_LOOPBACK) const {
     UniqueFd client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(from);
+    EXPECT_EQ(bind(client.get(), reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
     sockaddr_in to{};
     to.sin_family = AF_INET;
     to.sin_port = htons(static_cast<uint16_t>(endpoint_->port()));
@@ -96,6 +100,20 @@ TEST_F(MetricsEndpointTest, HalfRequestsKeepNoScrapeOut) {
   }
   EXPECT_NE(Ask("GET /metrics HTTP/1.1\r\n\r\n").find("attend_answer 42"), std::string::npos);
   EXPECT_EQ(Read(slow[0]), "") << "the oldest have made room";
+}
+
+TEST_F(MetricsEndpointTest, ConnectionsOfOneAddressKeepNoOtherOut) {
+  ASSERT_NE(endpoint_, nullptr);
+  const UniqueFd scrape = Connect("GET /metrics HT");
+  // More than there may be, while the scrape has not yet said what it wants.
+  std::vector<UniqueFd> flood;
+  for (int i = 0; i < 2 * MetricsEndpoint::kConnectionsMax; ++i) {
+    flood.push_back(Connect("GET ", INADDR_LOOPBACK + 1));
+  }
+  EXPECT_EQ(Read(flood[0]), "") << "it has made room for its like";
+  const std::string rest = "TP/1.1\r\n\r\n";
+  send(scrape.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
+  EXPECT_NE(Read(scrape).find("attend_answer 42"), std::string::npos);
 }
 
 TEST_F(MetricsEndpointTest, RequestsAreBounded) {

@@ -361,5 +361,36 @@ TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
   EXPECT_TRUE((*socket)->Stop()) << "once more does nothing";
 }
 
+// Where callers must say who they are, those that do not keep nobody out.
+TEST_F(RegionSocketTest, WhoDoesNotSayWhoItIsMakesRoom) {
+  options_.connections_max = 3;
+  options_.identify = [](const std::string&, const std::string&) -> Result<int> { return 0; };
+  ASSERT_TRUE(Start().ok());
+  const auto identify = [](RegionClient& client) {
+    v1::RegionRequest request;
+    request.mutable_identify()->set_token("t");
+    return client.Send(request.SerializeAsString()) && client.Receive()->has_identified();
+  };
+  RegionClient known(options_.path);
+  ASSERT_TRUE(identify(known));
+  RegionClient first(options_.path), second(options_.path), third(options_.path);
+  EXPECT_FALSE(first.Receive()) << "the oldest has made room";
+  ASSERT_TRUE(identify(second));
+  ASSERT_TRUE(identify(third));
+  RegionClient fourth(options_.path);
+  EXPECT_EQ(fourth.Receive()->error().code(), static_cast<int>(Code::kResourceExhausted));
+  EXPECT_NE(known.Create(1), nullptr);
+}
+
+TEST_F(RegionSocketTest, WhoDoesNotSayInTimeWhoItIsMustGo) {
+  options_.identify = [](const std::string&, const std::string&) -> Result<int> { return 0; };
+  options_.identify_time = std::chrono::milliseconds(50);
+  ASSERT_TRUE(Start().ok());
+  RegionClient silent(options_.path);
+  EXPECT_NE(silent.Receive()->error().message().find("has not said who it is in time"),
+            std::string::npos);
+  EXPECT_FALSE(silent.Receive());
+}
+
 }  // namespace
 }  // namespace attend
