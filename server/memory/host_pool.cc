@@ -55,15 +55,11 @@ HostPool::~HostPool() {
   allocator_.Free(memory_, budget_bytes_);
 }
 
-Status HostPool::Refusal(int64_t bytes, int64_t used_bytes, int64_t free_bytes,
-                         int64_t largest_bytes) const {
-  std::string message = "tensor memory: request needs " + std::to_string(bytes) + " bytes, " +
-                        std::to_string(used_bytes) + " of the budget of " +
-                        std::to_string(budget_bytes_) + " are in use";
-  if (RangeAllocator::RoundedBytes(bytes) <= free_bytes) {
-    message += " and the largest free piece has " + std::to_string(largest_bytes);
-  }
-  return ResourceExhausted(std::move(message));
+// What others use is told by the metrics.
+Status HostPool::Refusal(int64_t bytes) const {
+  return ResourceExhausted("tensor memory: request needs " + std::to_string(bytes) +
+                           " bytes, the budget of " + std::to_string(budget_bytes_) +
+                           " has no piece free that is so large");
 }
 
 Result<HostBlock> HostPool::Take(int64_t bytes) {
@@ -71,24 +67,17 @@ Result<HostBlock> HostPool::Take(int64_t bytes) {
   if (bytes == 0) return block;
   const int64_t rounded = RangeAllocator::RoundedBytes(bytes);
   int64_t begin = 0;
-  int64_t used = 0;
-  int64_t free = 0;
-  int64_t largest = 0;
   {
     const MutexLock lock(mutex_);
     begin = ranges_.Take(bytes);
-    if (begin < 0) {
-      used = ranges_.used_bytes();
-      free = ranges_.capacity() - used;
-      largest = ranges_.largest_free_bytes();
-    } else if (begin >= untouched_end_ - rounded) {
+    if (begin < 0) return Refusal(bytes);
+    if (begin >= untouched_end_ - rounded) {
       // It does not matter which end of the memory it came from: both bounds stay true.
       untouched_end_ = std::min(untouched_end_, begin);
     } else {
       touched_end_ = std::max(touched_end_, begin + rounded);
     }
   }
-  if (begin < 0) return Refusal(bytes, used, free, largest);
   char* const data = memory_ + begin;
   Allow(data, bytes);
   Forbid(data + bytes, rounded - bytes);

@@ -67,9 +67,7 @@ class HostPool {
   friend class HostBlock;
   HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes);
   void Return(char* data, int64_t bytes);
-  // Why there is no block, with what was in use and free at that time.
-  Status Refusal(int64_t bytes, int64_t used_bytes, int64_t free_bytes,
-                 int64_t largest_bytes) const;
+  Status Refusal(int64_t bytes) const;
 
   HostAllocator& allocator_;
   char* const memory_;

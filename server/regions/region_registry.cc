@@ -20,10 +20,8 @@ Status TooLarge(uint64_t bytes, const char* bound_name, int64_t bound) {
                          ", " + std::to_string(bound));
 }
 
-Status Full(int64_t bytes, int64_t used, const char* bound_name, int64_t bound) {
-  return ResourceExhausted("a region of " + std::to_string(bytes) +
-                           " bytes: " + std::to_string(used) + " of " + bound_name + ", " +
-                           std::to_string(bound) + ", are in use");
+Status Full(int64_t bytes, const std::string& why) {
+  return ResourceExhausted("a region of " + std::to_string(bytes) + " bytes: " + why);
 }
 
 }  // namespace
@@ -81,12 +79,14 @@ Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
                              std::to_string(limits_.client_regions_max));
   }
   if (bytes > limits_.client_bytes_max - client.bytes) {
-    return Full(bytes, client.bytes, "the connection's bound (shared-memory-client-max)",
-                limits_.client_bytes_max);
+    return Full(bytes, std::to_string(client.bytes) +
+                           " of the connection's bound (shared-memory-client-max), " +
+                           std::to_string(limits_.client_bytes_max) + ", are in use");
   }
   if (bytes > limits_.bytes_max - taken_bytes_) {
-    return Full(bytes, taken_bytes_, "the bound of all regions (shared-memory-max)",
-                limits_.bytes_max);
+    // How much others use is told by the metrics alone.
+    return Full(bytes, "the bound of all regions (shared-memory-max), " +
+                           std::to_string(limits_.bytes_max) + ", has too little left");
   }
   return Status();
 }

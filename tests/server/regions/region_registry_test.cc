@@ -275,9 +275,9 @@ TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
   ExpectRefused(first, 4 * kPage, Code::kResourceExhausted, "20480 of the connection's bound");
   MustCreate(first, 3 * kPage);
   MustCreate(second, 6 * kPage);
-  ExpectRefused(third, 3 * kPage, Code::kResourceExhausted, "57344 of the bound of all regions");
+  ExpectRefused(third, 3 * kPage, Code::kResourceExhausted, "bytes: the bound of all regions");
   const std::string last = MustCreate(third, 2 * kPage);
-  ExpectRefused(second, 1, Code::kResourceExhausted, "65536 of the bound of all regions");
+  ExpectRefused(second, 1, Code::kResourceExhausted, "bytes: the bound of all regions");
   ASSERT_TRUE(registry_->Release(third, last).ok());
   MustCreate(second, 1);
 }
