@@ -139,13 +139,14 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }
 
-// Half, so that a backlog leaves room for the next messages; and little of what gRPC may hold in
-// all.
-int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes) {
+// Of messages that are kept half, so that a backlog leaves room for the next messages; and little
+// of what gRPC may hold in all.
+RequestReader::Limits MakeReaderLimits(const Config& config, const ReceiveMemory* receive_memory) {
   constexpr int64_t kShareOfQuota = 8;
-  const int64_t half = receive_memory_bytes / 2;
+  const int64_t half = receive_memory == nullptr ? 0 : receive_memory->bytes() / 2;
   const int64_t quota = config.grpc_memory_max_bytes;
-  return quota == 0 ? half : std::min(half, quota / kShareOfQuota);
+  const int64_t held = quota == 0 ? half : std::min(half, quota / kShareOfQuota);
+  return {config.max_request_bytes, config.max_request_bytes, held, config.tenants.weights()};
 }
 
 }  // namespace attend

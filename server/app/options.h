@@ -15,6 +15,7 @@
 #include "server/log/logging.h"
 #include "server/regions/shared_memory_server.h"
 #include "server/rpc/chunked_registry.h"
+#include "server/rpc/request_reader.h"
 #include "server/sessions/session_table.h"
 
 namespace attend {
@@ -38,8 +39,7 @@ int64_t SessionBytes(const Config& config, const DeviceInfo& device);
 // of sessions on a GPU and open calls may take together.
 int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices);
 Duration WriteTimeout(const Config& config);
-// The limit of bytes that requests keep where their messages arrived, if that is page-locked memory
-// of this size (0: none).
-int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes);
+// `receive_memory`: where messages arrive, if that is page-locked; else null.
+RequestReader::Limits MakeReaderLimits(const Config& config, const ReceiveMemory* receive_memory);
 
 }  // namespace attend

@@ -98,15 +98,12 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     shared_ = std::move(*shared);
   }
   ATTEND_RETURN_IF_ERROR(MakeSessions());
-  SessionTable* const table = sessions();
   LockReceiveMemory(receive_blocks);
   workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
   reader_ = std::make_unique<RequestReader>(
-      *engine_, *workers_, metrics_, clock_,
-      RequestReader::Limits{
-          config_.max_request_bytes, config_.max_request_bytes,
-          HeldBytesMax(config_, receive_memory_ == nullptr ? 0 : receive_memory_->bytes())},
-      limits_, shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), table);
+      *engine_, *workers_, metrics_, clock_, MakeReaderLimits(config_, receive_memory_.get()),
+      limits_, shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(),
+      sessions());
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
   answers_ =
       std::make_unique<AnswerWatch>(WriteTimeout(config_), clock_, [this](const std::string& peer) {

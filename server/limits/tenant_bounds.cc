@@ -26,7 +26,8 @@ constexpr std::array<Names, kLimitCount> kNames = {{{"requests-in-flight", "in_f
                                                     {"session-memory", "session_memory"},
                                                     {"streams", "streams"},
                                                     {"shared-memory", "shared_memory"},
-                                                    {"connections", "connections"}}};
+                                                    {"connections", "connections"},
+                                                    {"sessions", "sessions"}}};
 constexpr std::string_view kBytesBurst = "bytes-burst";
 constexpr std::string_view kCostBurst = "gflop-burst";
 

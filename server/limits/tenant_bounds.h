@@ -37,11 +37,13 @@ enum class Limit {
   kStreams,        // calls that stay open between requests
   kSharedMemory,   // bytes of regions in host memory (server/regions)
   kConnections,    // open ones over which its callers have called (connection_holds.h)
+  kSessions,
 };
-inline constexpr int kLimitCount = 8;
+inline constexpr int kLimitCount = 9;
 inline constexpr std::array<Limit, kLimitCount> kLimits = {
-    Limit::kInFlight,      Limit::kBytes,   Limit::kCost,         Limit::kChecks,
-    Limit::kSessionMemory, Limit::kStreams, Limit::kSharedMemory, Limit::kConnections};
+    Limit::kInFlight,     Limit::kBytes,         Limit::kCost,
+    Limit::kChecks,       Limit::kSessionMemory, Limit::kStreams,
+    Limit::kSharedMemory, Limit::kConnections,   Limit::kSessions};
 
 // As the file and messages name it: "requests-in-flight"; and as a metric's label: "in_flight".
 std::string_view LimitKey(Limit limit);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of the memory budget that requests may hold while their bytes are still arriving.
-// Clients set their pace, so they must not keep memory from complete requests. Thread-safe; must
-// outlive its holds.
+// Clients set their pace, so they must not keep memory from complete requests, nor from other
+// tenants' uploads: half of it is divided among the tenants by their weights, and each tenant's
+// part is for it alone. The rest is for whoever comes first. Thread-safe; must outlive its holds.
 
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 
 namespace attend {
@@ -23,27 +25,35 @@ class UploadBudget {
 
    private:
     friend class UploadBudget;
-    struct Return {
-      void operator()(UploadBudget* share) const {
-        share->held_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-      }
+    struct Returner {
+      void operator()(UploadBudget* budget) const { budget->Return(tenant, bytes); }
+      int tenant;
       int64_t bytes;
     };
-    std::unique_ptr<UploadBudget, Return> share_;
+    std::unique_ptr<UploadBudget, Returner> share_;
   };
 
-  explicit UploadBudget(int64_t budget_bytes) : bytes_max_(budget_bytes / 4 * 3) {}
+  // Of `budget_bytes`, uploads may hold three quarters.
+  UploadBudget(int64_t budget_bytes, const std::vector<int32_t>& tenant_weights);
   UploadBudget(const UploadBudget&) = delete;
   UploadBudget& operator=(const UploadBudget&) = delete;
 
-  // RESOURCE_EXHAUSTED names bytes, use and bound.
-  Result<Hold> Take(int64_t bytes);
-  // Three quarters of the budget.
-  int64_t bytes_max() const { return bytes_max_; }
+  // RESOURCE_EXHAUSTED names the bytes and the bound.
+  Result<Hold> Take(int tenant, int64_t bytes);
+  // The most that the tenant may hold while no other holds anything.
+  int64_t bytes_max(int tenant) const { return own_bytes_[tenant] + common_bytes_; }
 
  private:
-  const int64_t bytes_max_;
-  std::atomic<int64_t> held_bytes_{0};  // never above the bound
+  // What of `held` bytes the tenant's own part has no room for.
+  int64_t Beyond(int tenant, int64_t held) const;
+  void AddLocked(int tenant, int64_t bytes) ATTEND_REQUIRES(mutex_);
+  void Return(int tenant, int64_t bytes);
+
+  std::vector<int64_t> own_bytes_;  // by tenant
+  int64_t common_bytes_ = 0;
+  Mutex mutex_;
+  std::vector<int64_t> held_bytes_ ATTEND_GUARDED_BY(mutex_);  // by tenant
+  int64_t common_held_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace attend

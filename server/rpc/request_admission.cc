@@ -48,7 +48,7 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
   }
   const bool chunked = request.transport == Transport::kChunked;
   const int64_t budget = engine_.host_pool().budget_bytes();
-  const int64_t bound = chunked ? uploads_.bytes_max() : budget;
+  const int64_t bound = chunked ? uploads_.bytes_max(request.tenant) : budget;
   const int64_t input = HostPool::BlockBytes(plan.input_bytes);
   const int64_t output = HostPool::BlockBytes(plan.output_bytes);
   // The sizes are whatever a chunked request's header claims: their sum may overflow.
@@ -56,16 +56,16 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
     // Never, not later: a client must not try again.
     return Reject(
         Rejection::kTooLarge,
-        InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
-                        " bytes and its answer " + std::to_string(plan.output_bytes) +
-                        ", together more than " +
-                        (chunked ? "the " + std::to_string(bound) + " for incomplete uploads of "
-                                 : std::string()) +
-                        "the memory budget of " + std::to_string(budget)));
+        InvalidArgument(
+            "the request's tensors take " + std::to_string(plan.input_bytes) +
+            " bytes and its answer " + std::to_string(plan.output_bytes) + ", together more than " +
+            (chunked ? "the tenant's " + std::to_string(bound) + " for incomplete uploads of "
+                     : std::string()) +
+            "the memory budget of " + std::to_string(budget)));
   }
   UploadBudget::Hold upload;
   if (chunked) {
-    Result<UploadBudget::Hold> taken = uploads_.Take(input + output);
+    Result<UploadBudget::Hold> taken = uploads_.Take(request.tenant, input + output);
     if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
     upload = std::move(*taken);
   }

@@ -75,7 +75,7 @@ RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, Metrics& me
       regions_(regions),
       sessions_(sessions),
       gathering_(receive_memory, limits.held_bytes_max),
-      uploads_(engine.host_pool().budget_bytes()) {}
+      uploads_(engine.host_pool().budget_bytes(), limits.tenant_weights) {}
 
 void RequestReader::Accept(Call& call, const MessageFormat& format,
                            std::unique_ptr<Request> request, grpc::ByteBuffer&& message) {
@@ -286,7 +286,9 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   ATTEND_RETURN_IF_ERROR(ChargeTenant(validated, request));
   // Last, so that nobody's session loses pages to a request that is refused.
   status = ReservePages(plan, request);
-  return status.ok() ? status : RejectRefusal(Rejection::kSessions, std::move(status));
+  if (status.ok()) return status;
+  const bool limited = request.refusal.tenant_limit;
+  return RejectRefusal(limited ? Rejection::kTenantLimit : Rejection::kSessions, std::move(status));
 }
 
 Status RequestReader::FindShared(const v1::AttendRequest& message, const Validated& validated,

@@ -43,6 +43,7 @@ class RequestReader {
     int64_t answer_bytes_max = 0;
     // Bytes of messages that requests may keep until they have run; further ones are copied.
     int64_t held_bytes_max = 0;
+    std::vector<int32_t> tenant_weights = {1};
   };
 
   // All arguments must outlive the reader and every call in it. `tenants`: what each may take.

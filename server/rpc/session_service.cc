@@ -79,6 +79,7 @@ void SessionServiceImpl::Respond(Call& call, const CallFacts& facts, const Bytes
     status = OutOfMemory();
     exhausted = Rejection::kMemory;
   }
+  if (refusal.tenant_limit) exhausted = Rejection::kTenantLimit;
   const OnNoMemory wait(OnNoMemory::kWait);
   const SmallCallEnd end = SmallCall(kEvent, request, response);
   if (!status.ok()) {
@@ -135,7 +136,7 @@ Status SessionServiceImpl::MayBegin() const {
 }
 
 Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& request,
-                                  v1::Session& response) {
+                                  v1::Session& response, Refusal& refusal) {
   ATTEND_RETURN_IF_ERROR(MayBegin());
   SessionSpec spec;
   spec.pinned = request.pinned();
@@ -177,14 +178,15 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
     return InvalidArgument("device is \"" + request.device().substr(0, 64) +
                            "\", must be one of the server's (GetServerInfo), or empty");
   }
-  return Fill(sessions_->Create(tenant, spec), response);
+  return Fill(sessions_->Create(tenant, spec, &refusal), response);
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::CreateSession(Call* call, const Bytes* request,
                                                                Bytes* response) {
   return RespondNow<v1::CreateSessionRequest, v1::Session>(
-      call, request, response,
-      [this](int tenant, const auto& in, auto& out, auto&) { return Create(tenant, in, out); });
+      call, request, response, [this](int tenant, const auto& in, auto& out, auto& refusal) {
+        return Create(tenant, in, out, refusal);
+      });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::ForkSession(Call* call, const Bytes* request,

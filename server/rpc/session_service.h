@@ -58,7 +58,8 @@ class SessionServiceImpl final
                   Refusal& refusal);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
-  Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);
+  Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response,
+                Refusal& refusal);
   Status Fill(const Result<SessionInfo>& info, v1::Session& response) const;
 
   ServiceContext& context_;

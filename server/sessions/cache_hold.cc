@@ -202,7 +202,8 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
     needed += more;
     if (session.pinned) pinned += more;
   }
-  ATTEND_RETURN_IF_ERROR(CheckTable(0, needed));
+  ATTEND_RETURN_IF_ERROR(MakeRoom(hold.sessions_[0]->tenant, {0, needed * kPageEntryBytes},
+                                  {0, pinned * kPageEntryBytes}));
   // All sessions are one tenant's, and none of them is evicted for another.
   const Session& first = *hold.sessions_[0];
   const int64_t page_bytes = hold.layout_.page_bytes;
@@ -254,7 +255,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     const std::span<const PageNumber> fresh = hold.OwnPages(n);
     hold.reserved_[n].own = hold.sequences_[n].pages.size();
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
-    table_bytes_ += std::ssize(fresh) * kPageEntryBytes;
+    CountPages(session, std::ssize(fresh));
     layer.append_begin = layer.length;
     layer.append_id.swap(hold.uses_[n].append_id);  // an assignment might allocate
     layer.length = hold.sequences_[n].length;

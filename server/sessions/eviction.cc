@@ -29,7 +29,7 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
     assert(layer.readers.empty());
     DropPages(session, layer, tail);
   }
-  table_bytes_ -= (std::ssize(layer.pages) - static_cast<int64_t>(keep)) * kPageEntryBytes;
+  CountPages(session, static_cast<int64_t>(keep) - std::ssize(layer.pages));
   layer.pages.resize(keep);
   layer.length = length;
 }
@@ -148,7 +148,10 @@ Status SessionTable::KeepLimit(const Session& session, int64_t bytes, CacheRefus
   }
   if (held - std::min(own, held) + bytes <= most) Evict(session, From::kOwn, enough);
   if (enough()) return Status();
-  if (refusal != nullptr) refusal->missing_bytes = held + bytes - most;
+  if (refusal != nullptr) {
+    refusal->missing_bytes = held + bytes - most;
+    refusal->tenant_limit = true;
+  }
   options_.limits->CountRefusal(session.tenant, Limit::kSessionMemory);
   return ResourceExhausted("tenant limit session-memory: the tenant's sessions would have " +
                            std::to_string(held + bytes) + " bytes on a device, may have at most " +

@@ -12,6 +12,7 @@
 
 #include "kernels/contract/dtype.h"
 #include "kernels/util/clock.h"
+#include "server/limits/tenant_limits.h"
 #include "server/sessions/page_pool.h"
 
 namespace attend {
@@ -76,6 +77,7 @@ struct Session {
   TimePoint last_used{};
   int64_t in_use = 0;  // requests that read or change it
   std::vector<Layer> layers;
+  CountHold place = {};  // of its tenant's limit, until it is freed
 
   // The length of its shortest layer.
   int64_t length() const;

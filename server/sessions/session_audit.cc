@@ -39,7 +39,7 @@ std::set<const Session*> SessionTable::AllInUse() const {
 bool SessionTable::PagesAddUp() const {
   // By device and tenant, once for each reference.
   std::vector<std::vector<std::vector<PageNumber>>> held(
-      pools_.size(), std::vector<std::vector<PageNumber>>(tenant_sessions_.size()));
+      pools_.size(), std::vector<std::vector<PageNumber>>(tenants_.size()));
   const auto add = [&held](const Session& session, std::span<const PageNumber> pages) {
     std::vector<PageNumber>& all = held[session.device][session.tenant];
     all.insert(all.end(), pages.begin(), pages.end());
@@ -81,16 +81,18 @@ bool SessionTable::PagesAddUp() const {
 }
 
 bool SessionTable::SessionsAddUp() const {
-  int64_t table_bytes = 0;
-  const auto add = [&table_bytes](const Session& session) {
-    for (const Layer& layer : session.layers) {
-      table_bytes += std::ssize(layer.pages) * kPageEntryBytes;
+  TableUse table;
+  std::vector<TenantTable> tenants(tenants_.size());
+  const auto add = [&](const Session& session, int64_t sessions, int64_t bytes) {
+    for (const Layer& layer : session.layers) bytes += std::ssize(layer.pages) * kPageEntryBytes;
+    TenantTable& tenant = tenants[session.tenant];
+    for (TableUse* const each : {&table, &tenant.all, session.pinned ? &tenant.pinned : nullptr}) {
+      if (each == nullptr) continue;
+      each->sessions += sessions;
+      each->bytes += bytes;
     }
   };
-  std::vector<int64_t> tenant_sessions(tenant_sessions_.size());
   for (const auto& [id, session] : sessions_) {
-    ++tenant_sessions[session->tenant];
-    table_bytes += FixedBytes(std::ssize(session->layers));
     if (!by_use_.contains({session->last_used, session.get()})) return false;
     if (!by_lease_end_.contains({session->last_used + session->lease, session.get()})) return false;
     for (const Layer& layer : session->layers) {
@@ -98,12 +100,16 @@ bool SessionTable::SessionsAddUp() const {
       if (std::ssize(layer.pages) != pages) return false;
     }
   }
-  for (const Session* const session : AllInUse()) add(*session);
-  for (const Cut* const cut : cuts_) {
-    if (cut->fork != nullptr) add(*cut->fork);
+  for (const Session* const session : AllInUse()) {
+    const auto found = sessions_.find(session->id);
+    const bool there = found != sessions_.end() && found->second.get() == session;
+    add(*session, there ? 1 : 0, there ? FixedBytes(std::ssize(session->layers)) : 0);
   }
-  return tenant_sessions == tenant_sessions_ && table_bytes == table_bytes_ &&
-         by_use_.size() == sessions_.size() && by_lease_end_.size() == sessions_.size();
+  for (const Cut* const cut : cuts_) {
+    if (cut->fork != nullptr) add(*cut->fork, 0, 0);
+  }
+  return tenants == tenants_ && table == table_ && by_use_.size() == sessions_.size() &&
+         by_lease_end_.size() == sessions_.size();
 }
 
 bool SessionTable::UsesAddUp() const {

@@ -77,12 +77,13 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   }
   const int64_t pages = (kept + options_.page_rows - 1) / options_.page_rows;
   const auto layers = std::ssize(origin.layers);
-  ATTEND_RETURN_IF_ERROR(CheckTable(FixedBytes(layers), layers * pages));
-  ATTEND_RETURN_IF_ERROR(MakeRoom(tenant));
-  cut.origin = *found;
-  cut.arena = pools_[origin.device].arena;
   cut.pages.reserve(origin.layers.size());
   cut.fork->tenant = origin.tenant;
+  ATTEND_RETURN_IF_ERROR(TakePlace(*cut.fork, refusal));
+  const TableUse more = {1, FixedBytes(layers) + layers * pages * kPageEntryBytes};
+  ATTEND_RETURN_IF_ERROR(MakeRoom(tenant, more, origin.pinned ? more : TableUse()));
+  cut.origin = *found;
+  cut.arena = pools_[origin.device].arena;
   cut.fork->device = origin.device;
   cut.fork->lease = origin.lease;
   cut.fork->pinned = origin.pinned;
@@ -117,10 +118,10 @@ Status SessionTable::ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal)
         Layer{.shape = layer.shape, .layout = layer.layout, .length = length});
     mine.pages.assign(layer.pages.begin(), layer.pages.begin() + length / rows);
     pools_[origin.device].pages->AddReferences(mine.pages);
-    table_bytes_ += std::ssize(mine.pages) * kPageEntryBytes;
+    CountPages(fork, std::ssize(mine.pages));
     if (length % rows == 0) continue;
     ATTEND_RETURN_IF_ERROR(TakeCopy(fork, n, length, cut, mine.pages, refusal));
-    table_bytes_ += kPageEntryBytes;
+    CountPages(fork, 1);
     AddToCut(n, mine.pages.back(), length, cut);
   }
   return Status();
@@ -130,7 +131,10 @@ Status SessionTable::ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal)
 Result<SessionInfo> SessionTable::EndFork(Cut& cut, Status status) {
   const MutexLock lock(mutex_);
   DropCut(cut);
-  if (status.ok()) status = MakeRoom(cut.fork->tenant);
+  if (status.ok()) {
+    const TableUse more = {1, FixedBytes(std::ssize(cut.fork->layers))};
+    status = MakeRoom(cut.fork->tenant, more, cut.fork->pinned ? more : TableUse());
+  }
   SessionInfo info;
   if (status.ok()) {
     info = Insert(cut.fork);

@@ -78,7 +78,9 @@ SessionTable::Evicted SessionTable::EvictTenant(int tenant, bool pinned) {
 
 std::vector<int64_t> SessionTable::tenant_sessions() const {
   const MutexLock lock(mutex_);
-  return tenant_sessions_;
+  std::vector<int64_t> sessions;
+  for (const TenantTable& tenant : tenants_) sessions.push_back(tenant.all.sessions);
+  return sessions;
 }
 
 }  // namespace attend

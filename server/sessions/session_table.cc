@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Sessions come and go. How they are forked and cut is in session_cuts.cc, what requests do with
-// them in cache_hold.cc, how memory is taken from those that have it idle in eviction.cc, what is
-// always true of them all in session_audit.cc.
+// them in cache_hold.cc, how memory is taken from those that have it idle in eviction.cc, how the
+// tables have room for them in session_room.cc, what is always true of them all in
+// session_audit.cc.
 
 #include "server/sessions/session_table.h"
 
@@ -41,7 +42,7 @@ SessionTable::SessionTable(const SessionOptions& options, const Clock& clock, To
     : options_(options),
       clock_(clock),
       tokens_(std::move(tokens)),
-      tenant_sessions_(options.tenant_weights.size()) {
+      tenants_(options.tenant_weights.size()) {
   stats_.appended_tokens.resize(options.tenant_weights.size());
   for (const SessionDevice& device : devices) {
     Pool pool;
@@ -104,16 +105,15 @@ SessionInfo SessionTable::Insert(const SessionRef& session) {
     throw;
   }
   ++stats_.created;
-  ++tenant_sessions_[session->tenant];
-  table_bytes_ += FixedBytes(std::ssize(session->layers));
+  Count(*session, {1, FixedBytes(std::ssize(session->layers))});
   return info;
 }
 
 void SessionTable::Remove(const SessionRef& session) {
   Forget(*session);
   sessions_.erase(session->id);
-  --tenant_sessions_[session->tenant];
-  table_bytes_ -= FixedBytes(std::ssize(session->layers));
+  Count(*session, {-1, -FixedBytes(std::ssize(session->layers))});
+  session->place.Release();
   for (Layer& layer : session->layers) {
     if (layer.readers.empty()) Shorten(*session, layer, 0);
   }
@@ -170,7 +170,8 @@ Status SessionTable::CheckLayers(int64_t layers) const {
   return InvalidArgument(OutOfBounds("layers", layers, 1, options_.layers_max));
 }
 
-Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
+Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec,
+                                         CacheRefusal* refusal) {
   const auto layers = std::ssize(spec.layers);
   ATTEND_RETURN_IF_ERROR(CheckLayers(layers));
   if (spec.lease < Duration::zero() || spec.lease > options_.lease_max) {
@@ -202,33 +203,12 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
   if (pool.pages->stats().total_bytes == 0) {
     return Unimplemented("the device has no memory for sessions (session-memory)");
   }
-  ATTEND_RETURN_IF_ERROR(CheckTable(FixedBytes(layers), 0));
-  ATTEND_RETURN_IF_ERROR(MakeRoom(tenant));
+  ATTEND_RETURN_IF_ERROR(TakePlace(*session, refusal));
+  const TableUse more = {1, FixedBytes(layers)};
+  ATTEND_RETURN_IF_ERROR(MakeRoom(tenant, more, spec.pinned ? more : TableUse()));
   SessionInfo info = Insert(session);
   assert(ConsistentLocked());
   return info;
-}
-
-Status SessionTable::CheckTable(int64_t fixed_bytes, int64_t pages) const {
-  const int64_t bytes = table_bytes_ + fixed_bytes + pages * kPageEntryBytes;
-  if (bytes <= options_.table_bytes_max) return Status();
-  return ResourceExhausted("the tables of sessions would have " + std::to_string(bytes) +
-                           " bytes, may have at most " + std::to_string(options_.table_bytes_max) +
-                           " (memory-budget)");
-}
-
-Status SessionTable::MakeRoom(int tenant) {
-  if (std::ssize(sessions_) < options_.sessions_max) return Status();
-  for (const auto& [unused, each] : by_use_) {
-    if (SessionsLeft(tenant) <= 0) break;
-    if (each->in_use > 0 || each->pinned || SessionsLeft(each->tenant) >= 0) continue;
-    Remove(SessionRef(sessions_.at(each->id)));
-    ++stats_.displaced;
-    return Status();
-  }
-  return ResourceExhausted("there are " + std::to_string(sessions_.size()) +
-                           " sessions, there may be at most " +
-                           std::to_string(options_.sessions_max) + " (max-sessions)");
 }
 
 Status SessionTable::Free(int tenant, const std::string& id) {
@@ -291,7 +271,7 @@ std::vector<int64_t> SessionTable::tenant_bytes(int device) const {
 
 int64_t SessionTable::table_bytes() const {
   const MutexLock lock(mutex_);
-  return table_bytes_;
+  return table_.bytes;
 }
 
 int SessionTable::ChooseDevice(const std::vector<bool>& healthy) const {

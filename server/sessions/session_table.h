@@ -7,7 +7,8 @@
 // longest ago first: sessions of the tenant that needs memory, and of tenants that have more than
 // their share, but not what is within it. If all of them together could not cover the need,
 // nothing is evicted; pages that they share count for each of them. A pinned session loses nothing
-// while its lease lasts; no tenant's pinned sessions grow beyond its share. Every use renews the
+// while its lease lasts; no tenant's pinned sessions grow beyond its share. The number of sessions
+// and the memory of the tables are shared out in the same way. Every use renews the
 // lease; at its end the session is freed. A tenant may have a limit of its own (tenant_limits.h),
 // which is to its sessions what the memory is to all.
 //
@@ -20,8 +21,10 @@
 //   1  In use while it has a hold (cache_hold.h) or is being truncated. Only an idle session loses
 //      tokens to eviction; it stays idle, even with none left.
 //   2  Free; the lease is over; or, unless it is pinned, it makes room for another tenant's session
-//      (max-sessions). Its pages go, but for those that others refer to.
-//   3  Free: nobody finds it any more. Layers that are read keep their pages, the others lose them.
+//      or page list (max-sessions, memory-budget). Its pages go, but for those that others refer
+//      to.
+//   3  Free, or to make room where no idle session could: nobody finds it any more. Layers that are
+//      read keep their pages, the others lose them.
 //   4  Its last use has ended, and each layer's pages went with the layer's last reader.
 //
 // A lost device's sessions stay what they are, but to name one is UNAVAILABLE (except to free it)
@@ -71,10 +74,10 @@ struct SessionOptions {
   int64_t layers_max = 512;  // of one session
   Duration lease_default = std::chrono::seconds(60);
   Duration lease_max = std::chrono::hours(24);
-  // A tenant's share of the memory, and of the sessions, is by its weight.
+  // A tenant's share of the memory, of the sessions, and of the tables is by its weight.
   std::vector<int32_t> tenant_weights = {1};
-  int64_t table_bytes_max = INT64_MAX;  // host memory that says which pages whose are
-  TenantLimits* limits = nullptr;       // what tenants may have besides; null: no such limits
+  int64_t table_bytes_max = int64_t{1} << 60;  // host memory that says which pages whose are
+  TenantLimits* limits = nullptr;  // what tenants may have besides; null: no such limits
 };
 
 struct SessionSpec {
@@ -129,7 +132,7 @@ class SessionTable {
   Status CheckLayers(int64_t layers) const;
   // INVALID_ARGUMENT names the field, the value and the bound. RESOURCE_EXHAUSTED: there are as
   // many sessions as there may be. UNIMPLEMENTED: the device has no memory for sessions.
-  Result<SessionInfo> Create(int tenant, const SessionSpec& spec);
+  Result<SessionInfo> Create(int tenant, const SessionSpec& spec, CacheRefusal* refusal = nullptr);
   // A session of its own with the first `length` tokens (all, if not given), which shares full
   // pages. OUT_OF_RANGE beyond the session's length.
   Result<SessionInfo> Fork(int tenant, const std::string& id, std::optional<int64_t> length,
@@ -291,15 +294,29 @@ class SessionTable {
       ATTEND_REQUIRES(mutex_);
   // How much of `all` is the tenant's share.
   int64_t ShareOf(int tenant, int64_t all) const;
-  // How many more sessions are within the tenant's share; below 0: it has more.
-  int64_t SessionsLeft(int tenant) const ATTEND_REQUIRES(mutex_) {
-    return ShareOf(tenant, options_.sessions_max) - tenant_sessions_[tenant];
-  }
-  // For one more session of the tenant: if there are as many as there may be, another tenant's ends
-  // that has more than its share.
-  Status MakeRoom(int tenant) ATTEND_REQUIRES(mutex_);
-  // For `fixed_bytes`, and `pages` more entries of page lists.
-  Status CheckTable(int64_t fixed_bytes, int64_t pages) const ATTEND_REQUIRES(mutex_);
+  // What all tables have: of all tenants, of one, or of its pinned sessions.
+  struct TableUse {
+    int64_t sessions = 0;
+    int64_t bytes = 0;
+    bool operator==(const TableUse&) const = default;
+  };
+  struct TenantTable {
+    TableUse all;
+    TableUse pinned;
+    bool operator==(const TenantTable&) const = default;
+  };
+  // The session has so much more, or less.
+  void Count(const Session& session, TableUse more) ATTEND_REQUIRES(mutex_);
+  void CountPages(const Session& session, int64_t pages) ATTEND_REQUIRES(mutex_);
+  // For `more` of the tenant's: where there is too little, sessions end of tenants that have more
+  // than their share, if with it this one has no more than its own. `pinned`: what of `more` is of
+  // pinned sessions, which may not go beyond the share.
+  Status MakeRoom(int tenant, TableUse more, TableUse pinned) ATTEND_REQUIRES(mutex_);
+  // Of one of the two numbers.
+  bool Displace(int tenant, int64_t TableUse::*what, int64_t more, int64_t most)
+      ATTEND_REQUIRES(mutex_);
+  // A place among those that the tenant's limit allows.
+  Status TakePlace(Session& session, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   // Whether the pinned sessions of the session's tenant may have so many bytes more on its device.
   Status CheckPinned(const Session& session, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,
@@ -323,11 +340,11 @@ class SessionTable {
   std::map<std::string, SessionRef> sessions_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_use_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_lease_end_ ATTEND_GUARDED_BY(mutex_);
-  std::vector<int64_t> tenant_sessions_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<TenantTable> tenants_ ATTEND_GUARDED_BY(mutex_);
   // What uses sessions now, for the audit.
   std::set<const CacheHold*> holds_ ATTEND_GUARDED_BY(mutex_);
   std::set<const Cut*> cuts_ ATTEND_GUARDED_BY(mutex_);
-  int64_t table_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  TableUse table_ ATTEND_GUARDED_BY(mutex_);  // of all tenants
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
 };
 

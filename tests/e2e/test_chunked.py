@@ -144,6 +144,32 @@ def test_memory_is_refused_at_the_header(start_server):
         assert any(m.HasField("response") for m in holder.call)
 
 
+def test_uploads_of_one_tenant_keep_no_other_out(start_server):
+    """What a tenant holds by headers alone leaves another its part."""
+    server = start_server("--tenant=a=1,b=1", "--memory-budget=8MiB")
+    request = wire.small_request(seed=5, length=500)
+    header = wire.pb.AttendChunkedRequest(header=header_of(request))
+    with wire.connect(server.address) as service:
+        held = []
+        for _ in range(100):
+            upload = Stream(service, header, metadata=[("x-attend-tenant", "a")])
+            held.append(upload)
+            try:
+                assert next(upload.call).HasField("grant")
+            except grpc.RpcError:
+                break
+        assert upload.call.code() is CODE.RESOURCE_EXHAUSTED
+        assert "for its incomplete uploads" in upload.call.details()
+        other = Stream(service, header, metadata=[("x-attend-tenant", "b")])
+        for chunk in chunks_of(request, 50_000):
+            other.send(chunk)
+        other.half_close()
+        assert any(m.HasField("response") for m in other.call)
+        for each in held:
+            each.call.cancel()
+            each.half_close()
+
+
 def test_sigterm_during_an_upload(start_server):
     """What is not complete is refused as new work is; the server ends well and at once."""
     server = start_server("--drain-timeout", "20")

@@ -204,8 +204,28 @@ def test_session_memory(start_server, tmp_path, random):
         assert server.metric("attend_sessions_evictions_total") == 1
         assert server.metric("attend_tenant_limited_total", tenant="a",
                              limit="session_memory") == 1
+        assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 1
+        assert server.metric("attend_rejected_requests_total", reason="sessions") == 0
         limits.change(server, "")
         a.attend(request)
+
+
+def test_sessions(start_server, tmp_path):
+    limits = Limits(tmp_path, "[a]\nsessions = 2\n")
+    server = start_server(*limits.flags)
+    with sessions.client(server.address, "a") as a, sessions.client(server.address, "b") as b:
+        made = [a.create(), a.create()]
+        for details in (sessions.refused(grpc.StatusCode.RESOURCE_EXHAUSTED, a.create),
+                        sessions.refused(grpc.StatusCode.RESOURCE_EXHAUSTED, a.call, "ForkSession",
+                                         session=made[0].id)):
+            assert "tenant limit sessions: the tenant has 2, may have at most 2" in details
+        for _ in range(3):
+            b.create()
+        assert server.metric("attend_tenant_used", tenant="a", limit="sessions") == 2
+        assert server.metric("attend_tenant_limited_total", tenant="a", limit="sessions") == 2
+        assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
+        a.call("FreeSession", session=made[0].id)
+        a.call("ForkSession", session=made[1].id)
 
 
 def test_limits_change_under_calls_and_a_wrong_file_changes_nothing(start_server, tmp_path):

@@ -136,3 +136,20 @@ def test_tenants_tokens_and_what_is_taken_from_them_are_counted(start_server, ra
     for tenant, appended, decoded in (("a", 40003, 2), ("b", 5, 4), ("default", 0, 0)):
         assert server.metric("attend_session_appended_tokens_total", tenant=tenant) == appended
         assert server.metric("attend_session_query_rows_total", tenant=tenant) == decoded
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_tenant_that_fills_the_tables_keeps_no_other_out(start_server, pinned):
+    """Sessions of many layers and no tokens: they take host memory for their tables alone."""
+    server = start_server("--tenant=a=1,b=1", "--session-memory=16MiB", "--memory-budget=64MiB")
+    with client(server.address, "a") as a, client(server.address, "b") as b:
+        made = 0
+        with pytest.raises(grpc.RpcError) as full:
+            for made in range(1000):
+                a.create(layers=512, pinned=pinned)
+        assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "(memory-budget)" in full.value.details() and made > 5
+        own = [b.create(layers=512) for _ in range(made // (2 if pinned else 4))]
+        for each in own:
+            b.call("GetSession", session=each.id)
+        assert (server.metric("attend_sessions_displaced_total") > 0) != pinned

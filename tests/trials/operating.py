@@ -17,9 +17,11 @@ bytes-per-second = "64MiB"
 gflop-per-second = 4
 checks = 2
 streams = 4
+sessions = 5
 session-memory = "4MiB"
 """, """[b]
 requests-in-flight = 3
+sessions = 2
 bytes-per-second = "8MiB"
 """)
 LEVELS = ("debug", "off", "info")

@@ -41,6 +41,7 @@ session-memory = 64 MiB
 streams = 8
 shared-memory = 1GiB
 connections = 16
+sessions = 9
 [ research ]
 requests-in-flight = none
 bytes-burst = 4096
@@ -58,6 +59,7 @@ gflop-per-second = none)");
   EXPECT_EQ(all[Limit::kStreams], 8);
   EXPECT_EQ(all[Limit::kSharedMemory], 1 << 30);
   EXPECT_EQ(all[Limit::kConnections], 16);
+  EXPECT_EQ(all[Limit::kSessions], 9);
   const TenantBounds& research = bounds[1];
   EXPECT_EQ(research[Limit::kInFlight], kUnlimited);
   EXPECT_EQ(research.bytes, (Rate{1 << 30, 4096}));

@@ -106,7 +106,8 @@ TEST(ChunkedLimitsTest, UploadsLeaveAQuarterOfTheMemoryToOthers) {
   ASSERT_TRUE(refused.SendHeader(ChunkedHeader(half.request)));  // the budget has room for it
   const grpc::Status status = refused.Finish();
   EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_NE(status.error_message().find("30720 for incomplete uploads"), std::string::npos)
+  EXPECT_NE(status.error_message().find("of the 30720 for its incomplete uploads"),
+            std::string::npos)
       << status.error_message();
   EXPECT_GE(refused.PushbackMs(), 100);
   ASSERT_TRUE(never.SendHeader(ChunkedHeader(test::PlainWireProblem(3, 64).request)));

@@ -100,6 +100,7 @@ TEST_F(SessionLimitsTest, BeyondItsLimitATenantIsRefusedAndLosesNothing) {
                                           "would have 24576 bytes on a device, may have at most "
                                           "16384"));
   EXPECT_EQ(refusal.missing_bytes, 2 * kPageBytes);
+  EXPECT_TRUE(refusal.tenant_limit);
   EXPECT_EQ(table_->Get(0, idle)->length, kRows);
   EXPECT_EQ(limits_.use(0, Limit::kSessionMemory).refused, 1);
   EXPECT_TRUE(Append(1, Make(1), 0, 8 * kRows).ok());
@@ -244,51 +245,6 @@ TEST_F(SessionLimitsTest, ATruncationOfAPinnedSessionThatCopiesCounts) {
   EXPECT_EQ(meanwhile.code(), Code::kResourceExhausted);
   EXPECT_THAT(meanwhile.message(), HasSubstr("pinned sessions would have 36864 bytes"));
   EXPECT_TRUE(Append(0, other, 0, 1).ok());
-}
-
-TEST_F(SessionLimitsTest, AFullTableHasRoomForWhoHasFewerThanItsShare) {
-  std::vector<std::string> greedy;
-  for (int n = 0; n < 8; ++n) greedy.push_back(Make(0, 1, n == 0));
-  EXPECT_EQ(Create(0).status().code(), Code::kResourceExhausted);
-  const CacheUse use{greedy[1], 0, 1, ""};
-  const auto in_use = table_->Hold(0, {&use, 1}, 0);  // and so used last
-  ASSERT_TRUE(in_use.ok());
-  for (int n = 0; n < 4; ++n) Make(1);
-  EXPECT_EQ(table_->stats().displaced, 4);
-  // Gone are those that were used longest ago, but not the pinned one or the one in use.
-  const bool there[] = {true, true, false, false, false, false, true, true};
-  for (int n = 0; n < 8; ++n) EXPECT_EQ(Exists(0, greedy[n]), there[n]) << n;
-  // Now each has its share.
-  for (const int tenant : {0, 1})
-    EXPECT_EQ(Create(tenant).status().code(), Code::kResourceExhausted);
-}
-
-TEST_F(SessionLimitsTest, AForkToo) {
-  const std::string origin = Make(1, 3);
-  for (int n = 0; n < 7; ++n) Make(0);
-  const Result<SessionInfo> fork = table_->Fork(1, origin, {});
-  ASSERT_TRUE(fork.ok()) << fork.status().ToString();
-  EXPECT_EQ(table_->stats().sessions, 8);
-  EXPECT_EQ(table_->stats().displaced, 1);
-}
-
-TEST_F(SessionLimitsTest, TheTablesMemoryIsBounded) {
-  SessionOptions options;
-  options.table_bytes_max = 2 * FixedBytes(1) + 6 * kPageEntryBytes;
-  Start(options);
-  const std::string id = Make(0, 3 * kRows);
-  EXPECT_EQ(table_->table_bytes(), FixedBytes(1) + 3 * kPageEntryBytes);
-  EXPECT_TRUE(table_->Fork(0, id, {}).ok());
-  for (const Status& status :
-       {Create(0).status(), table_->Fork(0, id, 0).status(), Append(0, id, 3 * kRows, 1)}) {
-    EXPECT_EQ(status.code(), Code::kResourceExhausted);
-    EXPECT_THAT(status.message(), HasSubstr("(memory-budget)"));
-  }
-  for (const SessionInfo& info : table_->List(0, "", 8)) {
-    ASSERT_TRUE(table_->Truncate(0, info.id, kRows).ok());
-    EXPECT_TRUE(table_->Free(0, info.id).ok());
-  }
-  EXPECT_EQ(table_->table_bytes(), 0);
 }
 
 TEST_F(SessionLimitsTest, WhatIsOnALostDeviceCanBeListedAndFreed) {

@@ -253,7 +253,7 @@ void SessionHistory::Settle(int needy, const std::set<std::string>& kept) {
     const auto found = listed.find(session.id);
     if (found == listed.end()) {
       // Its lease is over, or it ended for another tenant's.
-      EXPECT_TRUE(Over(session) || (!session.pinned && !in_flight_.contains(session.id)));
+      EXPECT_TRUE(Over(session) ? !in_flight_.contains(session.id) : !session.pinned);
       gone_.push_back(session.id);
       ++counts_[Over(session) ? "expired" : "displaced"];
       it = sessions_.erase(it);

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many sessions there may be and what their tables may take, where tenants share both.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/sessions/session_table.h"
+#include "tests/kernels/support/manual_clock.h"
+#include "tests/server/support/test_arena.h"
+
+namespace attend {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kRows = 16;
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kPages = 16;
+const LayerShape kShape{DType::kFloat16, 1, 8, 8};
+
+class SessionRoomTest : public ::testing::Test {
+ protected:
+  SessionRoomTest() { Start({}); }
+  ~SessionRoomTest() override { EXPECT_TRUE(table_->Consistent()); }
+
+  // Two tenants with equal shares.
+  void Start(SessionOptions options) {
+    options.page_rows = kRows;
+    options.slab_bytes = 4 * kPageBytes;
+    options.sessions_max = 8;
+    options.tenant_weights = {1, 1};
+    options.limits = &limits_;
+    table_ = std::make_unique<SessionTable>(
+        options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
+        std::vector{SessionDevice{&arena_, {}}});
+  }
+  Result<SessionInfo> Create(int tenant, bool pinned = false) {
+    clock_.Advance(std::chrono::milliseconds(1));
+    return table_->Create(tenant, {0, {kShape}, std::chrono::seconds(60), pinned});
+  }
+  std::string Make(int tenant, int64_t tokens = 0, bool pinned = false) {
+    const Result<SessionInfo> made = Create(tenant, pinned);
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    EXPECT_TRUE(tokens == 0 || Append(tenant, made->id, 0, tokens).ok());
+    return made->id;
+  }
+  Status Append(int tenant, const std::string& id, int64_t length, int64_t rows,
+                CacheRefusal* refusal = nullptr, int64_t layer = 0) {
+    const CacheUse use{id, layer, length, ""};
+    std::vector<PageNumber> pages(256);  // outlives the hold
+    const auto hold = table_->Hold(tenant, {&use, 1}, rows, refusal);
+    if (!hold.ok()) return hold.status();
+    ATTEND_RETURN_IF_ERROR((*hold)->Reserve(pages.data(), std::ssize(pages), refusal));
+    (*hold)->Commit();
+    return Status();
+  }
+  bool Exists(int tenant, const std::string& id) { return table_->Get(tenant, id).ok(); }
+
+  test::ManualClock clock_;
+  TenantLimits limits_{std::vector<TenantBounds>(2), clock_};
+  test::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
+  int ids_ = 0;
+  std::unique_ptr<SessionTable> table_;
+};
+
+TEST_F(SessionRoomTest, AFullTableHasRoomForWhoHasFewerThanItsShare) {
+  std::vector<std::string> greedy;
+  for (int n = 0; n < 8; ++n) greedy.push_back(Make(0, 1, n == 0));
+  EXPECT_EQ(Create(0).status().code(), Code::kResourceExhausted);
+  const CacheUse use{greedy[1], 0, 1, ""};
+  const auto in_use = table_->Hold(0, {&use, 1}, 0);  // and so used last
+  ASSERT_TRUE(in_use.ok());
+  for (int n = 0; n < 4; ++n) Make(1);
+  EXPECT_EQ(table_->stats().displaced, 4);
+  // Gone are those that were used longest ago, but not the pinned one or the one in use.
+  const bool there[] = {true, true, false, false, false, false, true, true};
+  for (int n = 0; n < 8; ++n) EXPECT_EQ(Exists(0, greedy[n]), there[n]) << n;
+  // Now each has its share.
+  for (const int tenant : {0, 1})
+    EXPECT_EQ(Create(tenant).status().code(), Code::kResourceExhausted);
+}
+
+TEST_F(SessionRoomTest, AForkToo) {
+  const std::string origin = Make(1, 3);
+  for (int n = 0; n < 7; ++n) Make(0);
+  const Result<SessionInfo> fork = table_->Fork(1, origin, {});
+  ASSERT_TRUE(fork.ok()) << fork.status().ToString();
+  EXPECT_EQ(table_->stats().sessions, 8);
+  EXPECT_EQ(table_->stats().displaced, 1);
+}
+
+TEST_F(SessionRoomTest, TheTablesMemoryIsBounded) {
+  SessionOptions options;
+  options.table_bytes_max = 2 * FixedBytes(1) + 6 * kPageEntryBytes;
+  Start(options);
+  const std::string id = Make(0, 3 * kRows);
+  EXPECT_EQ(table_->table_bytes(), FixedBytes(1) + 3 * kPageEntryBytes);
+  EXPECT_TRUE(table_->Fork(0, id, {}).ok());
+  for (const Status& status :
+       {Create(0).status(), table_->Fork(0, id, 0).status(), Append(0, id, 3 * kRows, 1)}) {
+    EXPECT_EQ(status.code(), Code::kResourceExhausted);
+    EXPECT_THAT(status.message(), HasSubstr("(memory-budget)"));
+  }
+  for (const SessionInfo& info : table_->List(0, "", 8)) {
+    ASSERT_TRUE(table_->Truncate(0, info.id, kRows).ok());
+    EXPECT_TRUE(table_->Free(0, info.id).ok());
+  }
+  EXPECT_EQ(table_->table_bytes(), 0);
+}
+
+TEST_F(SessionRoomTest, FullTablesHaveRoomForWhoHasLessThanItsShare) {
+  SessionOptions options;
+  options.table_bytes_max = 4 * FixedBytes(1) + 4 * kPageEntryBytes;
+  Start(options);
+  const std::string pinned = Make(0, kRows, true), idle = Make(0, kRows), used = Make(0, kRows);
+  Make(0, kRows);
+  EXPECT_EQ(Create(0).status().code(), Code::kResourceExhausted);
+  const std::string first = Make(1);  // in place of the one that was not used for longest
+  EXPECT_EQ(table_->stats().displaced, 1);
+  EXPECT_FALSE(Exists(0, idle));
+  EXPECT_TRUE(Append(1, first, 0, 2 * kRows).ok());
+  EXPECT_FALSE(Exists(0, used));
+  EXPECT_TRUE(table_->Fork(1, first, 0).ok());
+  // Now each has its share.
+  EXPECT_TRUE(Exists(0, pinned));
+  for (const int tenant : {0, 1}) {
+    const Status status = Create(tenant).status();
+    EXPECT_EQ(status.code(), Code::kResourceExhausted) << tenant;
+    EXPECT_THAT(status.message(), HasSubstr("(memory-budget)"));
+  }
+  EXPECT_EQ(table_->stats().displaced, 2);
+}
+
+TEST_F(SessionRoomTest, RequestsThatTakeTheirTimeKeepNobodyOut) {
+  std::vector<CacheUse> uses;
+  for (int n = 0; n < 8; ++n) uses.push_back({Make(0, 1), 0, 1, ""});
+  std::vector<PageNumber> pages(8);
+  const auto hold = table_->Hold(0, uses, 1);
+  ASSERT_TRUE(hold.ok() && (*hold)->Reserve(pages.data(), 1).ok());
+  for (int n = 0; n < 4; ++n) Make(1);
+  EXPECT_EQ(table_->stats().displaced, 4);
+  EXPECT_EQ(Create(1).status().code(), Code::kResourceExhausted);
+  (*hold)->Commit();
+  (*hold)->End();
+  EXPECT_EQ(table_->memory(0).used_bytes, 4 * kPageBytes);
+}
+
+TEST_F(SessionRoomTest, NoTenantPinsMoreSessionsThanItsShare) {
+  for (int n = 0; n < 4; ++n) Make(0, 0, true);
+  for (const Status& status : {Create(0, true).status(), table_->Fork(0, "1", {}).status()}) {
+    EXPECT_EQ(status.code(), Code::kResourceExhausted);
+    EXPECT_THAT(status.message(), HasSubstr("the tenant has 4 pinned sessions, may have at most 4, "
+                                            "its share of the sessions (max-sessions)"));
+  }
+  for (int n = 0; n < 4; ++n) Make(0);  // which others may end
+  for (int n = 0; n < 4; ++n) Make(1, 0, true);
+  EXPECT_EQ(table_->stats().displaced, 4);
+}
+
+TEST_F(SessionRoomTest, NoTenantPinsMoreOfTheTablesThanItsShare) {
+  SessionOptions options;
+  options.table_bytes_max = 4 * FixedBytes(1) + 8 * kPageEntryBytes;
+  Start(options);
+  const std::string id = Make(0, 3 * kRows, true);  // and a share of 2, with 4 pages
+  for (const Status& status :
+       {table_->Fork(0, id, {}).status(), Append(0, Make(0, 0, true), 0, 2 * kRows)}) {
+    EXPECT_EQ(status.code(), Code::kResourceExhausted);
+    EXPECT_THAT(status.message(), HasSubstr("its share of the tables (memory-budget)"));
+  }
+  EXPECT_TRUE(Append(0, id, 3 * kRows, kRows).ok());
+}
+
+TEST_F(SessionRoomTest, ATenantMayHaveALimitOfSessions) {
+  std::vector<TenantBounds> bounds(2);
+  bounds[0][Limit::kSessions] = 2;
+  limits_.Set(bounds);
+  const std::string first = Make(0), second = Make(0);
+  CacheRefusal refusal, of_fork;
+  const Status status = table_->Create(0, {0, {kShape}}, &refusal).status();
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("tenant limit sessions: the tenant has 2, may have"));
+  EXPECT_TRUE(refusal.tenant_limit);
+  EXPECT_FALSE(table_->Fork(0, first, {}, &of_fork).ok());
+  EXPECT_TRUE(of_fork.tenant_limit);
+  EXPECT_EQ(limits_.use(0, Limit::kSessions).refused, 2);
+  for (int n = 0; n < 3; ++n) Make(1);
+  ASSERT_TRUE(table_->Free(0, first).ok());
+  EXPECT_EQ(limits_.use(0, Limit::kSessions).used, 1);
+  EXPECT_TRUE(table_->Fork(0, second, {}).ok());
+  clock_.Advance(std::chrono::seconds(61));
+  table_->Expire();
+  EXPECT_EQ(limits_.use(0, Limit::kSessions).used, 0);
+}
+
+// Refusals are read by who is refused, and say nothing of others.
+TEST_F(SessionRoomTest, ARefusalTellsNothingOfOtherTenants) {
+  SessionOptions options;
+  options.table_bytes_max = 4 * FixedBytes(1);
+  Start(options);
+  for (int n = 0; n < 2; ++n) Make(0, 0, true);
+  const auto refusal = [&] {
+    const Status status = Create(0).status();
+    EXPECT_EQ(status.code(), Code::kResourceExhausted);
+    return std::string(status.message());
+  };
+  Make(1);
+  Make(1);
+  const std::string of_two = refusal();
+  EXPECT_EQ(of_two, "there is no room for " + std::to_string(FixedBytes(1)) +
+                        " bytes more in the tables of sessions, which may have at most " +
+                        std::to_string(4 * FixedBytes(1)) + " (memory-budget); the tenant's have " +
+                        std::to_string(2 * FixedBytes(1)));
+}
+
+}  // namespace
+}  // namespace attend
