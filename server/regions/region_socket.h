@@ -62,11 +62,11 @@ class RegionSocket {
     uint64_t client = 0;  // 0: nobody knows who it is
     uid_t user = 0;
     bool releasing = false;  // a release must be answered before anything else is read
+    TimePoint since = {};
     // Where somebody asks: what it said, for whom, and when that was looked at last.
     v1::Identify said = {};
     int tenant = 0;
     uint64_t generation = 0;
-    TimePoint since = {};
   };
   using Connections = std::map<int, Connection>;  // by descriptor
   // Completed releases: added by any thread, even when the socket is gone.
