@@ -4,7 +4,6 @@
 // them is in session_history_requests.cc.
 
 #include "tests/server/support/session_history.h"
-#include "server/sessions/session_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +12,8 @@
 #include <chrono>
 #include <limits>
 #include <thread>
+
+#include "server/sessions/session_table.h"
 
 namespace attend::test {
 namespace {
@@ -143,7 +144,8 @@ void SessionHistory::Create() {
   if (request.device() == "cpu1" && lost_[1]) {
     EXPECT_EQ(status.error_code(), StatusCode::UNAVAILABLE) << status.error_message();
   } else if (!status.ok()) {
-    EXPECT_EQ(std::ssize(sessions_), kSessionsMax);
+    EXPECT_TRUE(std::ssize(sessions_) == kSessionsMax ||
+                (request.pinned() && PinsItsShare(tenant)));
     EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   } else {
     Model session{.id = made.id(),
@@ -159,6 +161,13 @@ void SessionHistory::Create() {
     EXPECT_TRUE(sessions_.emplace(made.id(), session).second);
   }
   Settle(-1);
+}
+
+bool SessionHistory::PinsItsShare(int tenant) const {
+  const auto pinned = std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& each) {
+    return each.second.pinned && each.second.tenant == tenant;
+  });
+  return pinned >= kSessionsMax * kWeights[tenant] / (kWeights[0] + kWeights[1]);
 }
 
 void SessionHistory::Fork() {
@@ -181,6 +190,8 @@ void SessionHistory::Fork() {
     Touch(fork);
     EXPECT_TRUE(sessions_.emplace(fork.id, fork).second);
     ++counts_["forked"];
+  } else if (origin->pinned && PinsItsShare(origin->tenant)) {
+    EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   } else if (std::ssize(sessions_) < kSessionsMax) {
     ExpectExhausted(status);
   }

@@ -102,6 +102,8 @@ class SessionHistory {
   // What the server says of lost devices' sessions.
   void ExpectLost(int tenant, const std::string& id);
   void ExpectExhausted(const grpc::Status& status);
+  // Then it may pin no more.
+  bool PinsItsShare(int tenant) const;
   // Without `rows`: as many as lead to the end of the first layer's page, or one more or less.
   Request MakeRequest(Model& first, std::optional<int64_t> rows, int64_t len_q);
   void Judge(Request& request, const v1::AttendResponse& response);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "tests/server/support/test_server.h"
-#include "server/engine/engine.h"
 
 #include <arpa/inet.h>
 #include <google/protobuf/stubs/logging.h>
@@ -16,6 +15,8 @@
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
+
+#include "server/engine/engine.h"
 
 namespace attend::test {
 
