@@ -135,7 +135,7 @@ def test_callers_see_their_own_tenants_limits(start_server, tmp_path):
 
     assert sorted(told("a")) == sorted(told("b")) == [
         "bytes-per-second", "checks", "connections", "gflop-per-second", "requests-in-flight",
-        "session-memory", "shared-memory", "streams"]
+        "session-memory", "sessions", "shared-memory", "streams"]
     with wire.connect(server.address) as service:
         service.Attend(wire.small_request(length=64), timeout=wire.SECONDS, metadata=bearer("a"))
         with pytest.raises(grpc.RpcError):

@@ -19,6 +19,8 @@ checks = 2
 streams = 4
 sessions = 5
 session-memory = "4MiB"
+shared-memory = "512KiB"
+connections = 6
 """, """[b]
 requests-in-flight = 3
 sessions = 2
