@@ -35,7 +35,7 @@ Status SessionTable::TakePlace(Session& session, CacheRefusal* refusal) {
 // requests that take their time keep nobody out.
 bool SessionTable::Displace(int tenant, int64_t TableUse::*what, int64_t more, int64_t most) {
   const auto enough = [&] { return more <= most - table_.*what; };
-  const auto beyond_share = [&](int each, int64_t wanted) {
+  const auto beyond_share = [&](int each, int64_t wanted) ATTEND_REQUIRES(mutex_) {
     return wanted > ShareOf(each, most) - tenants_[each].all.*what;
   };
   for (const bool in_use : {false, true}) {

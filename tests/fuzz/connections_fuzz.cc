@@ -10,6 +10,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <prometheus/registry.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "server/app/metrics_endpoint.h"
+#include "server/metrics/tls_metrics.h"
 #include "server/net/http2_frames.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -309,8 +311,10 @@ void AskMetrics(std::string_view input) {
   static auto* const endpoint = [] {
     static const auto logger = MakeLogger({.level = LogLevel::off, .file = {}, .options = {}});
     ATTEND_FUZZ_REQUIRE(logger.ok(), logger.status().ToString());
+    static prometheus::Registry registry;
+    static TlsMetrics tls_metrics(registry);
     auto started = MetricsEndpoint::Start({.address = "127.0.0.1:0", .ready = [] { return true; }},
-                                          {}, **logger);
+                                          {}, tls_metrics, **logger);
     ATTEND_FUZZ_REQUIRE(started.ok(), started.status().ToString());
     return started->release();
   }();
