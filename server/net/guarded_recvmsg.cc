@@ -20,11 +20,12 @@ void AddNumber(ino_t number, socklen_t room, sockaddr* address, socklen_t* size)
   constexpr size_t kFamily = offsetof(sockaddr, sa_data);
   if (room <= kFamily || *size > room) return;
   const size_t path_room = room - kFamily;
-  const size_t length = strnlen(address->sa_data, path_room);
+  char* const path = reinterpret_cast<char*>(address) + kFamily;  // longer than sa_data
+  const size_t length = strnlen(path, path_room);
   char text[24];
   const int added = std::snprintf(text, sizeof(text), ":%ju", static_cast<uintmax_t>(number));
   if (length + static_cast<size_t>(added) + 1 > path_room) return;
-  std::memcpy(address->sa_data + length, text, static_cast<size_t>(added) + 1);
+  std::memcpy(path + length, text, static_cast<size_t>(added) + 1);
   *size = static_cast<socklen_t>(kFamily + length + static_cast<size_t>(added) + 1);
 }
 
