@@ -101,6 +101,26 @@ TEST_F(CallersRunTest, BesideABusyLaneItIsStartedButNotWaitedFor) {
   EXPECT_TRUE(collector_.WaitFor(queued).status.ok());
 }
 
+TEST_F(CallersRunTest, TimeIsCountedWhileLanesAreBusy) {
+  options_.worker.lanes = 2;
+  Start();
+  EXPECT_EQ(engine_->Devices()[0].busy, Duration::zero());
+  devices_[0]->Hold();
+  MustSubmit(NewSmall());
+  devices_[0]->WaitForWaiting(1);
+  const TimePoint began = clock_.Now();
+  while (clock_.Now() - began < std::chrono::milliseconds(2)) {
+  }
+  const Duration held = clock_.Now() - began;
+  EXPECT_GE(engine_->Devices()[0].busy, held) << "while it runs too";
+  devices_[0]->Release();
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  engine_->Stop();
+  const Duration busy = engine_->Devices()[0].busy;
+  EXPECT_GE(busy, held);
+  EXPECT_EQ(engine_->Devices()[0].busy, busy) << "no lane is busy";
+}
+
 TEST_F(CallersRunTest, WhatWaitsForCompanyIsLeftToTheScheduler) {
   options_.worker.batcher.batch_requests_max = 2;
   options_.worker.batcher.batch_delay = std::chrono::hours(1);
