@@ -5,13 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "server/sessions/session_table.h"
-#include "tests/kernels/support/manual_clock.h"
-#include "tests/server/support/test_arena.h"
+#include "tests/server/support/two_tenants_fixture.h"
 
 namespace attend {
 namespace {
@@ -19,61 +16,18 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr int64_t kRows = 16;
-constexpr int64_t kPageBytes = 4096;
-constexpr int64_t kPages = 16;
-const LayerShape kShape{DType::kFloat16, 1, 8, 8};
+using test::kPageBytes;
+using test::kRows;
+using test::kShape;
 
-class SessionLimitsTest : public ::testing::Test {
+class SessionLimitsTest : public test::TwoTenantsTest {
  protected:
-  SessionLimitsTest() { Start({}); }
-  ~SessionLimitsTest() override { EXPECT_TRUE(table_->Consistent()); }
-
-  // Two tenants with equal shares.
-  void Start(SessionOptions options) {
-    options.page_rows = kRows;
-    options.slab_bytes = 4 * kPageBytes;
-    options.sessions_max = 8;
-    options.tenant_weights = {1, 1};
-    options.limits = &limits_;
-    table_ = std::make_unique<SessionTable>(
-        options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
-        std::vector{SessionDevice{&arena_, {}}});
-  }
-  Result<SessionInfo> Create(int tenant, bool pinned = false) {
-    clock_.Advance(std::chrono::milliseconds(1));
-    return table_->Create(tenant, {0, {kShape}, std::chrono::seconds(60), pinned});
-  }
-  std::string Make(int tenant, int64_t tokens = 0, bool pinned = false) {
-    const Result<SessionInfo> made = Create(tenant, pinned);
-    EXPECT_TRUE(made.ok()) << made.status().ToString();
-    EXPECT_TRUE(tokens == 0 || Append(tenant, made->id, 0, tokens).ok());
-    return made->id;
-  }
-  Status Append(int tenant, const std::string& id, int64_t length, int64_t rows,
-                CacheRefusal* refusal = nullptr, int64_t layer = 0) {
-    const CacheUse use{id, layer, length, ""};
-    std::vector<PageNumber> pages(256);  // outlives the hold
-    const auto hold = table_->Hold(tenant, {&use, 1}, rows, refusal);
-    if (!hold.ok()) return hold.status();
-    ATTEND_RETURN_IF_ERROR((*hold)->Reserve(pages.data(), std::ssize(pages), refusal));
-    (*hold)->Commit();
-    return Status();
-  }
-  bool Exists(int tenant, const std::string& id) { return table_->Get(tenant, id).ok(); }
-
   // Tenant 0 may have so many pages.
   void LimitPages(int64_t pages) {
     std::vector<TenantBounds> bounds(2);
     bounds[0][Limit::kSessionMemory] = pages * kPageBytes;
     limits_.Set(bounds);
   }
-
-  test::ManualClock clock_;
-  TenantLimits limits_{std::vector<TenantBounds>(2), clock_};
-  test::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
-  int ids_ = 0;
-  std::unique_ptr<SessionTable> table_;
 };
 
 TEST_F(SessionLimitsTest, WithinItsLimitATenantTakesFromItsOwnIdleSessions) {
