@@ -56,6 +56,11 @@ Peer PeerOf(const UniqueFd& socket) {
           IN6_IS_ADDR_LOOPBACK(&ip) || (mapped && ip.s6_addr[12] == 127)};
 }
 
+HttpAnswer Probe(bool good, const char* otherwise) {
+  if (good) return {.body = "ok\n"};
+  return {.status = "503 Service Unavailable", .body = otherwise};
+}
+
 bool NothingToAccept() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 }  // namespace
@@ -219,11 +224,8 @@ HttpAnswer MetricsEndpoint::Answer(const HttpRequest& request) {
   if (request.method != "GET" && request.method != "HEAD") {
     return {.status = "405 Method Not Allowed", .body = "everything here is read with GET\n"};
   }
-  if (request.path == "/healthz") return {.body = "ok\n"};
-  if (request.path == "/readyz") {
-    if (options_.ready()) return {.body = "ok\n"};
-    return {.status = "503 Service Unavailable", .body = "not ready\n"};
-  }
+  if (request.path == "/healthz") return Probe(options_.alive(), "every device is lost\n");
+  if (request.path == "/readyz") return Probe(options_.ready(), "not ready\n");
   if (request.path == "/metrics") return AnswerMetrics(request);
   return {.status = "404 Not Found", .body = "metrics are at /metrics\n"};
 }

@@ -43,6 +43,7 @@ class MetricsEndpoint {
     std::string auth_file = {};
     std::vector<std::string> tenants = {"default"};  // that auth_file may name
     std::function<bool()> ready;                     // for /readyz, on the endpoint's thread
+    std::function<bool()> alive;                     // for /healthz, likewise
   };
 
   // Serves from the return on. Files are read again when they change. `tls_metrics` and `logger`

@@ -137,11 +137,16 @@ TEST(DevicesServerTest, ALostDeviceIsReportedAndTheOtherServes) {
   ASSERT_EQ(info.devices_size(), 2);
   EXPECT_FALSE(info.devices(0).healthy());
   EXPECT_TRUE(info.devices(1).healthy());
+  const auto probe = [&](const std::string& path) {
+    return test::HttpGet(server.server().metrics_address(), path);
+  };
+  EXPECT_EQ(probe("/readyz") + probe("/healthz"), "ok\nok\n");
   const int64_t before = server.backend(1).submitted_items();
   server.backend(1).LoseDevice();
   EXPECT_EQ(attend(Large(seed), &response), StatusCode::UNAVAILABLE);
   EXPECT_EQ(attend(Large(seed), &response), StatusCode::UNAVAILABLE) << "none is left";
   EXPECT_EQ(server.backend(1).submitted_items(), before + 1);
+  EXPECT_EQ(probe("/readyz") + probe("/healthz"), "not ready\nevery device is lost\n");
 }
 
 }  // namespace
