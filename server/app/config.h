@@ -25,6 +25,7 @@ struct Config {
   int64_t max_connections = 0;                    // 0: as many as descriptors allow
   int64_t max_connections_per_peer = 0;           // 0: a quarter of max_connections
   double handshake_timeout_seconds = 20;
+  double first_call_timeout_seconds = 60;
   double connection_idle_timeout_seconds = 600;
   int64_t keepalive_time_seconds = 60;
   int64_t keepalive_timeout_seconds = 20;

@@ -106,9 +106,13 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
   const Listener::Callbacks callbacks{
       [taker = server->intake_.get()](int socket) { return taker->Admits(socket); },
-      [taker = server->intake_.get()](int socket) { taker->Take(socket); },
+      [taker = server->intake_.get()](int socket) { return taker->Take(socket); },
+      [taker = server->intake_.get()](int socket, ino_t inode) {
+        taker->EndStranger(socket, inode);
+      },
       [changed = std::move(changed)](bool) { changed(); }};
-  const Listener::Options options{*limits, Milliseconds(config.handshake_timeout_seconds)};
+  const Listener::Options options{*limits, Milliseconds(config.handshake_timeout_seconds),
+                                  Milliseconds(config.first_call_timeout_seconds)};
   Result<std::unique_ptr<Listener>> listener =
       Listener::Start(options, std::move(sockets), callbacks, metrics, logger, clock);
   if (!listener.ok()) return listener.status();

@@ -105,6 +105,7 @@ Intake::Intake(const Config& config, ConnectionHolds& connections, Metrics& metr
       clock_(clock),
       tls_metrics_(*metrics.registry()),
       tenants_(TenantsOfPeers(config)),
+      strangers_(!config.tokens.empty()),
       calls_(std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config))) {
   limits_.streams = MaxStreams(config);
   limits_.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
@@ -150,20 +151,35 @@ Status Intake::AddTo(grpc::ServerBuilder& builder) {
   return Status();
 }
 
-void Intake::Take(int socket) {
+std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
   Http2Frames::Limits limits = limits_;
   limits.calls = calls_->Of(PeerOf(socket));
   struct stat about {};
-  if (fstat(socket, &about) != 0) return (void)close(socket);
-  limits.kept = connections_.Begin(CallPeer(socket, about.st_ino));
-  const bool local = FamilyOf(socket) == AF_UNIX;
-  if (!local && tls_ != nullptr) return TakeTls(socket, about.st_ino, limits);
-  if (!ReadGuard::Begin(socket, about.st_ino, limits, clock_, &on_wrong_)) {
+  if (fstat(socket, &about) != 0) {
+    close(socket);
+    return nullptr;
+  }
+  const ConnectionHolds::Ref open = connections_.Begin(CallPeer(socket, about.st_ino));
+  limits.kept = open;
+  if (strangers_) {
+    limits.use = std::make_shared<ConnectionUse>();
+    limits.use->called = open->called();
+  }
+  if (FamilyOf(socket) != AF_UNIX && tls_ != nullptr) {
+    TakeTls(socket, about.st_ino, limits);
+  } else {
+    TakePlain(socket, about.st_ino, limits);
+  }
+  return limits.use;
+}
+
+void Intake::TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits) {
+  if (!ReadGuard::Begin(socket, inode, limits, clock_, &on_wrong_)) {
     metrics_.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
     close(socket);
     return;
   }
-  if (local && RefusesUnnamed(socket, about.st_ino)) return;
+  if (FamilyOf(socket) == AF_UNIX && RefusesUnnamed(socket, inode)) return;
   Acceptor::NewConnectionParameters connection;
   connection.fd = socket;
   plain_->HandleNewConnection(&connection);
@@ -181,6 +197,7 @@ void Intake::TakeTls(int socket, ino_t inode, const Http2Frames::Limits& limits)
   options.clock = &clock_;
   options.on_wrong = &on_wrong_;
   options.on_refused = &on_refused_;
+  ReadGuard::BeginUnread(socket, inode);
   const TlsConnection::HandOver hand_over(options);
   Acceptor::NewConnectionParameters connection;
   connection.fd = socket;
@@ -229,6 +246,18 @@ bool Intake::Admits(int socket) {
   }
   Refuse(socket, ClientRefusal::kUser, "its user is none of the socket's (--socket-users)");
   return false;
+}
+
+void Intake::EndStranger(int socket, ino_t inode) {
+  std::string peer;
+  ReadGuard::WhileOpen(socket, inode, [&] {
+    peer = PeerText(socket);
+    shutdown(socket, SHUT_RDWR);  // gRPC closes it
+  });
+  if (peer.empty()) return;
+  tls_metrics_.RecordRefused(ClientRefusal::kStranger);
+  const std::string_view reason = ClientRefusalName(ClientRefusal::kStranger);
+  logger_.Log(LogLevel::warn, "connection closed", {{"reason", reason}, {"peer", peer}}, reason);
 }
 
 void Intake::Refuse(int socket, ClientRefusal reason, const std::string& error) {

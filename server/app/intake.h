@@ -41,14 +41,18 @@ class Intake {
   Status AddTo(grpc::ServerBuilder& builder);
   // Whether the client may connect; if not, that is counted and logged. One thread.
   bool Admits(int socket);
-  // Hands over a connected socket that has something to read. One thread.
-  void Take(int socket);
+  // Hands over a connected socket that has something to read. One thread. Returns what it is used
+  // for, if callers must say who they are.
+  std::shared_ptr<const ConnectionUse> Take(int socket);
+  // Ends what was handed over, if it is still open, as nobody has said so. The same thread.
+  void EndStranger(int socket, ino_t inode);
 
  private:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
   Intake(const Config& config, ConnectionHolds& connections, Metrics& metrics, Logger& logger,
          const Clock& clock);
+  void TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits);
   void TakeTls(int socket, ino_t inode, const Http2Frames::Limits& limits);
   // True, and the connection is closed, if its client speaks without TLS.
   bool RefusesPlaintext(int socket);
@@ -66,6 +70,7 @@ class Intake {
   // Of Unix sockets, by their paths; none: anybody.
   std::map<std::string, std::vector<uid_t>, std::less<>> users_;
   Http2Frames::Limits limits_;
+  const bool strangers_;  // there may be some: --tokens
   const std::shared_ptr<OpenCalls> calls_;
   const ReadGuard::OnWrong on_wrong_ = [this](int socket, const char* what) {
     metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);

@@ -11,10 +11,15 @@ ConnectionHolds::Open::~Open() {
 }
 
 ConnectionHolds::Ref ConnectionHolds::Begin(const std::string& name) {
-  auto open = std::make_shared<const Open>(weak_from_this(), name);
   const MutexLock lock(mutex_);
-  ++connections_[name].opened;
-  return open;
+  Entry& entry = connections_[name];
+  ++entry.opened;
+  try {
+    return std::make_shared<const Open>(weak_from_this(), name, entry.called);
+  } catch (...) {
+    if (--entry.opened == 0) connections_.erase(name);
+    throw;
+  }
 }
 
 Status ConnectionHolds::Call(const std::string& name, int tenant) {
@@ -26,7 +31,14 @@ Status ConnectionHolds::Call(const std::string& name, int tenant) {
   CountHold hold;
   ATTEND_RETURN_IF_ERROR(limits_.Take(tenant, Limit::kConnections, hold));
   tenants.emplace(tenant, std::move(hold));
+  found->second.called->store(true, std::memory_order_relaxed);
   return Status();
+}
+
+void ConnectionHolds::CallUncounted(const std::string& name) {
+  const MutexLock lock(mutex_);
+  const auto found = connections_.find(name);
+  if (found != connections_.end()) found->second.called->store(true, std::memory_order_relaxed);
 }
 
 void ConnectionHolds::End(const std::string& name) {

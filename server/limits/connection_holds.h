@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,15 +30,20 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   // A connection that is open.
   class Open {
    public:
-    Open(std::weak_ptr<ConnectionHolds> all, std::string name)
-        : all_(std::move(all)), name_(std::move(name)) {}
+    Open(std::weak_ptr<ConnectionHolds> all, std::string name,
+         std::shared_ptr<const std::atomic<bool>> called)
+        : all_(std::move(all)), name_(std::move(name)), called_(std::move(called)) {}
     ~Open();
     Open(const Open&) = delete;
     Open& operator=(const Open&) = delete;
 
+    // Whether a call has been let in over it. It may outlive the connection.
+    const std::shared_ptr<const std::atomic<bool>>& called() const { return called_; }
+
    private:
     const std::weak_ptr<ConnectionHolds> all_;
     const std::string name_;
+    const std::shared_ptr<const std::atomic<bool>> called_;
   };
   using Ref = std::shared_ptr<const Open>;
 
@@ -50,11 +56,14 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   // A call of the tenant has come over the connection. RESOURCE_EXHAUSTED if that is one connection
   // too many for it.
   Status Call(const std::string& name, int tenant);
+  // A call that is nobody's in particular, and never refused for this.
+  void CallUncounted(const std::string& name);
 
  private:
   struct Entry {
     int64_t opened = 0;
     std::map<int, CountHold> tenants;
+    std::shared_ptr<std::atomic<bool>> called = std::make_shared<std::atomic<bool>>(false);
   };
 
   void End(const std::string& name);

@@ -22,8 +22,9 @@ enum class ClientRefusal {
   kTls = 0,    // its TLS handshake failed
   kPlaintext,  // it spoke without TLS where TLS is asked for
   kUser,       // its user may not connect to the Unix socket
+  kStranger,   // no call of a caller's came in time, or before others needed its place
 };
-inline constexpr int kClientRefusalCount = 3;
+inline constexpr int kClientRefusalCount = 4;
 const char* ClientRefusalName(ClientRefusal reason);
 
 class TlsMetrics {

@@ -2,48 +2,107 @@
 
 #include "server/net/connection_table.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace attend {
 
+bool ConnectionTable::IsFull(const Set& set, int64_t most) {
+  return set.connections - std::min(set.ending, kEndingMax) >= most;
+}
+
 ConnectionTable::Room ConnectionTable::RoomFor(const std::string& peer) const {
   const auto found = peers_.find(peer);
-  if (found != peers_.end() && found->second.connections >= per_peer_max_) return Room::kPeerFull;
-  return size() >= connections_max_ ? Room::kFull : Room::kFree;
+  if (found != peers_.end() && IsFull(found->second, per_peer_max_)) return Room::kPeerFull;
+  return IsFull(all_, connections_max_) ? Room::kFull : Room::kFree;
 }
 
 void ConnectionTable::Add(const Connection& connection, TimePoint now) {
   Remove(connection.fd);
-  const uint64_t arrival = arrivals_++;
-  Peer& peer = peers_[connection.peer];
-  ++peer.connections;
+  Entry entry;
+  entry.inode = connection.inode;
+  entry.peer = connection.peer;
+  entry.since = now;
+  entry.arrival = arrivals_++;
+  const uint64_t arrival = entry.arrival;
+  Set& peer = peers_[connection.peer];
   try {
     peer.silent[arrival] = connection.fd;
-    silent_[arrival] = connection.fd;
-    connections_[connection.fd] = {connection.inode, connection.peer, now, arrival, true};
+    all_.silent[arrival] = connection.fd;
+    connections_[connection.fd] = std::move(entry);
   } catch (...) {  // no memory: as it was
     connections_.erase(connection.fd);
-    silent_.erase(arrival);
+    all_.silent.erase(arrival);
     peer.silent.erase(arrival);
-    if (--peer.connections == 0) peers_.erase(connection.peer);
+    if (peer.connections == 0) peers_.erase(connection.peer);
     throw;
   }
+  ++peer.connections;
+  ++all_.connections;
 }
 
 void ConnectionTable::Spoke(int fd) {
   const auto found = connections_.find(fd);
   if (found == connections_.end() || !found->second.silent) return;
   found->second.silent = false;
-  silent_.erase(found->second.arrival);
+  all_.silent.erase(found->second.arrival);
   peers_[found->second.peer].silent.erase(found->second.arrival);
+}
+
+void ConnectionTable::Begin(int fd, std::shared_ptr<const ConnectionUse> use, TimePoint now) {
+  const auto found = connections_.find(fd);
+  if (found == connections_.end() || use == nullptr) return;
+  found->second.use = std::move(use);
+  Renew(fd, now);
+}
+
+void ConnectionTable::Renew(int fd, TimePoint now) {
+  Entry& entry = connections_.at(fd);
+  Dequeue(entry);
+  entry.since = now;
+  entry.arrival = arrivals_++;
+  entry.data_bytes = entry.use->data_bytes.load(std::memory_order_relaxed);
+  Queue(fd, entry);
+}
+
+void ConnectionTable::Queue(int fd, Entry& entry) {
+  Order& strangers = peers_[entry.peer].strangers;
+  strangers[entry.arrival] = fd;
+  try {
+    all_.strangers[entry.arrival] = fd;
+  } catch (...) {
+    strangers.erase(entry.arrival);
+    throw;
+  }
+}
+
+void ConnectionTable::Dequeue(Entry& entry) {
+  all_.strangers.erase(entry.arrival);
+  peers_[entry.peer].strangers.erase(entry.arrival);
+}
+
+void ConnectionTable::End(int fd) {
+  Entry& entry = connections_.at(fd);
+  Dequeue(entry);
+  entry.use = nullptr;
+  entry.ending = true;
+  ++all_.ending;
+  ++peers_[entry.peer].ending;
 }
 
 void ConnectionTable::Remove(int fd) {
   const auto found = connections_.find(fd);
   if (found == connections_.end()) return;
   Spoke(fd);
-  const auto peer = peers_.find(found->second.peer);
-  if (--peer->second.connections == 0) peers_.erase(peer);
+  Entry& entry = found->second;
+  Dequeue(entry);
+  const auto peer = peers_.find(entry.peer);
+  for (Set* const set : {&all_, &peer->second}) {
+    --set->connections;
+    if (entry.ending) --set->ending;
+  }
+  if (peer->second.connections == 0) peers_.erase(peer);
   connections_.erase(found);
 }
 
@@ -65,7 +124,7 @@ std::optional<int> ConnectionTable::First(const Order& order) {
   return order.begin()->second;
 }
 
-std::optional<int> ConnectionTable::OldestSilent() const { return First(silent_); }
+std::optional<int> ConnectionTable::OldestSilent() const { return First(all_.silent); }
 
 std::optional<int> ConnectionTable::OldestSilent(const std::string& peer) const {
   const auto found = peers_.find(peer);
@@ -75,6 +134,34 @@ std::optional<int> ConnectionTable::OldestSilent(const std::string& peer) const 
 TimePoint ConnectionTable::OldestSilentSince() const {
   const std::optional<int> fd = OldestSilent();
   return fd ? connections_.at(*fd).since : kNever;
+}
+
+std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStrangerOf(const Set& set) {
+  while (const std::optional<int> fd = First(set.strangers)) {
+    Entry& entry = connections_.at(*fd);
+    if (!entry.use->called->load(std::memory_order_relaxed)) {
+      const int64_t sent = entry.use->data_bytes.load(std::memory_order_relaxed) - entry.data_bytes;
+      return Stranger{*fd, entry.inode, entry.since, sent >= kStrangerBytes};
+    }
+    Dequeue(entry);  // a caller's by now
+    entry.use = nullptr;
+  }
+  return std::nullopt;
+}
+
+std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStranger() {
+  return OldestStrangerOf(all_);
+}
+
+std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStranger(const std::string& peer) {
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? std::nullopt : OldestStrangerOf(found->second);
+}
+
+bool ConnectionTable::MayEnd(Room room, const std::string& peer) const {
+  if (room != Room::kPeerFull) return all_.ending < kEndingMax;
+  const auto found = peers_.find(peer);
+  return found == peers_.end() || found->second.ending < kEndingMax;
 }
 
 }  // namespace attend

@@ -3,6 +3,9 @@
 // The open connections and their peers, and whether there is room for another. Pure: it opens and
 // closes nothing. Once handed over, a connection is closed without notice, so a descriptor is
 // stored with its socket's inode, and Sweep forgets what is no longer open. Not thread-safe.
+//
+// A connection is silent until it has sent something. Where calls need credentials it is then a
+// stranger's, until a call of a caller's has been let in on it.
 
 #pragma once
 
@@ -11,11 +14,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
 
 #include "kernels/util/clock.h"
+#include "server/net/connection_use.h"
 
 namespace attend {
 
@@ -30,6 +35,12 @@ class ConnectionTable {
   // True if the descriptor still refers to that socket.
   using IsOpen = std::function<bool(int fd, ino_t inode)>;
 
+  // So many connections that were ended and are not closed yet have already made room for others.
+  static constexpr int64_t kEndingMax = 32;
+  // A stranger that sends so much of messages in the time that it has gets as much time again: the
+  // first message of a caller may be long.
+  static constexpr int64_t kStrangerBytes = int64_t{64} << 10;
+
   ConnectionTable(int64_t connections_max, int64_t per_peer_max)
       : connections_max_(connections_max), per_peer_max_(per_peer_max) {}
 
@@ -37,6 +48,10 @@ class ConnectionTable {
   // Adds a connection that has sent nothing so far. Any earlier one with its descriptor is gone.
   void Add(const Connection& connection, TimePoint now);
   void Spoke(int fd);  // it has sent something, and is handed over
+  // What was handed over is a stranger's from now on.
+  void Begin(int fd, std::shared_ptr<const ConnectionUse> use, TimePoint now);
+  // A stranger's has been ended, and is closed soon.
+  void End(int fd);
   void Remove(int fd);
   bool IsSilent(int fd) const;  // it is here and has sent nothing
   // Forgets connections that were handed over and are closed.
@@ -48,7 +63,20 @@ class ConnectionTable {
   // Since when the oldest silent one of all has been here; kNever if none is silent.
   TimePoint OldestSilentSince() const;
 
-  int64_t size() const { return static_cast<int64_t>(connections_.size()); }
+  struct Stranger {
+    int fd = -1;
+    ino_t inode = 0;
+    TimePoint since;
+    bool sends = false;  // enough to be given more time, see Renew
+  };
+  // The stranger that has been here for longest: of all, or of `peer`.
+  std::optional<Stranger> OldestStranger();
+  std::optional<Stranger> OldestStranger(const std::string& peer);
+  void Renew(int fd, TimePoint now);
+  // Whether another stranger's end would make room where `room` is full.
+  bool MayEnd(Room room, const std::string& peer) const;
+
+  int64_t size() const { return all_.connections; }
 
  private:
   using Order = std::map<uint64_t, int>;  // descriptors by arrival
@@ -58,20 +86,30 @@ class ConnectionTable {
     TimePoint since;
     uint64_t arrival = 0;
     bool silent = true;
+    bool ending = false;
+    std::shared_ptr<const ConnectionUse> use;  // of a stranger's
+    int64_t data_bytes = 0;                    // of it, when its time began
   };
-  struct Peer {
+  // All connections, or one peer's.
+  struct Set {
     int64_t connections = 0;
+    int64_t ending = 0;
     Order silent;
+    Order strangers;
   };
 
   static std::optional<int> First(const Order& order);
+  static bool IsFull(const Set& set, int64_t most);
+  std::optional<Stranger> OldestStrangerOf(const Set& set);
+  void Queue(int fd, Entry& entry);
+  void Dequeue(Entry& entry);
 
   const int64_t connections_max_;
   const int64_t per_peer_max_;
   uint64_t arrivals_ = 0;
   std::unordered_map<int, Entry> connections_;  // by descriptor
-  std::unordered_map<std::string, Peer> peers_;
-  Order silent_;
+  std::unordered_map<std::string, Set> peers_;
+  Set all_;
 };
 
 }  // namespace attend

@@ -109,7 +109,7 @@ const char* Http2Frames::Begin(const uint8_t* head, TimePoint now) {
     case kWindowUpdate:
       return CountUpdate(now);
     case kData:
-      return length < kDataBytesMin ? CountSmallData(flags, now) : nullptr;
+      return CountData(flags, length, now);
     default:
       return CountIdle(now);
   }
@@ -167,7 +167,11 @@ const char* Http2Frames::CountUpdate(TimePoint now) {
   return nullptr;
 }
 
-const char* Http2Frames::CountSmallData(uint8_t flags, TimePoint now) {
+const char* Http2Frames::CountData(uint8_t flags, int32_t length, TimePoint now) {
+  if (limits_.use != nullptr) {
+    limits_.use->data_bytes.fetch_add(length, std::memory_order_relaxed);
+  }
+  if (length >= kDataBytesMin) return nullptr;
   if ((flags & kEndStream) == 0 || ends_ >= begun_) return CountIdle(now);
   ++ends_;  // of a call, which has one
   return nullptr;

@@ -20,6 +20,7 @@
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
+#include "server/net/connection_use.h"
 #include "server/net/heap_pressure.h"
 #include "server/net/open_calls.h"
 
@@ -70,6 +71,8 @@ class Http2Frames {
     std::shared_ptr<HeapPressure> heap;
     // Where the connection's open calls are counted. Null: nowhere.
     std::shared_ptr<OpenCalls::Peer> calls;
+    // Where what comes of messages is counted. Null: nowhere.
+    std::shared_ptr<ConnectionUse> use = {};
     // What is kept for as long as the connection is open.
     std::shared_ptr<const void> kept = {};
   };
@@ -112,7 +115,7 @@ class Http2Frames {
   const char* CountUnanswered(TimePoint now);
   const char* CountReset(int32_t stream, TimePoint now);
   const char* CountUpdate(TimePoint now);
-  const char* CountSmallData(uint8_t flags, TimePoint now);
+  const char* CountData(uint8_t flags, int32_t length, TimePoint now);
   const char* CountIdle(TimePoint now);
   void CountWritten(const uint8_t* head);
   const char* Open(int32_t stream);

@@ -172,13 +172,16 @@ void Listener::Serve(const std::vector<int>& readable) {
     }
   }
   EndSilent();
+  EndStrangers();
   if (!spare_.valid() && !resting_) spare_ = OpenSpare();
 }
 
-int Listener::WaitMs() const {
+int Listener::WaitMs() {
   TimePoint until = resting_ ? rest_until_ : kNever;
   const TimePoint since = table_.OldestSilentSince();
   if (since != kNever) until = std::min(until, since + options_.first_byte_timeout);
+  const auto stranger = table_.OldestStranger();
+  if (stranger) until = std::min(until, stranger->since + options_.first_call_timeout);
   if (until == kNever) return -1;
   const auto left = std::chrono::ceil<milliseconds>(until - clock_.Now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
@@ -279,6 +282,7 @@ bool Listener::MakeRoom(int socket, const std::string& peer) {
     const std::optional<int> oldest =
         room == Room::kPeerFull ? table_.OldestSilent(peer) : table_.OldestSilent();
     if (!oldest) {
+      if (EndStrangerFor(room, peer)) continue;
       CountRefused(socket, room == Room::kPeerFull ? ConnectionRefusal::kPeerLimit
                                                    : ConnectionRefusal::kLimit);
       return false;
@@ -287,6 +291,14 @@ bool Listener::MakeRoom(int socket, const std::string& peer) {
     CountRefused(*oldest, ConnectionRefusal::kSilent);
     Close(*oldest);
   }
+}
+
+bool Listener::EndStrangerFor(ConnectionTable::Room room, const std::string& peer) {
+  if (!table_.MayEnd(room, peer)) return false;
+  const auto stranger = room == ConnectionTable::Room::kPeerFull ? table_.OldestStranger(peer)
+                                                                 : table_.OldestStranger();
+  if (stranger) End(*stranger);
+  return stranger.has_value();
 }
 
 void Listener::SweepOften() {
@@ -310,11 +322,13 @@ bool Listener::IsSilent(int fd) {
   }
   Watch(EPOLL_CTL_DEL, fd, false);
   table_.Spoke(fd);
+  std::shared_ptr<const ConnectionUse> use;
   try {
-    callbacks_.take(fd);
+    use = callbacks_.take(fd);
   } catch (const std::bad_alloc&) {  // before it was gRPC's
     Close(fd);
   }
+  table_.Begin(fd, std::move(use), clock_.Now());
   return false;
 }
 
@@ -332,6 +346,24 @@ void Listener::EndSilent() {
     CountRefused(fd, ConnectionRefusal::kSilent);
     Close(fd);
   }
+}
+
+void Listener::EndStrangers() {
+  const TimePoint now = clock_.Now();
+  for (;;) {
+    const auto oldest = table_.OldestStranger();
+    if (!oldest || now - oldest->since < options_.first_call_timeout) return;
+    if (oldest->sends) {
+      table_.Renew(oldest->fd, now);
+    } else {
+      End(*oldest);
+    }
+  }
+}
+
+void Listener::End(const ConnectionTable::Stranger& stranger) {
+  table_.End(stranger.fd);
+  callbacks_.end(stranger.fd, stranger.inode);
 }
 
 void Listener::CountRefused(int socket, ConnectionRefusal reason) {

@@ -3,11 +3,13 @@
 // Accepts connections for gRPC, whose own listener stops using its sockets for good at the first
 // error. One thread serves all addresses. A connection is kept here until its first byte arrives.
 // Connections are limited in total and per peer; at a limit, the one that has been silent for
-// longest is closed to make room. After a system error the listener pauses and tries again.
+// longest is closed to make room, or else the oldest stranger's. After a system error the listener
+// pauses and tries again.
 
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,13 +34,19 @@ class Listener {
   struct Options {
     ConnectionLimits limits;
     Duration first_byte_timeout;
+    // In which a stranger's connection must become a caller's.
+    Duration first_call_timeout = std::chrono::hours(24);
   };
   struct Callbacks {
     // Whether the client of a connection that was just accepted may connect. Null: any may. Called
     // on the thread.
     std::function<bool(int socket)> admits;
     // Takes over a connected, non-blocking socket that has something to read. Called on the thread.
-    std::function<void(int socket)> take;
+    // Returns what the connection is used for if it is a stranger's for now, and else null.
+    std::function<std::shared_ptr<const ConnectionUse>(int socket)> take;
+    // Ends a stranger's connection that was taken over, if it is still open. Called on the thread.
+    // Null: nothing that `take` returns is a stranger's.
+    std::function<void(int socket, ino_t inode)> end;
     // Accepting has failed for a while, or works again. Called on the thread, which holds no lock.
     std::function<void(bool accepting)> changed;
   };
@@ -60,7 +68,7 @@ class Listener {
            Logger& logger, const Clock& clock);
   void Run();
   void Serve(const std::vector<int>& ready) ATTEND_REQUIRES(mutex_);
-  int WaitMs() const ATTEND_REQUIRES(mutex_);
+  int WaitMs() ATTEND_REQUIRES(mutex_);
   bool IsListener(int fd) const;
   bool Watch(int operation, int fd, bool readable);
   void Accept(int listener) ATTEND_REQUIRES(mutex_);
@@ -72,12 +80,16 @@ class Listener {
 
   void Admit(UniqueFd socket) ATTEND_REQUIRES(mutex_);
   bool MakeRoom(int socket, const std::string& peer) ATTEND_REQUIRES(mutex_);
+  // False if there is none, or it would not help.
+  bool EndStrangerFor(ConnectionTable::Room room, const std::string& peer) ATTEND_REQUIRES(mutex_);
   void SweepOften() ATTEND_REQUIRES(mutex_);
   // Hands the connection over if it has sent something, closes it if it has ended. True if it is
   // still open and silent.
   bool IsSilent(int fd) ATTEND_REQUIRES(mutex_);
   void Close(int fd) ATTEND_REQUIRES(mutex_);
   void EndSilent() ATTEND_REQUIRES(mutex_);
+  void EndStrangers() ATTEND_REQUIRES(mutex_);
+  void End(const ConnectionTable::Stranger& stranger) ATTEND_REQUIRES(mutex_);
   void CountRefused(int socket, ConnectionRefusal reason);
 
   const Options options_;

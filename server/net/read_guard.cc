@@ -19,6 +19,7 @@ struct Entry {
   std::optional<Http2Frames> frames;
   const Clock* clock = nullptr;
   ino_t inode = 0;
+  std::atomic<bool> open = false;                             // nobody has called close() so far
   size_t looked_at = 0;                                       // of what is sent next
   std::atomic<const ReadGuard::OnWrong*> on_wrong = nullptr;  // null: no connection of gRPC's
 };
@@ -26,10 +27,14 @@ struct Entry {
 // By descriptor, in pages that are made when they are needed and never freed. Only one thread at a
 // time reads a connection, and one writes it; whoever hands it over was before them, and whoever
 // closes it is after them: the entries need no lock.
+//
+// But for `open`, which a thread that ends a stranger's connection reads while gRPC's may close it:
+// it becomes false with `closing` locked.
 constexpr int kPageEntries = 1024;
 constexpr int kPages = 1024;
 using Page = std::array<Entry, kPageEntries>;
 std::array<std::atomic<Page*>, kPages> pages;
+constinit Mutex closing;
 
 Entry* Find(int socket, bool make) {
   if (socket < 0 || socket >= kPages * kPageEntries) return nullptr;
@@ -69,7 +74,23 @@ bool ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits
   entry->inode = inode;
   entry->looked_at = 0;
   entry->on_wrong = on_wrong;
+  entry->open = true;
   return true;
+}
+
+void ReadGuard::BeginUnread(int socket, ino_t inode) {
+  Entry* const entry = Find(socket, true);
+  if (entry == nullptr) return;
+  End(socket);
+  entry->inode = inode;
+  entry->open = true;
+}
+
+void ReadGuard::WhileOpen(int socket, ino_t inode, const std::function<void()>& then) {
+  const Entry* const entry = Find(socket, false);
+  if (entry == nullptr) return;
+  const MutexLock lock(closing);
+  if (entry->open && entry->inode == inode) then();
 }
 
 ino_t ReadGuard::InodeOf(int socket) {
@@ -79,6 +100,10 @@ ino_t ReadGuard::InodeOf(int socket) {
 
 void ReadGuard::End(int socket) {
   Entry* const entry = Find(socket, false);
+  if (entry != nullptr && entry->open) {
+    const MutexLock lock(closing);
+    entry->open = false;
+  }
   // What went wrong is looked at no longer, but its calls are open until now.
   if (entry == nullptr || (entry->on_wrong == nullptr && !entry->frames)) return;
   entry->frames.reset();

@@ -169,10 +169,14 @@ Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& ca
                         std::string_view method, Scope scope) {
   Decision decision = Decide(context, call, scope);
   Rejection rejection = RejectionOf(decision.refusal);
-  // Operators are heard, whatever else their tenant has open.
-  if (decision.status.ok() && scope != Scope::kAdmin && context.connections != nullptr) {
-    decision.status = context.connections->Call(call.peer(), decision.caller.tenant);
-    rejection = Rejection::kTenantLimit;
+  if (decision.status.ok() && context.connections != nullptr) {
+    // Operators are heard, whatever else their tenant has open.
+    if (scope == Scope::kAdmin) {
+      context.connections->CallUncounted(call.peer());
+    } else {
+      decision.status = context.connections->Call(call.peer(), decision.caller.tenant);
+      rejection = Rejection::kTenantLimit;
+    }
   }
   if (decision.status.ok()) return std::move(decision.caller);
   return Refuse(context, call, method, std::move(decision), rejection);

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <functional>
 #include <string>
 
 #include "server/net/read_guard.h"
@@ -27,6 +28,8 @@ std::atomic<bool> has_place{false};
 bool ReadGuard::Begin(int, ino_t, const Http2Frames::Limits&, const Clock&, const OnWrong*) {
   return has_place;
 }
+void ReadGuard::BeginUnread(int, ino_t) {}
+void ReadGuard::WhileOpen(int, ino_t, const std::function<void()>&) {}
 
 namespace {
 

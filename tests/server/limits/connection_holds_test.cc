@@ -50,6 +50,24 @@ TEST_F(ConnectionHoldsTest, AConnectionCountsFromItsFirstCallUntilItIsClosed) {
   EXPECT_TRUE(holds_->Call("c", 0).ok());
 }
 
+TEST_F(ConnectionHoldsTest, AConnectionIsACallersOnceACallIsLetIn) {
+  std::vector<ConnectionHolds::Ref> refs;
+  for (const char* const name : {"a", "b", "c", "d"}) refs.push_back(holds_->Begin(name));
+  const auto called = [&](size_t n) { return refs[n]->called()->load(); };
+  EXPECT_TRUE(holds_->Call("a", 0).ok());
+  EXPECT_TRUE(holds_->Call("b", 0).ok());
+  EXPECT_FALSE(holds_->Call("c", 0).ok());
+  EXPECT_TRUE(called(0));
+  EXPECT_TRUE(called(1));
+  EXPECT_FALSE(called(2)) << "its call was refused";
+  holds_->CallUncounted("d");
+  holds_->CallUncounted("unknown");
+  EXPECT_TRUE(called(3));
+  EXPECT_EQ(used(0), 2);
+  refs.push_back(holds_->Begin("a"));
+  EXPECT_TRUE(called(4)) << "the same connection";
+}
+
 TEST_F(ConnectionHoldsTest, OneConnectionOfSeveralTenantsCountsForEach) {
   ConnectionHolds::Ref proxy = holds_->Begin("proxy");
   EXPECT_TRUE(holds_->Call("proxy", 0).ok());

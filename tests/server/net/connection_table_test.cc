@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <set>
 
 namespace attend {
@@ -51,6 +53,39 @@ TEST(ConnectionTableTest, TheOldestSilentIsOfAllOrOfAPeer) {
   EXPECT_EQ(table.OldestSilentSince(), kStart + seconds(2));
   table.Remove(11);
   EXPECT_EQ(table.OldestSilent("b"), 10);
+}
+
+std::shared_ptr<ConnectionUse> MakeUse(bool called = false) {
+  auto use = std::make_shared<ConnectionUse>();
+  use->called = std::make_shared<std::atomic<bool>>(called);
+  return use;
+}
+
+TEST(ConnectionTableTest, WhatIsEndedMakesRoomForSoMany) {
+  constexpr int kMost = 100;
+  ConnectionTable table(kMost, kMost);
+  for (int fd = 0; fd < kMost; ++fd) {
+    table.Add({fd, 1, "a"}, kStart);
+    table.Spoke(fd);
+    table.Begin(fd, MakeUse(fd == 7), kStart);
+  }
+  for (int i = 0; i < ConnectionTable::kEndingMax; ++i) {
+    EXPECT_EQ(table.RoomFor("a"), Room::kPeerFull);
+    ASSERT_TRUE(table.MayEnd(Room::kPeerFull, "a"));
+    const auto oldest = table.OldestStranger("a");
+    ASSERT_TRUE(oldest);
+    EXPECT_EQ(oldest->fd, i < 7 ? i : i + 1);
+    table.End(oldest->fd);
+    EXPECT_EQ(table.RoomFor("a"), Room::kFree);
+    table.Add({kMost + i, 2, "a"}, kStart);
+  }
+  EXPECT_EQ(table.size(), kMost + ConnectionTable::kEndingMax);
+  EXPECT_EQ(table.RoomFor("a"), Room::kPeerFull);
+  EXPECT_FALSE(table.MayEnd(Room::kPeerFull, "a")) << "the process may have no descriptors left";
+  EXPECT_FALSE(table.MayEnd(Room::kFull, "b"));
+  table.Sweep([](int fd, ino_t) { return fd >= 7; });  // seven that were ended are closed
+  EXPECT_TRUE(table.MayEnd(Room::kPeerFull, "a"));
+  EXPECT_EQ(table.size(), kMost + ConnectionTable::kEndingMax - 7);
 }
 
 // gRPC does not say when it closes what it was given.

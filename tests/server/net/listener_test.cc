@@ -7,7 +7,6 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
@@ -87,6 +86,13 @@ class ListenerTest : public ::testing::Test {
       const std::lock_guard lock(mutex_);
       taken_.emplace_back(socket);
       changed_.notify_all();
+      return uses_.empty() ? nullptr : uses_[taken_.size() - 1].use;
+    };
+    callbacks.end = [this](int socket, ino_t) {
+      shutdown(socket, SHUT_RDWR);
+      const std::lock_guard lock(mutex_);
+      ended_.push_back(socket);
+      changed_.notify_all();
     };
     callbacks.changed = [this](bool accepting) {
       const std::lock_guard lock(mutex_);
@@ -94,8 +100,8 @@ class ListenerTest : public ::testing::Test {
       changed_.notify_all();
     };
     Result<std::unique_ptr<Listener>> listener =
-        Listener::Start({{connections, per_peer}, seconds(20)}, {tcp_.sockets[0].get()}, callbacks,
-                        metrics_, logger_, clock_);
+        Listener::Start({{connections, per_peer}, seconds(20), seconds(60)},
+                        {tcp_.sockets[0].get()}, callbacks, metrics_, logger_, clock_);
     ASSERT_TRUE(listener.ok()) << listener.status().message();
     listener_ = std::move(*listener);
   }
@@ -104,6 +110,19 @@ class ListenerTest : public ::testing::Test {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(changed_.wait_for(lock, seconds(30), [&] { return taken_.size() >= n; }));
     return taken_.size() < n ? -1 : taken_[n - 1].get();
+  }
+  // The next connections are strangers'.
+  void ExpectStrangers(int number) {
+    for (int i = 0; i < number; ++i) uses_.emplace_back();
+  }
+  // Waits for the n-th connection that is ended, and returns the number of it as it was taken.
+  size_t Ended(size_t n) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, seconds(30), [&] { return ended_.size() >= n; }));
+    if (ended_.size() < n) return 0;
+    const auto taken = std::find_if(taken_.begin(), taken_.end(),
+                                    [&](const UniqueFd& fd) { return fd.get() == ended_[n - 1]; });
+    return static_cast<size_t>(taken - taken_.begin()) + 1;
   }
   bool CountsAcceptErrors(int errors) const {
     const std::string text = prometheus::TextSerializer().Serialize(metrics_.registry()->Collect());
@@ -125,6 +144,12 @@ class ListenerTest : public ::testing::Test {
     }
   }
 
+  struct Use {
+    std::shared_ptr<std::atomic<bool>> called = std::make_shared<std::atomic<bool>>(false);
+    std::shared_ptr<ConnectionUse> use = std::make_shared<ConnectionUse>();
+    Use() { use->called = called; }
+  };
+
   Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
   Metrics metrics_{"test"};
   test::ManualClock clock_;
@@ -132,6 +157,8 @@ class ListenerTest : public ::testing::Test {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<UniqueFd> taken_;
+  std::vector<int> ended_;
+  std::vector<Use> uses_;  // by the order in which they are taken
   std::vector<bool> accepting_;
   std::unique_ptr<Listener> listener_;
 };
@@ -195,6 +222,59 @@ TEST_F(ListenerTest, SilentOnesEndInTime) {
   ExpectClosed(gone);
   ExpectClosed(silent);
   EXPECT_EQ(listener_->CountOpen(), 2);
+}
+
+TEST_F(ListenerTest, TheOldestStrangerMakesRoom) {
+  ExpectStrangers(5);
+  Start(3, 3);
+  *uses_[0].called = true;  // no stranger's
+  std::deque<UniqueFd> clients;
+  for (size_t i = 1; i <= 3; ++i) {
+    clients.push_back(ConnectTo(tcp_.port, "x"));
+    Taken(i);
+  }
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  EXPECT_GE(Taken(4), 0) << "it does not wait until the other is closed";
+  EXPECT_EQ(Ended(1), 2U);
+  CloseTaken(2);
+  *uses_[2].called = true;
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  Taken(5);
+  EXPECT_EQ(Ended(2), 4U);
+  CloseTaken(4);
+  *uses_[4].called = true;
+  const UniqueFd refused = ConnectTo(tcp_.port, "x");
+  ExpectClosed(refused);  // all others are callers'
+  EXPECT_EQ(listener_->CountOpen(), 3);
+}
+
+TEST_F(ListenerTest, StrangersEndInTime) {
+  ExpectStrangers(4);
+  Start(8, 8);
+  std::deque<UniqueFd> clients;
+  for (size_t i = 1; i <= 3; ++i) {
+    clients.push_back(ConnectTo(tcp_.port, "x"));
+    Taken(i);
+  }
+  *uses_[0].called = *uses_[3].called = true;
+  uses_[1].use->data_bytes = ConnectionTable::kStrangerBytes;  // perhaps a caller's long message
+  EXPECT_EQ(listener_->CountOpen(), 3);                        // the thread is done with them
+  clock_.Advance(seconds(61));
+  clients.push_back(ConnectTo(tcp_.port, "x"));  // the thread waits by the true time
+  Taken(4);
+  EXPECT_EQ(Ended(1), 3U);
+  EXPECT_EQ(listener_->CountOpen(), 4) << "until it is closed";
+  CloseTaken(3);
+  EXPECT_EQ(listener_->CountOpen(), 3);
+  clock_.Advance(seconds(59));
+  ExpectStrangers(1);
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  Taken(5);
+  clock_.Advance(seconds(2));
+  ExpectStrangers(1);
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  Taken(6);
+  EXPECT_EQ(Ended(2), 2U) << "it has sent no more";
 }
 
 TEST_F(ListenerTest, AnErrorOfOneConnectionIsNone) {
@@ -281,72 +361,6 @@ TEST_F(ListenerTest, WhoCannotBeAcceptedIsClosed) {
   EXPECT_EQ(connect(waiting.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
   ExpectClosed(waiting);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-}
-
-TEST(TcpListenerTest, NamesPortsAndReasons) {
-  const Result<TcpListeners> any = ListenTcp("0.0.0.0:0");
-  ASSERT_TRUE(any.ok()) << any.status().message();
-  EXPECT_GT(any->port, 0);
-  const UniqueFd client = ConnectTo(any->port);
-  const Result<TcpListeners> name = ListenTcp("localhost:0");
-  ASSERT_TRUE(name.ok()) << name.status().message();
-  ConnectTo(name->port);
-  const Result<TcpListeners> again = ListenTcp("127.0.0.1:" + std::to_string(any->port));
-  ASSERT_FALSE(again.ok());
-  EXPECT_EQ(again.status().message(), "Address already in use");
-  EXPECT_EQ(ListenTcp("203.0.113.1:0").status().message(), "Cannot assign requested address");
-  EXPECT_FALSE(ListenTcp("no.such.host.invalid:0").ok());
-  EXPECT_EQ(WithPort("[::1]:0", 7), "[::1]:7");
-}
-
-TEST(TcpListenerTest, WhatMustBeOfLoopbackIsNotListenedForElsewhere) {
-  EXPECT_FALSE(IsLoopback("no.such.host.invalid:0").ok()) << "it may have any address soon";
-  const auto listen = [](const std::string& address) {
-    return ListenTcp(address, {}, TcpReach::kThisMachine).status().message();
-  };
-  for (const std::string address : {"0.0.0.0:0", "[::]:0", "203.0.113.1:0"}) {
-    EXPECT_EQ(*IsLoopback(address), false) << address;
-    EXPECT_EQ(listen(address), "it is beyond loopback") << address;
-  }
-  for (const std::string address : {"127.0.0.1:0", "localhost:0"}) {
-    EXPECT_EQ(*IsLoopback(address), true) << address;
-    EXPECT_EQ(listen(address), "") << address;
-  }
-}
-
-// A client whose machine has gone sends no end: TCP asks.
-TEST(TcpListenerTest, AcceptedSocketsAskWhetherTheirPeerIsThere) {
-  const Result<TcpListeners> tcp = ListenTcp("127.0.0.1:0", {seconds(7), seconds(10)});
-  ASSERT_TRUE(tcp.ok());
-  const UniqueFd client = ConnectTo(tcp->port);
-  pollfd polled{tcp->sockets[0].get(), POLLIN, 0};
-  ASSERT_EQ(poll(&polled, 1, 30'000), 1);
-  const UniqueFd accepted(accept(tcp->sockets[0].get(), nullptr, nullptr));
-  const auto option = [&accepted](int level, int name) {
-    int value = -1;
-    socklen_t size = sizeof(value);
-    EXPECT_EQ(getsockopt(accepted.get(), level, name, &value, &size), 0);
-    return value;
-  };
-  EXPECT_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 1);
-  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPIDLE), 7);
-  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT), 12);
-  EXPECT_EQ(option(IPPROTO_TCP, TCP_USER_TIMEOUT), 10'000);
-  EXPECT_EQ(option(IPPROTO_TCP, TCP_NODELAY), 1);
-}
-
-TEST(PeerOfTest, MappedAddressesAreIpv4) {
-  const Result<TcpListeners> any = ListenTcp("0.0.0.0:0");
-  ASSERT_TRUE(any.ok());
-  const UniqueFd client = ConnectTo(any->port);
-  pollfd polled{any->sockets[0].get(), POLLIN, 0};
-  ASSERT_EQ(poll(&polled, 1, 30'000), 1);
-  const UniqueFd accepted(accept(any->sockets[0].get(), nullptr, nullptr));
-  EXPECT_EQ(PeerOf(accepted.get()), std::string("4\x7f\0\0\1", 5));
-  int pair[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-  const UniqueFd one(pair[0]), other(pair[1]);
-  EXPECT_EQ(PeerOf(one.get()), "u" + std::to_string(geteuid()));
 }
 
 }  // namespace

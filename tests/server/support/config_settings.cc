@@ -16,6 +16,8 @@ std::vector<Setting> ConnectionSettings() {
       {"max-calls", "9", [](const C& c) { return c.max_calls == 9; }, "-1"},
       {"handshake-timeout", "1.5", [](const C& c) { return c.handshake_timeout_seconds == 1.5; },
        "0"},
+      {"first-call-timeout", "7.5", [](const C& c) { return c.first_call_timeout_seconds == 7.5; },
+       "0"},
       {"connection-idle-timeout", "2.5",
        [](const C& c) { return c.connection_idle_timeout_seconds == 2.5; }, "0"},
       {"keepalive-time", "3", [](const C& c) { return c.keepalive_time_seconds == 3; }, "0"},

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a connection that gRPC has is used for: whether it is a stranger's.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+namespace attend {
+
+struct ConnectionUse {
+  // A call of a caller's has been let in. Set once, on any thread.
+  std::shared_ptr<const std::atomic<bool>> called;
+  // Of messages that came, so far. One thread adds at a time; any may read.
+  std::atomic<int64_t> data_bytes{0};
+};
+
+}  // namespace attend

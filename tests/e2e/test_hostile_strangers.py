@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strangers who hold connections where calls need credentials: they keep no caller out."""
+
+import contextlib
+
+import grpc
+import pytest
+
+import harness
+import hostile
+import strangers
+import wire
+from strangers import TENANTS, TOKENS, TOKENS_FILE, Stream, bearer, refusal
+
+CODE = grpc.StatusCode
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+SERVING = b"\x08\x01"
+# A connection for each channel.
+ALONE = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+
+
+@pytest.fixture(params=("tls", "plain"))
+def start(request, start_server, ca, tmp_path):
+    """A server that asks who calls, and what opens channels to it."""
+    (tmp_path / "tokens").write_text(TOKENS_FILE)
+
+    def started(*flags):
+        tls = ca.serve() if request.param == "tls" else ()
+        server = start_server(TENANTS, *tls, "--tokens", tmp_path / "tokens",
+                              *hostile.SMALL_LIMITS, *flags)
+        if request.param == "tls":
+            return server, lambda: ca.channel(server.address, options=ALONE)
+        return server, lambda: grpc.insecure_channel(server.address, options=ALONE)
+
+    return started
+
+
+def ended(server):
+    return server.metric("attend_connections_refused_total", reason="stranger")
+
+
+def open_stream(channel):
+    """A caller's, on which a request was answered."""
+    stream = Stream(wire.stub.AttentionServiceStub(channel).AttendStream, TOKENS["blue"])
+    stream.ask(wire.small_request())
+    return stream
+
+
+def test_connections_on_which_nobody_calls_end(start):
+    server, channel = start("--first-call-timeout", "0.5")
+    with channel() as callers, channel() as strange:
+        stream = open_stream(callers)
+        health = strange.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+        assert next(health) == SERVING
+        strange.unary_unary(CHECK)(b"", timeout=wire.SECONDS)
+        answer = strangers.ask(strange, wire.ATTEND, bearer(strangers.token()))
+        assert answer.code == CODE.UNAUTHENTICATED
+        assert refusal(lambda: next(health)).code == CODE.UNAVAILABLE
+        assert ended(server) == 1
+        harness.wait_for("one connection to be left",
+                         lambda: server.metric("attend_connections") == 1)
+        stream.ask(wire.small_request())
+        stream.close()
+    assert 'connection closed reason="stranger" peer="127.0.0.1"' in server.log()
+
+
+def test_strangers_make_room_for_callers(start):
+    """However many connections they hold, and however long they may."""
+    server, channel = start("--max-connections", "8", "--max-connections-per-peer", "8",
+                            "--first-call-timeout", "3600")
+    with contextlib.ExitStack() as stack:
+        stream = open_stream(stack.enter_context(channel()))
+        watches = []
+        for _ in range(7):
+            watch = stack.enter_context(channel()).unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+            assert next(watch) == SERVING
+            watches.append(watch)
+        assert server.metric("attend_connections") == 8 and ended(server) == 0
+        for turn in range(2):
+            with channel() as another:
+                wire.stub.AttentionServiceStub(another).Attend(
+                    wire.small_request(), metadata=bearer(TOKENS["green"]), timeout=wire.SECONDS)
+                assert refusal(lambda: next(watches[turn])).code == CODE.UNAVAILABLE
+            assert ended(server) == turn + 1
+            harness.wait_for("the connections to be closed",
+                             lambda: server.metric("attend_connections") == 7)
+            watch = stack.enter_context(channel()).unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+            assert next(watch) == SERVING
+        stream.ask(wire.small_request())  # who called first is never in the way
+        stream.close()
+
+
+def test_without_tokens_nobody_is_a_stranger(start_server):
+    server = start_server("--first-call-timeout", "0.1", "--max-connections", "2",
+                          "--max-connections-per-peer", "2")
+    with grpc.insecure_channel(server.address, options=ALONE) as channel, \
+            grpc.insecure_channel(server.address, options=ALONE) as other:
+        for each in (channel, other):
+            watch = each.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+            assert next(watch) == SERVING
+        with hostile.open_socket(server.address) as refused:
+            refused.sendall(b"PRI")
+            assert hostile.ended(refused)
+        assert next(channel.unary_stream(WATCH)(b"", timeout=wire.SECONDS)) == SERVING
+    assert ended(server) == 0
+    assert server.metric("attend_connections_refused_total", reason="limit") + server.metric(
+        "attend_connections_refused_total", reason="peer_limit") >= 1
