@@ -108,6 +108,7 @@ Intake::Intake(const Config& config, ConnectionHolds& connections, Metrics& metr
       strangers_(!config.tokens.empty()),
       calls_(std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config))) {
   limits_.streams = MaxStreams(config);
+  if (strangers_) limits_.open_methods = OpenMethods();
   limits_.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
 }
 

@@ -32,8 +32,32 @@ bool FrameRate::Count(TimePoint now) {
   return ++frames_ <= most_;
 }
 
+Http2Frames::Http2Frames(const Limits& limits) : limits_(limits) {
+  if (!limits.open_methods.empty()) headers_.emplace(limits.open_methods);
+}
+
 const char* Http2Frames::Read(std::span<const uint8_t> bytes, TimePoint now) {
-  return read_.Read(bytes, [&](const uint8_t* head) { return Begin(head, now); });
+  return read_.Read(
+      bytes, [&](const uint8_t* head) { return Begin(head, now); },
+      [this](std::span<const uint8_t> piece) {
+        return in_headers_ ? ReadPayload(piece) : nullptr;
+      });
+}
+
+const char* Http2Frames::ReadPayload(std::span<const uint8_t> bytes) {
+  if (const char* const wrong = headers_->Read(bytes)) return wrong;
+  return headers_->found() ? BoundStream() : nullptr;
+}
+
+const char* Http2Frames::BoundStream() {
+  const OnNoMemory then(OnNoMemory::kThrow);
+  try {
+    const MutexLock lock(open_mutex_);
+    if (open_.contains(last_stream_)) bounded_.try_emplace(last_stream_, 0);
+    return nullptr;
+  } catch (const std::bad_alloc&) {
+    return "no memory for another call";
+  }
 }
 
 Http2Frames::~Http2Frames() {
@@ -41,10 +65,13 @@ Http2Frames::~Http2Frames() {
 }
 
 void Http2Frames::Written(std::span<const uint8_t> bytes) {
-  written_.Read(bytes, [this](const uint8_t* head) -> const char* {
-    CountWritten(head);
-    return nullptr;
-  });
+  written_.Read(
+      bytes,
+      [this](const uint8_t* head) -> const char* {
+        CountWritten(head);
+        return nullptr;
+      },
+      [](std::span<const uint8_t>) -> const char* { return nullptr; });
 }
 
 void Http2Frames::CountWritten(const uint8_t* head) {
@@ -86,6 +113,7 @@ bool Http2Frames::Close(int32_t stream) {
   {
     const MutexLock lock(open_mutex_);
     if (open_.erase(stream) == 0) return false;
+    bounded_.erase(stream);
   }
   if (limits_.calls != nullptr) limits_.calls->End(1);
   return true;
@@ -95,6 +123,7 @@ const char* Http2Frames::Begin(const uint8_t* head, TimePoint now) {
   const int32_t length = FrameHeads::Length(head);
   const uint8_t type = head[3];
   const uint8_t flags = head[4];
+  in_headers_ = headers_ && (type == kHeaders || type == kContinuation);
   switch (type) {
     case kHeaders:
       if (const char* const wrong = CountCall(FrameHeads::Stream(head), now)) return wrong;
@@ -109,7 +138,7 @@ const char* Http2Frames::Begin(const uint8_t* head, TimePoint now) {
     case kWindowUpdate:
       return CountUpdate(now);
     case kData:
-      return CountData(flags, length, now);
+      return CountData(head, now);
     default:
       return CountIdle(now);
   }
@@ -122,7 +151,9 @@ const char* Http2Frames::CountHeaders(uint8_t type, uint8_t flags, int32_t lengt
   if (header_bytes_ > kHeaderBytesMax) return "headers above 32 KiB";
   if (header_frames_ > kHeaderFramesMax) return "headers in more than 16 frames";
   if ((flags & kEndHeaders) != 0) header_bytes_ = header_frames_ = 0;
-  return nullptr;
+  if (!in_headers_) return nullptr;
+  if (const char* const wrong = headers_->Begin(type == kContinuation, flags, length)) return wrong;
+  return headers_->found() ? BoundStream() : nullptr;
 }
 
 const char* Http2Frames::CountCall(int32_t stream, TimePoint now) {
@@ -167,7 +198,20 @@ const char* Http2Frames::CountUpdate(TimePoint now) {
   return nullptr;
 }
 
-const char* Http2Frames::CountData(uint8_t flags, int32_t length, TimePoint now) {
+const char* Http2Frames::CountOpenMethod(int32_t stream, int32_t length) {
+  const MutexLock lock(open_mutex_);
+  const auto found = bounded_.find(stream);
+  if (found == bounded_.end() || (found->second += length) <= kOpenMethodBytesMax) return nullptr;
+  return "a message above 4 KiB to a method that asks nobody who they are";
+}
+
+const char* Http2Frames::CountData(const uint8_t* head, TimePoint now) {
+  const int32_t length = FrameHeads::Length(head);
+  const uint8_t flags = head[4];
+  if (headers_) {
+    const char* const wrong = CountOpenMethod(FrameHeads::Stream(head), length);
+    if (wrong != nullptr) return wrong;
+  }
   if (limits_.use != nullptr) {
     limits_.use->data_bytes.fetch_add(length, std::memory_order_relaxed);
   }

@@ -4,10 +4,11 @@
 // length, in time that grows with its square; lets a client that never acknowledges its settings
 // open any number of streams; does work for frames that carry nothing; has no bound on the calls of
 // all connections; and keeps a call's memory for some time after its stream has ended. Reads only
-// the heads of frames, about one in 16 KiB. Pure.
+// the heads of frames, about one in 16 KiB, and headers where methods are told apart. Pure.
 
 #pragma once
 
+#include <absl/container/flat_hash_map.h>
 #include <absl/container/flat_hash_set.h>
 
 #include <algorithm>
@@ -16,13 +17,16 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string_view>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/net/connection_use.h"
 #include "server/net/heap_pressure.h"
 #include "server/net/open_calls.h"
+#include "server/net/open_method_headers.h"
 
 namespace attend {
 
@@ -34,9 +38,10 @@ class FrameHeads {
   // The first frame begins after `skip` bytes.
   explicit FrameHeads(int64_t skip) : skip_(skip) {}
 
-  // Calls found(head) for each head that ends in `bytes`, until one says what is wrong.
-  template <class Found>
-  const char* Read(std::span<const uint8_t> bytes, const Found& found);
+  // Calls found(head) for each head that ends in `bytes`, and payload(bytes) for what is between
+  // heads, until one says what is wrong.
+  template <class Found, class Payload>
+  const char* Read(std::span<const uint8_t> bytes, const Found& found, const Payload& payload);
   static int32_t Length(const uint8_t* head) { return head[0] << 16 | head[1] << 8 | head[2]; }
   static int32_t Stream(const uint8_t* head) {
     return (head[5] & 0x7f) << 24 | head[6] << 16 | head[7] << 8 | head[8];
@@ -73,6 +78,9 @@ class Http2Frames {
     std::shared_ptr<OpenCalls::Peer> calls;
     // Where what comes of messages is counted. Null: nowhere.
     std::shared_ptr<ConnectionUse> use = {};
+    // Methods, by their paths, whose calls may bring few bytes each, as they ask nobody who they
+    // are. None: methods are not told apart. They must outlive the connection.
+    std::span<const std::string_view> open_methods = {};
     // What is kept for as long as the connection is open.
     std::shared_ptr<const void> kept = {};
   };
@@ -80,6 +88,8 @@ class Http2Frames {
   // little more.
   static constexpr int64_t kHeaderBytesMax = int64_t{32} << 10;
   static constexpr int64_t kHeaderFramesMax = 16;
+  // Bytes of DATA of a call of an open method.
+  static constexpr int64_t kOpenMethodBytesMax = 4096;
   // A DATA frame with fewer bytes takes more of gRPC's memory than it brings.
   static constexpr int64_t kDataBytesMin = 32;
   // Frames that carry neither headers nor that much data: so many at once, and so many a second.
@@ -95,7 +105,7 @@ class Http2Frames {
   static constexpr int64_t kBytesPerUpdate = 512;
   static constexpr int64_t kUpdatesPerFrame = 2;
 
-  explicit Http2Frames(const Limits& limits) : limits_(limits) {}
+  explicit Http2Frames(const Limits& limits);
   ~Http2Frames();  // its calls no longer count as open
   Http2Frames(const Http2Frames&) = delete;
   Http2Frames& operator=(const Http2Frames&) = delete;
@@ -115,7 +125,10 @@ class Http2Frames {
   const char* CountUnanswered(TimePoint now);
   const char* CountReset(int32_t stream, TimePoint now);
   const char* CountUpdate(TimePoint now);
-  const char* CountData(uint8_t flags, int32_t length, TimePoint now);
+  const char* CountData(const uint8_t* head, TimePoint now);
+  const char* CountOpenMethod(int32_t stream, int32_t length);
+  const char* ReadPayload(std::span<const uint8_t> bytes);
+  const char* BoundStream();
   const char* CountIdle(TimePoint now);
   void CountWritten(const uint8_t* head);
   const char* Open(int32_t stream);
@@ -146,14 +159,21 @@ class Http2Frames {
 
   Mutex open_mutex_;
   absl::flat_hash_set<int32_t> open_ ATTEND_GUARDED_BY(open_mutex_);  // streams
+  // Those of open methods, and the bytes that came on them.
+  absl::flat_hash_map<int32_t, int64_t> bounded_ ATTEND_GUARDED_BY(open_mutex_);
+
+  std::optional<OpenMethodHeaders> headers_;
+  bool in_headers_ = false;  // what comes is of such a frame
 };
 
-template <class Found>
-const char* FrameHeads::Read(std::span<const uint8_t> bytes, const Found& found) {
+template <class Found, class Payload>
+const char* FrameHeads::Read(std::span<const uint8_t> bytes, const Found& found,
+                             const Payload& payload) {
   while (!bytes.empty()) {
     if (skip_ > 0) {
       const size_t skipped = static_cast<size_t>(std::min<int64_t>(skip_, std::ssize(bytes)));
       skip_ -= static_cast<int64_t>(skipped);
+      if (const char* const wrong = payload(bytes.first(skipped))) return wrong;
       bytes = bytes.subspan(skipped);
       continue;
     }

@@ -123,6 +123,24 @@ def test_what_strangers_send_is_not_kept(encrypted, ca):
                 assert refusal(call.result).code == CODE.UNAUTHENTICATED
 
 
+@pytest.mark.parametrize("compression", (grpc.Compression.NoCompression, grpc.Compression.Gzip))
+@pytest.mark.parametrize("method", ("Check", "Watch"))
+def test_what_strangers_send_to_health_is_not_kept(encrypted, ca, method, compression):
+    """It asks for no credentials, so gRPC would take all of it."""
+    message = bytes(16 << 20) if compression == grpc.Compression.NoCompression else bytes(64 << 20)
+    before = encrypted.metric("attend_connections_refused_total", reason="frames")
+    with ca.channel(encrypted.address, options=wire.UNLIMITED) as channel:
+        check = channel.unary_stream(f"/grpc.health.v1.Health/{method}")
+        service = b"\x0a\x1aattend.v1.AttentionService"
+        assert next(check(service, timeout=wire.SECONDS)) == b"\x08\x01"
+        with hostile.grows_at_most(encrypted, 32 << 20):
+            for _ in range(4):
+                call = check(message, timeout=wire.SECONDS, compression=compression)
+                assert refusal(lambda: next(call)).code == CODE.UNAVAILABLE
+        assert next(check(service, timeout=wire.SECONDS)) == b"\x08\x01"
+    assert encrypted.metric("attend_connections_refused_total", reason="frames") == before + 4
+
+
 def test_tokens_are_not_taken_in_the_clear(tmp_path):
     (tmp_path / "tokens").write_text(TOKENS_FILE)
     for flags in ([], ["--insecure"]):

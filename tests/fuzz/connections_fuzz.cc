@@ -243,8 +243,11 @@ void RequireBounds(const Conversation& conversation, bool short_of_memory, size_
 }
 
 // Whether a client's bytes pass, in pieces of at most `longest`.
-bool Passes(std::string_view bytes, size_t longest) {
-  Http2Frames frames(Limits(false));
+bool Passes(std::string_view bytes, size_t longest,
+            std::span<const std::string_view> open_methods = {}) {
+  Http2Frames::Limits limits = Limits(false);
+  limits.open_methods = open_methods;
+  Http2Frames frames(limits);
   while (!bytes.empty()) {
     const size_t step = std::min(longest, bytes.size());
     if (frames.Read({Bytes(bytes), step}, TimePoint())) return false;
@@ -261,6 +264,16 @@ void ReadFrames(std::string_view input) {
   for (const size_t longest : {input.size(), size_t{1}, size_t{7}}) {
     ATTEND_FUZZ_REQUIRE(Passes(input, longest) == (passing == alone.heads.size()),
                         std::to_string(longest));
+  }
+}
+
+// Nothing that was wrong before is right because headers are read, and pieces change nothing.
+void ReadHeaders(std::string_view input) {
+  static constexpr std::string_view kPaths[] = {"/a", "/grpc.health.v1.Health/Check"};
+  const bool passes = Passes(input, input.size(), kPaths);
+  ATTEND_FUZZ_REQUIRE(!passes || Passes(input, input.size()), "right by its headers");
+  for (const size_t longest : {size_t{1}, size_t{7}}) {
+    ATTEND_FUZZ_REQUIRE(Passes(input, longest, kPaths) == passes, std::to_string(longest));
   }
 }
 
@@ -339,6 +352,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input = attend::fuzz::View(data, size);
   if (input.empty()) return 0;
   attend::fuzz::ReadFrames(input);
+  attend::fuzz::ReadHeaders(input);
   attend::fuzz::ReadConversation(input);
   // What begins like no request costs no connection, or all of the time would go there.
   if (input.starts_with("GET ") || input.starts_with("HEAD ")) attend::fuzz::AskMetrics(input);

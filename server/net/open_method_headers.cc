@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/net/open_method_headers.h"
+
+#include <nghttp2/nghttp2.h>
+
+#include <algorithm>
+
+namespace attend {
+namespace {
+
+constexpr uint8_t kEndHeaders = 0x4, kPadded = 0x8, kPriority = 0x20;
+constexpr int32_t kPriorityBytes = 5;
+constexpr char kWrong[] = "headers that cannot be decoded";
+
+nghttp2_hd_inflater* MakeInflater() {
+  nghttp2_hd_inflater* made = nullptr;
+  return nghttp2_hd_inflate_new(&made) == 0 ? made : nullptr;
+}
+
+std::string_view View(const uint8_t* text, size_t length) {
+  return {reinterpret_cast<const char*>(text), length};
+}
+
+}  // namespace
+
+void OpenMethodHeaders::Delete::operator()(nghttp2_hd_inflater* inflater) const {
+  nghttp2_hd_inflate_del(inflater);
+}
+
+OpenMethodHeaders::OpenMethodHeaders(std::span<const std::string_view> paths)
+    : paths_(paths), inflater_(MakeInflater()) {}
+
+const char* OpenMethodHeaders::Begin(bool continues, uint8_t flags, int32_t length) {
+  if (inflater_ == nullptr) return "no memory for its headers";
+  if (!continues) found_ = false;
+  ended_ = false;
+  padded_ = !continues && (flags & kPadded) != 0;
+  skip_ = !continues && (flags & kPriority) != 0 ? kPriorityBytes : 0;
+  fragment_left_ = length - skip_ - (padded_ ? 1 : 0);
+  last_ = (flags & kEndHeaders) != 0;
+  if (fragment_left_ < 0) return kWrong;
+  return length == 0 && last_ ? Decode({}) : nullptr;
+}
+
+const char* OpenMethodHeaders::Read(std::span<const uint8_t> payload) {
+  if (padded_ && !payload.empty()) {
+    padded_ = false;
+    fragment_left_ -= payload.front();
+    if (fragment_left_ < 0) return kWrong;
+    payload = payload.subspan(1);
+  }
+  const auto skipped = std::min<size_t>(static_cast<size_t>(skip_), payload.size());
+  skip_ -= static_cast<int32_t>(skipped);
+  payload = payload.subspan(skipped);
+  if (padded_ || skip_ > 0 || ended_) return nullptr;
+  const auto taken = std::min<size_t>(static_cast<size_t>(fragment_left_), payload.size());
+  fragment_left_ -= static_cast<int32_t>(taken);
+  return Decode(payload.first(taken));
+}
+
+const char* OpenMethodHeaders::Decode(std::span<const uint8_t> fragment) {
+  const bool final = last_ && fragment_left_ == 0;
+  for (;;) {
+    nghttp2_nv header{};
+    int flags = 0;
+    const ssize_t read = nghttp2_hd_inflate_hd2(inflater_.get(), &header, &flags, fragment.data(),
+                                                fragment.size(), final ? 1 : 0);
+    if (read < 0) return kWrong;
+    fragment = fragment.subspan(static_cast<size_t>(read));
+    if ((flags & NGHTTP2_HD_INFLATE_EMIT) != 0) {
+      found_ |= View(header.name, header.namelen) == ":path" &&
+                std::find(paths_.begin(), paths_.end(), View(header.value, header.valuelen)) !=
+                    paths_.end();
+      continue;
+    }
+    if ((flags & NGHTTP2_HD_INFLATE_FINAL) != 0) {
+      nghttp2_hd_inflate_end_headers(inflater_.get());
+      ended_ = true;
+      return nullptr;
+    }
+    if (fragment.empty()) return nullptr;
+  }
+}
+
+}  // namespace attend

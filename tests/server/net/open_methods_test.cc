@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of methods that ask nobody who they are, found by their headers.
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "server/net/http2_frames.h"
+
+namespace attend {
+namespace {
+
+constexpr uint8_t kData = 0, kHeaders = 1, kContinuation = 9;
+constexpr uint8_t kEndStream = 1, kEndHeaders = 4, kPadded = 0x8, kHasPriority = 0x20;
+
+std::span<const uint8_t> Bytes(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+// Of fewer than 64 KiB, on a stream below 256.
+std::string Frame(uint8_t type, uint8_t flags, uint8_t stream, const std::string& payload) {
+  return std::string{0,
+                     static_cast<char>(payload.size() >> 8),
+                     static_cast<char>(payload.size()),
+                     static_cast<char>(type),
+                     static_cast<char>(flags),
+                     0,
+                     0,
+                     0,
+                     static_cast<char>(stream)} +
+         payload;
+}
+
+std::string Headers(uint8_t stream, uint8_t flags, const std::string& payload,
+                    uint8_t type = kHeaders) {
+  return Frame(type, flags, stream, payload);
+}
+
+class OpenMethodsTest : public ::testing::Test {
+ protected:
+  OpenMethodsTest() { Restart(); }
+  void Restart() {
+    Http2Frames::Limits limits;
+    limits.open_methods = kPaths;
+    frames_.emplace(limits);
+    Read(std::string(24, 'P'));
+  }
+  std::string Read(const std::string& bytes) {
+    const char* const wrong = frames_->Read(Bytes(bytes), TimePoint());
+    return wrong == nullptr ? "" : wrong;
+  }
+  // Whether the stream may bring as much as an open method's, and no more.
+  bool IsBounded(uint8_t stream) {
+    const std::string frame = Frame(kData, 0, stream, std::string(1024, 'd'));
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(Read(frame), "");
+    return !Read(frame).empty();
+  }
+
+  static constexpr std::string_view kPaths[] = {"/h/Check", "/h/Watch"};
+  // A path that enters the table of headers, or that does not.
+  static std::string Path(const std::string& path, char how = 0x44) {
+    return std::string{how, static_cast<char>(path.size())} + path;
+  }
+
+  std::optional<Http2Frames> frames_;
+};
+
+TEST_F(OpenMethodsTest, TheyBringFewBytesEach) {
+  for (const std::string path : {"/h/Check", "/h/Watch"}) {
+    for (const uint8_t bounded : {3, 5}) {
+      Restart();
+      EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/other"))), "");
+      EXPECT_EQ(Read(Headers(3, kEndHeaders, Path(path))), "");
+      EXPECT_EQ(Read(Headers(5, kEndHeaders, "\xbe")), "") << "what entered last";
+      EXPECT_EQ(Read(Headers(7, kEndHeaders, "\xbf")), "") << "what entered before it";
+      EXPECT_FALSE(IsBounded(1));
+      EXPECT_FALSE(IsBounded(7));
+      EXPECT_TRUE(IsBounded(bounded));
+    }
+  }
+}
+
+TEST_F(OpenMethodsTest, TheyAreFoundHoweverTheirHeadersCome) {
+  const std::string path = Path("/h/Check", 0x04);
+  const auto is_bounded = [&](const std::string& bytes, size_t longest) {
+    Restart();
+    for (size_t at = 0; at < bytes.size(); at += longest) {
+      EXPECT_EQ(Read(bytes.substr(at, longest)), "");
+    }
+    return IsBounded(1);
+  };
+  for (const size_t longest : {size_t{1}, size_t{3}, size_t{1000}}) {
+    EXPECT_TRUE(is_bounded(Headers(1, kEndHeaders, path), longest));
+    EXPECT_TRUE(is_bounded(Headers(1, kEndHeaders | kPadded | kHasPriority,
+                                   "\3" + std::string(5, 'p') + path + "\4pp"),
+                           longest));
+    EXPECT_TRUE(
+        is_bounded(Headers(1, 0, path) + Headers(1, kEndHeaders, "", kContinuation), longest));
+    EXPECT_TRUE(is_bounded(Headers(1, 0, "") + Headers(1, 0, path.substr(0, 4), kContinuation) +
+                               Headers(1, kEndHeaders, path.substr(4), kContinuation),
+                           longest));
+    EXPECT_FALSE(is_bounded(Headers(1, kEndHeaders, Path("/h/Check/", 0x04)), longest));
+  }
+}
+
+TEST_F(OpenMethodsTest, HeadersThatCannotBeDecodedEndTheConnection) {
+  EXPECT_NE(Read(Headers(1, kEndHeaders, "\xff")), "");
+  Restart();
+  EXPECT_NE(Read(Headers(1, kEndHeaders | kPadded, "\tabc")), "") << "more padding than there is";
+  Restart();
+  EXPECT_NE(Read(Headers(1, kEndHeaders | kHasPriority, "abc")), "");
+}
+
+TEST_F(OpenMethodsTest, AStreamThatHasEndedIsForgotten) {
+  EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/h/Check"))), "");
+  frames_->Written(Bytes(Frame(kData, kEndStream, 1, "ab")));
+  EXPECT_FALSE(IsBounded(1)) << "gRPC drops it";
+}
+
+}  // namespace
+}  // namespace attend
