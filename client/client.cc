@@ -22,6 +22,13 @@ constexpr int kConnectionsMax = 1024;
 // HTTP/2's first window: a message up to it may be refused, but no byte of it was sent in vain.
 constexpr int64_t kAskForLimitsBytes = int64_t{64} << 10;
 constexpr std::chrono::seconds kAskForLimitsMax{5};
+// Servers end connections that ask more often.
+constexpr std::chrono::nanoseconds kKeepaliveMin = std::chrono::seconds(1);
+constexpr std::chrono::nanoseconds kKeepaliveTimeoutMin = std::chrono::milliseconds(100);
+
+std::string MsText(std::chrono::nanoseconds time) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
+}
 
 uint64_t SystemSeed() {
   std::random_device device;
@@ -89,13 +96,13 @@ struct Client::Impl {
       : chunked_bytes_min(options.chunked_bytes_min),
         on_this_host(IsOnThisHost(target)),
         retry(options.retry),
-        pool(target, std::move(tls), options.connections, options.completion_threads,
-             options.clock != nullptr ? *options.clock : steady_clock, std::move(token),
-             options.traceparent),
+        pool({target, std::move(tls), options.connections, options.completion_threads,
+              std::move(token), options.traceparent, options.keepalive_time,
+              options.keepalive_timeout},
+             options.clock != nullptr ? *options.clock : steady_clock),
         ids(seed),
         next_seed(seed),
         message_bytes_max(options.message_bytes_max),
-        control(v1::AttentionService::NewStub(pool.control())),
         control_generic(pool.control()) {}
 
   MessageBounds bounds() const {
@@ -114,7 +121,6 @@ struct Client::Impl {
   RequestIds ids;
   std::atomic<uint64_t> next_seed;
   std::atomic<int64_t> message_bytes_max;  // 0: unknown
-  std::unique_ptr<v1::AttentionService::Stub> control;
   grpc::GenericStub control_generic;
 };
 
@@ -160,6 +166,13 @@ Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
     return InvalidArgument("completion_threads is " + std::to_string(options.completion_threads) +
                            ", must be at least 0");
   }
+  for (const auto& [name, time, least] :
+       {std::tuple{"keepalive_time", options.keepalive_time, kKeepaliveMin},
+        std::tuple{"keepalive_timeout", options.keepalive_timeout, kKeepaliveTimeoutMin}}) {
+    if (time >= least) continue;
+    return InvalidArgument(std::string(name) + " is " + MsText(time) + " ms, must be at least " +
+                           MsText(least));
+  }
   if (options.retry.attempts_max < 1) {
     return InvalidArgument("retry attempts_max is " + std::to_string(options.retry.attempts_max) +
                            ", must be at least 1");
@@ -200,10 +213,8 @@ Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOption
 }
 
 CallOutcome Client::CallAndWait(const AttentionCall& call, const CallOptions& call_options) {
-  Status refused = CheckNames(call_options.tenant, call_options.traceparent);
-  if (!refused.ok()) {
-    return {.status = std::move(refused)};
-  }
+  Status refused = Check(call_options, UsesSharedMemory(call));
+  if (!refused.ok()) return {.status = std::move(refused)};
   CallOptions options = call_options;
   AskForLimits(call, &options);
   const auto waiter = std::make_shared<Waiter>();
@@ -235,7 +246,7 @@ CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& optio
 CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
                              std::string_view request_id, const CallOptions& options,
                              CallCallback callback) {
-  Status refused = CheckNames(options.tenant, options.traceparent);
+  Status refused = Check(options, call->uses_shared_memory());
   if (refused.ok() && !call->owned()) {
     refused = InvalidArgument(
         "a tensor has no owner; an asynchronous call sends from memory that it can keep alive");
@@ -251,19 +262,37 @@ CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
 }
 
 std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& options) {
-  const int connection = impl_->pool.Acquire();
-  auto op = std::make_shared<StreamOp>(&impl_->pool, connection, options, &impl_->ids,
-                                       &impl_->message_bytes_max);
+  auto op =
+      std::make_shared<StreamOp>(&impl_->pool, options, &impl_->ids, &impl_->message_bytes_max);
   op->Start();
-  return std::make_unique<Stream>(std::move(op), connection);
+  return std::make_unique<Stream>(std::move(op));
 }
 
-Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds timeout) {
-  grpc::ClientContext context;
-  impl_->pool.Introduce("", "", &context);
-  if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
+Status Client::Check(const CallOptions& options, bool shared_memory) const {
+  ATTEND_RETURN_IF_ERROR(CheckNames(options.tenant, options.traceparent));
+  ATTEND_RETURN_IF_ERROR(impl_->pool.CheckServer(options.server));
+  if (!shared_memory || !several() || !options.server.empty()) return Status();
+  return InvalidArgument(
+      "the client has several servers, and a call over shared memory must name "
+      "the one whose memory it is (CallOptions::server)");
+}
+
+Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds timeout,
+                                                        std::string* server) {
   v1::GetServerInfoResponse response;
-  Status status = FromGrpc(impl_->control->GetServerInfo(&context, {}, &response));
+  Status status(Code::kUnavailable, "");
+  // One that serves; or where none does, the first that is there.
+  std::vector<std::shared_ptr<grpc::Channel>> channels = {impl_->pool.control()};
+  if (several()) channels.insert(channels.begin(), impl_->pool.control_in_turn());
+  for (const std::shared_ptr<grpc::Channel>& channel : channels) {
+    if (status.code() != Code::kUnavailable) break;
+    grpc::ClientContext context;
+    impl_->pool.Introduce("", "", &context);
+    if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
+    const auto stub = v1::AttentionService::NewStub(channel);
+    status = FromGrpc(stub->GetServerInfo(&context, {}, &response));
+    if (status.ok() && server != nullptr) *server = impl_->pool.ServerOf(context);
+  }
   if (!status.ok()) return impl_->pool.Explain(std::move(status));
   const int64_t bytes_max = response.limits().request_bytes_max();
   impl_->message_bytes_max = bytes_max > 0 ? bytes_max : INT64_MAX;
@@ -292,18 +321,21 @@ Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nano
 
 int Client::connections() const { return impl_->pool.size(); }
 
+bool Client::several() const { return impl_->pool.several(); }
+
 std::shared_ptr<grpc::Channel> Client::control() const { return impl_->pool.control(); }
 
 const std::string& Client::token() const { return impl_->pool.token(); }
 
 Result<SharedSocket> Client::FindSharedMemory(const v1::GetServerInfoResponse& info,
-                                              const std::string& named) const {
+                                              const std::string& named,
+                                              const std::string& server) const {
   if (!info.has_shared_memory()) {
     return Status(Code::kFailedPrecondition,
                   "the server has shared memory off; its --shared-memory turns it on");
   }
   if (!named.empty()) return SharedSocket{named, true};
-  if (!impl_->on_this_host) {
+  if (!(server.empty() ? impl_->on_this_host : IsOnThisHost(server))) {
     return Status(Code::kFailedPrecondition,
                   "the server's address is neither of loopback nor a Unix socket, so the path of "
                   "its shared memory is not followed: name the socket if it is on this host");

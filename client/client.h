@@ -32,10 +32,14 @@
 namespace attend::client {
 
 struct ClientOptions {
-  std::string server = "127.0.0.1:8001";  // as ServerTarget in server_address.h takes it
-  TlsOptions tls;                         // files are read once, by Make
-  int connections = 1;                    // each with its own socket; in [1, 1024]
-  int completion_threads = 0;             // 0: one per connection, at most cores / 2
+  // As ServerTarget in server_address.h takes it. A list of addresses, or a name (dns:, HOST:PORT),
+  // may stand for several servers: gRPC gives calls to them in turn, except to those that say that
+  // they do not serve. What belongs together goes to one server: the streams of a call in chunks,
+  // a session and its calls.
+  std::string server = "127.0.0.1:8001";
+  TlsOptions tls;              // files are read once, by Make
+  int connections = 1;         // each with its own socket; in [1, 1024]
+  int completion_threads = 0;  // 0: one per connection, at most cores / 2
   // Calls with at least this many tensor bytes, request and answer together, go in chunks over
   // several connections. Below it, one message is as fast and saves a round trip; above it, a
   // message would fill the server's memory before the server can refuse it. Calls whose small
@@ -52,6 +56,11 @@ struct ClientOptions {
   // Says who calls, where the server asks (its --tokens). Empty: the environment's ATTEND_TOKEN, if
   // there is one. Without TLS it goes to loopback and Unix sockets alone: Make refuses others.
   std::string token;
+  // Where there may be several servers: one that has been silent for so long is asked whether it is
+  // there, and is left out if it does not answer in time; its calls end with UNAVAILABLE. At least
+  // a second, as servers take more for a flood.
+  std::chrono::nanoseconds keepalive_time = std::chrono::seconds(10);
+  std::chrono::nanoseconds keepalive_timeout = std::chrono::seconds(5);
   uint64_t seed = 0;  // for the jitter of retries and for request ids; 0: from the system
   // For deadlines and retries; must outlive the client. Null: the steady clock. gRPC ends attempts,
   // and waits between them, by the true time in any case.
@@ -100,8 +109,9 @@ class Client {
   std::unique_ptr<Stream> OpenStream(const StreamOptions& options = {});
 
   // The server's version, devices, kernels and limits. From here on, calls respect its limit on one
-  // message.
-  Result<v1::GetServerInfoResponse> GetServerInfo(std::chrono::nanoseconds timeout);
+  // message. Of several servers: one's; `server` is then where that is, as CallOptions takes it.
+  Result<v1::GetServerInfoResponse> GetServerInfo(std::chrono::nanoseconds timeout,
+                                                  std::string* server = nullptr);
   // Calls grpc.health.v1 Check for the named service; empty = the server as a whole.
   Result<Health> CheckHealth(const std::string& service, std::chrono::nanoseconds timeout);
 
@@ -109,18 +119,24 @@ class Client {
   void Close();
 
   int connections() const;
+  // Whether it may have several servers.
+  bool several() const;
   // What the client says who it is with; empty: nothing.
   const std::string& token() const;
   // Where the server's shared memory is: at `named` if that is not empty, else as its answer to
   // GetServerInfo says, which is followed only if the address is one of this host.
-  // FAILED_PRECONDITION: it is elsewhere, or there is none.
+  // FAILED_PRECONDITION: it is elsewhere, or there is none. `server`: of several, the one that
+  // answered, as GetServerInfo said.
   Result<SharedSocket> FindSharedMemory(const v1::GetServerInfoResponse& info,
-                                        const std::string& named = "") const;
+                                        const std::string& named = "",
+                                        const std::string& server = "") const;
 
  private:
   friend class AdminCalls;  // of attend-client
   friend class Session;
   struct Impl;
+  // INVALID_ARGUMENT for what cannot go out, or not there.
+  Status Check(const CallOptions& options, bool shared_memory) const;
   // Session's small calls use these.
   std::shared_ptr<grpc::Channel> control() const;
   const Clock& clock() const;

@@ -7,8 +7,7 @@
 #include <random>
 #include <utility>
 
-#include "attend/v1/session.grpc.pb.h"
-#include "client/rpc/connections.h"
+#include "client/rpc/session_calls.h"
 #include "kernels/util/mutex.h"
 
 namespace attend::client {
@@ -21,45 +20,6 @@ uint64_t SystemSeed() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
-template <class Request, class Response>
-using Method = grpc::Status (v1::SessionService::Stub::*)(grpc::ClientContext*, const Request&,
-                                                          Response*);
-
-// One attempt. `timeout` 0: none.
-template <class Request, class Response>
-Status AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
-               const ConnectionPool& pool, const SessionOptions& options,
-               std::chrono::nanoseconds timeout, const Request& request, Response* response,
-               Pushback* pushback) {
-  grpc::ClientContext context;
-  pool.Introduce(options.tenant, options.traceparent, &context);
-  if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
-  const Status status = FromGrpc((stub.*method)(&context, request, response));
-  if (!status.ok()) *pushback = PushbackOf(context);
-  return status;
-}
-
-// With the client's retries: what a second Create or Fork leaves behind ends with its lease.
-template <class Request, class Response>
-Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, RetryState retry,
-           const ConnectionPool& pool, const SessionOptions& options, const Request& request,
-           Response* response) {
-  const TimePoint begin = pool.clock().Now();
-  std::optional<std::chrono::nanoseconds> left;
-  if (options.timeout.count() > 0) left = options.timeout;
-  for (;;) {
-    Pushback pushback;
-    const Status status = AskOnce(stub, method, pool, options, left.value_or(options.timeout),
-                                  request, response, &pushback);
-    if (status.ok()) return status;
-    if (left) left = options.timeout - (pool.clock().Now() - begin);
-    const auto wait = retry.AfterFailure(status.code(), pushback, left);
-    if (!wait) return status;
-    pool.clock().SleepFor(*wait);
-    if (left) left = std::max<std::chrono::nanoseconds>(*left - *wait, std::chrono::nanoseconds(1));
-  }
-}
-
 // A tensor of no rows, so that the call says how large O is.
 TensorRef NoRows(const LayerShape& shape, v1::Layout layout, int64_t batch, int64_t dim) {
   std::vector<int64_t> dims = {batch, shape.heads_kv, 0, dim};
@@ -70,16 +30,19 @@ TensorRef NoRows(const LayerShape& shape, v1::Layout layout, int64_t batch, int6
 }  // namespace
 
 struct Session::State {
+  template <class Request, class Response>
+  using Method = SessionCalls::Method<Request, Response>;
+
   State(Client& client, const SessionOptions& options)
       : client(client),
         options(options),
-        stub(v1::SessionService::NewStub(client.control())),
+        calls(client.pool(), {options.tenant, options.traceparent}, options.timeout,
+              options.server),
         append_ids(SystemSeed()) {}
 
   template <class Request, class Response>
   Status Ask(Method<Request, Response> method, const Request& request, Response* response) {
-    return client::Ask(*stub, method, client.MakeRetryState(), client.pool(), options, request,
-                       response);
+    return calls.Ask(method, client.MakeRetryState(), request, response);
   }
   // A call that names the session and has it as its answer, whose lengths are learnt.
   template <class Request>
@@ -115,7 +78,7 @@ struct Session::State {
 
   Client& client;
   const SessionOptions options;
-  const std::unique_ptr<v1::SessionService::Stub> stub;
+  SessionCalls calls;
   std::string id;
   bool owned = false;  // the destructor frees it
   Mutex mutex;
@@ -151,10 +114,12 @@ struct Session::Use {
     assert(!states.empty());
     return states.front()->client;
   }
+  const std::string& server() const { return states.front()->calls.server(); }
   CallOptions With(CallOptions options) const {
     const SessionOptions& session = states.front()->options;
     if (options.tenant.empty()) options.tenant = session.tenant;
     if (options.traceparent.empty()) options.traceparent = session.traceparent;
+    options.server = server();
     return options;
   }
   void End(const std::vector<int64_t>& lengths) const {
@@ -181,14 +146,14 @@ Session::~Session() {
   v1::FreeSessionRequest request;
   request.set_session(state_->id);
   v1::FreeSessionResponse response;
-  Pushback unused;
-  (void)AskOnce(*state_->stub, &v1::SessionService::Stub::FreeSession, state_->client.pool(),
-                state_->options, kFreeInDestructorMax, request, &response, &unused);
+  (void)state_->calls.AskOnce(&v1::SessionService::Stub::FreeSession, kFreeInDestructorMax, request,
+                              &response);
 }
 
 Result<std::shared_ptr<Session::State>> Session::MakeState(Client& client,
                                                            const SessionOptions& options) {
   ATTEND_RETURN_IF_ERROR(CheckNames(options.tenant, options.traceparent));
+  ATTEND_RETURN_IF_ERROR(client.pool().CheckServer(options.server));
   return std::make_shared<State>(client, options);
 }
 
@@ -208,7 +173,7 @@ Result<Session> Session::Create(Client& client, const SessionOptions& options) {
   request.set_lease_seconds(options.lease.count());
   request.set_pinned(options.pinned);
   v1::Session made;
-  ATTEND_RETURN_IF_ERROR((*state)->Ask(&v1::SessionService::Stub::CreateSession, request, &made));
+  ATTEND_RETURN_IF_ERROR((*state)->calls.Create(client.MakeRetryState(), request, &made));
   (*state)->id = made.id();
   (*state)->owned = true;
   (*state)->Learn(made);
@@ -232,9 +197,11 @@ Result<Session> Session::Open(Client& client, const std::string& id,
 }
 
 Result<v1::ListSessionsResponse> Session::List(Client& client, const std::string& tenant,
-                                               std::chrono::nanoseconds timeout) {
+                                               std::chrono::nanoseconds timeout,
+                                               const std::string& server) {
   SessionOptions options;
   options.tenant = tenant;
+  options.server = server;
   options.timeout = timeout;
   const Result<std::shared_ptr<State>> state = MakeState(client, options);
   if (!state.ok()) return state.status();
@@ -256,7 +223,9 @@ Result<Session> Session::Fork(std::optional<int64_t> length) const {
   if (length) request.set_length(*length);
   v1::Session made;
   ATTEND_RETURN_IF_ERROR(state_->Ask(&v1::SessionService::Stub::ForkSession, request, &made));
-  auto state = std::make_shared<State>(state_->client, state_->options);
+  SessionOptions options = state_->options;
+  options.server = state_->calls.server();
+  auto state = std::make_shared<State>(state_->client, options);
   state->id = made.id();
   state->owned = true;
   state->Learn(made);
@@ -306,6 +275,11 @@ const std::string& Session::id() const {
   return state_->id;
 }
 
+const std::string& Session::server() const {
+  assert(state_ != nullptr && "the session is empty");
+  return state_->calls.server();
+}
+
 int32_t Session::layers() const {
   const MutexLock lock(state_->mutex);
   return static_cast<int32_t>(state_->layers.size());
@@ -333,6 +307,10 @@ Result<Session::Use> Session::Begin(const std::vector<Session*>& sessions, int32
     const std::shared_ptr<State>& state = use.states.emplace_back(session->state_);
     if (&state->client != &use.client()) {
       return InvalidArgument(name + " is of another client than sessions[0]");
+    }
+    if (state->calls.server() != use.server()) {
+      return InvalidArgument(name + " is on " + state->calls.server() + ", and sessions[0] on " +
+                             use.server());
     }
     if (layer < 0 || layer >= session->layers()) {
       return InvalidArgument("layer is " + std::to_string(layer) + ", must be in [0, " +
@@ -389,7 +367,12 @@ CallHandle Session::AttendAsync(const std::vector<Session*>& sessions, int32_t l
 void Session::Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
                    AttentionCall call, StreamCallback callback) {
   const Result<Use> use = Begin(sessions, layer, &call);
-  if (!use.ok()) return callback({.status = use.status()});
+  Status refused = use.status();
+  if (refused.ok() && stream.server() != use->server()) {
+    refused = InvalidArgument("the sessions are on " + use->server() +
+                              ", which the stream must name (StreamOptions::server)");
+  }
+  if (!refused.ok()) return callback({.status = std::move(refused)});
   stream.Send(call, [use = *use, callback = std::move(callback)](StreamAnswer answer) {
     use.End(answer.result.session_lengths);
     callback(std::move(answer));

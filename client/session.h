@@ -39,6 +39,9 @@ struct SessionOptions {
   // As CallOptions::traceparent, of calls on the session that name none.
   std::string traceparent = {};
   std::chrono::nanoseconds timeout = std::chrono::seconds(10);  // of each call but Attend; 0 = none
+  // Where the client has several servers: the session's, HOST:PORT, as server() says it. Empty:
+  // Create chooses one that serves.
+  std::string server = {};
 };
 
 class Session {
@@ -49,13 +52,16 @@ class Session {
   // lease.
   static Result<Session> Create(Client& client, const SessionOptions& options);
   // Opens a session that was made elsewhere, by its id; the destructor leaves it alone. Only these
-  // options count: tenant, timeout and, if they are known, shapes and layers. Without shapes, calls
-  // that append nothing are never sent in chunks. NOT_FOUND: there is no such session.
+  // options count: tenant, timeout, server and, if they are known, shapes and layers. Without
+  // shapes, calls that append nothing are never sent in chunks. NOT_FOUND: there is no such
+  // session.
   static Result<Session> Open(Client& client, const std::string& id,
                               const SessionOptions& options = {});
-  // Lists the tenant's sessions.
+  // Lists the tenant's sessions, of several servers those of the one that is named, or of the
+  // first.
   static Result<v1::ListSessionsResponse> List(Client& client, const std::string& tenant = "",
-                                               std::chrono::nanoseconds timeout = {});
+                                               std::chrono::nanoseconds timeout = {},
+                                               const std::string& server = "");
 
   Session(Session&& other) noexcept = default;
   Session& operator=(Session&& other) noexcept;
@@ -80,6 +86,9 @@ class Session {
   std::string Release();
 
   const std::string& id() const;
+  // Where it is, for SessionOptions, CallOptions and StreamOptions; empty if the client has one
+  // server only. All its calls go there.
+  const std::string& server() const;
   int32_t layers() const;
   // Tokens of a layer, those of the last answer included. After a call that failed it may differ
   // from the server's number, until Get or the next call has asked.
@@ -98,14 +107,14 @@ class Session {
     return Attend({this}, layer, call, options);
   }
   // The same for B sequences, each with its session, all of this client, with the same shape and on
-  // one device.
+  // one device of one server.
   static Result<AttentionResult> Attend(const std::vector<Session*>& sessions, int32_t layer,
                                         AttentionCall call, const CallOptions& options = {});
   // As Client::CallAsync. If the call succeeds, the lengths are known when `callback` runs.
   static CallHandle AttendAsync(const std::vector<Session*>& sessions, int32_t layer,
                                 AttentionCall call, const CallOptions& options,
                                 CallCallback callback);
-  // As Stream::Send; the stream must be of the sessions' tenant.
+  // As Stream::Send; the stream must be of the sessions' tenant, and of their server.
   static void Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
                    AttentionCall call, StreamCallback callback);
 

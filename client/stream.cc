@@ -7,8 +7,7 @@
 #include "client/rpc/stream_op.h"
 
 namespace attend::client {
-Stream::Stream(std::shared_ptr<StreamOp> op, int connection)
-    : op_(std::move(op)), connection_(connection) {}
+Stream::Stream(std::shared_ptr<StreamOp> op) : op_(std::move(op)) {}
 
 Stream::~Stream() { Close(); }
 
@@ -32,6 +31,10 @@ void Stream::Send(const std::shared_ptr<const EncodedCall>& call, std::string_vi
   }
   op_->Send(call, request_id, std::move(callback));
 }
+
+int Stream::connection() const { return op_->connection(); }
+
+const std::string& Stream::server() const { return op_->server(); }
 
 Status Stream::Finish() { return op_->Finish(); }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "client/call/call_options.h"
@@ -18,7 +19,7 @@ class StreamOp;
 
 class Stream {
  public:
-  explicit Stream(std::shared_ptr<StreamOp> op, int connection);
+  explicit Stream(std::shared_ptr<StreamOp> op);
   // Calls Close().
   ~Stream();
   Stream(const Stream&) = delete;
@@ -38,11 +39,12 @@ class Stream {
   // ones are refused. Not from a callback.
   void Close();
 
-  int connection() const { return connection_; }
+  int connection() const;
+  // StreamOptions::server.
+  const std::string& server() const;
 
  private:
   std::shared_ptr<StreamOp> op_;
-  int connection_;
 };
 
 }  // namespace attend::client

@@ -96,7 +96,9 @@ typedef struct attend_client_session attend_client_session;
 
 typedef struct attend_client_options {
   uint64_t struct_bytes;
-  const char* server;        /* HOST, HOST:PORT, [IPV6]:PORT, unix:PATH; NULL: 127.0.0.1:8001 */
+  const char* server;        /* HOST, HOST:PORT, [IPV6]:PORT, unix:PATH; NULL: 127.0.0.1:8001.
+                              * Several, which calls go to in turn: IP addresses with commas
+                              * between them, or a name with several addresses */
   const char* tenant;        /* of calls and sessions that name none; NULL: the default one */
   int32_t connections;       /* each with its own socket; in [1, 1024]; 0: 1 */
   int32_t attempts_max;      /* of a call, the first included; 1: no retries; 0: 5 */
@@ -151,7 +153,10 @@ typedef struct attend_client_params {
   int32_t mask;              /* ATTEND_CLIENT_MASK_NONE, ...; 0: none */
   int64_t window_left;       /* visible keys before the diagonal, -1 = all; with a mask */
   int64_t window_right;      /* visible keys after the diagonal, -1 = all; with a window's mask */
-  int32_t has_scale;         /* 0: scale is 1/sqrt(D) */
+  /* Keys of the whole before and after k's, which are a part of them, whose answers the caller
+   * merges by their LSE; 0 and 0: all of them. */
+  int64_t key_offset, keys_after;
+  int32_t has_scale; /* 0: scale is 1/sqrt(D) */
   float scale;
   float softcap; /* 0: off */
   float dropout_p;
@@ -265,9 +270,11 @@ ATTEND_CLIENT_API void attend_client_used(attend_client_call* call, void* stream
 ATTEND_CLIENT_API void attend_client_call_free(attend_client_call* call);
 
 /* One AttendStream: many calls in flight on one connection, which are not retried. `tenant` and
- * `traceparent` may be NULL: the client's. Close with attend_client_stream_close. */
+ * `traceparent` may be NULL: the client's; and `server` too: any of several. Close with
+ * attend_client_stream_close. */
 ATTEND_CLIENT_API int32_t attend_client_stream_open(attend_client* client, const char* tenant,
-                                                    const char* traceparent, int64_t timeout_ns,
+                                                    const char* traceparent, const char* server,
+                                                    int64_t timeout_ns,
                                                     attend_client_stream** stream);
 /* As attend_client_start; the call's timeout, tenant, traceparent and transport do not count. */
 ATTEND_CLIENT_API int32_t attend_client_stream_start(attend_client_stream* stream,
@@ -301,6 +308,7 @@ typedef struct attend_client_session_options {
   double lease_seconds;    /* from the last use; 0: the server's default */
   int64_t timeout_ns;      /* of each call but attentions; 0: 10 s */
   const char* traceparent; /* the span that makes the calls on it; NULL: the client's */
+  const char* server;      /* of several, the one to be on, HOST:PORT; NULL: any that serves */
 } attend_client_session_options;
 
 /* K and V of a sequence that stay on the server; client/session.h documents what they do. Functions
@@ -308,7 +316,7 @@ typedef struct attend_client_session_options {
 ATTEND_CLIENT_API int32_t attend_client_session_create(attend_client* client,
                                                        const attend_client_session_options* options,
                                                        attend_client_session** session);
-/* One that was made elsewhere, by its id of 32 hexadecimal digits. */
+/* One that was made elsewhere, by its id as attend_client_session_id has it. */
 ATTEND_CLIENT_API int32_t attend_client_session_open(attend_client* client, const char* id,
                                                      const attend_client_session_options* options,
                                                      attend_client_session** session);
@@ -323,7 +331,8 @@ ATTEND_CLIENT_API int32_t attend_client_session_truncate(attend_client_session* 
 ATTEND_CLIENT_API int32_t attend_client_session_keep_alive(attend_client_session* session);
 /* What the server says of it, as JSON; learns the lengths. */
 ATTEND_CLIENT_API int32_t attend_client_session_get(attend_client_session* session, char** json);
-/* 32 hexadecimal digits, as long as the session is there. */
+/* 32 hexadecimal digits, and @HOST:PORT, its server, if the client has several. Valid as long as
+ * the session is there. */
 ATTEND_CLIENT_API const char* attend_client_session_id(const attend_client_session* session);
 ATTEND_CLIENT_API int32_t attend_client_session_layers(const attend_client_session* session);
 /* Tokens of the layer, those of the last answer included; -1 if there is no such layer. */

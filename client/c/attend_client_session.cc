@@ -2,6 +2,7 @@
 //
 // The C interface's sessions and streams.
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -24,7 +25,7 @@ struct attend_client_stream {
 struct attend_client_session {
   std::shared_ptr<attend::client::c::ClientState> state;
   std::optional<attend::client::Session> session;  // none: it has ended
-  std::string id;                                  // hexadecimal
+  std::string id;                                  // hexadecimal, and its server of several
   mutable std::shared_mutex in_use;                // whole: to end it
 };
 
@@ -47,6 +48,7 @@ Status ReadSessionOptions(const attend_client& client, const attend_client_sessi
   to->layers = from->layers;
   to->pinned = from->pinned != 0;
   to->device = TextOf(from->device);
+  to->server = TextOf(from->server);
   to->tenant = from->tenant == nullptr ? client.state->tenant() : from->tenant;
   to->traceparent = TextOf(from->traceparent);
   to->lease = std::chrono::duration<double>(from->lease_seconds);
@@ -56,6 +58,7 @@ Status ReadSessionOptions(const attend_client& client, const attend_client_sessi
 
 attend_client_session* Handle(const std::shared_ptr<ClientState>& state, Session session) {
   std::string id = Hex(session.id());
+  if (!session.server().empty()) id += "@" + session.server();
   return new attend_client_session{state, std::move(session), std::move(id), {}};
 }
 
@@ -93,10 +96,14 @@ Status Open(attend_client* client, const char* id, const attend_client_session_o
   ATTEND_RETURN_IF_ERROR(NotNull("session", session));
   SessionOptions read;
   ATTEND_RETURN_IF_ERROR(ReadSessionOptions(*client, options, &read));
-  const std::string bytes = FromHex(TextOf(id));
+  const std::string text = TextOf(id);
+  const size_t at = std::min(text.find('@'), text.size());
+  const std::string bytes = FromHex(text.substr(0, at));
   if (bytes.empty()) {
-    return InvalidArgument("id is \"" + TextOf(id) + "\", must be 32 hexadecimal digits");
+    return InvalidArgument("id is \"" + text +
+                           "\", must be 32 hexadecimal digits, and @HOST:PORT of several servers");
   }
+  if (at < text.size()) read.server = text.substr(at + 1);
   Result<Session> made = Session::Open(client->state->client(), bytes, read);
   if (!made.ok()) return made.status();
   *session = Handle(client->state, std::move(*made));
@@ -190,13 +197,14 @@ Status StartSession(attend_client_session* const* sessions, int32_t count, int32
 }
 
 Status OpenStream(attend_client* client, const char* tenant, const char* traceparent,
-                  int64_t timeout_ns, attend_client_stream** stream) {
+                  const char* server, int64_t timeout_ns, attend_client_stream** stream) {
   ATTEND_RETURN_IF_ERROR(NotNull("client", client));
   ATTEND_RETURN_IF_ERROR(NotNull("stream", stream));
   StreamOptions options;
   options.timeout = std::chrono::nanoseconds(timeout_ns);
   options.tenant = tenant == nullptr ? client->state->tenant() : tenant;
   options.traceparent = TextOf(traceparent);
+  options.server = TextOf(server);
   *stream = new attend_client_stream{client->state, client->state->client().OpenStream(options)};
   return Status();
 }
@@ -215,9 +223,10 @@ namespace c = attend::client::c;
 using attend::Status;
 
 int32_t attend_client_stream_open(attend_client* client, const char* tenant,
-                                  const char* traceparent, int64_t timeout_ns,
+                                  const char* traceparent, const char* server, int64_t timeout_ns,
                                   attend_client_stream** stream) {
-  return c::Run([&] { return c::OpenStream(client, tenant, traceparent, timeout_ns, stream); });
+  return c::Run(
+      [&] { return c::OpenStream(client, tenant, traceparent, server, timeout_ns, stream); });
 }
 
 int32_t attend_client_stream_start(attend_client_stream* stream, const attend_client_params* params,

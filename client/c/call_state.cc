@@ -59,8 +59,7 @@ void CallState::RunDone() const {
   in_done = nested;
 }
 
-Status CallState::Read(const attend_client_params& params, bool in_session, bool in_stream,
-                       Sent* sent) {
+Status CallState::Read(const attend_client_params& params, ShareOptions share, Sent* sent) {
   const std::shared_ptr<ClientState> client = client_.lock();
   AttentionCall call;
   ATTEND_RETURN_IF_ERROR(ReadParams(params, Borrow(), &call));
@@ -83,11 +82,9 @@ Status CallState::Read(const attend_client_params& params, bool in_session, bool
     devices->ordinals.clear();
     ATTEND_RETURN_IF_ERROR(AddForwardPass(client->client(), options, &call));
   }
-  Result<SharedCall> placed =
-      client->Share(call, *devices,
-                    {.transport = params.transport,
-                     .in_session = in_session,
-                     .on_device = !in_session && !in_stream && !call.check});
+  share.transport = params.transport;
+  share.on_device = share.on_device && !call.check;
+  Result<SharedCall> placed = client->Share(call, *devices, share);
   if (!placed.ok()) return placed.status();
   sent->shared = std::move(*placed);
   if (sent->shared.on_device) options.payload = Payload::kDiscard;  // it stays where it is
@@ -103,13 +100,14 @@ Status CallState::Read(const attend_client_params& params, bool in_session, bool
   on_device_ = std::move(sent->shared.on_device);
   inputs_ = std::move(sent->shared.inputs);
   outputs_ = std::move(sent->shared.outputs);
-  in_session_ = in_session;
-  if (params.transport != ATTEND_CLIENT_SHARED && !in_session) {
+  in_session_ = share.in_session;
+  if (params.transport != ATTEND_CLIENT_SHARED && !in_session_) {
     plain_ = std::move(call);
     devices_ = std::move(*devices);
     options_ = options;
     options_.payload = Payload::kCopy;
   }
+  options.server = sent->shared.server;
   return Status();
 }
 
@@ -122,7 +120,7 @@ void CallState::Keep(CallHandle handle) {
 void CallState::Start(const attend_client_params& params) {
   const std::shared_ptr<ClientState> client = client_.lock();
   Sent sent;
-  if (Status failed = Read(params, false, false, &sent); !failed.ok()) {
+  if (Status failed = Read(params, {}, &sent); !failed.ok()) {
     Answered({.status = std::move(failed)});
     return;
   }
@@ -134,8 +132,11 @@ void CallState::Start(const attend_client_params& params) {
 void CallState::StartOn(Stream* stream, const std::vector<Session*>& sessions, int32_t layer,
                         const attend_client_params& params) {
   Sent sent;
-  const bool in_session = !sessions.empty();
-  if (Status failed = Read(params, in_session, stream != nullptr, &sent); !failed.ok()) {
+  ShareOptions share;
+  share.in_session = !sessions.empty();
+  share.on_device = sessions.empty() && stream == nullptr;
+  share.server = sessions.empty() ? stream->server() : sessions.front()->server();
+  if (Status failed = Read(params, share, &sent); !failed.ok()) {
     Answered({.status = std::move(failed)});
     return;
   }

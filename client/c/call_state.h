@@ -51,7 +51,8 @@ class CallState : public std::enable_shared_from_this<CallState> {
     CallOptions options;
   };
   // Reads the params, prepares the client if need be and places the tensors.
-  Status Read(const attend_client_params& params, bool in_session, bool in_stream, Sent* sent);
+  // `share`: what the kind of call allows.
+  Status Read(const attend_client_params& params, ShareOptions share, Sent* sent);
   // Owns the caller's tensors; that it is let go is the second condition of the end.
   std::shared_ptr<const void> Borrow();
   void Keep(CallHandle handle);

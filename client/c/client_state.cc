@@ -68,13 +68,14 @@ Status ClientState::Prepare(std::chrono::nanoseconds timeout) {
     if (prepared_) return Status();
   }
   const bool bounded = timeout.count() > 0 && timeout < kPrepareMax;
+  std::string server;
   const Result<v1::GetServerInfoResponse> info =
-      client_->GetServerInfo(bounded ? timeout : kPrepareMax);
+      client_->GetServerInfo(bounded ? timeout : kPrepareMax, &server);
   // A server without GetServerInfo shares no memory either.
   if (!info.ok() && info.status().code() != Code::kUnimplemented) return info.status();
   std::shared_ptr<RegionPool> pool;
   if (info.ok()) {
-    const Result<SharedSocket> socket = client_->FindSharedMemory(*info, socket_);
+    const Result<SharedSocket> socket = client_->FindSharedMemory(*info, socket_, server);
     if (socket.ok()) {
       Result<std::shared_ptr<SharedMemory>> memory =
           SharedMemory::Connect(*socket, {client_->token(), tenant_});
@@ -91,12 +92,20 @@ Status ClientState::Prepare(std::chrono::nanoseconds timeout) {
   trusted_ = doubted_ = false;
   if (another_servers_) return Status();
   pool_ = std::move(pool);
+  server_ = std::move(server);
   uuids_ = std::move(uuids);
   return Status();
 }
 
 std::shared_ptr<RegionPool> ClientState::pool() {
   const MutexLock lock(mutex_);
+  return pool_;
+}
+
+std::shared_ptr<RegionPool> ClientState::PoolFor(const ShareOptions& options, std::string* server) {
+  const MutexLock lock(mutex_);
+  if (client_->several() && options.server && *options.server != server_) return nullptr;
+  *server = server_;
   return pool_;
 }
 
@@ -192,7 +201,11 @@ bool ClientState::Known(const std::shared_ptr<RegionPool>& pool) {
   probe.q = probe.k = probe.v = TensorRef(DType::kFloat32, {1, 1, 1, 1}, &one, sizeof(one));
   const Result<AttentionCall> shared = ShareCall(*pool->memory(), probe);
   if (!shared.ok()) return false;
-  const CallOptions options{.timeout = kPrepareMax, .tenant = tenant_};
+  CallOptions options{.timeout = kPrepareMax, .tenant = tenant_};
+  {
+    const MutexLock lock(mutex_);
+    options.server = server_;
+  }
   const Result<AttentionResult> result = client_->Call(*shared, options);
   if (result.ok()) {
     Trust(pool);
@@ -244,12 +257,14 @@ Result<SharedCall> ClientState::Share(const AttentionCall& call, const DeviceTen
   const bool insists = options.transport == ATTEND_CLIENT_SHARED;
   const bool wanted = insists || (options.transport == ATTEND_CLIENT_AUTO && !shared_memory_off_);
   SharedCall shared{.call = call};
-  shared.pool = wanted ? pool() : nullptr;
-  if (insists && shared.pool == nullptr) return None("it offers none to this process");
+  shared.pool = wanted ? PoolFor(options, &shared.server) : nullptr;
+  if (insists && shared.pool == nullptr) {
+    return None("it offers none to this process, or is not the server that the call goes to");
+  }
   const bool large = insists || PayloadBytes(call) >= kPreparedBytesMin;
   if (shared.pool != nullptr && options.on_device && devices.ordinal()) {
     if (StageOnDevice(devices, large, &shared)) return shared;
-    shared = {.call = call, .pool = shared.pool};
+    shared = {.call = call, .pool = shared.pool, .server = shared.server};
   }
   bool found = false;
   if (shared.pool != nullptr) {

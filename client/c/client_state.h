@@ -23,6 +23,7 @@ namespace attend::client::c {
 struct SharedCall {
   AttentionCall call;
   std::shared_ptr<RegionPool> pool = {};  // null: nothing was placed
+  std::string server = {};                // whose it is, if the client has several
   // Of `owner`, which is `pool` or a GPU's.
   std::shared_ptr<RegionPool> owner = {};
   std::shared_ptr<SharedRegion> inputs = {}, outputs = {};
@@ -34,6 +35,8 @@ struct ShareOptions {
   int32_t transport = ATTEND_CLIENT_AUTO;
   bool in_session = false;
   bool on_device = true;  // tensors may stay in a GPU's memory
+  // Of several servers, the one that the call goes to in any case; none: it may be the memory's.
+  std::optional<std::string> server = {};
 };
 
 class ClientState {
@@ -71,6 +74,8 @@ class ClientState {
   static Status Place(const DeviceTensors& devices, bool in_session, SharedCall* shared);
   // `large`: worth it. False: it does not go so, and is not whole any more.
   bool StageOnDevice(const DeviceTensors& devices, bool large, SharedCall* shared);
+  // The pool of a call that goes to the pool's server, and which that is.
+  std::shared_ptr<RegionPool> PoolFor(const ShareOptions& options, std::string* server);
   // A GPU's pool; null if the server does not take that GPU's memory.
   std::shared_ptr<RegionPool> PoolOf(int ordinal, const std::shared_ptr<RegionPool>& pool);
   // Asks the server by a small call whether it knows the pool, unless it has shown that.
@@ -86,6 +91,7 @@ class ClientState {
   bool doubted_ ATTEND_GUARDED_BY(mutex_) = false;
   bool another_servers_ ATTEND_GUARDED_BY(mutex_) = false;
   std::shared_ptr<RegionPool> pool_ ATTEND_GUARDED_BY(mutex_);
+  std::string server_ ATTEND_GUARDED_BY(mutex_);  // whose it is, if the client has several
   // The pools of what Allocate gave out.
   std::map<const void*, std::shared_ptr<RegionPool>> allocated_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::string> uuids_ ATTEND_GUARDED_BY(mutex_);  // of GPUs whose memory it takes

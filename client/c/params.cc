@@ -130,6 +130,8 @@ Status ReadParams(const attend_client_params& params, const std::shared_ptr<cons
       call->mask.window_right = params.window_right;
     }
   }
+  call->mask.key_offset = params.key_offset;
+  call->mask.keys_after = params.keys_after;
   if (params.has_scale != 0) call->scale = params.scale;
   call->softcap = params.softcap;
   call->dropout_p = params.dropout_p;

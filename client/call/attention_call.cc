@@ -224,6 +224,8 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
   ATTEND_RETURN_IF_ERROR(FillShape(call, q, k, v, a.problem));
   Problem& p = a.problem;
   p.mask = MaskOf(call.mask);
+  p.key_offset = call.mask.key_offset;
+  p.keys_after = call.mask.keys_after;
   p.scale = call.scale.value_or(static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))));
   p.softcap = call.softcap;
   p.has_bias = call.bias.has_value();

@@ -22,6 +22,10 @@ struct MaskOption {
   v1::Mask::Kind kind = v1::Mask::KIND_NONE;
   std::optional<int64_t> window_left;   // keys; -1 = no bound
   std::optional<int64_t> window_right;  // keys; -1 = no bound
+  // k and v are a part of the keys, whose answer MergePartial merges with the others': so many are
+  // before the part's, and so many after it. Mask, ALiBi and dropout count keys as the whole does.
+  int64_t key_offset = 0;
+  int64_t keys_after = 0;
 };
 
 // Where the server writes the answer's tensors; those without a place come in the answer. The

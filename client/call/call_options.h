@@ -34,6 +34,9 @@ struct CallOptions {
   std::string tenant;
   // The span that makes the call, as W3C Trace Context writes it (version 00); empty: the client's.
   std::string traceparent = {};
+  // The server that the call goes to, where the client has several: HOST:PORT, as CallOutcome and
+  // Session name it. Empty: any that serves. A call over shared memory must name its server.
+  std::string server = {};
 };
 
 // How an asynchronous call ended.
@@ -43,6 +46,10 @@ struct CallOutcome {
   int64_t payload_bytes = 0;    // of the answer's tensors
   int attempts = 1;
   int connection = 0;  // used by the last attempt; in chunks: the first of several
+  // Who answered, by the server's own name (its --server-id), and where that is; empty: nobody did,
+  // or the client has one server only.
+  std::string server_id = {};
+  std::string server = {};
 };
 using CallCallback = std::function<void(CallOutcome)>;
 
@@ -51,6 +58,7 @@ struct StreamOptions {
   Payload payload = Payload::kCopy;
   std::string tenant;            // of all its requests; as CallOptions::tenant
   std::string traceparent = {};  // likewise
+  std::string server = {};       // likewise; all its requests go to one server in any case
 };
 
 // How one request of a stream ended.
@@ -59,6 +67,8 @@ struct StreamAnswer {
   AttentionResult result = {};  // as CallOutcome's
   int64_t payload_bytes = 0;    // of the answer's tensors
   int64_t retry_after_ms = 0;   // from the server, with a failure; 0 = none given
+  std::string server_id = {};   // as CallOutcome's
+  std::string server = {};
 };
 using StreamCallback = std::function<void(StreamAnswer)>;
 

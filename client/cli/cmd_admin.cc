@@ -82,7 +82,7 @@ int ListSessions(const AdminFlags& flags, AdminCalls& calls) {
 int FreeSessions(const AdminFlags& flags, AdminCalls& calls) {
   v1::FreeSessionsRequest request;
   request.set_tenant(flags.tenant);
-  for (const std::string& id : flags.ids) request.add_sessions(ParseSessionId(id));
+  for (const std::string& id : flags.ids) request.add_sessions(ParseSessionId(id).id);
   const Result<v1::FreeSessionsResponse> freed = calls.FreeSessions(request);
   if (!freed.ok()) return Fail(freed.status(), kExitFailed);
   std::printf("freed %lld sessions, %lld were not there\n", Int(freed->freed()),

@@ -53,11 +53,13 @@ Status Finish(BenchFlags* flags, const CommonOptions& common) {
 Result<std::vector<Served>> ServedWays(LoadOptions* load) {
   const Result<std::unique_ptr<Client>> client = Client::Make(load->client);
   if (!client.ok()) return client.status();
-  const auto info = (*client)->GetServerInfo(std::chrono::seconds(5));
-  if (!info.ok()) return info.status();
-  load->facts.server = ServerFactsOf(*info);
-  load->client.message_bytes_max = info->limits().request_bytes_max();
-  const Result<SharedSocket> socket = (*client)->FindSharedMemory(*info);
+  const Result<KnownServer> server = AskServer(**client, std::chrono::seconds(5));
+  if (!server.ok()) return server.status();
+  load->server = server->address;  // of several, all ways are to this one
+  load->facts.server = ServerFactsOf(server->info);
+  load->client.message_bytes_max = server->info.limits().request_bytes_max();
+  const Result<SharedSocket> socket =
+      (*client)->FindSharedMemory(server->info, "", server->address);
   if (!socket.ok()) return std::vector{Served::kMessages};
   load->shared_memory_socket = *socket;
   return std::vector{Served::kMessages, Served::kShared, Served::kInPlace};

@@ -94,8 +94,14 @@ Result<std::vector<CallSpec>> Grid(const CheckOptions& options) {
   return specs;
 }
 
-// Prints one row of the table; returns whether it passed. `memory` is null unless calls use it.
-bool CheckOne(Client& client, SharedMemory* memory, const CallSpec& spec, uint64_t seed,
+// Where calls are placed: in this memory, which is this server's, unless it is null.
+struct Place {
+  std::shared_ptr<SharedMemory> memory;
+  std::string server;
+};
+
+// Prints one row of the table; returns whether it passed.
+bool CheckOne(Client& client, const Place& place, const CallSpec& spec, uint64_t seed,
               const CheckOptions& options) {
   const auto row = [&](const char* kernel, double error, double bound, const char* verdict,
                        const std::string& detail) {
@@ -113,7 +119,10 @@ bool CheckOne(Client& client, SharedMemory* memory, const CallSpec& spec, uint64
     const Status forward = AddForwardPass(client, call_options, &*call);
     if (!forward.ok()) call = forward;
   }
-  if (call.ok() && memory != nullptr) call = ShareCall(*memory, *call);
+  if (call.ok() && place.memory != nullptr) {
+    call = ShareCall(*place.memory, *call);
+    call_options.server = place.server;
+  }
   if (!call.ok()) {
     row("-", 0, 0, "FAILED", call.status().ToString());
     return false;
@@ -154,18 +163,19 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   }
   const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
   if (!client.ok()) return Fail(client.status(), kExitUsage);
-  const Result<v1::GetServerInfoResponse> info = (*client)->GetServerInfo(std::chrono::seconds(5));
-  if (!info.ok()) return Fail(info.status(), kExitFailed);
-  WarnOfTenant(options.tenant, *info);
+  const Result<KnownServer> server = AskServer(**client, std::chrono::seconds(5));
+  if (!server.ok()) return Fail(server.status(), kExitFailed);
+  WarnOfTenant(options.tenant, server->info);
   const Result<std::shared_ptr<SharedMemory>> memory =
-      ConnectShared(options.transport, *info, **client, options.tenant);
+      ConnectShared(options.transport, *server, **client, options.tenant);
   if (!memory.ok()) return Fail(memory.status(), kExitFailed);
+  const Place place{*memory, server->address};
   std::printf("%-9s %-60s %-18s %10s %10s  %s\n", "dtype", "shape", "kernel", "max error", "bound",
               "verdict");
   size_t failed = 0;
   uint64_t seed = options.seed;
   for (const CallSpec& spec : *specs) {
-    if (!CheckOne(**client, memory->get(), spec, SplitMix64(&seed), options)) ++failed;
+    if (!CheckOne(**client, place, spec, SplitMix64(&seed), options)) ++failed;
   }
   std::printf("%zu of %zu passed, seed %llu\n", specs->size() - failed, specs->size(),
               static_cast<unsigned long long>(options.seed));

@@ -18,7 +18,12 @@ ClientOptions ClientOptionsOf(const CommonOptions& common) {
   options.tls = common.tls;
   options.connections = common.connections;
   options.completion_threads = common.completion_threads;
-  options.retry.attempts_max = common.attempts;
+  if (common.attempts > 0) options.retry.attempts_max = common.attempts;
+  const auto seconds = [](double s) {
+    return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9));
+  };
+  options.keepalive_time = seconds(common.keepalive_time_s);
+  options.keepalive_timeout = seconds(common.keepalive_timeout_s);
   options.token = common.token;
   // What runs the tool may trace it. As usual, what is no traceparent is none.
   const char* const traceparent = std::getenv("TRACEPARENT");
@@ -74,12 +79,20 @@ void AddTransport(CLI::App* command, TransportOptions* options) {
       ->type_name("PATH");
 }
 
+Result<KnownServer> AskServer(Client& client, std::chrono::nanoseconds timeout) {
+  KnownServer server;
+  Result<v1::GetServerInfoResponse> info = client.GetServerInfo(timeout, &server.address);
+  if (!info.ok()) return info.status();
+  server.info = std::move(*info);
+  return server;
+}
+
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
-                                                    const v1::GetServerInfoResponse& info,
-                                                    const Client& client,
+                                                    const KnownServer& server, const Client& client,
                                                     const std::string& tenant) {
   if (!options.shared_memory) return std::shared_ptr<SharedMemory>();
-  const Result<SharedSocket> socket = client.FindSharedMemory(info, options.socket);
+  const Result<SharedSocket> socket =
+      client.FindSharedMemory(server.info, options.socket, server.address);
   if (!socket.ok()) return socket.status();
   return SharedMemory::Connect(*socket, {client.token(), tenant});
 }

@@ -38,21 +38,24 @@ Status WriteReports(const LoadFlags& flags, const std::vector<LoadResult>& resul
 }
 
 // Fails early if there is no server, and asks it for what the load must know.
-Status AskServer(LoadFlags* flags) {
+Status AskForFacts(LoadFlags* flags) {
   const Result<std::unique_ptr<Client>> client = Client::Make(flags->load.client);
   if (!client.ok()) return client.status();
-  const auto info = (*client)->GetServerInfo(std::chrono::seconds(5));
-  if (!info.ok()) return info.status();
-  flags->load.client.message_bytes_max = info->limits().request_bytes_max();
-  flags->load.facts.server = ServerFactsOf(*info);
-  WarnOfTenant(flags->load.tenant, *info);
+  const Result<KnownServer> server = AskServer(**client, std::chrono::seconds(5));
+  if (!server.ok()) return server.status();
+  const v1::GetServerInfoResponse& info = server->info;
+  flags->load.client.message_bytes_max = info.limits().request_bytes_max();
+  flags->load.facts.server = ServerFactsOf(info);
+  WarnOfTenant(flags->load.tenant, info);
   if (flags->transport.shared_memory) {
-    const Result<SharedSocket> socket = (*client)->FindSharedMemory(*info, flags->transport.socket);
+    const Result<SharedSocket> socket =
+        (*client)->FindSharedMemory(info, flags->transport.socket, server->address);
     if (!socket.ok()) return socket.status();
     flags->load.shared_memory_socket = *socket;
+    flags->load.server = server->address;
   }
   if (flags->transport.cuda_ipc) {
-    const Result<std::vector<std::string>> devices = CudaDevices(*info);
+    const Result<std::vector<std::string>> devices = CudaDevices(info);
     if (!devices.ok()) return devices.status();
     const Result<const CudaDriver*> driver = CudaDriver::Get();
     if (!driver.ok()) return driver.status();
@@ -97,7 +100,7 @@ int ExitCodeOf(const LoadFlags& flags, const std::vector<LoadResult>& results,
 int Run(LoadFlags& flags, const CommonOptions& common) {
   const Status finished = FinishLoadFlags(&flags, common);
   if (!finished.ok()) return Fail(finished, kExitUsage);
-  const Status asked = AskServer(&flags);
+  const Status asked = AskForFacts(&flags);
   if (!asked.ok()) {
     return Fail(asked, asked.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed);
   }

@@ -22,17 +22,18 @@ struct RunOptions : CallFlags {
   TransportOptions transport;
 };
 
-// Puts the call into shared memory if the transport asks for it.
-Status Share(const RunOptions& options, Client& client, AttentionCall* call) {
+// Puts the call into shared memory if the transport asks for it, and names its server.
+Status Share(const RunOptions& options, Client& client, AttentionCall* call, std::string* address) {
   if (!options.transport.shared_memory) return Status();
-  const auto info = client.GetServerInfo(std::chrono::seconds(5));
-  if (!info.ok()) return info.status();
+  const Result<KnownServer> server = AskServer(client, std::chrono::seconds(5));
+  if (!server.ok()) return server.status();
+  *address = server->address;
   const Result<std::shared_ptr<SharedMemory>> memory =
-      ConnectShared(options.transport, *info, client, options.tenant);
+      ConnectShared(options.transport, *server, client, options.tenant);
   if (!memory.ok()) return memory.status();
   MakeRegion make_region = [&](int64_t bytes) { return (*memory)->Create(bytes); };
   if (options.transport.cuda_ipc) {
-    const Result<std::vector<std::string>> devices = CudaDevices(*info);
+    const Result<std::vector<std::string>> devices = CudaDevices(server->info);
     if (!devices.ok()) return devices.status();
     make_region = [&memory, uuids = *devices](int64_t bytes) {
       Result<std::shared_ptr<DeviceMemory>> device = LendableMemory(uuids, bytes);
@@ -66,7 +67,7 @@ int Run(const RunOptions& options, const CommonOptions& common) {
   CallOptions call_options = CallOptionsOf(options);
   const Status forward = AddForwardPass(**client, call_options, &*call);
   if (!forward.ok()) return Fail(forward, kExitFailed);
-  const Status shared = Share(options, **client, &*call);
+  const Status shared = Share(options, **client, &*call, &call_options.server);
   if (!shared.ok()) return Fail(shared, kExitFailed);
   call_options.transport = options.transport.transport;
   const Result<AttentionResult> result = (*client)->Call(*call, call_options);

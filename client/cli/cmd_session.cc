@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // attend-client session: makes sessions, appends to them from files, reads them and ends them. Each
-// run is a process of its own, so sessions go by their ids, in hexadecimal.
+// run is a process of its own, so sessions go by their ids, in hexadecimal, with their server of
+// several.
 
 #include <cstdio>
 #include <map>
@@ -50,7 +51,9 @@ Result<std::vector<Session>> Open(const SessionFlags& flags, Client& client) {
   options.tenant = flags.tenant;
   std::vector<Session> sessions;
   for (const std::string& id : flags.ids) {
-    Result<Session> session = Session::Open(client, ParseSessionId(id), options);
+    const SessionName name = ParseSessionId(id);
+    options.server = name.server;
+    Result<Session> session = Session::Open(client, name.id, options);
     if (!session.ok())
       return Status(session.status().code(), id + ": " + session.status().message());
     sessions.push_back(std::move(*session));
@@ -68,7 +71,8 @@ int Create(const SessionFlags& flags, Client& client) {
   options.shapes.front().dtype = *dtype;
   Result<Session> session = Session::Create(client, options);
   if (!session.ok()) return Fail(session.status(), kExitFailed);
-  std::printf("%s\n", SessionIdText(session->Release()).c_str());
+  const std::string server = session->server();
+  std::printf("%s\n", SessionIdText(session->Release(), server).c_str());
   return kExitOk;
 }
 
@@ -135,7 +139,8 @@ int Each(const SessionFlags& flags, Client& client, const Do& act) {
 Status Fork(const SessionFlags& flags, Session& session) {
   Result<Session> fork = session.Fork(flags.length);
   if (!fork.ok()) return fork.status();
-  std::printf("%s\n", SessionIdText(fork->Release()).c_str());
+  const std::string server = fork->server();
+  std::printf("%s\n", SessionIdText(fork->Release(), server).c_str());
   return Status();
 }
 

@@ -31,7 +31,9 @@ struct CommonOptions {
   TlsOptions tls;
   int connections = 1;
   int completion_threads = 0;
-  int attempts = 5;
+  int attempts = 0;  // 0: five, and one for a load
+  double keepalive_time_s = 10;
+  double keepalive_timeout_s = 5;
   std::string token_file;
   std::string token;  // from that file, or the environment; empty: none
   bool allocator_tuning = true;
@@ -61,10 +63,15 @@ struct TransportOptions {
 };
 // Adds --transport and --shared-memory-socket to a command.
 void AddTransport(CLI::App* command, TransportOptions* options);
+// What a server says of itself, and of several servers, where it is.
+struct KnownServer {
+  v1::GetServerInfoResponse info;
+  std::string address;  // as CallOptions takes it; empty: the client has one server only
+};
+Result<KnownServer> AskServer(Client& client, std::chrono::nanoseconds timeout);
 // A connection to the server's shared memory, as `tenant`; null unless --transport is shm.
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
-                                                    const v1::GetServerInfoResponse& info,
-                                                    const Client& client,
+                                                    const KnownServer& server, const Client& client,
                                                     const std::string& tenant);
 // The UUIDs of the server's healthy GPUs, for cuda_ipc.
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info);

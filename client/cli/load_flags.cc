@@ -274,7 +274,8 @@ Status FinishLoadFlags(LoadFlags* flags, const CommonOptions& common) {
   load.transport = flags->transport.transport;
   load.client = ClientOptionsOf(common);
   load.facts = FactsOf(common);
-  load.client.retry.attempts_max = 1;  // a load that retries would hide refusals
+  // Unless they are asked for, as retries would hide refusals.
+  if (common.attempts == 0) load.client.retry.attempts_max = 1;
   load.arrivals = flags->arrivals == "poisson" ? Arrivals::kPoisson : Arrivals::kConstant;
   for (const std::string& name : flags->allow) {
     const Result<Code> code = ParseCode(name);

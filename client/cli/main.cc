@@ -19,7 +19,9 @@ namespace {
 
 void AddCommonOptions(CLI::App& app, CommonOptions* common) {
   app.add_option("--server,-s", common->server,
-                 "Server: HOST[:PORT], [IPV6]:PORT or unix:PATH; without a port, 8001")
+                 "Server: HOST[:PORT], [IPV6]:PORT or unix:PATH; without a port, 8001. Several "
+                 "servers, which calls go to in turn: IP addresses with commas between them, or a "
+                 "name with several addresses")
       ->envname("ATTEND_SERVER")
       ->capture_default_str();
   const auto tls = [&app](const char* flag, const char* env, std::string& value, const char* help) {
@@ -48,8 +50,18 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
   app.add_option("--attempts", common->attempts,
                  "Attempts per call, the first included and within the deadline. A call is retried "
                  "if there is no server (UNAVAILABLE) or if a full one says when to retry "
-                 "(RESOURCE_EXHAUSTED). `load` never retries")
-      ->check(CLI::Range(1, 1000))
+                 "(RESOURCE_EXHAUSTED). Default: 5, and 1 for `load`, where retries would hide "
+                 "refusals")
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--keepalive-time", common->keepalive_time_s,
+                 "Of several servers: seconds of silence after which one is asked whether it is "
+                 "there")
+      ->check(CLI::Range(1.0, 86400.0))
+      ->capture_default_str();
+  app.add_option("--keepalive-timeout", common->keepalive_timeout_s,
+                 "Seconds that it then has to answer; else its calls end with UNAVAILABLE, and it "
+                 "is left out until it does")
+      ->check(CLI::Range(0.1, 86400.0))
       ->capture_default_str();
   app.add_option("--token-file", common->token_file,
                  "File whose first line is the token that says who calls; default: the variable "

@@ -73,6 +73,12 @@ ordered_json StepJson(const LoadResult& r, const std::optional<StabilityRule>& r
   json["unexpected_in_earlier_windows"] = r.earlier.unexpected;
   json["unanswered"] = r.unanswered;
   json["held_back"] = r.stats.held_back;
+  json["retries"] = r.stats.retries;
+  json["servers"] = ordered_json::array();
+  for (const auto& [id, calls] : r.stats.servers) {
+    json["servers"].push_back(
+        {{"id", id}, {"address", calls.address}, {"answered", calls.answered}, {"ok", calls.ok}});
+  }
   for (const auto& [code, count] : r.stats.by_code) {
     json["status"][std::string(CodeName(code))] = count;
   }

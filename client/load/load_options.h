@@ -50,6 +50,7 @@ struct LoadOptions {
   CallTransport transport = CallTransport::kAuto;  // without stream
   // If its path is not empty: the server's; all tensors are then in shared memory.
   SharedSocket shared_memory_socket;
+  std::string server;  // whose that is, where there are several; else calls go to any
   // If set: makes the device memory that holds the tensors, which is lent over that socket.
   std::function<Result<std::shared_ptr<DeviceMemory>>(int64_t bytes)> device_memory;
   std::string tenant;  // empty: the server's default tenant

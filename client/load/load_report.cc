@@ -42,7 +42,7 @@ void AppendOutcomes(std::string* out, const LoadResult& r) {
        {std::pair{", unanswered at the end ", r.unanswered},
         std::pair{", UNEXPECTED ", r.stats.unexpected},
         std::pair{", UNEXPECTED IN EARLIER WINDOWS ", r.earlier.unexpected},
-        std::pair{", DUE, NEVER SENT ", r.due_unsent},
+        std::pair{", DUE, NEVER SENT ", r.due_unsent}, std::pair{", retries ", r.stats.retries},
         std::pair{", sent late as --max-outstanding were unanswered ", r.stats.held_back}}) {
     if (count > 0) *out += what + std::to_string(count);
   }
@@ -55,6 +55,20 @@ void AppendOutcomes(std::string* out, const LoadResult& r) {
   for (const auto& [code, message] : r.stats.first_message) {
     *out += "    first " + std::string(CodeName(code)) + ": " + message + "\n";
   }
+}
+
+void AppendServers(std::string* out, const LoadResult& r) {
+  const auto& servers = r.stats.servers;
+  if (servers.empty() || servers.begin()->second.address.empty()) return;  // only one
+  *out += "  by server:";
+  for (const auto& [id, calls] : servers) {
+    Append(out, "%s %s (%s) %lld", &id == &servers.begin()->first ? "" : ",", calls.address.c_str(),
+           id.c_str(), static_cast<long long>(calls.answered));
+    if (calls.answered > calls.ok) {
+      Append(out, ", of which failed %lld", static_cast<long long>(calls.answered - calls.ok));
+    }
+  }
+  *out += "\n";
 }
 
 void AppendStability(std::string* out, const LoadResult& r, const StabilityRule& rule) {
@@ -116,6 +130,7 @@ std::string LoadTable(const LoadOptions& options, const std::vector<LoadResult>&
   for (const LoadResult& result : results) {
     out += StepName(result.step) + "\n";
     AppendOutcomes(&out, result);
+    AppendServers(&out, result);
     if (options.stability) AppendStability(&out, result, *options.stability);
     AppendPhases(&out, result);
     AppendChecks(&out, options, result);

@@ -46,6 +46,7 @@ Status LoadRunner::Open(const LoadStep& step) {
   if (options_.stream) {
     StreamOptions stream_options;
     stream_options.tenant = options_.tenant;
+    stream_options.server = options_.server;
     for (int i = 0; i < client_->connections(); ++i) {
       streams_.push_back(client_->OpenStream(stream_options));
     }
@@ -200,12 +201,15 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
       OnAnswer(slot, {.status = std::move(answer.status),
                       .result = std::move(answer.result),
                       .payload_bytes = answer.payload_bytes,
-                      .connection = connection});
+                      .connection = connection,
+                      .server_id = std::move(answer.server_id),
+                      .server = std::move(answer.server)});
     });
     return;
   }
   CallOptions call_options;
   call_options.tenant = options_.tenant;
+  call_options.server = options_.server;
   if (draw.deadline)
     call_options.timeout = std::chrono::nanoseconds(Ns(options_.deadline_ms / 1e3));
   // Copies from a device would not be read.
@@ -267,6 +271,9 @@ void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t no
   ++stats.sent;
   ++stats.by_code[code];
   stats.held_back += slot.held_back;
+  stats.retries += outcome.attempts - 1;
+  const std::string& name = outcome.server_id.empty() ? outcome.server : outcome.server_id;
+  if (!name.empty()) stats.servers[name].Add(outcome.server, code);
   if (!Expected(slot, code)) ++stats.unexpected;
   if (code != Code::kOk) {
     stats.first_message.try_emplace(code, outcome.status.message());

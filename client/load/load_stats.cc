@@ -14,6 +14,13 @@ void LoadStats::Merge(const LoadStats& other) {
   for (int phase = 0; phase < kPhases; ++phase) phases[phase].Merge(other.phases[phase]);
   batch_requests += other.batch_requests;
   held_back += other.held_back;
+  retries += other.retries;
+  for (const auto& [id, calls] : other.servers) {
+    ServerCalls& own = servers[id];
+    if (own.address.empty()) own.address = calls.address;
+    own.answered += calls.answered;
+    own.ok += calls.ok;
+  }
   checks_passed += other.checks_passed;
   checks_failed += other.checks_failed;
   if (first_check_failure.empty()) first_check_failure = other.first_check_failure;

@@ -28,18 +28,33 @@ enum Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kNetw
 inline constexpr std::array<const char*, kPhases> kPhaseNames = {
     "receive", "queue", "copy_in", "kernel", "copy_out", "check", "total", "network"};
 
+// Answers of one of the servers.
+struct ServerCalls {
+  std::string address;  // empty: there is one server only
+  int64_t answered = 0;
+  int64_t ok = 0;
+
+  void Add(const std::string& from, Code code) {
+    if (address.empty()) address = from;
+    ++answered;
+    ok += code == Code::kOk;
+  }
+};
+
 struct LoadStats {
   // Answers to requests that were meant to be sent inside the measurement.
   int64_t sent = 0;
   std::map<Code, int64_t> by_code;
-  std::map<Code, std::string> first_message;  // of every code but OK
-  int64_t unexpected = 0;                     // statuses that nothing in the options explains
-  Histogram from_intended;                    // ns, of OK answers
-  Histogram from_sent;                        // ns, of OK answers
-  std::array<Histogram, kPhases> phases;      // ns, as the server reports them, and kNetwork
-  double batch_requests = 0;                  // sum over OK answers
-  int64_t held_back = 0;                      // sent late, as --max-outstanding were unanswered
-  int64_t checks_passed = 0;                  // by the server
+  std::map<Code, std::string> first_message;   // of every code but OK
+  int64_t unexpected = 0;                      // statuses that nothing in the options explains
+  Histogram from_intended;                     // ns, of OK answers
+  Histogram from_sent;                         // ns, of OK answers
+  std::array<Histogram, kPhases> phases;       // ns, as the server reports them, and kNetwork
+  double batch_requests = 0;                   // sum over OK answers
+  int64_t held_back = 0;                       // sent late, as --max-outstanding were unanswered
+  int64_t retries = 0;                         // attempts beyond each call's first
+  std::map<std::string, ServerCalls> servers;  // by their own names
+  int64_t checks_passed = 0;                   // by the server
   int64_t checks_failed = 0;
   std::string first_check_failure;
   std::string first_kernel;

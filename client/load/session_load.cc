@@ -89,7 +89,7 @@ class Sequence {
   };
 
   Status RunAll();
-  Status Decode(Session& session, History& history);
+  Status Decode(Session& session, Stream* stream, History& history);
   // A prompt or a step, on all layers: fresh data, then the call. `keep`: the answer is to be
   // verified.
   struct Cost {
@@ -124,6 +124,12 @@ Status Sequence::RunAll() {
   Result<Session> session = Session::Create(client_, options);
   if (!session.ok()) return session.status();
   ++stats_.sessions;
+  // One stream is to one server, which need not be this session's.
+  std::unique_ptr<Stream> own;
+  if (stream_ != nullptr && client_.several()) {
+    own = client_.OpenStream({.tenant = options_.tenant, .server = session->server()});
+  }
+  Stream* const stream = own == nullptr ? stream_ : own.get();
   History history;
   if (verified_) {
     Result<History> made = History::Make(spec, load_.context + load_.decode);
@@ -135,7 +141,7 @@ Status Sequence::RunAll() {
   stats_.prompts_end = NowNs();
   stats_.prompt_ns.Record(prompt->ns);
   ++stats_.prompts;
-  if (!forks_) return Decode(*session, history);
+  if (!forks_) return Decode(*session, stream, history);
   Result<Session> fork = session->Fork();
   if (!fork.ok()) return fork.status();
   ++stats_.sessions;
@@ -150,16 +156,16 @@ Status Sequence::RunAll() {
     same.v = history.v;
     forked.Append(same);
   }
-  ATTEND_RETURN_IF_ERROR(Decode(*session, history));
-  return Decode(*fork, forked);
+  ATTEND_RETURN_IF_ERROR(Decode(*session, stream, history));
+  return Decode(*fork, stream, forked);
 }
 
-Status Sequence::Decode(Session& session, History& history) {
+Status Sequence::Decode(Session& session, Stream* stream, History& history) {
   const double share = kStepsVerified / static_cast<double>(load_.decode);
   for (int64_t step = 0; step < load_.decode && !interrupted_; ++step) {
     Think();
     const bool keep = verified_ && (step + 1 == load_.decode || random_.Uniform() < share);
-    const Result<Cost> cost = Append(session, 1, keep, stream_, history);
+    const Result<Cost> cost = Append(session, 1, keep, stream, history);
     if (!cost.ok()) return cost.status();
     stats_.steps_begin = std::min(stats_.steps_begin, cost->begin);
     stats_.steps_end = NowNs();

@@ -52,7 +52,9 @@ class ServedWay final : public Way {
     if (!encoded.ok()) return encoded.status();
     const int64_t sent = now();
     const auto answered = std::make_shared<std::promise<CallOutcome>>();
-    client_->CallAsync(*encoded, {}, {}, [answered](CallOutcome outcome) {
+    CallOptions to;
+    to.server = options_.server;
+    client_->CallAsync(*encoded, {}, to, [answered](CallOutcome outcome) {
       answered->set_value(std::move(outcome));
     });
     CallOutcome outcome = answered->get_future().get();

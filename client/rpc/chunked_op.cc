@@ -27,11 +27,9 @@ ChunkedOp::ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_
       as_message_(call.as_message()) {}
 
 void ChunkedOp::Start() {
-  const int connection = pool_->Acquire();
-  if (!Register(connection)) return;
+  if (!Register(pool_->Acquire(options_.server)->loop)) return;
   const MutexLock lock(mutex_);
   self_ = shared_from_this();
-  pool_->Release(connection);
   StartAttempt();
 }
 
@@ -45,20 +43,21 @@ void ChunkedOp::StartAttempt() {
   failure_ = Status();
   pushback_ = Pushback();
   refused_lengths_.clear();
-  StartStripe(pool_->Acquire());
+  StartStripe(options_.server);
 }
 
-void ChunkedOp::StartStripe(int connection) {
+void ChunkedOp::StartStripe(const std::string& server) {
   static const std::string* const method =
       new std::string("/attend.v1.AttentionService/AttendChunked");
   Stripe& stripe = *stripes_.emplace_back(std::make_unique<Stripe>());
   stripe.index = static_cast<int>(stripes_.size()) - 1;
-  stripe.connection = connection;
+  stripe.lease = pool_->Acquire(server);
+  stripe.connection = stripe.lease->index;
   for (int kind = 0; kind < kKinds; ++kind) {
     stripe.events[static_cast<size_t>(kind)] = Event{this, stripe.index * kKinds + kind};
   }
   Prepare(stripe.context);
-  Connection& to = pool_->at(connection);
+  Connection& to = *stripe.lease;
   stripe.stream = to.stub.PrepareCall(&stripe.context, *method, to.loop->queue());
   ++open_stripes_;
   stripe.stream->StartCall(stripe.events[kStarted].Tag());
@@ -71,7 +70,10 @@ void ChunkedOp::StartMoreStripes() {
   const int64_t stripes =
       std::min({(bytes + kStripeBytesMin - 1) / kStripeBytesMin,
                 static_cast<int64_t>(grant_->streams_max()), static_cast<int64_t>(pool_->size())});
-  while (static_cast<int64_t>(stripes_.size()) < stripes) StartStripe(pool_->Acquire());
+  // The token of the grant is known to the first one's server only.
+  const std::string server =
+      options_.server.empty() ? pool_->ServerOf(stripes_.front()->context) : options_.server;
+  while (static_cast<int64_t>(stripes_.size()) < stripes) StartStripe(server);
 }
 
 void ChunkedOp::Perform(Stripe& stripe, const Ops& ops) {
@@ -132,7 +134,7 @@ void ChunkedOp::StripeEnded(Stripe& stripe) {
   assert(!stripe.ended && stripe.read_over && !stripe.writing && "gRPC still holds an event");
   stripe.ended = true;
   --open_stripes_;
-  pool_->Release(stripe.connection);
+  stripe.lease.Release();
   Status status = FromGrpc(stripe.status);
   // One that never joined brought nothing; whether the request goes on the others say.
   if (status.ok() || (stripe.index > 0 && !stripe.granted)) return;
@@ -214,7 +216,8 @@ std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
 }
 
 CallOutcome ChunkedOp::TakeOutcome(Status status) {
-  CallOutcome outcome = OutcomeOf(std::move(status), stripes_.front()->connection);
+  CallOutcome outcome =
+      OutcomeOf(std::move(status), stripes_.front()->connection, &stripes_.front()->context);
   if (outcome.status.ok()) {
     DecodedResponse response = answer_->TakeResponse();
     outcome.result = std::move(response.result);

@@ -59,6 +59,7 @@ class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<C
   // One stream of an attempt.
   struct Stripe {
     int index = 0;
+    Lease lease;
     int connection = 0;
     grpc::ClientContext context;
     std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
@@ -88,7 +89,7 @@ class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<C
   static void Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops);
   static void FinishIfOver(Stripe& stripe);
   void StartAttempt() ATTEND_REQUIRES(mutex_);
-  void StartStripe(int connection) ATTEND_REQUIRES(mutex_);
+  void StartStripe(const std::string& server) ATTEND_REQUIRES(mutex_);
   void StartMoreStripes() ATTEND_REQUIRES(mutex_);
   void WriteNext(Stripe& stripe, Ops* ops) ATTEND_REQUIRES(mutex_);
   void StripeEnded(Stripe& stripe) ATTEND_REQUIRES(mutex_);

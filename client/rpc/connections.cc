@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <cassert>
+#include <climits>
 #include <cstdio>
 #include <utility>
 
 #include "attend/v1/attention.pb.h"
+#include "client/call/server_address.h"
+#include "client/call/token.h"
 #include "kernels/util/thread_name.h"
 
 namespace attend::client {
@@ -27,26 +30,29 @@ constexpr int kConnectMaxMs = 5000;
 // Connecting once more, to find out what is wrong.
 constexpr std::chrono::milliseconds kDiagnosisMax{2000};
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server, const TlsClient* tls,
-                                           bool with_token) {
-  grpc::ChannelArguments args;
-  // A proxy ($http_proxy) would read the token.
-  if (with_token) args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Channels with equal arguments share one socket unless each has its own pool.
-  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // gRPC's own retries would buffer every message; retry_policy.h does them.
-  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kBackoffMinMs);
-  // By its name a pause, but gRPC takes it for the time that connecting may take.
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMaxMs);
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
-  args.SetMaxReceiveMessageSize(-1);
-  args.SetMaxSendMessageSize(-1);
-  if (tls == nullptr) {
-    return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), args);
-  }
-  if (!tls->server_name().empty()) args.SetSslTargetNameOverride(tls->server_name());
-  return grpc::CreateCustomChannel(server, tls->Credentials(), args);
+// Looking up a name again, after a connection has ended. So new servers are found this soon after
+// one of the old connections is of age.
+constexpr int kLookupMinMs = 2000;
+// To servers that calls must go to; then the one unused for longest is forgotten.
+constexpr size_t kPinnedMax = 64;
+// gRPC's own balancing: in turn, without the servers that say that they do not serve.
+constexpr char kSpread[] =
+    R"({"loadBalancingConfig":[{"round_robin":{}}],"healthCheckConfig":{"serviceName":""}})";
+
+int Milliseconds(std::chrono::nanoseconds time) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+  return static_cast<int>(std::clamp<int64_t>(ms, 1, INT_MAX));
+}
+
+void SpreadCalls(const PoolOptions& options, grpc::ChannelArguments* args) {
+  args->SetServiceConfigJSON(kSpread);
+  args->SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kLookupMinMs);
+  // A server that is cut off ends no connection.
+  args->SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options.keepalive_time));
+  args->SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(options.keepalive_timeout));
+  args->SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no bound
+  // A proxy ($http_proxy) would be the only server.
+  args->SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
 }
 
 }  // namespace
@@ -104,50 +110,118 @@ void CompletionLoop::Close() {
   while (first_ != nullptr) empty_.Wait(mutex_);
 }
 
-ConnectionPool::ConnectionPool(const std::string& server, std::shared_ptr<const TlsClient> tls,
-                               int connections, int completion_threads, const Clock& clock,
-                               std::string token, std::string traceparent)
-    : clock_(clock),
-      tls_(std::move(tls)),
-      token_(std::move(token)),
-      traceparent_(std::move(traceparent)) {
-  if (completion_threads == 0) {
+ConnectionPool::ConnectionPool(const PoolOptions& options, const Clock& clock)
+    : options_(options), clock_(clock), several_(MayBeSeveral(options.target)) {
+  int threads = options.completion_threads;
+  if (threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    completion_threads = std::clamp(connections, 1, std::max(1, cores / 2));
+    threads = std::clamp(options.connections, 1, std::max(1, cores / 2));
   }
-  completion_threads = std::min(completion_threads, connections);
-  for (int i = 0; i < completion_threads; ++i) loops_.push_back(std::make_unique<CompletionLoop>());
-  for (int i = 0; i < connections; ++i) {
-    connections_.push_back(
-        std::make_unique<Connection>(MakeChannel(server, tls_.get(), !token_.empty()),
-                                     loops_[static_cast<size_t>(i % completion_threads)].get()));
-  }
-  control_ = MakeChannel(server, tls_.get(), !token_.empty());
+  threads = std::min(threads, options.connections);
+  for (int i = 0; i < threads; ++i) loops_.push_back(std::make_unique<CompletionLoop>());
+  any_ = MakeConnections(options.target, several_);
+  control_ = MakeChannel(options.target, /*spread=*/false);
 }
 
-int ConnectionPool::Acquire() {
-  const int count = size();
-  int best = 0;
-  if (count > 1) {
-    const auto start = turn_.fetch_add(1, std::memory_order_relaxed);
-    int64_t fewest = INT64_MAX;
-    for (int k = 0; k < count; ++k) {
-      const int index = static_cast<int>((start + static_cast<uint64_t>(k)) % count);
-      const int64_t outstanding = connections_[index]->outstanding.load(std::memory_order_relaxed);
-      if (outstanding < fewest) {
-        fewest = outstanding;
-        best = index;
-      }
-      if (fewest == 0) break;
+std::shared_ptr<grpc::Channel> ConnectionPool::MakeChannel(const std::string& target,
+                                                           bool spread) const {
+  grpc::ChannelArguments args;
+  // A proxy ($http_proxy) would read the token.
+  if (!token().empty()) args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // Channels with equal arguments share one socket unless each has its own pool.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // gRPC's own retries would buffer every message; retry_policy.h does them.
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kBackoffMinMs);
+  // By its name a pause, but gRPC takes it for the time that connecting may take.
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMaxMs);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
+  args.SetMaxReceiveMessageSize(-1);
+  args.SetMaxSendMessageSize(-1);
+  if (spread) SpreadCalls(options_, &args);
+  const TlsClient* const tls = options_.tls.get();
+  if (tls == nullptr || IsUnixTarget(target)) {
+    return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
+  }
+  // One address of a name has the name's certificate.
+  const bool by_name = !tls->server_name().empty();
+  if (by_name || target != options_.target) {
+    args.SetSslTargetNameOverride(by_name ? tls->server_name() : tls->host());
+  }
+  return grpc::CreateCustomChannel(target, tls->Credentials(), args);
+}
+
+ConnectionPool::Connections ConnectionPool::MakeConnections(const std::string& target,
+                                                            bool spread) const {
+  Connections made;
+  for (int i = 0; i < size(); ++i) {
+    CompletionLoop* const loop = loops_[static_cast<size_t>(i) % loops_.size()].get();
+    made.push_back(std::make_shared<Connection>(MakeChannel(target, spread), loop, i));
+  }
+  return made;
+}
+
+Lease ConnectionPool::Choose(const Connections& connections, uint64_t turn) {
+  size_t best = 0;
+  int64_t fewest = INT64_MAX;
+  for (size_t k = 0; k < connections.size() && fewest > 0; ++k) {
+    const size_t index = (turn + k) % connections.size();
+    const int64_t outstanding = connections[index]->outstanding.load(std::memory_order_relaxed);
+    if (outstanding < fewest) {
+      fewest = outstanding;
+      best = index;
     }
   }
-  connections_[best]->outstanding.fetch_add(1, std::memory_order_relaxed);
-  return best;
+  return Lease(connections[best]);
+}
+
+Lease ConnectionPool::Acquire(const std::string& server) {
+  const uint64_t turn = turn_.fetch_add(1, std::memory_order_relaxed);
+  if (server.empty()) return Choose(any_, turn);
+  const MutexLock lock(mutex_);
+  return Choose(PinnedTo(server).connections, turn);
+}
+
+std::shared_ptr<grpc::Channel> ConnectionPool::control(const std::string& server) const {
+  if (server.empty()) return control_;
+  const MutexLock lock(mutex_);
+  return PinnedTo(server).control;
+}
+
+ConnectionPool::Pinned& ConnectionPool::PinnedTo(const std::string& server) const {
+  const uint64_t turn = turn_.load(std::memory_order_relaxed);
+  const auto found = pinned_.find(server);
+  if (found != pinned_.end()) {
+    found->second.used = turn;
+    return found->second;
+  }
+  if (pinned_.size() >= kPinnedMax) {
+    // Calls in flight keep their own.
+    pinned_.erase(std::min_element(
+        pinned_.begin(), pinned_.end(),
+        [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+  }
+  const Result<std::string> target = ServerTarget(server);
+  assert(target.ok() && "CheckServer was not asked");
+  return pinned_[server] = {MakeConnections(*target, /*spread=*/false),
+                            MakeChannel(*target, /*spread=*/false), turn};
+}
+
+Status ConnectionPool::CheckServer(const std::string& server) const {
+  if (server.empty()) return Status();
+  const Result<std::string> target = ServerTarget(server);
+  if (!target.ok()) return target.status();
+  if (IsList(*target)) return InvalidArgument("server is \"" + server + "\", must be one address");
+  return options_.tls != nullptr ? Status() : CheckTokenStays(token(), *target);
+}
+
+std::string ConnectionPool::ServerOf(const grpc::ClientContext& context) const {
+  return several_ ? ServerOfPeer(context.peer()) : std::string();
 }
 
 Status ConnectionPool::Explain(Status status) const {
-  if (status.code() != Code::kUnavailable || tls_ == nullptr) return status;
-  const std::string why = tls_->Diagnose(kDiagnosisMax);
+  if (status.code() != Code::kUnavailable || options_.tls == nullptr) return status;
+  const std::string why = options_.tls->Diagnose(kDiagnosisMax);
   if (why.empty()) return status;
   return Unavailable(why + " (" + status.message() + ")");
 }
@@ -203,10 +277,10 @@ Status CheckNames(const std::string& tenant, const std::string& traceparent) {
 
 void ConnectionPool::Introduce(const std::string& tenant, const std::string& traceparent,
                                grpc::ClientContext* context) const {
-  const std::string& span = traceparent.empty() ? traceparent_ : traceparent;
+  const std::string& span = traceparent.empty() ? options_.traceparent : traceparent;
   if (!span.empty()) context->AddMetadata("traceparent", span);
   if (!tenant.empty()) context->AddMetadata("x-attend-tenant", tenant);
-  if (!token_.empty()) context->AddMetadata("authorization", "Bearer " + token_);
+  if (!token().empty()) context->AddMetadata("authorization", "Bearer " + token());
 }
 
 Status FromGrpc(const grpc::Status& status) {
@@ -234,6 +308,13 @@ Pushback PushbackOf(const grpc::ClientContext& context) {
   const auto found = trailers.find("grpc-retry-pushback-ms");
   if (found == trailers.end()) return {};
   return ParsePushback(std::string_view(found->second.data(), found->second.size()));
+}
+
+std::string ServerIdOf(const grpc::ClientContext& context) {
+  const auto& metadata = context.GetServerInitialMetadata();
+  const auto found = metadata.find("attend-server-id");
+  if (found == metadata.end()) return "";
+  return std::string(found->second.data(), found->second.size());
 }
 
 std::vector<int64_t> RefusedLengths(const grpc::ClientContext& context) {

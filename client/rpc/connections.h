@@ -11,7 +11,8 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <atomic>
-#include <cassert>
+#include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -86,56 +87,119 @@ class CompletionLoop {
   std::thread thread_;
 };
 
+// A channel of its own, which is a socket to each of the servers that it may choose from.
 struct Connection {
-  Connection(std::shared_ptr<grpc::Channel> channel, CompletionLoop* loop)
-      : channel(std::move(channel)), stub(this->channel), loop(loop) {}
+  Connection(std::shared_ptr<grpc::Channel> channel, CompletionLoop* loop, int index)
+      : channel(std::move(channel)), stub(this->channel), loop(loop), index(index) {}
 
-  std::shared_ptr<grpc::Channel> channel;
+  const std::shared_ptr<grpc::Channel> channel;
   grpc::GenericStub stub;
-  CompletionLoop* loop;
+  CompletionLoop* const loop;
+  const int index;  // among those with the same choice
   std::atomic<int64_t> outstanding{0};
 };
 
+// An unanswered call's place on a connection.
+class Lease {
+ public:
+  Lease() = default;
+  explicit Lease(std::shared_ptr<Connection> connection) : connection_(std::move(connection)) {
+    connection_->outstanding.fetch_add(1, std::memory_order_relaxed);
+  }
+  Lease(Lease&& other) noexcept = default;
+  Lease& operator=(Lease&& other) noexcept {
+    Release();
+    connection_ = std::move(other.connection_);
+    return *this;
+  }
+  ~Lease() { Release(); }
+
+  void Release() {
+    if (connection_ == nullptr) return;
+    connection_->outstanding.fetch_sub(1, std::memory_order_relaxed);
+    connection_ = nullptr;
+  }
+  Connection* operator->() const { return connection_.get(); }
+  Connection& operator*() const { return *connection_; }
+
+ private:
+  std::shared_ptr<Connection> connection_;
+};
+
+struct PoolOptions {
+  std::string target;                    // as ServerTarget gives it
+  std::shared_ptr<const TlsClient> tls;  // null: without
+  int connections = 1;
+  int completion_threads = 0;
+  std::string token = {};        // every call's; empty: none
+  std::string traceparent = {};  // of calls that name none
+  // A server of several is asked whether it is there once it has been silent for so long, and has
+  // so long to answer.
+  std::chrono::nanoseconds keepalive_time = std::chrono::seconds(10);
+  std::chrono::nanoseconds keepalive_timeout = std::chrono::seconds(5);
+};
+
+// The connections of a client. Those to any of its servers, among which gRPC chooses for every
+// call: in turn, of those that are connected and say that they serve. And, made when they are first
+// asked for, those to one server for what must go to it.
 class ConnectionPool {
  public:
-  // `tls`: null without. `clock` must outlive the pool. `token`: every call's; empty: none.
-  // `traceparent`: of calls that name none.
-  ConnectionPool(const std::string& server, std::shared_ptr<const TlsClient> tls, int connections,
-                 int completion_threads, const Clock& clock, std::string token = {},
-                 std::string traceparent = {});
+  // `clock` must outlive the pool.
+  ConnectionPool(const PoolOptions& options, const Clock& clock);
 
-  // The connection with the fewest unanswered calls; in turn among equals. Counts one more there.
-  int Acquire();
-  void Release(int index) {
-    [[maybe_unused]] const int64_t before =
-        connections_[index]->outstanding.fetch_sub(1, std::memory_order_relaxed);
-    assert(before > 0 && "released more often than acquired");
-  }
-  Connection& at(int index) { return *connections_[index]; }
-  int size() const { return static_cast<int>(connections_.size()); }
-  // For small calls, which must not wait for tensors to be sent.
-  const std::shared_ptr<grpc::Channel>& control() const { return control_; }
+  // A place on the connection with the fewest unanswered calls; in turn among equals. `server`:
+  // the calls' server, as CheckServer takes it; empty: any.
+  Lease Acquire(const std::string& server = {}) ATTEND_EXCLUDES(mutex_);
+  // As many for any server as for each.
+  int size() const { return options_.connections; }
+  // Whether the client may have several servers.
+  bool several() const { return several_; }
+  // INVALID_ARGUMENT unless it is empty or one server, to which the token may go.
+  Status CheckServer(const std::string& server) const;
+  // Who answers a call that has begun, for Acquire; empty where there is one server only.
+  std::string ServerOf(const grpc::ClientContext& context) const;
+
+  // For small calls, which must not wait for tensors to be sent. To the named server, or to the
+  // first that is there, whether it serves or not.
+  std::shared_ptr<grpc::Channel> control(const std::string& server = {}) const
+      ATTEND_EXCLUDES(mutex_);
+  // The same to any server that serves, in turn.
+  const std::shared_ptr<grpc::Channel>& control_in_turn() const { return any_.front()->channel; }
   // What deadlines and retries go by.
   const Clock& clock() const { return clock_; }
   // Puts into the call's metadata who calls, for which tenant (empty: the caller's own), and which
   // span (empty: the pool's).
   void Introduce(const std::string& tenant, const std::string& traceparent,
                  grpc::ClientContext* context) const;
-  const std::string& token() const { return token_; }
+  const std::string& token() const { return options_.token; }
   // The status of a call that has ended. If it ended because no connection of TLS comes about, says
   // why; this can take a second or two.
   Status Explain(Status status) const;
   void Close();
 
  private:
+  using Connections = std::vector<std::shared_ptr<Connection>>;
+  // Those to one server.
+  struct Pinned {
+    Connections connections;
+    std::shared_ptr<grpc::Channel> control;
+    uint64_t used = 0;  // the turn
+  };
+
+  std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, bool spread) const;
+  Connections MakeConnections(const std::string& target, bool spread) const;
+  Pinned& PinnedTo(const std::string& server) const ATTEND_REQUIRES(mutex_);
+  static Lease Choose(const Connections& connections, uint64_t turn);
+
+  const PoolOptions options_;
   const Clock& clock_;
-  const std::shared_ptr<const TlsClient> tls_;
+  const bool several_;
   std::vector<std::unique_ptr<CompletionLoop>> loops_;
-  std::vector<std::unique_ptr<Connection>> connections_;
+  Connections any_;
   std::shared_ptr<grpc::Channel> control_;
-  const std::string token_;
-  const std::string traceparent_;
-  std::atomic<uint64_t> turn_{0};
+  mutable std::atomic<uint64_t> turn_{0};
+  mutable Mutex mutex_;
+  mutable std::map<std::string, Pinned> pinned_ ATTEND_GUARDED_BY(mutex_);
 };
 
 // Request ids of one client: 8 random hex digits and a counter, short enough for a slice without
@@ -165,6 +229,8 @@ Status CheckNames(const std::string& tenant, const std::string& traceparent);
 Status FromGrpc(const grpc::Status& status);
 // What the server said of trying again, once the call has ended.
 Pushback PushbackOf(const grpc::ClientContext& context);
+// The server's own name, once its answer has begun; empty: it says none.
+std::string ServerIdOf(const grpc::ClientContext& context);
 // What the sessions' lengths are, if the failed call's metadata says so.
 std::vector<int64_t> RefusedLengths(const grpc::ClientContext& context);
 gpr_timespec DeadlineAfter(std::chrono::nanoseconds timeout);

@@ -17,11 +17,10 @@ RetryingOp::RetryingOp(ConnectionPool* pool, std::string_view id, const CallOpti
       callback_(std::move(callback)),
       retry_(retry, seed) {}
 
-bool RetryingOp::Register(int connection) {
+bool RetryingOp::Register(CompletionLoop* loop) {
   assert(home_ == nullptr && "a call was started twice");
-  home_ = pool_->at(connection).loop;
+  home_ = loop;
   if (home_->Add(this)) return true;
-  pool_->Release(connection);
   const CallCallback callback = std::exchange(callback_, nullptr);
   callback({.status = Status(Code::kCancelled, "the client is being destroyed")});
   return false;
@@ -51,9 +50,15 @@ Status RetryingOp::CancelledWaiting() {
   return Status(Code::kCancelled, "cancelled while waiting to retry");
 }
 
-CallOutcome RetryingOp::OutcomeOf(Status status, int connection) const {
+CallOutcome RetryingOp::OutcomeOf(Status status, int connection,
+                                  const grpc::ClientContext* context) const {
   CallOutcome outcome;
   outcome.connection = connection;
+  if (context != nullptr) outcome.server_id = ServerIdOf(*context);
+  // Servers of older versions say no name.
+  if (!outcome.server_id.empty() || (context != nullptr && status.ok())) {
+    outcome.server = pool_->ServerOf(*context);
+  }
   outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
   outcome.status = std::move(status);
   return outcome;

@@ -32,9 +32,8 @@ class RetryingOp : public Operation {
   // Every call has ended, exactly once.
   ~RetryingOp() override { assert(callback_ == nullptr); }
 
-  // Makes the connection's loop the operation's. False: the client is being destroyed, and the
-  // call has ended.
-  bool Register(int connection);
+  // Makes the loop the operation's. False: the client is being destroyed, and the call has ended.
+  bool Register(CompletionLoop* loop);
 
   bool has_deadline() const { return deadline_ != kNever; }
   std::chrono::nanoseconds time_left() const { return deadline_ - pool_->clock().Now(); }
@@ -45,8 +44,9 @@ class RetryingOp : public Operation {
   bool ScheduleRetry(Status& status, const Pushback& pushback) ATTEND_REQUIRES(mutex_);
   // How a call ends whose wait was cut short.
   static Status CancelledWaiting();
-  // Without the answer.
-  CallOutcome OutcomeOf(Status status, int connection) const ATTEND_REQUIRES(mutex_);
+  // Without the answer. `context`: of the last attempt, which has ended; null if there was none.
+  CallOutcome OutcomeOf(Status status, int connection, const grpc::ClientContext* context) const
+      ATTEND_REQUIRES(mutex_);
 
   // Once, last.
   void End(CallOutcome outcome) ATTEND_EXCLUDES(mutex_);

@@ -10,13 +10,15 @@ void Refuse(const StreamCallback& callback, Status status) {
   callback({.status = std::move(status)});
 }
 
-StreamOp::StreamOp(ConnectionPool* pool, int connection, const StreamOptions& options,
-                   RequestIds* ids, const std::atomic<int64_t>* message_bytes_max)
+StreamOp::StreamOp(ConnectionPool* pool, const StreamOptions& options, RequestIds* ids,
+                   const std::atomic<int64_t>* message_bytes_max)
     : pool_(pool),
-      connection_(connection),
       options_(options),
       ids_(ids),
-      message_bytes_max_(message_bytes_max) {
+      message_bytes_max_(message_bytes_max),
+      lease_(pool->Acquire(pool->CheckServer(options.server).ok() ? options.server : "")),
+      connection_(lease_->index),
+      loop_(lease_->loop) {
   for (int slot = 0; slot < kSlots; ++slot) events_[slot] = Event{this, slot};
 }
 
@@ -29,13 +31,13 @@ void* StreamOp::Expect(Slot slot) {
 void StreamOp::Start() {
   static const std::string* const method =
       new std::string("/attend.v1.AttentionService/AttendStream");
-  Connection& connection = pool_->at(connection_);
   Status refused = CheckNames(options_.tenant, options_.traceparent);
-  if (refused.ok() && !connection.loop->Add(this)) {
+  if (refused.ok()) refused = pool_->CheckServer(options_.server);
+  if (refused.ok() && !loop_->Add(this)) {
     refused = Status(Code::kCancelled, "the client is being destroyed");
   }
   if (!refused.ok()) {
-    pool_->Release(connection_);
+    lease_.Release();
     const MutexLock lock(mutex_);
     final_ = std::move(refused);
     closing_ = ended_ = true;
@@ -45,7 +47,7 @@ void StreamOp::Start() {
   self_ = shared_from_this();
   pool_->Introduce(options_.tenant, options_.traceparent, &context_);
   if (options_.timeout.count() > 0) context_.set_deadline(DeadlineAfter(options_.timeout));
-  call_ = connection.stub.PrepareCall(&context_, *method, connection.loop->queue());
+  call_ = lease_->stub.PrepareCall(&context_, *method, loop_->queue());
   call_->StartCall(Expect(kStarted));
 }
 
@@ -103,8 +105,11 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
   Result<DecodedResponse> decoded = DecodeResponse(
       buffer, options_.payload, [this](const std::string& id) { return OutputsOf(id); });
   StreamCallback callback;
+  std::string server_id, server;
   {
     const MutexLock lock(mutex_);
+    server_id = server_id_;
+    server = server_;
     if (decoded.ok()) {
       const auto found = pending_.find(decoded->result.request_id);
       if (found != pending_.end()) {
@@ -125,7 +130,7 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
   }
   if (!callback) return;
   callback({std::move(decoded->status), std::move(decoded->result), decoded->payload_bytes,
-            decoded->retry_after_ms});
+            decoded->retry_after_ms, std::move(server_id), std::move(server)});
 }
 
 void StreamOp::EndPending() {
@@ -166,6 +171,10 @@ void StreamOp::OnEvent(int slot, bool ok) {
       case kRead:
         if (ok) {
           answer.Swap(&read_);
+          if (server_id_.empty()) {
+            server_id_ = ServerIdOf(context_);
+            server_ = pool_->ServerOf(context_);
+          }
           call_->Read(&read_, Expect(kRead));  // armed before the copy out
         } else {
           FinishCall();
@@ -183,7 +192,7 @@ void StreamOp::OnEvent(int slot, bool ok) {
   if (answer.Valid()) HandleAnswer(&answer);
   if (!last) return;
   EndPending();
-  pool_->Release(connection_);
+  lease_.Release();
   std::shared_ptr<StreamOp> self;
   {
     const MutexLock lock(mutex_);
@@ -191,7 +200,7 @@ void StreamOp::OnEvent(int slot, bool ok) {
     self = std::move(self_);
     ended_changed_.NotifyAll();
   }
-  pool_->at(connection_).loop->Remove(this);
+  loop_->Remove(this);
 }
 
 Status StreamOp::Finish() {

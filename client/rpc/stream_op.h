@@ -40,8 +40,11 @@ void Refuse(const StreamCallback& callback, Status status);
 class StreamOp final : public Operation, public std::enable_shared_from_this<StreamOp> {
  public:
   // `message_bytes_max`: what the server takes in one message; 0 while that is unknown.
-  StreamOp(ConnectionPool* pool, int connection, const StreamOptions& options, RequestIds* ids,
+  StreamOp(ConnectionPool* pool, const StreamOptions& options, RequestIds* ids,
            const std::atomic<int64_t>* message_bytes_max);
+
+  int connection() const { return connection_; }
+  const std::string& server() const { return options_.server; }
 
   void Start();
   void Send(std::shared_ptr<const EncodedCall> call, std::string_view id, StreamCallback callback);
@@ -71,11 +74,14 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
   void EndPending();
 
   ConnectionPool* const pool_;
-  const int connection_;
   const StreamOptions options_;
   RequestIds* const ids_;
   const std::atomic<int64_t>* const message_bytes_max_;
   Event events_[kSlots];
+
+  Lease lease_;  // given back with the last event
+  const int connection_;
+  CompletionLoop* const loop_;
 
   Mutex mutex_;
   CondVar ended_changed_;
@@ -83,6 +89,8 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
   grpc::ClientContext context_ ATTEND_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_ ATTEND_GUARDED_BY(mutex_);
   grpc::ByteBuffer read_ ATTEND_GUARDED_BY(mutex_);
+  std::string server_id_ ATTEND_GUARDED_BY(mutex_);  // as StreamAnswer's, from the first on
+  std::string server_ ATTEND_GUARDED_BY(mutex_);
   grpc::Status grpc_status_ ATTEND_GUARDED_BY(mutex_);
   std::deque<Queued> queue_ ATTEND_GUARDED_BY(mutex_);
   std::unordered_map<std::string, Pending> pending_ ATTEND_GUARDED_BY(mutex_);

@@ -18,6 +18,7 @@
 #include <fstream>
 #include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "client/call/server_address.h"
 
@@ -149,15 +150,9 @@ int TlsClient::Attempt::Run(const Step& step) {
 
 TlsClient::TlsClient(const TlsOptions& options, const std::string& target)
     : options_(options), context_(SSL_CTX_new(TLS_client_method())) {
-  const size_t scheme =
-      target.starts_with("dns:") || target.starts_with("ipv4:") || target.starts_with("ipv6:")
-          ? target.find(':') + 1
-          : 0;
-  const size_t colon = target.rfind(':');
-  host_ = target.substr(scheme, colon - scheme);
-  host_.erase(0, host_.find_first_not_of('/'));
-  port_ = target.substr(colon + 1);
-  if (host_.starts_with('[') && host_.ends_with(']')) host_ = host_.substr(1, host_.size() - 2);
+  HostAndPort parsed = ParseTarget(target);
+  host_ = std::move(parsed.host);
+  port_ = std::move(parsed.port);
 }
 
 Result<std::shared_ptr<const TlsClient>> TlsClient::Make(const TlsOptions& options,
@@ -171,6 +166,10 @@ Result<std::shared_ptr<const TlsClient>> TlsClient::Make(const TlsOptions& optio
     return std::shared_ptr<const TlsClient>();
   }
   if (IsUnixTarget(target)) return std::shared_ptr<const TlsClient>();
+  if (IsList(target) && options.server_name.empty()) {
+    return InvalidArgument("server " + target + " is a list, and tls_ca needs tls_server_name: " +
+                           "for whom the servers' certificates are");
+  }
   const std::shared_ptr<TlsClient> made(new TlsClient(options, target));
   if (made->context_ == nullptr) return Internal("OpenSSL has no TLS");
   ATTEND_RETURN_IF_ERROR(made->Read());

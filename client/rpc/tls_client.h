@@ -26,6 +26,7 @@ class TlsClient {
 
   std::shared_ptr<grpc::ChannelCredentials> Credentials() const;
   const std::string& server_name() const { return options_.server_name; }
+  const std::string& host() const { return host_; }  // of the target
 
   // Why no connection of TLS comes about, in words; empty if one does, or if nobody listens.
   std::string Diagnose(std::chrono::milliseconds timeout) const;

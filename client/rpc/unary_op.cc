@@ -12,10 +12,10 @@ UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, 
     : RetryingOp(pool, id, options, retry, seed, std::move(callback)), call_(std::move(call)) {}
 
 void UnaryOp::Start() {
-  const int connection = pool_->Acquire();
-  if (!Register(connection)) return;
+  Lease lease = pool_->Acquire(options_.server);
+  if (!Register(lease->loop)) return;
   const MutexLock lock(mutex_);
-  connection_ = connection;
+  lease_ = std::move(lease);
   self_ = shared_from_this();
   StartAttempt();
 }
@@ -25,12 +25,12 @@ void UnaryOp::StartAttempt() {
   static const std::string* const backward =
       new std::string("/attend.v1.AttentionService/Backward");
   const std::string* const method = call_->backward() ? backward : attend;
-  Connection& connection = pool_->at(connection_);
+  connection_ = lease_->index;
   reader_.reset();
   context_.emplace();
   Prepare(*context_);
-  reader_ = connection.stub.PrepareUnaryCall(&*context_, *method, call_->ToByteBuffer(id_),
-                                             connection.loop->queue());
+  reader_ = lease_->stub.PrepareUnaryCall(&*context_, *method, call_->ToByteBuffer(id_),
+                                          lease_->loop->queue());
   reader_->StartCall();
   reader_->Finish(&response_, &grpc_status_, finished_.Tag());
   // Cancelled before there was anything to cancel.
@@ -46,7 +46,7 @@ bool UnaryOp::TriesAgain(Status& status) {
 }
 
 CallOutcome UnaryOp::TakeOutcome(Status status) {
-  CallOutcome outcome = OutcomeOf(std::move(status), connection_);
+  CallOutcome outcome = OutcomeOf(std::move(status), connection_, context_ ? &*context_ : nullptr);
   if (outcome.status.ok()) {
     Result<DecodedResponse> decoded =
         DecodeResponse(&response_, options_.payload,
@@ -74,13 +74,13 @@ void UnaryOp::OnEvent(int slot, bool ok) {
   Status status;
   if (slot == kBackoff) {
     if (ok && !cancelled_) {
-      connection_ = pool_->Acquire();
+      lease_ = pool_->Acquire(options_.server);
       StartAttempt();
       return;
     }
     status = CancelledWaiting();
   } else {
-    pool_->Release(connection_);
+    lease_.Release();
     status = FromGrpc(grpc_status_);
     if (!status.ok() && TriesAgain(status)) return;
   }

@@ -34,6 +34,7 @@ class UnaryOp final : public RetryingOp, public std::enable_shared_from_this<Una
 
   Event finished_{this, kFinished};
   std::shared_ptr<const EncodedCall> call_ ATTEND_GUARDED_BY(mutex_);
+  Lease lease_ ATTEND_GUARDED_BY(mutex_);  // of the present attempt
   int connection_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::optional<grpc::ClientContext> context_ ATTEND_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader_ ATTEND_GUARDED_BY(mutex_);

@@ -100,6 +100,8 @@ Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> r
       m.mask().kind() == v1::Mask::KIND_UNSPECIFIED ? v1::Mask::KIND_NONE : m.mask().kind();
   if (m.mask().has_window_left()) call.mask.window_left = m.mask().window_left();
   if (m.mask().has_window_right()) call.mask.window_right = m.mask().window_right();
+  call.mask.key_offset = m.mask().key_offset();
+  call.mask.keys_after = m.mask().keys_after();
   call.o_float32 = m.o_dtype() == v1::DTYPE_FLOAT32;
   call.softcap = m.softcap();
   call.alibi_slopes.assign(m.alibi_slopes().begin(), m.alibi_slopes().end());

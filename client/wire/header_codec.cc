@@ -147,6 +147,8 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
     if (call.mask.window_left) m.mutable_mask()->set_window_left(*call.mask.window_left);
     if (call.mask.window_right) m.mutable_mask()->set_window_right(*call.mask.window_right);
   }
+  if (call.mask.key_offset != 0) m.mutable_mask()->set_key_offset(call.mask.key_offset);
+  if (call.mask.keys_after != 0) m.mutable_mask()->set_keys_after(call.mask.keys_after);
   m.set_softcap(call.softcap);
   *m.mutable_alibi_slopes() = {call.alibi_slopes.begin(), call.alibi_slopes.end()};
   *m.mutable_sinks() = {call.sinks.begin(), call.sinks.end()};

@@ -59,6 +59,8 @@ class EncodedCall {
   // The same message with the answer's tensors elsewhere; of calls that have no places for them.
   std::shared_ptr<const EncodedCall> WithOutputs(const SharedOutputs& outputs) const;
   const SharedOutputs& outputs() const { return outputs_; }
+  // Whether a tensor of it or of its answer is in shared memory.
+  bool uses_shared_memory() const { return !regions_.empty() || outputs_.any(); }
   // Whether it asks for gradients.
   bool backward() const { return backward_; }
 

@@ -27,6 +27,7 @@ struct Config {
   double handshake_timeout_seconds = 20;
   double first_call_timeout_seconds = 60;
   double connection_idle_timeout_seconds = 600;
+  double max_connection_age_seconds = 0;  // 0: no bound
   int64_t keepalive_time_seconds = 60;
   int64_t keepalive_timeout_seconds = 20;
   std::string socket_mode;                // octal; empty: 0600, or 0660 with a group
@@ -44,6 +45,8 @@ struct Config {
   double chunked_idle_timeout_seconds = 30;
   double write_timeout_seconds = 20;  // 0: none
   std::string ready_file;
+  std::string server_id;      // empty: a random one
+  bool load_reports = false;  // with every answer
   // Of metrics_listen. Empty: without TLS; for everybody.
   std::string metrics_tls_cert;
   std::string metrics_tls_key;

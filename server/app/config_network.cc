@@ -30,6 +30,9 @@ void AddConnections(Group& group, Config& c) {
   seconds(
       "--connection-idle-timeout", c.connection_idle_timeout_seconds,
       "Seconds after which a connection without calls is closed; clients reconnect by themselves");
+  group.Number("--max-connection-age", c.max_connection_age_seconds, 0, 86400, "SECONDS",
+               "Seconds, a tenth more or less, after which a connection takes no new calls; its "
+               "calls go on, and clients connect anew, to servers that are new too. 0: no limit");
   group.Number(
       "--keepalive-time", c.keepalive_time_seconds, 1, 32767, "SECONDS",
       "Seconds of silence after which TCP probes whether the client's machine is still there");
@@ -49,6 +52,15 @@ void AddConnections(Group& group, Config& c) {
       ->delimiter(',')
       ->expected(0, 1024)
       ->default_str("");
+}
+
+void AddFleet(Group& group, Config& c) {
+  group.Text("--server-id", c.server_id, "NAME", CheckServerId,
+             "Name that every answer brings in its metadata attend-server-id, so that clients of "
+             "several servers know which one answered. Empty: 16 random hexadecimal digits");
+  group.Flag("--load-reports", c.load_reports,
+             "Say with every answer how busy the server is (ORCA), to clients that choose by it "
+             "among several servers");
 }
 
 // ATTEND_TLS_CERT and ATTEND_TLS_KEY are what clients show. Both may run in one environment, as a
@@ -188,6 +200,7 @@ void AddNetwork(CLI::App& app, Config& c) {
              "disables it");
   AddMetricsAccess(group, c);
   AddConnections(group, c);
+  AddFleet(group, c);
   AddTls(group, c);
   group.Int("--max-streams", c.max_streams, 1, 1 << 20,
             "Concurrent calls on one connection, at most those of one peer (--max-calls-per-peer); "

@@ -71,6 +71,16 @@ std::string CheckSocketMode(std::string& mode) {
   return "\"" + mode + "\" must be an octal mode in [0600, 0777], such as 0660";
 }
 
+std::string CheckServerId(std::string& id) {
+  constexpr size_t kCharactersMax = 64;
+  const bool plain = std::all_of(id.begin(), id.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_' || c == '-';
+  });
+  if (plain && id.size() <= kCharactersMax) return {};
+  return '"' + id.substr(0, kCharactersMax) + "\" must be up to " + std::to_string(kCharactersMax) +
+         " letters, digits, '.', '_' and '-'";
+}
+
 std::string CheckMetricsAddress(std::string& address) {
   if (address == "off" || (ValidAddress(address) && !address.starts_with("unix:"))) return {};
   return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or off";

@@ -20,6 +20,8 @@ std::string CheckAddress(std::string& address);
 std::string CheckCollector(std::string& endpoint);
 // An octal mode.
 std::string CheckSocketMode(std::string& mode);
+// What metadata, logs and tables take as a name: letters, digits, ".", "_" and "-".
+std::string CheckServerId(std::string& id);
 // HOST:PORT or off.
 std::string CheckMetricsAddress(std::string& address);
 // auto | cpu | cuda:all | a list of cuda:N and cpu; "cuda:0,1" is short for "cuda:0,cuda:1".

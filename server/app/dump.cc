@@ -230,6 +230,8 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
   FillArray(a.kv_offsets, p.batch + 1, message->mutable_cu_kv());
   message->set_scale(p.scale);
   FillMask(p.mask, message->mutable_mask());
+  message->mutable_mask()->set_key_offset(p.key_offset);
+  message->mutable_mask()->set_keys_after(p.keys_after);
   message->set_softcap(p.softcap);
   FillArray(a.alibi_slopes, (a.alibi_stride_b != 0 ? p.batch : 1) * p.heads_q,
             message->mutable_alibi_slopes());

@@ -27,6 +27,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+// Less than the second that clients may choose, as neither side's clock is exact.
+constexpr double kClientPingSecondsMin = 0.5;
+
 milliseconds Milliseconds(double seconds) {
   return milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
 }
@@ -38,6 +41,13 @@ void SetConnectionOptions(const Config& config, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(MaxStreams(config)));
   set(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, config.handshake_timeout_seconds);
   set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, config.connection_idle_timeout_seconds);
+  // Grace has no end, so that no call and no stream is cut off.
+  if (config.max_connection_age_seconds > 0) {
+    set(GRPC_ARG_MAX_CONNECTION_AGE_MS, config.max_connection_age_seconds);
+  }
+  // Clients of several servers ask whether each is still there (client/README.md). Without this
+  // they might do so every five minutes only.
+  set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kClientPingSecondsMin);
   // TCP finds out whether clients are still there, see tcp_listener.h.
 }
 

@@ -130,6 +130,7 @@ void FillServerInfo(const Engine& engine, const Config& config, const SharedMemo
                     v1::GetServerInfoResponse* response) {
   response->set_version(Version());
   response->set_build(BuildText());
+  response->set_server_id(config.server_id);
   const std::vector<Engine::DeviceState> devices = engine.Devices();
   for (size_t i = 0; i < devices.size(); ++i) {
     FillDevice(devices[i], response->add_devices());

@@ -80,6 +80,14 @@ int64_t SessionBytes(const Config& config, const DeviceInfo& device) {
   return own ? device.memory_bytes / kShareOfGpu : config.session_memory_bytes;
 }
 
+Result<std::string> ServerId(const Config& config, const TokenSource& random) {
+  if (!config.server_id.empty()) return config.server_id;
+  const Result<std::string> token = random();
+  if (!token.ok()) return token;
+  constexpr size_t kBytes = 8;
+  return HexText(token->substr(0, kBytes));
+}
+
 EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   EngineOptions options;
   options.worker.lanes = config.lanes > 0 ? static_cast<int>(config.lanes) : gpu ? 4 : 2;

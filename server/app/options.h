@@ -17,9 +17,12 @@
 #include "server/rpc/chunked_registry.h"
 #include "server/rpc/request_reader.h"
 #include "server/sessions/session_table.h"
+#include "server/util/random_token.h"
 
 namespace attend {
 
+// --server-id, or 16 digits from `random`.
+Result<std::string> ServerId(const Config& config, const TokenSource& random);
 // `gpu`: one of the devices is a GPU, which some defaults depend on.
 EngineOptions MakeEngineOptions(const Config& config, bool gpu);
 ChunkedOptions MakeChunkedOptions(const Config& config);

@@ -48,7 +48,11 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
                                               std::shared_ptr<Logger> logger,
                                               const ReceiveBlocks& receive_blocks,
                                               std::shared_ptr<const Clock> clock) {
-  std::unique_ptr<Server> server(new Server(config, std::move(logger), std::move(clock)));
+  Config named = config;
+  Result<std::string> id = ServerId(config, RandomToken);
+  if (!id.ok()) return id.status();
+  named.server_id = std::move(*id);
+  std::unique_ptr<Server> server(new Server(named, std::move(logger), std::move(clock)));
   Result<std::unique_ptr<Callers>> callers =
       Callers::Load(server->config_, server->metrics_, *server->logger_, server->clock_);
   if (!callers.ok()) return callers.status();
@@ -134,6 +138,8 @@ void Server::FillInfo(const Caller& caller, v1::GetServerInfoResponse* response)
 Status Server::MakeServices() {
   context_->access_log = access_log_.get();
   context_->tracer = tracer_.get();
+  context_->server_id = config_.server_id;
+  if (config_.load_reports) StartLoadReports();
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions());
   MakeAdmin();

@@ -35,6 +35,7 @@ class ChunkedTransfer;
 class Dumper;
 class Engine;
 class GrpcServer;
+class LoadMeter;
 class MetricsEndpoint;
 class ReceiveMemory;
 class ReflectionService;
@@ -98,6 +99,7 @@ class Server {
                     const ReceiveBlocks& receive_blocks);
   // Opens the access log and the way of spans.
   Status StartObserving();
+  void StartLoadReports();
   // At the end: writes and sends what it can within a moment.
   void FlushObserving();
   Status MakeSessions();
@@ -119,7 +121,7 @@ class Server {
   void FillInfo(const Caller& caller, v1::GetServerInfoResponse* response);
   bool WaitForCalls(TimePoint until) const;
 
-  const Config config_;
+  const Config config_;  // with a server_id
   const std::shared_ptr<Logger> logger_;
   const std::shared_ptr<const Clock> shared_clock_;
   const Clock& clock_ = *shared_clock_;
@@ -131,6 +133,7 @@ class Server {
   const std::shared_ptr<ConnectionHolds> connections_ = std::make_shared<ConnectionHolds>(limits_);
   std::unique_ptr<AccessLog> access_log_;  // null if off
   std::unique_ptr<Tracer> tracer_;         // null if off
+  std::unique_ptr<LoadMeter> load_;        // null if off
   std::unique_ptr<Dumper> dumper_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied

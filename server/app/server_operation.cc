@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Server does for operators: the access log, spans, and AdminService.
+// What Server does for operators: the access log, spans, load reports and AdminService.
 
 #include <chrono>
 #include <utility>
@@ -41,6 +41,21 @@ void Server::FlushObserving() {
     access_log_->Flush(std::chrono::steady_clock::now() + kLastLinesTime);
   }
   if (tracer_ != nullptr) tracer_->exporter().Flush(clock_.Now() + kLastLinesTime);
+}
+
+void Server::StartLoadReports() {
+  const auto totals = [this] {
+    LoadMeter::Totals sum;
+    sum.answered = static_cast<double>(metrics_.answered());
+    for (const Engine::DeviceState& device : engine_->Devices()) {
+      if (!device.healthy) continue;
+      sum.busy += device.busy;
+      sum.lanes += device.lanes;
+    }
+    return sum;
+  };
+  load_ = std::make_unique<LoadMeter>(totals, clock_);
+  context_->load = load_.get();
 }
 
 void Server::MakeAdmin() {

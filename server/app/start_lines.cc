@@ -81,6 +81,11 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   logger.info("connections: {}, of one peer {}; open calls: {}, of one peer {}; descriptors: {}",
               facts.connections.connections, facts.connections.per_peer, MaxCalls(config),
               MaxCallsPerPeer(config), DescriptorsMax());
+  logger.info("server id: {}; connections' age: {}; load reports: {}", config.server_id,
+              config.max_connection_age_seconds > 0
+                  ? fmt::format("up to {} s", config.max_connection_age_seconds)
+                  : std::string("any"),
+              OnOff(config.load_reports));
   const bool shared = !facts.shared_memory_socket.empty();
   logger.info("shared memory: {}; CUDA IPC: {}",
               shared ? "on " + facts.shared_memory_socket : std::string("off"),

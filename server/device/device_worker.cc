@@ -193,10 +193,23 @@ bool DeviceWorker::queue_full() const {
   return scheduler_.queue().full();
 }
 
+Duration DeviceWorker::busy_time() const {
+  const MutexLock lock(mutex_);
+  return BusyTimeLocked(clock_.Now());
+}
+
+void DeviceWorker::ReportLanesLocked() {
+  const LaneState lanes = scheduler_.lanes();
+  const TimePoint now = clock_.Now();
+  busy_time_ = BusyTimeLocked(now);
+  busy_since_ = now;
+  busy_lanes_ = lanes.total - lanes.free;
+  metrics_.SetLanesBusy(index_, busy_lanes_);
+}
+
 void DeviceWorker::ReportLocked() {
   const RequestQueue& queue = scheduler_.queue();
-  const LaneState lanes = scheduler_.lanes();
-  metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
+  ReportLanesLocked();
   metrics_.SetQueue(index_, queue.size());
   for (int tenant = 0; tenant < queue.tenants(); ++tenant) {
     metrics_.SetTenantQueue(index_, tenant, queue.tenant_size(tenant));
@@ -324,8 +337,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   End(std::move(orphaned));
   const MutexLock lock(mutex_);
   scheduler_.LaneDone(lane);
-  const LaneState lanes = scheduler_.lanes();
-  metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
+  ReportLanesLocked();
   // Under the lock: once Stop() has seen the lane free, this object may be destroyed.
   if (!scheduler_.queue().empty() || stop_) {
     plan_stale_ = true;

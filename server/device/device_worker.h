@@ -80,6 +80,8 @@ class DeviceWorker {
   bool healthy() const { return healthy_.load(std::memory_order_acquire); }
   int64_t queued() const;
   bool queue_full() const;
+  // For how long lanes have run batches, all of them together.
+  Duration busy_time() const;
 
  private:
   struct LaneSlot {
@@ -114,6 +116,11 @@ class DeviceWorker {
   void LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome,
                 CallersRun* run);
   void ReportLocked() ATTEND_REQUIRES(mutex_);
+  void ReportLanesLocked() ATTEND_REQUIRES(mutex_);
+  // Of the lanes, until `now`.
+  Duration BusyTimeLocked(TimePoint now) const ATTEND_REQUIRES(mutex_) {
+    return busy_time_ + busy_lanes_ * (now - busy_since_);
+  }
   void ReportQueueLocked(int tenant) ATTEND_REQUIRES(mutex_);
   void End(std::vector<std::unique_ptr<Request>> requests);
 
@@ -137,6 +144,10 @@ class DeviceWorker {
   bool driven_ ATTEND_GUARDED_BY(mutex_) = false;
   // Threads from PlanOnCallerLocked to the end of RunOnCaller.
   int callers_ ATTEND_GUARDED_BY(mutex_) = 0;
+  // Lanes that have been busy since then, and the time of all before.
+  int64_t busy_lanes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  TimePoint busy_since_ ATTEND_GUARDED_BY(mutex_);
+  Duration busy_time_ ATTEND_GUARDED_BY(mutex_) = Duration::zero();
   // The scheduler's thread sleeps at most until then.
   TimePoint watch_ ATTEND_GUARDED_BY(mutex_) = kNever;
   std::thread thread_;

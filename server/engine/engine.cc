@@ -382,7 +382,7 @@ std::vector<Engine::DeviceState> Engine::Devices() const {
     states.push_back({worker.info(), worker.lanes(), worker.healthy(), worker.queued(),
                       static_cast<double>(router_->outstanding(static_cast<int>(i))) /
                           static_cast<double>(kBatchCost),
-                      backends_[i]->memory_use()});
+                      worker.busy_time(), backends_[i]->memory_use()});
   }
   return states;
 }

@@ -134,6 +134,7 @@ class Engine {
     bool healthy = true;
     int64_t queued = 0;              // waiting requests
     double outstanding_batches = 0;  // cost of waiting and running requests, in full batches
+    Duration busy{0};                // of all lanes together, since the start
     DeviceMemoryUse memory;
   };
   std::vector<DeviceState> Devices() const;

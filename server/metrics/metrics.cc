@@ -234,6 +234,10 @@ void Metrics::AddDevices(const std::vector<Device>& devices, const std::vector<T
 
 std::shared_ptr<Registry> Metrics::registry() const { return families_->shared_registry; }
 
+int64_t Metrics::answered() const {
+  return static_cast<int64_t>(families_->requests[static_cast<size_t>(Code::kOk)]->Value());
+}
+
 void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes) {
   Families& f = *families_;
   const TenantSeries& tenant = f.tenants[request.tenant];

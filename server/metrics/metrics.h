@@ -96,6 +96,8 @@ class Metrics {
   // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
   // direction}, attend_reference_checks_total{result,transport}.
   void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);
+  // Those of them that ended with OK.
+  int64_t answered() const;
   void RecordRejection(Rejection reason);  // attend_rejected_requests_total{reason}
   // attend_batch_requests, attend_batch_flops, attend_batches_total{closed}
   void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);

@@ -24,6 +24,7 @@
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_log.h"
 #include "server/rpc/chunked_registry.h"
+#include "server/rpc/load_report.h"
 #include "server/rpc/request_reader.h"
 #include "server/trace/tracer.h"
 #include "server/util/worker_threads.h"
@@ -88,6 +89,8 @@ struct ServiceContext {
   AccessLog* access_log = nullptr;         // null: off
   Tracer* tracer = nullptr;                // null: off
   ConnectionHolds* connections = nullptr;  // null: they are not counted
+  LoadMeter* load = nullptr;               // null: off
+  std::string server_id = {};
 
   OpenStreams streams{};
 

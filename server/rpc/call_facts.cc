@@ -16,7 +16,22 @@ void Tell(const TraceParent& span, grpc::CallbackServerContext& call) {
   if (span.valid()) call.AddInitialMetadata(kTraceParentKey, FormatTraceParent(span));
 }
 
+void TellServer(const ServiceContext& context, grpc::CallbackServerContext& call) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
+  call.AddInitialMetadata("attend-server-id", context.server_id);
+} catch (const std::bad_alloc&) {
+}
+
 }  // namespace
+
+void TellLoad(const ServiceContext& context, grpc::CallbackServerContext& call) {
+  if (context.load == nullptr) return;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    context.load->Tell(call);
+  } catch (const std::bad_alloc&) {  // its status says more
+  }
+}
 
 // Two that disagree are none.
 TraceParent ParentOf(const grpc::CallbackServerContext& call) {
@@ -27,7 +42,9 @@ TraceParent ParentOf(const grpc::CallbackServerContext& call) {
 }
 
 CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Caller& caller,
-                    const grpc::CallbackServerContext& call) {
+                    grpc::CallbackServerContext& call) {
+  TellServer(context, call);
+  TellLoad(context, call);
   CallFacts facts;
   facts.method = method;
   facts.began = context.clock.Now();
@@ -58,6 +75,7 @@ CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller
 
 CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const Caller& caller,
                         grpc::CallbackServerContext& call) {
+  TellServer(context, call);
   CallFacts facts;
   facts.method = method;
   facts.began = context.clock.Now();

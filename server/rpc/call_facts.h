@@ -32,16 +32,20 @@ struct CallFacts {
 // thread at a time.
 TraceParent ParentOf(const grpc::CallbackServerContext& call);
 
-// Reads the call's metadata if there is an access log or a tracer; else only a failure is written
-// down, and that reads it then.
+// How busy the server is, if it says so, to a call's client. For streams, when they end.
+void TellLoad(const ServiceContext& context, grpc::CallbackServerContext& call);
+
+// Tells the call's client which server this is, and how busy. Reads the call's metadata if there is
+// an access log or a tracer; else only a failure is written down, and that reads it then.
 CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Caller& caller,
-                    const grpc::CallbackServerContext& call);
+                    grpc::CallbackServerContext& call);
 // Gives the call a span, if it is to have one, and tells its client, before anything is written.
 void GiveSpan(ServiceContext& context, CallFacts& facts, grpc::CallbackServerContext& call);
 // Both.
 CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller& caller,
                   grpc::CallbackServerContext& call);
-// Of a stream, whose metadata is read in any case. Its client is told of its own span.
+// Of a stream, whose metadata is read in any case. Its client is told of its own span, and of the
+// load when the stream ends.
 CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const Caller& caller,
                         grpc::CallbackServerContext& call);
 

@@ -77,6 +77,7 @@ void StreamCall::Do(Step step) {
   } else if (cut_off) {
     status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining");
   }
+  TellLoad(context_, call_);
   hold_.Release();  // before the client hears of it and opens another
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>::Finish(std::move(status));
 }

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <tuple>
 
+#include "kernels/contract/limits.h"
 #include "server/wire/tensor_rules.h"
 #include "server/wire/validate_backward.h"
 #include "server/wire/validate_lengths.h"
@@ -137,6 +139,15 @@ Status Validator::MaskFields() {
       return InvalidArgument(Text(name) + " is " + std::to_string(value) +
                              ", must be at least 0, or -1 for no bound");
     }
+  }
+  for (const auto& [name, keys, to] :
+       {std::tuple{"mask.key_offset", mask.key_offset(), &problem_.key_offset},
+        std::tuple{"mask.keys_after", mask.keys_after(), &problem_.keys_after}}) {
+    if (keys < 0 || keys > kLengthMax) {
+      return InvalidArgument(Text(name) + " is " + std::to_string(keys) + ", must be in [0, " +
+                             std::to_string(kLengthMax) + "]");
+    }
+    *to = keys;
   }
   const bool top_left =
       kind == v1::Mask::KIND_CAUSAL_TOP_LEFT || kind == v1::Mask::KIND_WINDOW_TOP_LEFT;

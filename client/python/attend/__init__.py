@@ -23,9 +23,11 @@ from ._attention import attention, backward
 from ._call import Answer, Call, Check, Timings
 from ._client import Client, Stream
 from ._connection import connect
+from ._merge import merge_partial, merge_partial_gradients
 from ._session import LayerShape, Session
 
 # gRPC's stubs, made from proto/attend/v1, are attend.v1: both can be imported.
 __path__ = pkgutil.extend_path(__path__, __name__)
 __all__ = ["Answer", "Call", "Check", "Client", "Error", "LayerShape", "Session", "Stream",
-           "Timings", "aio", "attention", "backward", "connect"]
+           "Timings", "aio", "attention", "backward", "connect", "merge_partial",
+           "merge_partial_gradients"]

@@ -17,12 +17,14 @@ from . import _memory
 from ._library import (BIT, CAUSAL, DTYPES, LAYOUTS, TRANSPORTS, WANTED, WINDOW, FloatsStruct,
                        NumbersStruct, Params, TensorStruct, nanoseconds)
 
+_LENGTH_MAX = 1 << 30  # tokens of one sequence, as the server has it
+
 DEFAULTS = dict(
-    causal=False, alignment="bottom_right", window=None, scale=None, softcap=0.0, bias=None,
-    alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None, cu_seqlens_q=None,
-    cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False,
-    o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", check=False, priority=0,
-    request_id="", timeout=None, tenant=None, traceparent=None, transport="auto")
+    causal=False, alignment="bottom_right", window=None, key_offset=0, keys_after=0, scale=None,
+    softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None,
+    cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
+    return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", check=False,
+    priority=0, request_id="", timeout=None, tenant=None, traceparent=None, transport="auto")
 
 
 def options_of(what, given):
@@ -137,6 +139,8 @@ class Arguments:
     def _read_mask(self):
         p, a = self.params, self.a
         p.window_left, p.window_right = _checks.window(a["window"])
+        p.key_offset = _checks.integer("key_offset", a["key_offset"], 0, _LENGTH_MAX)
+        p.keys_after = _checks.integer("keys_after", a["keys_after"], 0, _LENGTH_MAX)
         aligned = WINDOW if not a["causal"] else CAUSAL
         kind = _checks.one_of("alignment", a["alignment"], aligned)
         # ALiBi's diagonal is the mask's, also where nothing is hidden.

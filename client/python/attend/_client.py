@@ -46,6 +46,8 @@ class Client:
     """Attention from an attend server. Thread-safe. A context manager that closes it.
 
     server: "HOST:PORT", "HOST" (port 8001), "[IPV6]:PORT" or "unix:PATH". Connects on first use.
+        Several servers: IP addresses with commas between them, or a name with several addresses.
+        Calls go in turn to those that serve; a session and its calls to one.
     connections: sockets to the server, in [1, 1024]. A large call is sent over all of them.
     tenant: whose share of the server the calls use, unless they name one.
     timeout: seconds that a call may take, retries included, unless it names them; None: no bound.
@@ -131,6 +133,8 @@ class Client:
         Options (those up to `kernel` as attend_kernels.attention has them):
         causal, alignment ("bottom_right", "top_left"), window (left, right), scale, softcap: the
             mask and the scores. With causal, right is 0 whatever it says.
+        key_offset, keys_after: k and v are a part of the keys, with so many before and after it,
+            as the mask, ALiBi and dropout count them; merge_partial merges the parts' answers.
         bias: [B|1, Hq|1, Lq|1, Lk], leading ones optional, of numbers, or of bool: a mask, True
             keeps the key.
         alibi_slopes [Hq] or [B, Hq]; sinks [Hq].
@@ -213,31 +217,35 @@ class Client:
         return Call(self._backward_plan(d_o, q, k, v, o, lse, d_lse, wanted, options))
 
     def stream(self, *, tenant: str | None = None, timeout: float | None = None,
-               traceparent: str | None = None) -> Stream:
-        """One stream, for many small calls at once. timeout: of the whole stream, in seconds.
-        tenant, traceparent: of all its calls, as the client's."""
-        return Stream(self, tenant, timeout, traceparent)
+               traceparent: str | None = None, server: str | None = None) -> Stream:
+        """One stream, for many small calls at once, to one server. timeout: of the whole stream, in
+        seconds. tenant, traceparent: of all its calls, as the client's. server: of several, the one
+        that it goes to, for calls on sessions there."""
+        return Stream(self, tenant, timeout, traceparent, server)
 
     def session(self, heads_kv: int, dim: int, dim_v: int = 0, *, dtype: str = "float16",
                 layers: int = 1, device: str = "", lease: float = 0.0, pinned: bool = False,
                 tenant: str | None = None, timeout: float = 10.0,
-                traceparent: str | None = None) -> _session.Session:
+                traceparent: str | None = None, server: str | None = None) -> _session.Session:
         """K and V of a sequence that stay on the server: Session. heads_kv, dim, dim_v (0: dim) and
         dtype are each layer's. device: "cuda:0", "cpu", or "": the server chooses. lease: seconds
         from the last use to the session's end, 0: the server's default. pinned: loses no tokens to
         other sessions. timeout: seconds, of each call that is no attention. tenant, traceparent:
-        also of calls on it that name none."""
+        also of calls on it that name none. server: of several, the one to be on, as Session.server
+        has it; None: any that serves."""
         shape = _session.LayerShape(dtype, heads_kv, dim, dim_v)
         return self.session_of([shape], layers=layers, device=device, lease=lease, pinned=pinned,
-                               tenant=tenant, timeout=timeout, traceparent=traceparent)
+                               tenant=tenant, timeout=timeout, traceparent=traceparent,
+                               server=server)
 
     def session_of(self, shapes: Iterable[_session.LayerShape], *, layers: int = 0,
                    device: str = "", lease: float = 0.0, pinned: bool = False,
                    tenant: str | None = None, timeout: float = 10.0,
-                   traceparent: str | None = None) -> _session.Session:
+                   traceparent: str | None = None,
+                   server: str | None = None) -> _session.Session:
         """`session` with a shape for each layer, or one for all of `layers`."""
         options = _session.options_struct(shapes, layers, device, lease, pinned, tenant, timeout,
-                                          traceparent)
+                                          traceparent, server)
         return _session.Session(self, lambda place: library().session_create(
             self._open_handle(), ctypes.byref(options), place), owned=True)
 
@@ -246,7 +254,8 @@ class Client:
                      traceparent: str | None = None) -> _session.Session:
         """A session that was made elsewhere, by its id, which stays there when this object goes.
         Error NOT_FOUND: there is none."""
-        options = _session.options_struct(shapes, 0, "", 0.0, False, tenant, timeout, traceparent)
+        options = _session.options_struct(shapes, 0, "", 0.0, False, tenant, timeout, traceparent,
+                                          None)
         named = text("session_id", session_id)
         return _session.Session(self, lambda place: library().session_open(
             self._open_handle(), named, ctypes.byref(options), place), owned=False)
@@ -303,12 +312,13 @@ class Stream:
     call fails alone. They are not retried. A context manager that finishes it."""
 
     def __init__(self, client: Client, tenant: str | None, timeout: float | None,
-                 traceparent: str | None):
+                 traceparent: str | None, server: str | None):
         self._client = client
         handle = ctypes.c_void_p()
         self._handle: StreamHandle | None = None
         check(library().stream_open(client._open_handle(), optional_text("tenant", tenant),
                                     optional_text("traceparent", traceparent),
+                                    optional_text("server", server),
                                     nanoseconds("timeout", timeout), ctypes.byref(handle)))
         self._handle = StreamHandle(handle.value or 0)
 

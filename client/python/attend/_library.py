@@ -60,6 +60,7 @@ class Params(ctypes.Structure):
         ("struct_bytes", ctypes.c_uint64), ("request_id", _text),
         ("q", TensorStruct), ("k", TensorStruct), ("v", TensorStruct), ("bias", TensorStruct),
         ("layout", _int32), ("mask", _int32), ("window_left", _int64), ("window_right", _int64),
+        ("key_offset", _int64), ("keys_after", _int64),
         ("has_scale", _int32), ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
         ("dropout_p", ctypes.c_float), ("dropout_seed", ctypes.c_uint64),
         ("q_lengths", NumbersStruct), ("kv_lengths", NumbersStruct), ("cu_q", NumbersStruct),
@@ -101,7 +102,7 @@ class SessionOptions(ctypes.Structure):
         ("struct_bytes", ctypes.c_uint64), ("shapes", ctypes.POINTER(LayerShapeStruct)),
         ("shapes_count", _int64), ("layers", _int32), ("pinned", _int32), ("device", _text),
         ("tenant", _text), ("lease_seconds", ctypes.c_double), ("timeout_ns", _int64),
-        ("traceparent", _text),
+        ("traceparent", _text), ("server", _text),
     ]
 
 
@@ -117,7 +118,7 @@ ARGUMENTS = {
     "wait": [_address, _int64, _address],
     "get": [_address, _address],
     "copy": [_address, _address, _address, _int32, _address],
-    "stream_open": [_address, _text, _text, _int64, _address],
+    "stream_open": [_address, _text, _text, _text, _int64, _address],
     "stream_start": [_address, _address, _address],
     "stream_finish": [_address],
     "session_create": [_address, _address, _address],

@@ -14,6 +14,8 @@ class CallOptions(TypedDict, total=False):
     causal: bool
     alignment: Literal["bottom_right", "top_left"]
     window: tuple[int, int] | None
+    key_offset: int
+    keys_after: int
     scale: float | None
     softcap: float
     bias: Array

@@ -38,7 +38,7 @@ class LayerShape:
 
 def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease: float,
                    pinned: bool, tenant: str | None, timeout: float,
-                   traceparent: str | None) -> SessionOptions:
+                   traceparent: str | None, server: str | None) -> SessionOptions:
     """attend_client_session_options."""
     shapes = list(shapes)
     structs = (LayerShapeStruct * len(shapes))(
@@ -50,7 +50,8 @@ def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease
                           integer("layers", layers, 0, _INT32_MAX), bool(pinned),
                           text("device", device) or None, optional_text("tenant", tenant),
                           real("lease", lease), nanoseconds("timeout", timeout),
-                          optional_text("traceparent", traceparent))
+                          optional_text("traceparent", traceparent),
+                          optional_text("server", server))
 
 
 def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, options: Any,
@@ -111,8 +112,15 @@ class Session:
 
     @property
     def id(self) -> str:
-        """32 hexadecimal digits, for Client.open_session."""
+        """32 hexadecimal digits, and @HOST:PORT if the client has several servers, for
+        Client.open_session."""
         return library().session_id(self._own_handle()).decode()
+
+    @property
+    def server(self) -> str | None:
+        """Of several servers, the one that the session is on, for Client.session and
+        Client.stream."""
+        return self.id.partition("@")[2] or None
 
     @property
     def layers(self) -> int:

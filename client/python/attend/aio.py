@@ -197,6 +197,10 @@ class Session:
         return self._session.id
 
     @property
+    def server(self) -> str | None:
+        return self._session.server
+
+    @property
     def layers(self) -> int:
         return self._session.layers
 

@@ -28,7 +28,8 @@ TEST(AttendClientCSessions, StreamsAndSessions) {
   EXPECT_EQ(attend_client_session_layers(session), 2);
   EXPECT_EQ(attend_client_session_length(session, 2), -1);
   attend_client_stream* stream = nullptr;
-  ASSERT_EQ(attend_client_stream_open(client, nullptr, nullptr, 0, &stream), ATTEND_CLIENT_OK);
+  ASSERT_EQ(attend_client_stream_open(client, nullptr, nullptr, nullptr, 0, &stream),
+            ATTEND_CLIENT_OK);
   Case c;
   c.params.mask = ATTEND_CLIENT_MASK_CAUSAL_BOTTOM_RIGHT;
   for (const bool streamed : {false, true}) {

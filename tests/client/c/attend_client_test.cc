@@ -187,7 +187,8 @@ TEST(AttendClientC, DoneRunsOnceAndACallCanBeCancelled) {
 TEST(AttendClientC, AClientThatIsShutDownIsThereForThoseWhoUseIt) {
   attend_client* const client = Open();
   attend_client_stream* stream = nullptr;
-  ASSERT_EQ(attend_client_stream_open(client, nullptr, nullptr, 0, &stream), ATTEND_CLIENT_OK);
+  ASSERT_EQ(attend_client_stream_open(client, nullptr, nullptr, nullptr, 0, &stream),
+            ATTEND_CLIENT_OK);
   Case c;
   Call before(Start(client, c.params));
   EXPECT_EQ(before.Answer().code, ATTEND_CLIENT_OK);

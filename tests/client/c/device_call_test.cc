@@ -70,7 +70,8 @@ TEST_F(DeviceCallTest, WhatCannotGoSoGoesOverTheHost) {
   EXPECT_EQ(MustCall(client_, c.params, "shm", 0), wanted);
   c.params.check = 0;
   attend_client_stream* stream = nullptr;
-  ASSERT_EQ(attend_client_stream_open(client_, nullptr, nullptr, 0, &stream), ATTEND_CLIENT_OK);
+  ASSERT_EQ(attend_client_stream_open(client_, nullptr, nullptr, nullptr, 0, &stream),
+            ATTEND_CLIENT_OK);
   attend_client_call* started = nullptr;
   ASSERT_EQ(attend_client_stream_start(stream, &c.params, &started), ATTEND_CLIENT_OK);
   {

@@ -30,6 +30,20 @@ DeviceInfo Device(DeviceKind kind) {
   return device;
 }
 
+TEST(ServerId, IsRandomUnlessGiven) {
+  Result<std::string> random = std::string(
+      "\x01\xab\x00\xff"
+      "0123456789ab",
+      16);
+  const auto source = [&] { return random; };
+  EXPECT_EQ(*ServerId(Config(), source), "01ab00ff30313233");
+  Config config;
+  config.server_id = "attend-0";
+  EXPECT_EQ(*ServerId(config, source), "attend-0");
+  random = Status(Code::kInternal, "no entropy");
+  EXPECT_EQ(ServerId(Config(), source).status().message(), "no entropy");
+}
+
 TEST(MemoryMost, CountsSessionsWhereTheyLie) {
   const Config config = SmallConfig();
   const int64_t none = MemoryMost(config, {});

@@ -101,6 +101,34 @@ TEST_F(CallersRunTest, BesideABusyLaneItIsStartedButNotWaitedFor) {
   EXPECT_TRUE(collector_.WaitFor(queued).status.ok());
 }
 
+TEST_F(CallersRunTest, TimeIsCountedWhileLanesAreBusy) {
+  options_.worker.lanes = 2;
+  Start();
+  EXPECT_EQ(engine_->Devices()[0].busy, Duration::zero());
+  devices_[0]->Hold();
+  MustSubmit(NewSmall());
+  devices_[0]->WaitForWaiting(1);
+  const TimePoint began = clock_.Now();
+  while (clock_.Now() - began < std::chrono::milliseconds(2)) {
+  }
+  const Duration held = clock_.Now() - began;
+  EXPECT_GE(engine_->Devices()[0].busy, held) << "while it runs too";
+  devices_[0]->Release();
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  // A lane is free a moment after its last request has ended.
+  const TimePoint until = clock_.Now() + std::chrono::seconds(10);
+  Duration before, busy = engine_->Devices()[0].busy;
+  do {
+    before = busy;
+    const TimePoint now = clock_.Now();
+    while (clock_.Now() == now) {
+    }
+    busy = engine_->Devices()[0].busy;
+  } while (busy != before && clock_.Now() < until);
+  EXPECT_GE(busy, held);
+  EXPECT_EQ(busy, before) << "no lane is busy";
+}
+
 TEST_F(CallersRunTest, WhatWaitsForCompanyIsLeftToTheScheduler) {
   options_.worker.batcher.batch_requests_max = 2;
   options_.worker.batcher.batch_delay = std::chrono::hours(1);

@@ -234,6 +234,18 @@ std::vector<BadRequest> BadTerms() {
       {"o of bits",
        [](auto& r) { r.set_o_dtype(v1::DTYPE_BIT); },
        {"o_dtype is 4, must be q.dtype float32 or FLOAT32 (3)"}},
+      {"key offset -1",
+       [](auto& r) { r.mutable_mask()->set_key_offset(-1); },
+       {"mask.key_offset is -1, must be in [0, 1073741824]"}},
+      {"keys after 2^62",
+       [](auto& r) { r.mutable_mask()->set_keys_after(int64_t{1} << 62); },
+       {"mask.keys_after is 4611686018427387904, must be in [0, 1073741824]"}},
+      {"keys of the whole 2^31",
+       [](auto& r) {
+         r.mutable_mask()->set_key_offset(1 << 30);
+         r.mutable_mask()->set_keys_after(1 << 30);
+       },
+       {"keys of the whole"}},
       {"sinks", [](auto& r) { r.add_sinks(1); }, {"sinks has 1 entries, must have Hq = 2, or 0"}},
   };
 }

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Internal to the client: the small calls of one session, which go to the session's server.
+
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "attend/v1/session.grpc.pb.h"
+#include "client/call/retry_policy.h"
+#include "client/rpc/connections.h"
+
+namespace attend::client {
+
+class SessionCalls {
+ public:
+  template <class Request, class Response>
+  using Method = grpc::Status (v1::SessionService::Stub::*)(grpc::ClientContext*, const Request&,
+                                                            Response*);
+
+  // What goes into every call's metadata; empty: the client's.
+  struct Names {
+    std::string tenant;
+    std::string traceparent;
+  };
+
+  // `pool` outlives it. `timeout` of each call with its retries; 0: none. `server`: as
+  // CheckServer takes it; empty: Create chooses one, if the client has several.
+  SessionCalls(const ConnectionPool& pool, Names names, std::chrono::nanoseconds timeout,
+               std::string server)
+      : pool_(pool), names_(std::move(names)), timeout_(timeout), server_(std::move(server)) {
+    stub_ = v1::SessionService::NewStub(pool_.control(server_));
+  }
+
+  // Where all calls go; empty if the client has one server only. Create may change it.
+  const std::string& server() const { return server_; }
+
+  // One attempt.
+  template <class Request, class Response>
+  Status AskOnce(Method<Request, Response> method, std::chrono::nanoseconds timeout,
+                 const Request& request, Response* response) const {
+    Ended unused;
+    return AskOnce(*stub_, method, timeout, request, response, &unused);
+  }
+  // With retries: what a second Create or Fork leaves behind ends with its lease.
+  template <class Request, class Response>
+  Status Ask(Method<Request, Response> method, RetryState retry, const Request& request,
+             Response* response) const {
+    Ended unused;
+    return Ask(*stub_, method, retry, request, response, &unused);
+  }
+  // The first call, which may be any server's. From then on all go to the one that answered.
+  Status Create(RetryState retry, const v1::CreateSessionRequest& request, v1::Session* made) {
+    const auto method = &v1::SessionService::Stub::CreateSession;
+    if (!server_.empty() || !pool_.several()) return Ask(method, retry, request, made);
+    const auto any = v1::SessionService::NewStub(pool_.control_in_turn());
+    Ended ended;
+    const Status status = Ask(*any, method, retry, request, made, &ended);
+    if (!status.ok()) return status;
+    server_ = std::move(ended.server);
+    stub_ = v1::SessionService::NewStub(pool_.control(server_));
+    return status;
+  }
+
+ private:
+  struct Ended {
+    Pushback pushback = {};
+    std::string server = {};
+  };
+
+  template <class Request, class Response>
+  Status AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
+                 std::chrono::nanoseconds timeout, const Request& request, Response* response,
+                 Ended* ended) const {
+    grpc::ClientContext context;
+    pool_.Introduce(names_.tenant, names_.traceparent, &context);
+    if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
+    const Status status = FromGrpc((stub.*method)(&context, request, response));
+    if (!status.ok()) ended->pushback = PushbackOf(context);
+    if (status.ok()) ended->server = pool_.ServerOf(context);
+    return status;
+  }
+
+  template <class Request, class Response>
+  Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, RetryState& retry,
+             const Request& request, Response* response, Ended* ended) const {
+    const TimePoint begin = pool_.clock().Now();
+    std::optional<std::chrono::nanoseconds> left;
+    if (timeout_.count() > 0) left = timeout_;
+    for (;;) {
+      const Status status =
+          AskOnce(stub, method, left.value_or(timeout_), request, response, ended);
+      if (status.ok()) return status;
+      if (left) left = timeout_ - (pool_.clock().Now() - begin);
+      const auto wait = retry.AfterFailure(status.code(), ended->pushback, left);
+      if (!wait) return status;
+      pool_.clock().SleepFor(*wait);
+      if (left)
+        *left = std::max<std::chrono::nanoseconds>(*left - *wait, std::chrono::nanoseconds(1));
+    }
+  }
+
+  const ConnectionPool& pool_;
+  const Names names_;
+  const std::chrono::nanoseconds timeout_;
+  std::string server_;
+  std::unique_ptr<v1::SessionService::Stub> stub_;
+};
+
+}  // namespace attend::client
