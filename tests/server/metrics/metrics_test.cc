@@ -343,7 +343,7 @@ TEST(MetricsTest, TenantsAreTheConfiguredOnes) {
   EXPECT_EQ(scrape.samples.at(durations + "\"default\"}"), 3);
   EXPECT_EQ(scrape.samples.at("attend_batches_total{closed=\"empty\",device=\"cpu\"}"), 6);
   for (const auto& [sample, value] : scrape.samples) {
-    EXPECT_EQ(sample.find("stranger"), std::string::npos) << sample;
+    EXPECT_EQ(sample.find("tenant=\"stranger\""), std::string::npos) << sample;
   }
 }
 
