@@ -205,6 +205,10 @@ def check_flags(objects, known):
         given = flags(server_of(w))
         for flag in sorted(set(given) - set(known)):
             yield f"{named(w)}: the server has no {flag}"
+        declared = {e["name"] for e in server_of(w).get("env", [])}
+        for name in re.findall(r"\$\((\w+)\)", " ".join(given.values())):
+            if name not in declared:
+                yield f"{named(w)}: nothing says what {name} is"
         loopback = given.get("--listen", "").startswith("unix:")
         if not loopback and not {"--tls-cert", "--insecure"} & set(given):
             yield f"{named(w)}: it listens beyond loopback without TLS"

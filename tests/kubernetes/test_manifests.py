@@ -91,6 +91,7 @@ PLANTED = {
     "no Secret attend-scraper has key": lambda o: spec(o, "ServiceMonitor")["endpoints"][0][
         "authorization"]["credentials"].update(key="key"),
     "the server has no --drain": lambda o: server(o)["args"].append("--drain=1"),
+    "nothing says what POD_NAME is": lambda o: server(o)["env"].clear(),
     "without TLS": lambda o: server(o)["args"].remove("--tls-cert=/etc/attend/tls/tls.crt"),
 }
 

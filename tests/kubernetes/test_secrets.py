@@ -23,7 +23,8 @@ def mounted(rendered, secrets, tmp_path):
         for key, value in secret["data"].items():
             (folder / key).write_bytes(base64.b64decode(value))
     args = manifest_checks.server_of(deployment)["args"]
-    return [a.replace("=/etc/", f"={tmp_path}/etc/") for a in args], tmp_path / "etc/attend"
+    return [a.replace("=/etc/", f"={tmp_path}/etc/").replace("$(POD_NAME)", "attend-7-x")
+            for a in args], tmp_path / "etc/attend"
 
 
 def scrape(running, folder, token):
