@@ -7,6 +7,7 @@ import contextlib
 import queue
 import signal
 
+import grpc
 import numpy as np
 import pytest
 
@@ -352,6 +353,23 @@ def test_servers_have_names_of_their_own(start_server):
             _, call = stub.Attend.with_call(wire.small_request())
             names.add(dict(call.initial_metadata())["attend-server-id"])
     assert len(names) == 2 and all(len(name) == 16 for name in names)
+
+
+def test_grpcs_python_spreads_calls_as_the_readme_says(make_fleet):
+    made = make_fleet()
+    code = (harness.ROOT / "proto/README.md").read_text().split("```python\nspread")[1]
+    code = "spread" + code.split("```")[0].replace("dns:///attend.example:8001",
+                                                   f"ipv4:{made.list}")
+    scope = {"grpc": grpc, "options": wire.UNLIMITED}
+    exec(code, scope)
+    with scope["servers"] as channel:
+        stub = wire.stub.AttentionServiceStub(channel)
+
+        def answers():
+            _, call = stub.Attend.with_call(wire.small_request(), timeout=wire.SECONDS)
+            return dict(call.initial_metadata())["attend-server-id"]
+
+        wait_for("all three", lambda: {answers() for _ in range(3)} == set("abc"))
 
 
 @pytest.mark.parametrize("server, flags, said", [
