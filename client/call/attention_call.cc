@@ -53,20 +53,6 @@ View ViewOf(v1::Layout layout, const Dims& dims, Data* data) {
   return view;
 }
 
-attend::Mask MaskOf(const MaskOption& option) {
-  const v1::Mask::Kind kind = option.kind;
-  const bool top_left =
-      kind == v1::Mask::KIND_CAUSAL_TOP_LEFT || kind == v1::Mask::KIND_WINDOW_TOP_LEFT;
-  const bool causal =
-      kind == v1::Mask::KIND_CAUSAL_TOP_LEFT || kind == v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
-  attend::Mask mask;
-  if (!causal && !top_left && kind != v1::Mask::KIND_WINDOW_BOTTOM_RIGHT) return mask;
-  mask.left = option.window_left.value_or(-1);
-  mask.right = causal ? 0 : option.window_right.value_or(-1);
-  if (top_left) mask.alignment = Alignment::kTopLeft;
-  return mask;
-}
-
 Status CheckCumulative(const char* name, const std::vector<int64_t>& cu, int64_t rows) {
   if (cu.size() < 2 || cu.front() != 0 || cu.back() != rows ||
       !std::is_sorted(cu.begin(), cu.end())) {
@@ -207,6 +193,20 @@ Status FillOutput(const AttentionCall& call, const HostTensor* o, const HostTens
 }
 
 }  // namespace
+
+attend::Mask MaskOf(const MaskOption& option) {
+  const v1::Mask::Kind kind = option.kind;
+  const bool top_left =
+      kind == v1::Mask::KIND_CAUSAL_TOP_LEFT || kind == v1::Mask::KIND_WINDOW_TOP_LEFT;
+  const bool causal =
+      kind == v1::Mask::KIND_CAUSAL_TOP_LEFT || kind == v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
+  attend::Mask mask;
+  if (!causal && !top_left && kind != v1::Mask::KIND_WINDOW_BOTTOM_RIGHT) return mask;
+  mask.left = option.window_left.value_or(-1);
+  mask.right = causal ? 0 : option.window_right.value_or(-1);
+  if (top_left) mask.alignment = Alignment::kTopLeft;
+  return mask;
+}
 
 Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse) {
   if (!call.sessions.empty()) {

@@ -122,6 +122,9 @@ struct AttentionResult {
 // refuses calls on sessions, whose K and V are not here.
 Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse);
 
+// The mask as kernels know it.
+attend::Mask MaskOf(const MaskOption& option);
+
 // Whether the call has k and v; if not, it reads what is in its sessions.
 inline bool HasKeys(const AttentionCall& call) {
   return call.sessions.empty() || !call.k.shape.empty() || !call.v.shape.empty();

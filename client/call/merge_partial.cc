@@ -19,7 +19,7 @@ using Gradient = std::optional<HostTensor> GradientTensors::*;
 
 std::string Part(size_t index) { return "parts[" + std::to_string(index) + "]"; }
 
-// [B, H, L] of the answer.
+// [B, H, L, D] of an answer.
 struct Rows {
   int64_t batch = 1;
   int64_t heads = 0;
@@ -27,14 +27,41 @@ struct Rows {
   int64_t dim = 0;  // of O
 
   int64_t count() const { return batch * heads * length; }
+  // Of the row that is the at-th of LSE: which of O's rows it is.
+  int64_t RowOfO(int64_t at, v1::Layout layout) const {
+    if (layout == v1::LAYOUT_BHLD) return at;
+    const int64_t l = at % length, h = at / length % heads;
+    return (at / (length * heads) * length + l) * heads + h;
+  }
+  std::vector<int64_t> ShapeOfO(v1::Layout layout) const {
+    if (layout == v1::LAYOUT_LHD) return {length, heads, dim};
+    if (layout == v1::LAYOUT_BLHD) return {batch, length, heads, dim};
+    return {batch, heads, length, dim};
+  }
+  std::vector<int64_t> ShapeOfLse(v1::Layout layout) const {
+    if (layout == v1::LAYOUT_LHD) return {heads, length};
+    return {batch, heads, length};
+  }
 };
 
-Result<Rows> RowsOf(const AttentionResult& part, v1::Layout layout) {
+// A part and where its rows are.
+struct Place {
+  const AttentionResult* part;
+  int64_t first_row;
+  Rows rows;
+};
+
+Result<Rows> RowsOf(const std::string& name, const AttentionResult& part, v1::Layout layout) {
+  if (!part.lse) return InvalidArgument(name + " has no lse (return_lse)");
+  if (part.o.dtype != DType::kFloat32) {
+    return InvalidArgument(name + " has an o of " + std::string(DTypeName(part.o.dtype)) +
+                           ", must be float32 (o_float32)");
+  }
   const size_t rank = layout == v1::LAYOUT_LHD ? 3 : 4;
   const std::vector<int64_t>& o = part.o.shape;
   const std::vector<int64_t>& lse = part.lse->shape;
   if (o.size() != rank || lse.size() != rank - 1) {
-    return InvalidArgument("parts[0] has an o of shape " + ShapeText(o) + " and an lse of " +
+    return InvalidArgument(name + " has an o of shape " + ShapeText(o) + " and an lse of " +
                            ShapeText(lse) + ", which the layout does not have");
   }
   Rows rows;
@@ -42,29 +69,36 @@ Result<Rows> RowsOf(const AttentionResult& part, v1::Layout layout) {
   rows.heads = lse[rank - 3];
   rows.length = lse[rank - 2];
   rows.dim = o.back();
-  std::vector<int64_t> expected = {rows.batch, rows.heads, rows.length, rows.dim};
-  if (layout != v1::LAYOUT_BHLD) std::swap(expected[1], expected[2]);
-  if (rank == 3) expected.erase(expected.begin());
-  if (o == expected) return rows;
-  return InvalidArgument("parts[0] has an o of shape " + ShapeText(o) + ", must be " +
-                         ShapeText(expected) + " as its lse is");
+  if (o == rows.ShapeOfO(layout)) return rows;
+  return InvalidArgument(name + " has an o of shape " + ShapeText(o) + ", must be " +
+                         ShapeText(rows.ShapeOfO(layout)) + " as its lse is");
 }
 
-Status CheckParts(const std::vector<AttentionResult>& parts) {
+// The whole's; `rows` of them, or as many as the first part has.
+Result<Rows> Fit(const std::vector<PartialRows>& parts, std::optional<int64_t> rows,
+                 v1::Layout layout, std::vector<Place>* places) {
   if (parts.empty()) return InvalidArgument("parts has 0 entries, must have at least 1");
+  Rows whole;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i].lse) return InvalidArgument(Part(i) + " has no lse (return_lse)");
-    if (parts[i].o.dtype != DType::kFloat32) {
-      return InvalidArgument(Part(i) + " has an o of " + std::string(DTypeName(parts[i].o.dtype)) +
-                             ", must be float32 (o_float32)");
+    const auto& [part, first] = parts[i];
+    const Result<Rows> own = RowsOf(Part(i), *part, layout);
+    if (!own.ok()) return own.status();
+    if (i == 0) whole = *own;
+    if (i == 0 && rows) whole.length = *rows;
+    Rows other = *own;
+    if (rows) other.length = whole.length;
+    if (other.ShapeOfO(layout) != whole.ShapeOfO(layout)) {
+      return InvalidArgument(Part(i) + " has an o of shape " + ShapeText(part->o.shape) +
+                             ", parts[0] of " + ShapeText(parts[0].answer->o.shape));
     }
-    if (parts[i].o.shape == parts[0].o.shape && parts[i].lse->shape == parts[0].lse->shape) {
-      continue;
+    if (first < 0 || own->length > whole.length - first) {
+      return InvalidArgument(Part(i) + " has " + std::to_string(own->length) + " rows from row " +
+                             std::to_string(first) + " on, the whole has " +
+                             std::to_string(whole.length));
     }
-    return InvalidArgument(Part(i) + " has an o of shape " + ShapeText(parts[i].o.shape) +
-                           ", parts[0] of " + ShapeText(parts[0].o.shape));
+    places->push_back({part, first, *own});
   }
-  return Status();
+  return whole;
 }
 
 const float* Floats(const HostTensor& tensor) {
@@ -74,25 +108,47 @@ float* MutableFloats(const HostTensor& tensor) {
   return reinterpret_cast<float*>(tensor.data.get());
 }
 
-// One row: `at` of LSE, `o` of O's first element.
-void MergeRow(const std::vector<AttentionResult>& parts, int64_t at, int64_t o, int64_t dim,
-              std::vector<double>* sums, AttentionResult* merged) {
+// The row that is the at-th of the whole's LSE.
+void MergeRow(const std::vector<Place>& places, const Rows& whole, v1::Layout layout,
+              std::optional<float> sink, int64_t at, std::vector<double>* sums,
+              AttentionResult* merged) {
   SoftmaxState<double> state;
   std::fill(sums->begin(), sums->end(), 0.0);
-  for (const AttentionResult& part : parts) {
-    const double lse = Floats(*part.lse)[at];
+  if (sink) AddSink(state, static_cast<double>(*sink));
+  for (const Place& place : places) {
+    const int64_t row = at % whole.length - place.first_row;
+    if (row < 0 || row >= place.rows.length) continue;
+    const int64_t own = at / whole.length * place.rows.length + row;
+    const double lse = Floats(*place.part->lse)[own];
     if (lse == -std::numeric_limits<double>::infinity()) continue;  // it saw no key
     const MergeWeights<double> weights = Merge(state, SoftmaxState<double>{lse, 1.0});
-    const float* const row = Floats(part.o) + o;
-    for (int64_t d = 0; d < dim; ++d) {
-      (*sums)[d] = weights.left * (*sums)[d] + weights.right * row[d];
+    const float* const o = Floats(place.part->o) + place.rows.RowOfO(own, layout) * whole.dim;
+    for (int64_t d = 0; d < whole.dim; ++d) {
+      (*sums)[d] = weights.left * (*sums)[d] + weights.right * o[d];
     }
   }
   const double inverse = InverseSum(state);
-  for (int64_t d = 0; d < dim; ++d) {
-    MutableFloats(merged->o)[o + d] = static_cast<float>(inverse * (*sums)[d]);
-  }
+  float* const o = MutableFloats(merged->o) + whole.RowOfO(at, layout) * whole.dim;
+  for (int64_t d = 0; d < whole.dim; ++d) o[d] = static_cast<float>(inverse * (*sums)[d]);
   MutableFloats(*merged->lse)[at] = static_cast<float>(LogSumExp(state));
+}
+
+Result<AttentionResult> MergeRows(const std::vector<Place>& places, const Rows& whole,
+                                  const std::vector<float>& sinks, v1::Layout layout) {
+  AttentionResult merged;
+  Result<HostTensor> o = HostTensor::Make("o", DType::kFloat32, whole.ShapeOfO(layout));
+  if (!o.ok()) return o.status();
+  Result<HostTensor> lse = HostTensor::Make("lse", DType::kFloat32, whole.ShapeOfLse(layout));
+  if (!lse.ok()) return lse.status();
+  merged.o = std::move(*o);
+  merged.lse = std::move(*lse);
+  std::vector<double> sums(static_cast<size_t>(whole.dim));
+  for (int64_t at = 0; at < whole.count(); ++at) {
+    std::optional<float> sink;
+    if (!sinks.empty()) sink = sinks[static_cast<size_t>(at / whole.length % whole.heads)];
+    MergeRow(places, whole, layout, sink, at, &sums, &merged);
+  }
+  return merged;
 }
 
 // The parts' gradient of that name; of none of them, or of all unless `some` may have it.
@@ -170,26 +226,27 @@ Result<std::optional<HostTensor>> Join(const std::vector<const HostTensor*>& par
 }  // namespace
 
 Result<AttentionResult> MergePartial(const std::vector<AttentionResult>& parts, v1::Layout layout) {
-  ATTEND_RETURN_IF_ERROR(CheckParts(parts));
-  const Result<Rows> rows = RowsOf(parts.front(), layout);
-  if (!rows.ok()) return rows.status();
-  AttentionResult merged;
-  Result<HostTensor> o = HostTensor::Make("o", DType::kFloat32, parts.front().o.shape);
-  if (!o.ok()) return o.status();
-  Result<HostTensor> lse = HostTensor::Make("lse", DType::kFloat32, parts.front().lse->shape);
-  if (!lse.ok()) return lse.status();
-  merged.o = std::move(*o);
-  merged.lse = std::move(*lse);
-  std::vector<double> sums(static_cast<size_t>(rows->dim));
-  for (int64_t at = 0; at < rows->count(); ++at) {
-    int64_t row = at;
-    if (layout != v1::LAYOUT_BHLD) {
-      const int64_t l = at % rows->length, h = at / rows->length % rows->heads;
-      row = (at / (rows->length * rows->heads) * rows->length + l) * rows->heads + h;
-    }
-    MergeRow(parts, at, row * rows->dim, rows->dim, &sums, &merged);
+  std::vector<PartialRows> all;
+  for (const AttentionResult& part : parts) all.push_back({&part, 0});
+  std::vector<Place> places;
+  const Result<Rows> whole = Fit(all, std::nullopt, layout, &places);
+  if (!whole.ok()) return whole.status();
+  return MergeRows(places, *whole, {}, layout);
+}
+
+Result<AttentionResult> MergePartial(const std::vector<PartialRows>& parts, int64_t rows,
+                                     const std::vector<float>& sinks, v1::Layout layout) {
+  if (layout == v1::LAYOUT_LHD) {
+    return InvalidArgument("layout is LHD, whose rows are of several sequences");
   }
-  return merged;
+  std::vector<Place> places;
+  const Result<Rows> whole = Fit(parts, rows, layout, &places);
+  if (!whole.ok()) return whole.status();
+  if (!sinks.empty() && std::ssize(sinks) != whole->heads) {
+    return InvalidArgument("sinks has " + std::to_string(sinks.size()) +
+                           " entries, must have Hq = " + std::to_string(whole->heads) + ", or 0");
+  }
+  return MergeRows(places, *whole, sinks, layout);
 }
 
 Result<GradientTensors> MergePartialGradients(const std::vector<AttentionResult>& parts,

@@ -23,6 +23,16 @@ namespace attend::client {
 // or where they do not fit together. An answer of no visible keys changes nothing.
 Result<AttentionResult> MergePartial(const std::vector<AttentionResult>& parts, v1::Layout layout);
 
+// The answer of a part whose call left out rows of q: it has those from first_row on.
+struct PartialRows {
+  const AttentionResult* answer = nullptr;
+  int64_t first_row = 0;
+};
+// The same where parts have rows of q of their own, of `rows` in all; a row that none has sees no
+// key. `sinks`, [Hq] or empty, are the whole's, and then in no part. Not for LAYOUT_LHD.
+Result<AttentionResult> MergePartial(const std::vector<PartialRows>& parts, int64_t rows,
+                                     const std::vector<float>& sinks, v1::Layout layout);
+
 // `parts` in the order of their keys. dQ and dSinks, where parts have them, are their sums, in
 // float32; dK, dV and dBias lie one after the other along the keys. Not for LAYOUT_LHD, whose
 // sequences each have keys of every part.

@@ -113,6 +113,9 @@ int Main(int argc, char** argv) {
   }
   // gRPC's own lines on stderr say less than a command's error.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  // gRPC goes on with connections that no call waits for as often as this; by default every 5 s,
+  // and until then calls go to the servers that happen to be connected.
+  setenv("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "200", /*overwrite=*/0);
   Result<std::string> token =
       common.token_file.empty() ? TokenOf("") : ReadTokenFile(common.token_file);
   if (!token.ok()) return Fail(token.status(), kExitUsage);

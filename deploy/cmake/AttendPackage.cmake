@@ -15,6 +15,7 @@ set(attend_client_headers
   client/call/attention_call.h
   client/call/backward_call.h
   client/call/call_options.h
+  client/call/merge_partial.h
   client/call/random.h
   client/call/retry_policy.h
   client/call/server_address.h
@@ -27,6 +28,7 @@ set(attend_client_headers
   client/memory/device_memory.h
   client/memory/shared_memory.h
   client/session.h
+  client/sharded_session.h
   client/stream.h
   client/wire/message_codec.h
   kernels/contract/dropout.h

@@ -28,7 +28,7 @@ HostTensor Random(std::mt19937_64& random, std::vector<int64_t> shape) {
 }  // namespace
 
 void Fail(const std::string& what) {
-  std::fprintf(stderr, "bench_sessions: %s\n", what.c_str());
+  std::fprintf(stderr, "bench: %s\n", what.c_str());
   std::exit(1);
 }
 

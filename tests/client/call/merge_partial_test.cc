@@ -74,6 +74,28 @@ TEST(MergePartialTest, NanStays) {
   EXPECT_TRUE(std::isnan(Values(*merged->lse)[0]));
 }
 
+TEST(MergePartialTest, PartsMayHaveSomeOfTheRowsAndSinksAreTheWholes) {
+  const AttentionResult first = Part({1, 1, 2, 1}, {1, 2}, {1, 1, 2}, {0, 0});
+  const AttentionResult second = Part({1, 1, 1, 1}, {4}, {1, 1, 1}, {0});
+  const auto merged =
+      MergePartial({{&first, 0}, {&second, 1}}, 4, {std::log(2.0f)}, v1::LAYOUT_BHLD);
+  ASSERT_TRUE(merged.ok()) << merged.status().ToString();
+  // A sink weighs two keys of score 0; rows 2 and 3 see nothing else.
+  const std::vector<float> o = Values(merged->o), lse = Values(*merged->lse);
+  EXPECT_FLOAT_EQ(o[0], 1.0f / 3);
+  EXPECT_FLOAT_EQ(o[1], 6.0f / 4);
+  EXPECT_EQ(o[2], 0);
+  EXPECT_EQ(o[3], 0);
+  EXPECT_FLOAT_EQ(lse[0], std::log(3.0f));
+  EXPECT_FLOAT_EQ(lse[1], std::log(4.0f));
+  EXPECT_FLOAT_EQ(lse[3], std::log(2.0f));
+  EXPECT_THAT(MergePartial({{&first, 3}}, 4, {}, v1::LAYOUT_BHLD).status().message(),
+              HasSubstr("parts[0] has 2 rows from row 3 on, the whole has 4"));
+  EXPECT_THAT(MergePartial({{&first, 0}}, 4, {1, 2}, v1::LAYOUT_BHLD).status().message(),
+              HasSubstr("sinks has 2 entries"));
+  EXPECT_FALSE(MergePartial({{&first, 0}}, 4, {}, v1::LAYOUT_LHD).ok());
+}
+
 // Each row's own weight, so that a row that is mistaken for another shows.
 TEST(MergePartialTest, FindsRowsInEveryLayout) {
   // LSE of h, l is 10 h + l; O of the first part is that, of the second 0, weighed alike.

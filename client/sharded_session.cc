@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/sharded_session.h"
+
+#include <algorithm>
+#include <cassert>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "client/sharded_call.h"
+#include "kernels/util/mutex.h"
+
+namespace attend::client {
+namespace {
+
+// The server is not there, or the session is not there any longer.
+bool IsGone(Code code) { return code == Code::kUnavailable || code == Code::kNotFound; }
+
+}  // namespace
+
+struct ShardedSession::State {
+  // Tokens [begin, begin + shard_tokens) of the sequence.
+  struct Shard {
+    int64_t begin = 0;
+    std::shared_ptr<Session> session;  // null: given up
+    std::string server = {};           // the session's, or that of the one given up
+
+    int64_t have(int32_t layer) const {
+      return begin + (session == nullptr ? 0 : session->length(layer));
+    }
+  };
+  struct Layer {
+    int64_t length = 0;
+    int64_t unsure = 0;  // rows that the last call brought, and failed
+  };
+  State(Client& client, const ShardedOptions& options) : client(client), options(options) {}
+
+  Status CheckLayer(int32_t layer) const {
+    const MutexLock lock(mutex);
+    if (layer >= 0 && layer < std::ssize(layers)) return Status();
+    return InvalidArgument("layer is " + std::to_string(layer) + ", must be in [0, " +
+                           std::to_string(std::ssize(layers) - 1) + "]");
+  }
+  Layer LayerOf(int32_t layer) const {
+    const MutexLock lock(mutex);
+    return layers[static_cast<size_t>(layer)];
+  }
+  void SetLayer(int32_t layer, const Layer& to) {
+    const MutexLock lock(mutex);
+    layers[static_cast<size_t>(layer)] = to;
+  }
+  void SetLayers(int32_t count) {
+    const MutexLock lock(mutex);
+    layers.resize(static_cast<size_t>(count));
+  }
+  std::vector<Shard> All() const {
+    const MutexLock lock(mutex);
+    return shards;
+  }
+  // Where the shard's tokens end in a sequence of that length.
+  int64_t End(const Shard& shard, int64_t length) const {
+    return std::min(shard.begin + options.shard_tokens, length);
+  }
+  Status Named(const Shard& shard, int64_t length, const Status& status) const {
+    return OfTokens(shard.begin, End(shard, length), shard.server, status);
+  }
+
+  // On the server that has fewest of the shards, of those that have any; on any, by gRPC's turn, if
+  // they have as many each, or that one does not answer. So new servers are found.
+  Result<Session> MakeSession() ATTEND_REQUIRES(mutex);
+  // All shards, as many as so many tokens take; those that were given up are made anew, empty.
+  Result<std::vector<Shard>> ShardsFor(int64_t tokens);
+  // After a call that failed: asks the shards of its rows which of them they have.
+  Status Settle(int32_t layer, int64_t rows) const;
+  Result<std::vector<ShardPart>> Plan(int32_t layer, const AttentionCall& call, int64_t rows);
+
+  Client& client;
+  const ShardedOptions options;
+  mutable Mutex mutex;
+  std::vector<Shard> shards ATTEND_GUARDED_BY(mutex);  // in the order of their tokens
+  std::vector<Layer> layers ATTEND_GUARDED_BY(mutex);  // their number does not change
+};
+
+Result<Session> ShardedSession::State::MakeSession() {
+  std::map<std::string, int64_t> shards_of;
+  for (const Shard& shard : shards) {
+    if (shard.session != nullptr) ++shards_of[shard.server];
+  }
+  const auto [fewest, most] =
+      std::minmax_element(shards_of.begin(), shards_of.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (fewest != most && fewest->second != most->second) {
+    SessionOptions there = options.session;
+    there.server = fewest->first;
+    Result<Session> made = Session::Create(client, there);
+    if (made.ok() || made.status().code() != Code::kUnavailable) return made;
+  }
+  return Session::Create(client, options.session);
+}
+
+Result<std::vector<ShardedSession::State::Shard>> ShardedSession::State::ShardsFor(int64_t tokens) {
+  const MutexLock lock(mutex);
+  while (std::ssize(shards) * options.shard_tokens < tokens || shards.empty()) {
+    shards.push_back({std::ssize(shards) * options.shard_tokens, nullptr});
+  }
+  for (Shard& shard : shards) {
+    if (shard.session != nullptr) continue;
+    Result<Session> made = MakeSession();
+    if (!made.ok()) return made.status();
+    shard.session = std::make_shared<Session>(*std::move(made));
+    shard.server = shard.session->server();
+  }
+  return shards;
+}
+
+Status ShardedSession::State::Settle(int32_t layer, int64_t rows) const {
+  const auto [length, unsure] = LayerOf(layer);
+  if (unsure == 0) return Status();
+  if (rows != unsure) {
+    return Status(Code::kFailedPrecondition,
+                  "the last call on layer " + std::to_string(layer) +
+                      " failed, and shards may have its " + std::to_string(unsure) +
+                      " rows; this one brings " + std::to_string(rows) +
+                      ", must bring those again (Truncate forgets them)");
+  }
+  for (const Shard& shard : All()) {
+    if (End(shard, length + rows) <= length || shard.session == nullptr) continue;
+    const Result<v1::Session> got = shard.session->Get();
+    if (!got.ok()) return Named(shard, length + rows, got.status());
+  }
+  return Status();
+}
+
+Result<std::vector<ShardPart>> ShardedSession::State::Plan(int32_t layer, const AttentionCall& call,
+                                                           int64_t rows) {
+  const int64_t length = LayerOf(layer).length, keys = length + rows;
+  const Result<std::vector<Shard>> all = ShardsFor(keys);
+  if (!all.ok()) return all.status();
+  const attend::Mask mask = MaskOf(call.mask);
+  const int64_t len_q = call.q.shape[RowDimension(call.layout)];
+  std::vector<ShardPart> parts;
+  for (const Shard& shard : *all) {
+    const int64_t end = End(shard, keys), append = std::max(length, shard.begin);
+    if (end <= shard.begin) break;
+    ShardPart part{shard.session,
+                   shard.server,
+                   {shard.begin, end, end},
+                   RowsThatSee(mask, len_q, keys, shard.begin, end)};
+    if (part.rows.size() == 0 && end <= append) continue;
+    // It lacks the call's rows for it, unless it has them of a call that failed.
+    if (shard.have(layer) != end) part.keys.send = append;
+    if (shard.have(layer) != part.keys.send) {
+      return Status(Code::kFailedPrecondition,
+                    "layer " + std::to_string(layer) + ": " +
+                        TokensText(shard.have(layer), std::min(append, end)) +
+                        " are gone, and must be restored");
+    }
+    parts.push_back(std::move(part));
+  }
+  // Where nothing is seen, any shard can say so.
+  if (parts.empty())
+    parts.push_back({all->front().session, all->front().server, {0, 0, 0}, {0, len_q}});
+  return parts;
+}
+
+Result<ShardedSession> ShardedSession::Create(Client& client, const ShardedOptions& options) {
+  if (options.shard_tokens < 8 || options.shard_tokens % 8 != 0) {
+    return InvalidArgument("shard_tokens is " + std::to_string(options.shard_tokens) +
+                           ", must be a multiple of 8, at least 8");
+  }
+  if (options.session.shapes.empty()) {
+    return InvalidArgument("session.shapes has 0 entries, must have at least 1");
+  }
+  if (!options.session.server.empty()) {
+    return InvalidArgument("session.server is " + options.session.server +
+                           ", must be empty: shards are on all servers in turn");
+  }
+  auto state = std::make_unique<State>(client, options);
+  const Result<std::vector<State::Shard>> first = state->ShardsFor(0);
+  if (!first.ok()) return first.status();
+  state->SetLayers(first->front().session->layers());
+  return ShardedSession(std::move(state));
+}
+
+ShardedSession::ShardedSession(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ShardedSession::ShardedSession(ShardedSession&& other) noexcept = default;
+ShardedSession& ShardedSession::operator=(ShardedSession&& other) noexcept = default;
+ShardedSession::~ShardedSession() = default;
+
+Result<AttentionResult> ShardedSession::Attend(int32_t layer, const AttentionCall& call,
+                                               const CallOptions& options) {
+  ATTEND_RETURN_IF_ERROR(state_->CheckLayer(layer));
+  ATTEND_RETURN_IF_ERROR(CheckShardedCall(call));
+  const int64_t rows = BringsRows(call) ? call.k.shape[RowDimension(call.layout)] : 0;
+  ATTEND_RETURN_IF_ERROR(state_->Settle(layer, rows));
+  const Result<std::vector<ShardPart>> parts = state_->Plan(layer, call, rows);
+  if (!parts.ok()) return parts.status();
+  const int64_t length = state_->LayerOf(layer).length;
+  Result<AttentionResult> answer = CallShards(*parts, layer, length + rows, call, options);
+  state_->SetLayer(layer,
+                   answer.ok() ? State::Layer{length + rows, 0} : State::Layer{length, rows});
+  return answer;
+}
+
+Result<std::vector<ShardedSession::Tokens>> ShardedSession::Missing(int32_t layer) {
+  ATTEND_RETURN_IF_ERROR(state_->CheckLayer(layer));
+  const int64_t length = state_->LayerOf(layer).length;
+  std::vector<Tokens> missing;
+  std::vector<std::shared_ptr<Session>> given_up;  // freed without the lock
+  const std::vector<State::Shard> all = state_->All();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const State::Shard& shard = all[i];
+    int64_t have = shard.begin;
+    if (shard.session != nullptr) {
+      const Result<v1::Session> got = shard.session->Get();
+      if (!got.ok() && !IsGone(got.status().code())) {
+        return state_->Named(shard, length, got.status());
+      }
+      if (got.ok()) have = shard.have(layer);
+      const MutexLock lock(state_->mutex);
+      if (!got.ok()) given_up.push_back(std::move(state_->shards[i].session));
+    }
+    const int64_t end = state_->End(shard, length);
+    if (have < end) missing.push_back({have, end, shard.server});
+  }
+  return missing;
+}
+
+Status ShardedSession::Restore(int32_t layer, int64_t begin, const TensorRef& k, const TensorRef& v,
+                               v1::Layout layout, const CallOptions& options) {
+  ATTEND_RETURN_IF_ERROR(state_->CheckLayer(layer));
+  AttentionCall call;
+  call.layout = layout;
+  call.k = k;
+  call.v = v;
+  call.q = k;
+  ATTEND_RETURN_IF_ERROR(CheckShardedCall(call));
+  const size_t dimension = RowDimension(layout);
+  const int64_t length = state_->LayerOf(layer).length, end = begin + k.shape[dimension];
+  if (begin < 0 || end > length || v.shape[dimension] != k.shape[dimension]) {
+    return InvalidArgument(TokensText(begin, end) + " of k " + ShapeText(k.shape) + " and v " +
+                           ShapeText(v.shape) + " must be in [0, " + std::to_string(length) + ")");
+  }
+  Result<TensorRef> nothing = RangeOf("q", k, dimension, 0, 0);
+  if (!nothing.ok()) return nothing.status();
+  call.q = *nothing;
+  const Result<std::vector<State::Shard>> all = state_->ShardsFor(length);
+  if (!all.ok()) return all.status();
+  for (const State::Shard& shard : *all) {
+    const int64_t from = std::max(begin, shard.begin), to = state_->End(shard, end);
+    if (from >= to) continue;
+    if (shard.have(layer) != from) {
+      return Status(Code::kFailedPrecondition,
+                    "layer " + std::to_string(layer) + ": " +
+                        TokensText(shard.begin, shard.have(layer)) +
+                        " of the shard are there, what is restored must begin where they end, not "
+                        "at " +
+                        std::to_string(from));
+    }
+    Result<AttentionCall> part = PartOf(call, end, {shard.begin, from, to}, {});
+    if (!part.ok()) return part.status();
+    const Result<AttentionResult> put = shard.session->Attend(layer, *part, options);
+    if (!put.ok()) return state_->Named(shard, length, put.status());
+  }
+  return Status();
+}
+
+Status ShardedSession::Truncate(int64_t length) {
+  if (length < 0) {
+    return InvalidArgument("length is " + std::to_string(length) + ", must be at least 0");
+  }
+  std::vector<std::shared_ptr<Session>> beyond;  // freed without the lock
+  for (const State::Shard& shard : state_->All()) {
+    if (shard.session == nullptr) continue;
+    if (shard.begin >= length) {
+      beyond.push_back(shard.session);
+      continue;
+    }
+    int64_t longest = 0;
+    for (int32_t layer = 0; layer < layers(); ++layer) {
+      longest = std::max(longest, shard.session->length(layer));
+    }
+    if (longest <= length - shard.begin) continue;
+    const Status status = shard.session->Truncate(length - shard.begin);
+    if (!status.ok() && !IsGone(status.code())) return state_->Named(shard, length, status);
+  }
+  const MutexLock lock(state_->mutex);
+  std::erase_if(state_->shards, [&](const State::Shard& shard) { return shard.begin >= length; });
+  for (State::Layer& layer : state_->layers) layer = {std::min(layer.length, length), 0};
+  return Status();
+}
+
+Status ShardedSession::KeepAlive() {
+  for (const State::Shard& shard : state_->All()) {
+    if (shard.session == nullptr) continue;
+    const Status status = shard.session->KeepAlive();
+    if (!status.ok()) return state_->Named(shard, INT64_MAX, status);
+  }
+  return Status();
+}
+
+int32_t ShardedSession::layers() const {
+  const MutexLock lock(state_->mutex);
+  return static_cast<int32_t>(state_->layers.size());
+}
+
+int64_t ShardedSession::length(int32_t layer) const {
+  assert(layer >= 0 && layer < layers());
+  return state_->LayerOf(layer).length;
+}
+
+std::vector<ShardedSession::Tokens> ShardedSession::Placement(int32_t layer) const {
+  const int64_t length = this->length(layer);
+  std::vector<Tokens> placement;
+  for (const State::Shard& shard : state_->All()) {
+    const int64_t end = state_->End(shard, length);
+    if (shard.begin < end) placement.push_back({shard.begin, end, shard.server});
+  }
+  return placement;
+}
+
+}  // namespace attend::client
