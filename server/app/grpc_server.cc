@@ -100,7 +100,6 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   if (!intake.ok()) return intake.status();
   server->intake_ = std::move(*intake);
   ATTEND_RETURN_IF_ERROR(server->Listen(config));
-  grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   SetOptions(config, builder);
   ATTEND_RETURN_IF_ERROR(server->intake_->AddTo(builder));
@@ -108,9 +107,6 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   builder.RegisterCallbackGenericService(&unknown);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");
-  grpc::HealthCheckServiceInterface* const health = server->grpc_->GetHealthCheckService();
-  health->SetServingStatus(false);
-  for (const std::string& name : ServiceNames(config)) health->SetServingStatus(name, false);
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
@@ -178,10 +174,6 @@ GrpcServer::~GrpcServer() {
   if (grpc_ == nullptr) return;
   grpc_->Shutdown(std::chrono::system_clock::now());
   grpc_->Wait();
-}
-
-void GrpcServer::SetServing(bool serving) {
-  grpc_->GetHealthCheckService()->SetServingStatus(serving);
 }
 
 void GrpcServer::RemoveSockets() {

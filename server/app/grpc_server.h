@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gRPC server of the service: its options, its connections and health.
+// The gRPC server of the service: its options and its connections.
 
 #pragma once
 
@@ -30,9 +30,9 @@ std::vector<std::string> ServiceNames(const Config& config);
 
 class GrpcServer {
  public:
-  // Returns a server that serves `services`; grpc.health.v1 says so only after SetServing. Calls of
-  // unknown methods go to `unknown`. `changed` is called on a thread of its own when accepting()
-  // has changed. The arguments must outlive the server.
+  // Returns a server that serves `services`. Calls of unknown methods go to `unknown`. `changed` is
+  // called on a thread of its own when accepting() has changed. The arguments must outlive the
+  // server.
   static Result<std::unique_ptr<GrpcServer>> Start(const Config& config,
                                                    std::span<grpc::Service* const> services,
                                                    grpc::CallbackGenericService& unknown,
@@ -44,8 +44,7 @@ class GrpcServer {
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // Sets what grpc.health.v1 answers. Thread-safe, and so are the next three.
-  void SetServing(bool serving);
+  // Thread-safe, and so are the next two.
   bool accepting() const { return listener_->accepting(); }
   int64_t CountConnections() { return listener_->CountOpen(); }
   const ConnectionLimits& limits() const { return limits_; }

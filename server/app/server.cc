@@ -143,6 +143,8 @@ Status Server::MakeServices() {
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions());
   MakeAdmin();
+  health_service_ = std::make_unique<HealthService>(
+      ServiceNames(config_), callers_ == nullptr ? nullptr : connections_.get());
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
   if (config_.reflection) {
     reflection_ = std::make_unique<ReflectionService>(*context_, ServiceNames(config_));
@@ -230,7 +232,7 @@ void Server::UpdateConnections() {
 
 Status Server::StartGrpc() {
   std::vector<grpc::Service*> services = {service_.get(), session_service_.get(),
-                                          admin_service_.get()};
+                                          admin_service_.get(), health_service_.get()};
   if (inference_service_ != nullptr) services.push_back(inference_service_.get());
   if (reflection_ != nullptr) services.push_back(reflection_.get());
   std::shared_ptr<CallerGate> gate;
@@ -262,7 +264,7 @@ void Server::EndSessionsOf(const DeviceInfo& device) {
 
 void Server::UpdateHealth() {
   const MutexLock lock(serving_mutex_);
-  if (serving_ != nullptr) serving_->SetServing(ReadyLocked());
+  if (serving_ != nullptr) health_service_->SetServing(ReadyLocked());
 }
 
 const std::vector<std::string>& Server::addresses() const { return grpc_->addresses(); }

@@ -38,6 +38,7 @@ class GrpcServer;
 class LoadMeter;
 class MetricsEndpoint;
 class ReceiveMemory;
+class HealthService;
 class ReflectionService;
 class RequestReader;
 class SessionMemory;
@@ -151,6 +152,7 @@ class Server {
   std::unique_ptr<ReflectionService> reflection_;                 // null if off
   std::unique_ptr<Accepting> accepting_;
   std::unique_ptr<AdminServiceImpl> admin_service_;
+  std::unique_ptr<HealthService> health_service_;
   std::unique_ptr<UnknownMethods> unknown_methods_;
   Mutex serving_mutex_;
   // grpc_, for threads other than the owner's. Null before it serves and at the end.

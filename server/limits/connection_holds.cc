@@ -35,6 +35,12 @@ Status ConnectionHolds::Call(const std::string& name, int tenant) {
   return Status();
 }
 
+std::shared_ptr<const std::atomic<bool>> ConnectionHolds::CalledOf(const std::string& name) const {
+  const MutexLock lock(mutex_);
+  const auto found = connections_.find(name);
+  return found == connections_.end() ? nullptr : found->second.called;
+}
+
 void ConnectionHolds::CallUncounted(const std::string& name) {
   const MutexLock lock(mutex_);
   const auto found = connections_.find(name);

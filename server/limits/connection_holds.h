@@ -56,6 +56,8 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   // A call of the tenant has come over the connection. RESOURCE_EXHAUSTED if that is one connection
   // too many for it.
   Status Call(const std::string& name, int tenant);
+  // Whether a call has been let in over the connection; null if it is not known.
+  std::shared_ptr<const std::atomic<bool>> CalledOf(const std::string& name) const;
   // A call that is nobody's in particular, and never refused for this.
   void CallUncounted(const std::string& name);
 
@@ -69,7 +71,7 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   void End(const std::string& name);
 
   TenantLimits& limits_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::unordered_map<std::string, Entry> connections_ ATTEND_GUARDED_BY(mutex_);
 };
 

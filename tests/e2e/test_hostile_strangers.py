@@ -90,6 +90,20 @@ def test_strangers_make_room_for_callers(start):
         stream.close()
 
 
+def test_watches_of_strangers_are_bounded(start):
+    """16 on a connection; a caller's connection may have more."""
+    server, channel = start()
+    with channel() as strange, channel() as callers:
+        stream = open_stream(callers)
+        watches = [each.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+                   for each in [strange] * 16 + [callers] * 20]  # open while they are kept
+        assert [next(watch) for watch in watches] == [SERVING] * 36
+        answer = refusal(lambda: next(strange.unary_stream(WATCH)(b"", timeout=wire.SECONDS)))
+        assert answer.code == CODE.RESOURCE_EXHAUSTED
+        assert strange.unary_unary(CHECK)(b"", timeout=wire.SECONDS) == SERVING
+        stream.close()
+
+
 def test_without_tokens_nobody_is_a_stranger(start_server):
     server = start_server("--first-call-timeout", "0.1", "--max-connections", "2",
                           "--max-connections-per-peer", "2")

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Health checks (grpc.health.v1), for which nobody needs credentials. gRPC's own bound neither the
+// messages that they read nor the watches that a stranger has open.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "kernels/util/mutex.h"
+#include "kernels/util/status.h"
+#include "server/limits/connection_holds.h"
+
+namespace attend {
+
+using HealthMethods = grpc::health::v1::Health::WithRawCallbackMethod_Check<
+    grpc::health::v1::Health::WithRawCallbackMethod_Watch<grpc::health::v1::Health::Service>>;
+
+class HealthService final : public HealthMethods {
+ public:
+  // Watches on one connection on which no call has been let in, and on all of them. Beyond the
+  // first a watch is refused; beyond the second the one that has been open for longest is ended.
+  static constexpr int64_t kWatchesOfConnectionMax = 16;
+  static constexpr int64_t kWatchesOfStrangersMax = 1024;
+
+  // Of these services, and of "", the whole server; none serves until SetServing. `connections`
+  // tells which are strangers'; null: none. It must outlive the server.
+  HealthService(const std::vector<std::string>& services, const ConnectionHolds* connections);
+
+  void SetServing(bool serving);  // any thread
+
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* call,
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Watch(grpc::CallbackServerContext* call,
+                                                    const grpc::ByteBuffer* request) override;
+
+ private:
+  class Watcher;
+  using Called = std::shared_ptr<const std::atomic<bool>>;
+  struct Stranger {
+    Watcher* watcher = nullptr;
+    Called called;
+  };
+
+  // Which service the request names.
+  static Result<std::string> ServiceOf(const grpc::ByteBuffer& request);
+  // A watch on this connection may begin, whose place is made.
+  Status TakePlace(const Called& called, Watcher* watcher) ATTEND_REQUIRES(mutex_);
+  void GiveBack(std::list<Stranger>::iterator stranger) ATTEND_REQUIRES(mutex_);
+  void Remove(Watcher* watcher);
+
+  const ConnectionHolds* const connections_;
+  const std::set<std::string> services_;
+  Mutex mutex_;
+  bool serving_ ATTEND_GUARDED_BY(mutex_) = false;
+  std::set<Watcher*> watchers_ ATTEND_GUARDED_BY(mutex_);
+  std::list<Stranger> strangers_ ATTEND_GUARDED_BY(mutex_);  // the oldest first
+  std::map<const std::atomic<bool>*, int64_t> of_connections_ ATTEND_GUARDED_BY(mutex_);
+};
+
+}  // namespace attend
