@@ -41,8 +41,13 @@ Result<HostTensor> Rounded(HostTensor o, DType dtype) {
   Result<HostTensor> rounded = HostTensor::Make("o", dtype, o.shape);
   if (!rounded.ok()) return rounded.status();
   const auto* const from = reinterpret_cast<const float*>(o.data.get());
+  auto* const to = reinterpret_cast<uint16_t*>(rounded->data.get());
   const int64_t count = o.bytes / DTypeBytes(o.dtype);
-  for (int64_t i = 0; i < count; ++i) StoreElement(rounded->data.get(), dtype, i, from[i]);
+  if (dtype == DType::kFloat16) {
+    for (int64_t i = 0; i < count; ++i) to[i] = FloatToHalf(from[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] = FloatToBFloat16(from[i]);
+  }
   return rounded;
 }
 

@@ -66,8 +66,8 @@ struct ShardedSession::State {
     return OfTokens(shard.begin, End(shard, length), shard.server, status);
   }
 
-  // On the server that has fewest of the shards, of those that have any; on any, by gRPC's turn, if
-  // they have as many each, or that one does not answer. So new servers are found.
+  // On the server that has fewest of the shards, of those that have any. If they have as many each,
+  // or that one does not answer, on one that has none yet, or else on any.
   Result<Session> MakeSession() ATTEND_REQUIRES(mutex);
   // All shards, as many as so many tokens take; those that were given up are made anew, empty.
   Result<std::vector<Shard>> ShardsFor(int64_t tokens);
@@ -96,7 +96,15 @@ Result<Session> ShardedSession::State::MakeSession() {
     Result<Session> made = Session::Create(client, there);
     if (made.ok() || made.status().code() != Code::kUnavailable) return made;
   }
-  return Session::Create(client, options.session);
+  // Within as many turns, gRPC comes to a server that has no shard yet, if one is connected.
+  Result<Session> made = Session::Create(client, options.session);
+  for (size_t turns = shards_of.size();
+       made.ok() && shards_of.contains(made->server()) && turns > 0; --turns) {
+    Result<Session> other = Session::Create(client, options.session);
+    if (!other.ok()) break;
+    if (!shards_of.contains(other->server())) return other;
+  }
+  return made;
 }
 
 Result<std::vector<ShardedSession::State::Shard>> ShardedSession::State::ShardsFor(int64_t tokens) {

@@ -173,6 +173,25 @@ TEST(ShardedSessionTest, AnswersAreThoseOfTheUncutSequence) {
   }
 }
 
+TEST(ShardedSessionTest, TheFirstShardsAreOnAsManyServers) {
+  const Fleet fleet(3);
+  const auto client = fleet.Connect();
+  Sequence sequence("H2,D16,causal", 72, 1);
+  for (int turn = 0; turn < 10; ++turn) {
+    // Another creation in between must not lead two shards to one server.
+    SessionOptions other;
+    other.shapes = {{}};
+    ASSERT_TRUE(Session::Create(*client, other).ok());
+    ShardedSession session = Create(*client, sequence.Options());
+    ASSERT_TRUE(Session::Create(*client, other).ok());
+    ASSERT_TRUE(Session::Create(*client, other).ok());
+    StepTo(session, sequence, 72, 1);
+    std::set<std::string> servers;
+    for (const Tokens& tokens : session.Placement()) servers.insert(tokens.server);
+    EXPECT_THAT(servers, SizeIs(3));
+  }
+}
+
 TEST(ShardedSessionTest, OneShardHasTheBitsOfASession) {
   ATTEND_FRESH_SEED(seed);
   const Fleet fleet(1);
