@@ -64,10 +64,6 @@ struct Settings {
 
 // The medians of what was measured of one sequence over so many servers.
 struct Row {
-  Row() = default;
-  Row(std::string work, int64_t tokens, int servers)
-      : work(std::move(work)), tokens(tokens), servers(servers) {}
-
   std::string work;
   int64_t tokens = 0;
   int servers = 1;
@@ -204,8 +200,8 @@ class Bench {
   std::unique_ptr<client::Client> Connect(int servers) const {
     client::ClientOptions options;
     for (int n = 0; n < servers; ++n) {
-      if (n == 0) options.server.clear();
-      options.server += (n == 0 ? "" : ",") + servers_[static_cast<size_t>(n)]->address();
+      const std::string& address = servers_[static_cast<size_t>(n)]->address();
+      options.server = n == 0 ? address : options.server + "," + address;
     }
     options.connections = 8;
     return Take(client::Client::Make(options), "client");
@@ -241,7 +237,7 @@ class Bench {
     for (int64_t begin = 0; begin < context; begin += kFillTokens) {
       placed.Attend(tokens.Call(0, begin, std::min(context, begin + kFillTokens)));
     }
-    Row row{"decode", context, servers};
+    Row row{"decode", context, servers, 0, 0, 0, 0, 0};
     std::vector<double> us, kernel_us;
     Judge(tokens, placed, 1, context);
     for (int round = 0; round < settings_.rounds; ++round) {
@@ -271,7 +267,7 @@ class Bench {
   Row Prefill(Tokens& tokens, int64_t prompt, int servers) {
     const auto client = Connect(servers);
     Placed placed(*client, Shape(), servers, prompt);
-    Row row{"prefill", prompt, servers};
+    Row row{"prefill", prompt, servers, 0, 0, 0, 0, 0};
     std::vector<double> us, kernel_us;
     for (int round = 0; round <= settings_.rounds; ++round) {
       const AttentionCall call = tokens.Call(prompt, 0, prompt);

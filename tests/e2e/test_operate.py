@@ -170,14 +170,9 @@ def unread_answers(server, number):
 def memory_is_full(watched, _):
     server = watched("--memory-budget", "64MiB", "--write-timeout", "0")
     with unread_answers(server, 0) as more:
-        def full():
-            if server.metric("attend_host_memory_used_bytes") > 0.9 * 2**26:
-                return True
-            more()  # one that came while others were computed may have been refused
-            return False
-
-        # The others come later: one that took the room of the tenth would leave all of them theirs.
-        harness.wait_for("answers that fill the budget", full, FIRES_SECONDS_MAX)
+        # One that came while others were computed may have been refused, so more of them come.
+        harness.wait_for("answers that fill the budget", lambda: server.metric(
+            "attend_host_memory_used_bytes") > 0.9 * 2**26 or more(), FIRES_SECONDS_MAX)
         with at_once(1, lambda: send(server, wire.small_request(length=8192, dim=64))):
             yield server
 
