@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -27,7 +28,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 HostTensor Tensor(std::vector<int64_t> shape, const std::vector<float>& values) {
   HostTensor tensor = HostTensor::Make("test", DType::kFloat32, std::move(shape)).value();
   EXPECT_EQ(tensor.bytes, static_cast<int64_t>(values.size() * sizeof(float)));
-  std::memcpy(tensor.data.get(), values.data(), values.size() * sizeof(float));
+  std::copy(values.begin(), values.end(), reinterpret_cast<float*>(tensor.data.get()));
   return tensor;
 }
 
