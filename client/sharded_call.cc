@@ -113,10 +113,26 @@ Status CheckShardedCall(const AttentionCall& call) {
                            " and keys_after " + std::to_string(call.mask.keys_after) +
                            ", must be 0: the shards' places are known");
   }
+  if (BringsRows(call) &&
+      call.k.shape[RowDimension(call.layout)] != call.v.shape[RowDimension(call.layout)]) {
+    return InvalidArgument("k has the shape " + ShapeText(call.k.shape) + " and v " +
+                           ShapeText(call.v.shape) + ", must have as many rows");
+  }
   bool shared = call.outputs.any();
-  ForTensors(call, [&](v1::TensorName, const TensorRef& tensor) {
+  Status wrong;
+  ForTensors(call, [&](v1::TensorName name, const TensorRef& tensor) {
     shared = shared || tensor.shared.region != nullptr;
+    if (tensor.shape.empty() || !wrong.ok()) return;
+    const Result<int64_t> bytes = TensorBytes(NameOf(name), tensor.dtype, tensor.shape);
+    if (!bytes.ok()) {
+      wrong = bytes.status();
+    } else if (*bytes != tensor.bytes || (*bytes > 0 && tensor.data == nullptr)) {
+      wrong = InvalidArgument(std::string(NameOf(name)) + " has " + std::to_string(tensor.bytes) +
+                              " bytes, its shape " + ShapeText(tensor.shape) + " needs " +
+                              std::to_string(*bytes));
+    }
   });
+  ATTEND_RETURN_IF_ERROR(wrong);
   return shared ? InvalidArgument("shared memory is one server's, and a shard may be on any")
                 : Status();
 }

@@ -14,8 +14,10 @@
 namespace attend::client {
 namespace {
 
-// The server is not there, or the session is not there any longer.
-bool IsGone(Code code) { return code == Code::kUnavailable || code == Code::kNotFound; }
+// The server is not there or does not answer, or the session is not there any longer.
+bool IsGone(Code code) {
+  return code == Code::kUnavailable || code == Code::kNotFound || code == Code::kDeadlineExceeded;
+}
 
 }  // namespace
 
@@ -66,6 +68,14 @@ struct ShardedSession::State {
     return OfTokens(shard.begin, End(shard, length), shard.server, status);
   }
 
+  // Its server is lost, or it is there no longer.
+  void GiveUp(const Shard& lost) {
+    std::shared_ptr<Session> session;  // freed without the lock
+    const MutexLock lock(mutex);
+    for (Shard& shard : shards) {
+      if (shard.session == lost.session) session = std::move(shard.session);
+    }
+  }
   // On the server that has fewest of the shards, of those that have any. If they have as many each,
   // or that one does not answer, on one that has none yet, or else on any.
   Result<Session> MakeSession() ATTEND_REQUIRES(mutex);
@@ -94,7 +104,8 @@ Result<Session> ShardedSession::State::MakeSession() {
     SessionOptions there = options.session;
     there.server = fewest->first;
     Result<Session> made = Session::Create(client, there);
-    if (made.ok() || made.status().code() != Code::kUnavailable) return made;
+    const Code code = made.status().code();
+    if (made.ok() || (code != Code::kUnavailable && code != Code::kResourceExhausted)) return made;
   }
   // Within as many turns, gRPC comes to a server that has no shard yet, if one is connected.
   Result<Session> made = Session::Create(client, options.session);
@@ -142,27 +153,34 @@ Status ShardedSession::State::Settle(int32_t layer, int64_t rows) const {
 
 Result<std::vector<ShardPart>> ShardedSession::State::Plan(int32_t layer, const AttentionCall& call,
                                                            int64_t rows) {
-  const int64_t length = LayerOf(layer).length, keys = length + rows;
+  const auto [length, unsure] = LayerOf(layer);
+  const int64_t keys = length + rows;
   const Result<std::vector<Shard>> all = ShardsFor(keys);
   if (!all.ok()) return all.status();
   const attend::Mask mask = MaskOf(call.mask);
   const int64_t len_q = call.q.shape[RowDimension(call.layout)];
   std::vector<ShardPart> parts;
   for (const Shard& shard : *all) {
-    const int64_t end = End(shard, keys), append = std::max(length, shard.begin);
+    const int64_t end = End(shard, keys);
     if (end <= shard.begin) break;
+    const int64_t append = std::clamp(length, shard.begin, end);
     ShardPart part{shard.session,
                    shard.server,
                    {shard.begin, end, end},
                    RowsThatSee(mask, len_q, keys, shard.begin, end)};
-    if (part.rows.size() == 0 && end <= append) continue;
-    // It lacks the call's rows for it, unless it has them of a call that failed.
-    if (shard.have(layer) != end) part.keys.send = append;
-    if (shard.have(layer) != part.keys.send) {
+    if (part.rows.size() == 0 && append == end) continue;
+    // It lacks the call's rows for it, unless it has them of the call that failed.
+    if (unsure == 0 || shard.have(layer) != end) part.keys.send = append;
+    if (shard.have(layer) > part.keys.send) {
       return Status(Code::kFailedPrecondition,
-                    "layer " + std::to_string(layer) + ": " +
-                        TokensText(shard.have(layer), std::min(append, end)) +
-                        " are gone, and must be restored");
+                    "layer " + std::to_string(layer) + ": the shard has " +
+                        TokensText(part.keys.send, shard.have(layer)) +
+                        ", which nobody here has appended: Truncate removes them");
+    }
+    if (shard.have(layer) != part.keys.send) {
+      return Status(Code::kFailedPrecondition, "layer " + std::to_string(layer) + ": " +
+                                                   TokensText(shard.have(layer), append) +
+                                                   " are gone, and must be restored");
     }
     parts.push_back(std::move(part));
   }
@@ -201,6 +219,15 @@ Result<AttentionResult> ShardedSession::Attend(int32_t layer, const AttentionCal
   ATTEND_RETURN_IF_ERROR(state_->CheckLayer(layer));
   ATTEND_RETURN_IF_ERROR(CheckShardedCall(call));
   const int64_t rows = BringsRows(call) ? call.k.shape[RowDimension(call.layout)] : 0;
+  if (call.bias) {
+    const int64_t keys = state_->LayerOf(layer).length + rows;
+    const int64_t len_q = call.q.shape[RowDimension(call.layout)];
+    const std::vector<int64_t>& shape = call.bias->shape;
+    if (shape[3] != keys || (shape[2] != 1 && shape[2] != len_q)) {
+      return InvalidArgument("bias has the shape " + ShapeText(shape) + ", must have Lk = " +
+                             std::to_string(keys) + " and Lq = " + std::to_string(len_q) + " or 1");
+    }
+  }
   ATTEND_RETURN_IF_ERROR(state_->Settle(layer, rows));
   const Result<std::vector<ShardPart>> parts = state_->Plan(layer, call, rows);
   if (!parts.ok()) return parts.status();
@@ -215,10 +242,7 @@ Result<std::vector<ShardedSession::Tokens>> ShardedSession::Missing(int32_t laye
   ATTEND_RETURN_IF_ERROR(state_->CheckLayer(layer));
   const int64_t length = state_->LayerOf(layer).length;
   std::vector<Tokens> missing;
-  std::vector<std::shared_ptr<Session>> given_up;  // freed without the lock
-  const std::vector<State::Shard> all = state_->All();
-  for (size_t i = 0; i < all.size(); ++i) {
-    const State::Shard& shard = all[i];
+  for (const State::Shard& shard : state_->All()) {
     int64_t have = shard.begin;
     if (shard.session != nullptr) {
       const Result<v1::Session> got = shard.session->Get();
@@ -226,8 +250,7 @@ Result<std::vector<ShardedSession::Tokens>> ShardedSession::Missing(int32_t laye
         return state_->Named(shard, length, got.status());
       }
       if (got.ok()) have = shard.have(layer);
-      const MutexLock lock(state_->mutex);
-      if (!got.ok()) given_up.push_back(std::move(state_->shards[i].session));
+      if (!got.ok()) state_->GiveUp(shard);
     }
     const int64_t end = state_->End(shard, length);
     if (have < end) missing.push_back({have, end, shard.server});
@@ -278,34 +301,37 @@ Status ShardedSession::Truncate(int64_t length) {
   if (length < 0) {
     return InvalidArgument("length is " + std::to_string(length) + ", must be at least 0");
   }
-  std::vector<std::shared_ptr<Session>> beyond;  // freed without the lock
-  for (const State::Shard& shard : state_->All()) {
-    if (shard.session == nullptr) continue;
-    if (shard.begin >= length) {
-      beyond.push_back(shard.session);
-      continue;
+  const std::vector<State::Shard> all = state_->All();
+  for (const State::Shard& shard : all) {
+    if (shard.session == nullptr || shard.begin >= length) continue;
+    // Asked, as a call that failed may have left more there than is known here.
+    const Result<v1::Session> got = shard.session->Get();
+    Status status = got.status();
+    if (got.ok() && std::ranges::any_of(got->layer_lengths(), [&](int64_t tokens) {
+          return tokens > length - shard.begin;
+        })) {
+      status = shard.session->Truncate(length - shard.begin);
     }
-    int64_t longest = 0;
-    for (int32_t layer = 0; layer < layers(); ++layer) {
-      longest = std::max(longest, shard.session->length(layer));
-    }
-    if (longest <= length - shard.begin) continue;
-    const Status status = shard.session->Truncate(length - shard.begin);
-    if (!status.ok() && !IsGone(status.code())) return state_->Named(shard, length, status);
+    if (status.ok()) continue;
+    if (!IsGone(status.code())) return state_->Named(shard, length, status);
+    state_->GiveUp(shard);
   }
   const MutexLock lock(state_->mutex);
   std::erase_if(state_->shards, [&](const State::Shard& shard) { return shard.begin >= length; });
-  for (State::Layer& layer : state_->layers) layer = {std::min(layer.length, length), 0};
+  for (State::Layer& layer : state_->layers) {
+    layer = length > layer.length ? layer : State::Layer{length, 0};
+  }
   return Status();
 }
 
 Status ShardedSession::KeepAlive() {
+  Status first;  // that failed; the others are renewed all the same
   for (const State::Shard& shard : state_->All()) {
     if (shard.session == nullptr) continue;
     const Status status = shard.session->KeepAlive();
-    if (!status.ok()) return state_->Named(shard, INT64_MAX, status);
+    if (!status.ok() && first.ok()) first = state_->Named(shard, INT64_MAX, status);
   }
-  return Status();
+  return first;
 }
 
 int32_t ShardedSession::layers() const {

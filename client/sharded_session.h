@@ -8,7 +8,8 @@
 //
 // Where a server is lost, its shards' keys are, and only they: Missing says which, Restore takes
 // them again. Thread-safe, but one call at a time on a layer, and none while the session is
-// truncated or restored. Destroy it before its client.
+// truncated or restored, asks what is missing, or repeats a call that failed. Destroy it before its
+// client.
 
 #pragma once
 

@@ -44,13 +44,16 @@ int Milliseconds(std::chrono::nanoseconds time) {
   return static_cast<int>(std::clamp<int64_t>(ms, 1, INT_MAX));
 }
 
-void SpreadCalls(const PoolOptions& options, grpc::ChannelArguments* args) {
-  args->SetServiceConfigJSON(kSpread);
-  args->SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kLookupMinMs);
-  // A server that is cut off ends no connection.
+// A server that is cut off ends no connection.
+void AskWhetherItIsThere(const PoolOptions& options, grpc::ChannelArguments* args) {
   args->SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options.keepalive_time));
   args->SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(options.keepalive_timeout));
   args->SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no bound
+}
+
+void SpreadCalls(grpc::ChannelArguments* args) {
+  args->SetServiceConfigJSON(kSpread);
+  args->SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kLookupMinMs);
   // A proxy ($http_proxy) would be the only server.
   args->SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
 }
@@ -138,7 +141,8 @@ std::shared_ptr<grpc::Channel> ConnectionPool::MakeChannel(const std::string& ta
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
   args.SetMaxReceiveMessageSize(-1);
   args.SetMaxSendMessageSize(-1);
-  if (spread) SpreadCalls(options_, &args);
+  if (several_) AskWhetherItIsThere(options_, &args);
+  if (spread) SpreadCalls(&args);
   const TlsClient* const tls = options_.tls.get();
   if (tls == nullptr || IsUnixTarget(target)) {
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
