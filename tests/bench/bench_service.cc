@@ -179,9 +179,6 @@ int Main(int argc, char** argv) {
 }  // namespace attend::bench
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string(argv[1]) == "--serve") {
-    const std::vector<std::string> arguments(argv + 2, argv + argc);
-    return attend::bench::Serve(arguments);
-  }
+  if (const auto code = attend::bench::ServeIfAsked(argc, argv)) return *code;
   return attend::bench::Main(argc, argv);
 }

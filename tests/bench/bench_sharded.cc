@@ -136,17 +136,8 @@ class Tokens {
   }
 
  private:
-  // Fresh bfloat16 numbers of magnitude 0.5 to 2.
   HostTensor Random(int64_t heads, int64_t rows) {
-    HostTensor tensor =
-        Take(HostTensor::Make("t", DType::kBFloat16, {1, heads, rows, settings_.dim}), "memory");
-    auto* const values = reinterpret_cast<uint16_t*>(tensor.data.get());
-    uint64_t bits = 0;
-    for (int64_t n = 0; n < tensor.bytes / 2; ++n) {
-      bits = n % 4 == 0 ? random_() : bits >> 16;
-      values[n] = static_cast<uint16_t>((bits & 0x80ff) | (bits & 0x100 ? 0x3f80 : 0x3f00));
-    }
-    return tensor;
+    return RandomBFloat16(random_, {1, heads, rows, settings_.dim});
   }
 
   const Settings& settings_;
@@ -388,10 +379,7 @@ int Main(int argc, char** argv) {
 }  // namespace attend::bench
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string(argv[1]) == "--serve") {
-    const std::vector<std::string> arguments(argv + 2, argv + argc);
-    return attend::bench::Serve(arguments);
-  }
+  if (const auto code = attend::bench::ServeIfAsked(argc, argv)) return *code;
   attend::TuneAllocatorAndBlocks();
   attend::SkipDeadlockSearch();
   // Connections that no call waits for are made at once, not every 5 s.

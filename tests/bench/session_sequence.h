@@ -24,6 +24,9 @@ T Take(Result<T> result, const char* what) {
   return *std::move(result);
 }
 
+// Fresh bfloat16 numbers of magnitude 0.5 to 2.
+client::HostTensor RandomBFloat16(std::mt19937_64& random, std::vector<int64_t> shape);
+
 struct SequenceShape {
   int64_t context = 4096;  // tokens of the prompt
   int64_t heads_q = 32, heads_kv = 8, dim = 128;

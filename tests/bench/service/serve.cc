@@ -147,4 +147,9 @@ int Serve(std::span<const std::string> arguments) {
   return Cannot("there is no server \"" + kind + "\"");
 }
 
+std::optional<int> ServeIfAsked(int argc, char** argv) {
+  if (argc < 2 || std::string(argv[1]) != "--serve") return std::nullopt;
+  return Serve(std::vector<std::string>(argv + 2, argv + argc));
+}
+
 }  // namespace attend::bench

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -18,5 +19,8 @@ namespace attend::bench {
 //                                 of them over a region that it made at this socket
 // Serves until its input ends; returns an exit code if it cannot.
 int Serve(std::span<const std::string> arguments);
+// The same for a program that was started as ServeCommand says (--serve KIND ...); none: it was
+// not.
+std::optional<int> ServeIfAsked(int argc, char** argv);
 
 }  // namespace attend::bench
