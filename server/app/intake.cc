@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "server/app/call_peer.h"
+#include "server/app/method_bounds.h"
 #include "server/app/unix_address.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/listener.h"
@@ -105,10 +106,11 @@ Intake::Intake(const Config& config, ConnectionHolds& connections, Metrics& metr
       clock_(clock),
       tls_metrics_(*metrics.registry()),
       tenants_(TenantsOfPeers(config)),
+      method_bounds_(MethodBounds(config)),
       strangers_(!config.tokens.empty()),
       calls_(std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config))) {
   limits_.streams = MaxStreams(config);
-  if (strangers_) limits_.open_methods = OpenMethods();
+  limits_.method_bounds = method_bounds_;
   limits_.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
 }
 

@@ -69,6 +69,7 @@ class Intake {
   const std::map<std::string, std::string, std::less<>> tenants_;  // of Unix sockets
   // Of Unix sockets, by their paths; none: anybody.
   std::map<std::string, std::vector<uid_t>, std::less<>> users_;
+  const std::vector<MethodBound> method_bounds_;
   Http2Frames::Limits limits_;
   const bool strangers_;  // there may be some: --tokens
   const std::shared_ptr<OpenCalls> calls_;

@@ -33,7 +33,7 @@ bool FrameRate::Count(TimePoint now) {
 }
 
 Http2Frames::Http2Frames(const Limits& limits) : limits_(limits) {
-  if (!limits.open_methods.empty()) headers_.emplace(limits.open_methods);
+  if (!limits.method_bounds.empty()) headers_.emplace(limits.method_bounds);
 }
 
 const char* Http2Frames::Read(std::span<const uint8_t> bytes, TimePoint now) {
@@ -46,18 +46,17 @@ const char* Http2Frames::Read(std::span<const uint8_t> bytes, TimePoint now) {
 
 const char* Http2Frames::ReadPayload(std::span<const uint8_t> bytes) {
   if (const char* const wrong = headers_->Read(bytes)) return wrong;
-  return headers_->found() ? BoundStream() : nullptr;
+  BoundStream();
+  return nullptr;
 }
 
-const char* Http2Frames::BoundStream() {
-  const OnNoMemory then(OnNoMemory::kThrow);
-  try {
-    const MutexLock lock(open_mutex_);
-    if (open_.contains(last_stream_)) bounded_.try_emplace(last_stream_, 0);
-    return nullptr;
-  } catch (const std::bad_alloc&) {
-    return "no memory for another call";
-  }
+void Http2Frames::BoundStream() {
+  const MethodBound* const bound = headers_->found();
+  if (bound == nullptr) return;
+  const MutexLock lock(open_mutex_);
+  const auto found = open_.find(last_stream_);
+  // Trailers leave it as it is.
+  if (found != open_.end() && found->second == kUnbounded) found->second = bound->bytes_max;
 }
 
 Http2Frames::~Http2Frames() {
@@ -101,7 +100,7 @@ const char* Http2Frames::Open(int32_t stream) {
   const OnNoMemory then(OnNoMemory::kThrow);
   try {
     const MutexLock lock(open_mutex_);
-    open_.insert(stream);
+    open_.try_emplace(stream, kUnbounded);
     return nullptr;
   } catch (const std::bad_alloc&) {
     if (limits_.calls != nullptr) limits_.calls->End(1);
@@ -113,7 +112,6 @@ bool Http2Frames::Close(int32_t stream) {
   {
     const MutexLock lock(open_mutex_);
     if (open_.erase(stream) == 0) return false;
-    bounded_.erase(stream);
   }
   if (limits_.calls != nullptr) limits_.calls->End(1);
   return true;
@@ -153,7 +151,8 @@ const char* Http2Frames::CountHeaders(uint8_t type, uint8_t flags, int32_t lengt
   if ((flags & kEndHeaders) != 0) header_bytes_ = header_frames_ = 0;
   if (!in_headers_) return nullptr;
   if (const char* const wrong = headers_->Begin(type == kContinuation, flags, length)) return wrong;
-  return headers_->found() ? BoundStream() : nullptr;
+  BoundStream();
+  return nullptr;
 }
 
 const char* Http2Frames::CountCall(int32_t stream, TimePoint now) {
@@ -198,18 +197,19 @@ const char* Http2Frames::CountUpdate(TimePoint now) {
   return nullptr;
 }
 
-const char* Http2Frames::CountOpenMethod(int32_t stream, int32_t length) {
+const char* Http2Frames::CountMessage(int32_t stream, int32_t length) {
   const MutexLock lock(open_mutex_);
-  const auto found = bounded_.find(stream);
-  if (found == bounded_.end() || (found->second += length) <= kOpenMethodBytesMax) return nullptr;
-  return "a message above 4 KiB to a method that asks nobody who they are";
+  const auto found = open_.find(stream);
+  if (found == open_.end() || found->second == kUnbounded) return nullptr;
+  found->second -= length;
+  return found->second >= 0 ? nullptr : "a message far above what its method takes";
 }
 
 const char* Http2Frames::CountData(const uint8_t* head, TimePoint now) {
   const int32_t length = FrameHeads::Length(head);
   const uint8_t flags = head[4];
   if (headers_) {
-    const char* const wrong = CountOpenMethod(FrameHeads::Stream(head), length);
+    const char* const wrong = CountMessage(FrameHeads::Stream(head), length);
     if (wrong != nullptr) return wrong;
   }
   if (limits_.use != nullptr) {

@@ -9,24 +9,23 @@
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
-#include <absl/container/flat_hash_set.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/net/connection_use.h"
 #include "server/net/heap_pressure.h"
+#include "server/net/method_headers.h"
 #include "server/net/open_calls.h"
-#include "server/net/open_method_headers.h"
 
 namespace attend {
 
@@ -78,9 +77,9 @@ class Http2Frames {
     std::shared_ptr<OpenCalls::Peer> calls;
     // Where what comes of messages is counted. Null: nowhere.
     std::shared_ptr<ConnectionUse> use = {};
-    // Methods, by their paths, whose calls may bring few bytes each, as they ask nobody who they
-    // are. None: methods are not told apart. They must outlive the connection.
-    std::span<const std::string_view> open_methods = {};
+    // Methods whose calls may bring so much each. None: methods are not told apart. They must
+    // outlive the connection.
+    std::span<const MethodBound> method_bounds = {};
     // What is kept for as long as the connection is open.
     std::shared_ptr<const void> kept = {};
   };
@@ -88,8 +87,6 @@ class Http2Frames {
   // little more.
   static constexpr int64_t kHeaderBytesMax = int64_t{32} << 10;
   static constexpr int64_t kHeaderFramesMax = 16;
-  // Bytes of DATA of a call of an open method.
-  static constexpr int64_t kOpenMethodBytesMax = 4096;
   // A DATA frame with fewer bytes takes more of gRPC's memory than it brings.
   static constexpr int64_t kDataBytesMin = 32;
   // Frames that carry neither headers nor that much data: so many at once, and so many a second.
@@ -104,6 +101,7 @@ class Http2Frames {
   // the connection.
   static constexpr int64_t kBytesPerUpdate = 512;
   static constexpr int64_t kUpdatesPerFrame = 2;
+  static constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
   explicit Http2Frames(const Limits& limits);
   ~Http2Frames();  // its calls no longer count as open
@@ -126,9 +124,9 @@ class Http2Frames {
   const char* CountReset(int32_t stream, TimePoint now);
   const char* CountUpdate(TimePoint now);
   const char* CountData(const uint8_t* head, TimePoint now);
-  const char* CountOpenMethod(int32_t stream, int32_t length);
+  const char* CountMessage(int32_t stream, int32_t length);
   const char* ReadPayload(std::span<const uint8_t> bytes);
-  const char* BoundStream();
+  void BoundStream();
   const char* CountIdle(TimePoint now);
   void CountWritten(const uint8_t* head);
   const char* Open(int32_t stream);
@@ -158,11 +156,10 @@ class Http2Frames {
   int32_t refused_stream_ = -1;       // the last of refusals_, until a reset
 
   Mutex open_mutex_;
-  absl::flat_hash_set<int32_t> open_ ATTEND_GUARDED_BY(open_mutex_);  // streams
-  // Those of open methods, and the bytes that came on them.
-  absl::flat_hash_map<int32_t, int64_t> bounded_ ATTEND_GUARDED_BY(open_mutex_);
+  // Streams, and the bytes of messages that may still come on each.
+  absl::flat_hash_map<int32_t, int64_t> open_ ATTEND_GUARDED_BY(open_mutex_);
 
-  std::optional<OpenMethodHeaders> headers_;
+  std::optional<MethodHeaders> headers_;
   bool in_headers_ = false;  // what comes is of such a frame
 };
 

@@ -9,9 +9,6 @@
 
 #include <grpcpp/security/auth_metadata_processor.h>
 
-#include <span>
-#include <string_view>
-
 #include "kernels/util/status.h"
 #include "server/auth/authenticator.h"
 #include "server/log/access_log.h"
@@ -19,9 +16,6 @@
 #include "server/metrics/metrics.h"
 
 namespace attend {
-
-// The paths of methods that need no credentials. What comes for them must be bounded.
-std::span<const std::string_view> OpenMethods();
 
 // Thread-safe; gRPC's threads ask it.
 class CallerGate final : public grpc::AuthMetadataProcessor {

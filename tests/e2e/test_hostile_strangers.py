@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers who hold connections where calls need credentials: they keep no caller out."""
+"""Strangers who hold connections where calls need credentials: they keep no caller out. And
+callers who send what their method does not take."""
 
 import contextlib
 
@@ -33,6 +34,31 @@ def start(request, start_server, ca, tmp_path):
         return server, lambda: grpc.insecure_channel(server.address, options=ALONE)
 
     return started
+
+
+# Of each service one, and a caller who may.
+SMALL = [("/attend.v1.AttentionService/GetServerInfo", "blue"),
+         ("/attend.v1.SessionService/ListSessions", "sessions"),
+         ("/attend.v1.AdminService/GetStatus", "operator"),
+         ("/inference.GRPCInferenceService/ServerMetadata", "informed"),
+         ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "informed")]
+
+
+def send_large(server, channel, of):
+    """To each small method twice 32 MiB, which are not kept."""
+    for path, name in SMALL:
+        before = server.metric("attend_connections_refused_total", reason="frames")
+        with hostile.grows_at_most(server, 16 << 20):
+            for _ in range(2):
+                grpc.channel_ready_future(channel).result(wire.SECONDS)
+                answer = strangers.ask(channel, path, of(name), bytes(32 << 20))
+                assert answer.code == CODE.UNAVAILABLE, path
+        assert server.metric("attend_connections_refused_total", reason="frames") == before + 2
+        grpc.channel_ready_future(channel).result(wire.SECONDS)
+        if not path.startswith("/grpc.reflection"):
+            # Who errs is told.
+            assert strangers.ask(channel, path, of(name), bytes(100 << 10)).code == \
+                CODE.INVALID_ARGUMENT, path
 
 
 def ended(server):
@@ -119,3 +145,21 @@ def test_without_tokens_nobody_is_a_stranger(start_server):
     assert ended(server) == 0
     assert server.metric("attend_connections_refused_total", reason="limit") + server.metric(
         "attend_connections_refused_total", reason="peer_limit") >= 1
+
+
+def test_callers_send_small_methods_no_large_messages(start):
+    server, channel = start("--oip", "--session-memory=16MiB")
+    with channel() as callers:
+        send_large(server, callers, lambda name: bearer(TOKENS[name]))
+        # 32 MiB are more than twice what a request may have, 24 MiB are not.
+        assert strangers.ask(callers, wire.ATTEND, bearer(TOKENS["blue"]),
+                             bytes(24 << 20)).code == CODE.INVALID_ARGUMENT
+        assert strangers.ask(callers, wire.ATTEND, bearer(TOKENS["blue"]),
+                             bytes(40 << 20)).code == CODE.UNAVAILABLE
+
+
+def test_without_tokens_small_methods_read_no_large_messages(start_server, tmp_path):
+    server = start_server("--oip", "--session-memory=16MiB", *hostile.SMALL_LIMITS,
+                          listen=f"127.0.0.1:0,unix:{tmp_path}/attend.sock")
+    with grpc.insecure_channel(f"unix:{tmp_path}/attend.sock", options=ALONE) as channel:
+        send_large(server, channel, lambda name: ())

@@ -243,10 +243,9 @@ void RequireBounds(const Conversation& conversation, bool short_of_memory, size_
 }
 
 // Whether a client's bytes pass, in pieces of at most `longest`.
-bool Passes(std::string_view bytes, size_t longest,
-            std::span<const std::string_view> open_methods = {}) {
+bool Passes(std::string_view bytes, size_t longest, std::span<const MethodBound> bounds = {}) {
   Http2Frames::Limits limits = Limits(false);
-  limits.open_methods = open_methods;
+  limits.method_bounds = bounds;
   Http2Frames frames(limits);
   while (!bytes.empty()) {
     const size_t step = std::min(longest, bytes.size());
@@ -269,11 +268,11 @@ void ReadFrames(std::string_view input) {
 
 // Nothing that was wrong before is right because headers are read, and pieces change nothing.
 void ReadHeaders(std::string_view input) {
-  static constexpr std::string_view kPaths[] = {"/a", "/grpc.health.v1.Health/Check"};
-  const bool passes = Passes(input, input.size(), kPaths);
+  static const MethodBound kBounds[] = {{"/a", 40}, {"/grpc.health.v1.Health/Check", 4096}};
+  const bool passes = Passes(input, input.size(), kBounds);
   ATTEND_FUZZ_REQUIRE(!passes || Passes(input, input.size()), "right by its headers");
   for (const size_t longest : {size_t{1}, size_t{7}}) {
-    ATTEND_FUZZ_REQUIRE(Passes(input, longest, kPaths) == passes, std::to_string(longest));
+    ATTEND_FUZZ_REQUIRE(Passes(input, longest, kBounds) == passes, std::to_string(longest));
   }
 }
 

@@ -1,30 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finds the calls of a connection that are of certain methods, by their headers (HPACK, which
-// libnghttp2 decodes). All blocks of headers must pass here, as each may refer to those before it.
+// Finds which methods the calls of a connection are of, by their headers (HPACK, which libnghttp2
+// decodes). All blocks of headers must pass here, as each may refer to those before it.
 
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 struct nghttp2_hd_inflater;
 
 namespace attend {
 
-class OpenMethodHeaders {
+// A method whose calls may bring so many bytes each, all of their messages together.
+struct MethodBound {
+  std::string path;
+  int64_t bytes_max = 0;
+};
+
+class MethodHeaders {
  public:
-  // The paths must outlive the object.
-  explicit OpenMethodHeaders(std::span<const std::string_view> paths);
+  // The bounds must outlive the object.
+  explicit MethodHeaders(std::span<const MethodBound> bounds);
 
   // A frame of HEADERS begins, or one that continues it. Returns null, or what is wrong.
   const char* Begin(bool continues, uint8_t flags, int32_t length);
   // The next bytes of that frame's payload.
   const char* Read(std::span<const uint8_t> payload);
-  // Whether a block has ended with what came last, of a call of one of the methods.
-  bool found() const { return ended_ && found_; }
+  // The bound of the call whose block has ended with what came last. Null: none has, or its method
+  // has no bound.
+  const MethodBound* found() const { return ended_ ? found_ : nullptr; }
 
  private:
   struct Delete {
@@ -33,14 +41,16 @@ class OpenMethodHeaders {
 
   const char* Decode(std::span<const uint8_t> fragment);
 
-  const std::span<const std::string_view> paths_;
+  const MethodBound* Find(std::string_view path) const;
+
+  const std::span<const MethodBound> bounds_;
   const std::unique_ptr<nghttp2_hd_inflater, Delete> inflater_;  // null: there was no memory
   bool padded_ = false;                                          // the next byte says how much
   int32_t skip_ = 0;  // bytes of the frame before its fragment of the block
   int32_t fragment_left_ = 0;
   bool last_ = false;  // fragment of the block
   bool ended_ = false;
-  bool found_ = false;
+  const MethodBound* found_ = nullptr;
 };
 
 }  // namespace attend

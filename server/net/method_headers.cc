@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "server/net/open_method_headers.h"
+#include "server/net/method_headers.h"
 
 #include <nghttp2/nghttp2.h>
 
@@ -24,16 +24,16 @@ std::string_view View(const uint8_t* text, size_t length) {
 
 }  // namespace
 
-void OpenMethodHeaders::Delete::operator()(nghttp2_hd_inflater* inflater) const {
+void MethodHeaders::Delete::operator()(nghttp2_hd_inflater* inflater) const {
   nghttp2_hd_inflate_del(inflater);
 }
 
-OpenMethodHeaders::OpenMethodHeaders(std::span<const std::string_view> paths)
-    : paths_(paths), inflater_(MakeInflater()) {}
+MethodHeaders::MethodHeaders(std::span<const MethodBound> bounds)
+    : bounds_(bounds), inflater_(MakeInflater()) {}
 
-const char* OpenMethodHeaders::Begin(bool continues, uint8_t flags, int32_t length) {
+const char* MethodHeaders::Begin(bool continues, uint8_t flags, int32_t length) {
   if (inflater_ == nullptr) return "no memory for its headers";
-  if (!continues) found_ = false;
+  if (!continues) found_ = nullptr;
   ended_ = false;
   padded_ = !continues && (flags & kPadded) != 0;
   skip_ = !continues && (flags & kPriority) != 0 ? kPriorityBytes : 0;
@@ -43,7 +43,7 @@ const char* OpenMethodHeaders::Begin(bool continues, uint8_t flags, int32_t leng
   return length == 0 && last_ ? Decode({}) : nullptr;
 }
 
-const char* OpenMethodHeaders::Read(std::span<const uint8_t> payload) {
+const char* MethodHeaders::Read(std::span<const uint8_t> payload) {
   if (padded_ && !payload.empty()) {
     padded_ = false;
     fragment_left_ -= payload.front();
@@ -59,7 +59,13 @@ const char* OpenMethodHeaders::Read(std::span<const uint8_t> payload) {
   return Decode(payload.first(taken));
 }
 
-const char* OpenMethodHeaders::Decode(std::span<const uint8_t> fragment) {
+const MethodBound* MethodHeaders::Find(std::string_view path) const {
+  const auto found = std::find_if(bounds_.begin(), bounds_.end(),
+                                  [&](const MethodBound& each) { return each.path == path; });
+  return found == bounds_.end() ? nullptr : &*found;
+}
+
+const char* MethodHeaders::Decode(std::span<const uint8_t> fragment) {
   const bool final = last_ && fragment_left_ == 0;
   for (;;) {
     nghttp2_nv header{};
@@ -69,9 +75,13 @@ const char* OpenMethodHeaders::Decode(std::span<const uint8_t> fragment) {
     if (read < 0) return kWrong;
     fragment = fragment.subspan(static_cast<size_t>(read));
     if ((flags & NGHTTP2_HD_INFLATE_EMIT) != 0) {
-      found_ |= View(header.name, header.namelen) == ":path" &&
-                std::find(paths_.begin(), paths_.end(), View(header.value, header.valuelen)) !=
-                    paths_.end();
+      if (View(header.name, header.namelen) == ":path") {
+        const MethodBound* const bound = Find(View(header.value, header.valuelen));
+        // Of several paths the one that allows least, whichever gRPC takes.
+        const bool less =
+            bound != nullptr && (found_ == nullptr || bound->bytes_max < found_->bytes_max);
+        if (less) found_ = bound;
+      }
       continue;
     }
     if ((flags & NGHTTP2_HD_INFLATE_FINAL) != 0) {

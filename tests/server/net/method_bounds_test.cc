@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of methods that ask nobody who they are, found by their headers.
+// Calls of methods that may bring so much each, found by their headers.
 
 #include <gtest/gtest.h>
 
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
+#include <utility>
 
 #include "server/net/http2_frames.h"
 
@@ -40,12 +40,12 @@ std::string Headers(uint8_t stream, uint8_t flags, const std::string& payload,
   return Frame(type, flags, stream, payload);
 }
 
-class OpenMethodsTest : public ::testing::Test {
+class MethodBoundsTest : public ::testing::Test {
  protected:
-  OpenMethodsTest() { Restart(); }
+  MethodBoundsTest() { Restart(); }
   void Restart() {
     Http2Frames::Limits limits;
-    limits.open_methods = kPaths;
+    limits.method_bounds = kBounds;
     frames_.emplace(limits);
     Read(std::string(24, 'P'));
   }
@@ -53,14 +53,16 @@ class OpenMethodsTest : public ::testing::Test {
     const char* const wrong = frames_->Read(Bytes(bytes), TimePoint());
     return wrong == nullptr ? "" : wrong;
   }
-  // Whether the stream may bring as much as an open method's, and no more.
-  bool IsBounded(uint8_t stream) {
+  // How much the stream may bring, in KiB; -1: more than any bound here.
+  int Bound(uint8_t stream) {
     const std::string frame = Frame(kData, 0, stream, std::string(1024, 'd'));
-    for (int i = 0; i < 4; ++i) EXPECT_EQ(Read(frame), "");
-    return !Read(frame).empty();
+    for (int kib = 0; kib < 10; ++kib) {
+      if (!Read(frame).empty()) return kib;
+    }
+    return -1;
   }
 
-  static constexpr std::string_view kPaths[] = {"/h/Check", "/h/Watch"};
+  inline static const MethodBound kBounds[] = {{"/h/Check", 4096}, {"/h/Large", 8192}};
   // A path that enters the table of headers, or that does not.
   static std::string Path(const std::string& path, char how = 0x44) {
     return std::string{how, static_cast<char>(path.size())} + path;
@@ -69,45 +71,66 @@ class OpenMethodsTest : public ::testing::Test {
   std::optional<Http2Frames> frames_;
 };
 
-TEST_F(OpenMethodsTest, TheyBringFewBytesEach) {
-  for (const std::string path : {"/h/Check", "/h/Watch"}) {
+TEST_F(MethodBoundsTest, EachCallBringsWhatItsMethodTakes) {
+  for (const auto& [path, bound] : {std::pair("/h/Check", 4), std::pair("/h/Large", 8)}) {
     for (const uint8_t bounded : {3, 5}) {
       Restart();
       EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/other"))), "");
       EXPECT_EQ(Read(Headers(3, kEndHeaders, Path(path))), "");
       EXPECT_EQ(Read(Headers(5, kEndHeaders, "\xbe")), "") << "what entered last";
       EXPECT_EQ(Read(Headers(7, kEndHeaders, "\xbf")), "") << "what entered before it";
-      EXPECT_FALSE(IsBounded(1));
-      EXPECT_FALSE(IsBounded(7));
-      EXPECT_TRUE(IsBounded(bounded));
+      EXPECT_EQ(Bound(1), -1);
+      EXPECT_EQ(Bound(7), -1);
+      EXPECT_EQ(Bound(bounded), bound);
     }
   }
 }
 
-TEST_F(OpenMethodsTest, TheyAreFoundHoweverTheirHeadersCome) {
+TEST_F(MethodBoundsTest, TheyAreFoundHoweverTheirHeadersCome) {
   const std::string path = Path("/h/Check", 0x04);
-  const auto is_bounded = [&](const std::string& bytes, size_t longest) {
+  const auto bound_of = [&](const std::string& bytes, size_t longest) {
     Restart();
     for (size_t at = 0; at < bytes.size(); at += longest) {
       EXPECT_EQ(Read(bytes.substr(at, longest)), "");
     }
-    return IsBounded(1);
+    return Bound(1);
   };
   for (const size_t longest : {size_t{1}, size_t{3}, size_t{1000}}) {
-    EXPECT_TRUE(is_bounded(Headers(1, kEndHeaders, path), longest));
-    EXPECT_TRUE(is_bounded(Headers(1, kEndHeaders | kPadded | kHasPriority,
-                                   "\3" + std::string(5, 'p') + path + "\4pp"),
-                           longest));
-    EXPECT_TRUE(
-        is_bounded(Headers(1, 0, path) + Headers(1, kEndHeaders, "", kContinuation), longest));
-    EXPECT_TRUE(is_bounded(Headers(1, 0, "") + Headers(1, 0, path.substr(0, 4), kContinuation) +
-                               Headers(1, kEndHeaders, path.substr(4), kContinuation),
-                           longest));
-    EXPECT_FALSE(is_bounded(Headers(1, kEndHeaders, Path("/h/Check/", 0x04)), longest));
+    EXPECT_EQ(bound_of(Headers(1, kEndHeaders, path), longest), 4);
+    EXPECT_EQ(bound_of(Headers(1, kEndHeaders | kPadded | kHasPriority,
+                               "\3" + std::string(5, 'p') + path + "\4pp"),
+                       longest),
+              4);
+    EXPECT_EQ(bound_of(Headers(1, 0, path) + Headers(1, kEndHeaders, "", kContinuation), longest),
+              4);
+    EXPECT_EQ(bound_of(Headers(1, 0, "") + Headers(1, 0, path.substr(0, 4), kContinuation) +
+                           Headers(1, kEndHeaders, path.substr(4), kContinuation),
+                       longest),
+              4);
+    EXPECT_EQ(bound_of(Headers(1, kEndHeaders, Path("/h/Check/", 0x04)), longest), -1);
   }
 }
 
-TEST_F(OpenMethodsTest, HeadersThatCannotBeDecodedEndTheConnection) {
+TEST_F(MethodBoundsTest, OfSeveralPathsTheOneThatAllowsLeastCounts) {
+  for (const char* const other : {"/h/Large", "/other"}) {
+    for (const bool first : {false, true}) {
+      Restart();
+      const std::string check = Path("/h/Check");
+      EXPECT_EQ(Read(Headers(1, kEndHeaders, first ? check + Path(other) : Path(other) + check)),
+                "");
+      EXPECT_EQ(Bound(1), 4);
+    }
+  }
+}
+
+TEST_F(MethodBoundsTest, TrailersGiveACallNoMore) {
+  EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/h/Check"))), "");
+  EXPECT_EQ(Read(Frame(kData, 0, 1, std::string(3072, 'd'))), "");
+  EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/h/Large"))), "");
+  EXPECT_EQ(Bound(1), 1);
+}
+
+TEST_F(MethodBoundsTest, HeadersThatCannotBeDecodedEndTheConnection) {
   EXPECT_NE(Read(Headers(1, kEndHeaders, "\xff")), "");
   Restart();
   EXPECT_NE(Read(Headers(1, kEndHeaders | kPadded, "\tabc")), "") << "more padding than there is";
@@ -115,10 +138,10 @@ TEST_F(OpenMethodsTest, HeadersThatCannotBeDecodedEndTheConnection) {
   EXPECT_NE(Read(Headers(1, kEndHeaders | kHasPriority, "abc")), "");
 }
 
-TEST_F(OpenMethodsTest, AStreamThatHasEndedIsForgotten) {
+TEST_F(MethodBoundsTest, AStreamThatHasEndedIsForgotten) {
   EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/h/Check"))), "");
   frames_->Written(Bytes(Frame(kData, kEndStream, 1, "ab")));
-  EXPECT_FALSE(IsBounded(1)) << "gRPC drops it";
+  EXPECT_EQ(Bound(1), -1) << "gRPC drops it";
 }
 
 }  // namespace
