@@ -8,6 +8,8 @@ import sys
 import pytest
 
 import harness
+import hostile
+import wire
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "trials"))
 pytestmark = pytest.mark.usefixtures("libraries")
@@ -88,3 +90,21 @@ def test_a_server_that_refuses_is_not_one_that_was_tried():
     assert trial.below_floor(few) == [
         "unary: 10 of 1000 calls were answered, at least 20% must be"]
     assert not trial.below_floor({("unary", "OK"): 300, ("unary", "RESOURCE_EXHAUSTED"): 700})
+
+
+def test_a_soak_tells_pools_from_the_heap(start_server):
+    """And judges neither: what may grow is the memory in all."""
+    import soak_report
+    server = start_server()
+    with wire.connect(server.address) as service:
+        service.Attend(wire.small_request(), timeout=wire.SECONDS)  # touches the pools
+    pools, heap = soak_report.anonymous_mib(server.proc("smaps"))
+    assert pools > 0 and heap > 1
+    assert pools + heap <= hostile.rss_bytes(server) / 2**20 + 1
+    rows = [{"seconds": i, "memory_mib": 80, "pools_mib": 10 + i, "heap_mib": 30, "descriptors": 9,
+             "threads": 9, "requests": i} for i in range(40)]
+    report = soak_report.judge(rows, {"faults": [], "outcomes": []})
+    assert report["flat"] and not report["series"]["pools_mib"]["flat"]
+    assert "pools of a fixed size" in soak_report.plot(rows)
+    grown = [{**row, "memory_mib": 80 + row["seconds"]} for row in rows]
+    assert not soak_report.judge(grown, {"faults": [], "outcomes": []})["flat"]

@@ -1,16 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a soak's samples are flat, and their plot."""
 
+import re
+
 import numpy as np
 
-SERIES = {"memory_mib": ("resident memory", "MiB"), "descriptors": ("descriptors", ""),
-          "threads": ("threads", "")}
+SERIES = {"memory_mib": ("resident memory", "MiB"),
+          "pools_mib": ("of it pools of a fixed size", "MiB"),
+          "heap_mib": ("of it other anonymous memory", "MiB"),
+          "descriptors": ("descriptors", ""), "threads": ("threads", "")}
+JUDGED = ("memory_mib", "descriptors", "threads")  # the others say what the memory is
 WARM_UP_SHARE = 0.1
 # What may come in the whole time besides scatter, as a share of the level: 1 % an hour doubles a
 # server in three days.
 GROWTH_MOST = 0.01
 STANDARD_ERRORS = 4.0
-COLOURS = ("#2b6cb0", "#c05621", "#2f855a")
+COLOURS = ("#2b6cb0", "#63b3ed", "#90cdf4", "#c05621", "#2f855a")
+
+
+def anonymous_mib(smaps):
+    """Resident MiB of the pools, whose sizes are settings, and of the rest of the anonymous memory.
+    Pools ask for huge pages (`hg`), and nothing else does."""
+    pools = heap = 0
+    for mapping in re.findall(r"(?ms)^Anonymous:.*?^VmFlags:.*?$", smaps):
+        size = int(re.match(r"Anonymous: *(\d+) kB", mapping)[1])
+        if "hg" in mapping.rpartition("VmFlags:")[2].split():
+            pools += size
+        else:
+            heap += size
+    return pools / 1024, heap / 1024
 
 
 def slope(seconds, values):
@@ -47,8 +65,14 @@ def judge(rows, found):
         report["series"][name] = {"median": level, "least": float(values.min()),
                                   "most": float(values.max()), "change": round(change, 3),
                                   "error": round(error, 3), "flat": bool(flat)}
-        report["flat"] &= bool(flat)
+        report["flat"] &= bool(flat) or name not in JUDGED
     return report
+
+
+def _verdict(name, flat):
+    if name not in JUDGED:
+        return "not judged"
+    return "flat" if flat else "NOT FLAT"
 
 
 def describe(report):
@@ -56,7 +80,7 @@ def describe(report):
              f"lived, {report['requests']:.0f} requests, {len(report['faults'])} faults"]
     lines += [f"{SERIES[name][0]}: {each['median']:g} {SERIES[name][1]} (from {each['least']:g} to "
               f"{each['most']:g}), change {each['change']:+g} +- {each['error']:g}: "
-              f"{'flat' if each['flat'] else 'NOT FLAT'}"
+              f"{_verdict(name, each['flat'])}"
               for name, each in report["series"].items()]
     lines += [f"TOO FEW {each}" for each in report["too_few"]]
     return "\n".join(lines + [fault["fault"] for fault in report["faults"]])
