@@ -304,6 +304,7 @@ Status Server::WriteReadyFile(const std::string& path) const {
 
 void Server::Reload() {
   reloads_.Run([this](const std::string& what, const Status& status) {
+    metrics_.SetReloadFailed(what, !status.ok());
     if (status.ok()) {
       logger_->Log(LogLevel::info, "reloaded", {{"what", what}});
     } else {

@@ -115,6 +115,13 @@ void Logger::LogGathered(LogLevel level, std::string_view event, std::span<const
   }
 }
 
+void Logger::LogAlways(std::string_view event, LogFields fields) {
+  try {
+    WriteLine({{}, name(), LogLevel::info, {event.data(), event.size()}}, fields);
+  } catch (const std::exception&) {
+  }
+}
+
 void Logger::sink_it_(const spdlog::details::log_msg& message) {
   Write(message, {}, "other lines", LogLevelName(message.level));
 }

@@ -51,7 +51,9 @@ class Logger final : public spdlog::logger {
   void Log(LogLevel level, std::string_view event, LogFields fields, std::string_view kind = {}) {
     LogGathered(level, event, fields, kind);
   }
-  // The same, of fields that were gathered one by one.
+  // A line at `info` whatever the level is: what must leave a trace.
+  void LogAlways(std::string_view event, LogFields fields);
+  // As Log, of fields that were gathered one by one.
   void LogGathered(LogLevel level, std::string_view event, std::span<const LogField> fields,
                    std::string_view kind = {});
 

@@ -23,6 +23,13 @@ inline prometheus::Gauge& MakeGauge(prometheus::Registry& registry, const char* 
                                     const char* help, const prometheus::Labels& labels = {}) {
   return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add(labels);
 }
+// Whoever reads files again has a gauge of it, by what they are.
+inline prometheus::Family<prometheus::Gauge>& ReloadFailedFamily(prometheus::Registry& registry) {
+  return prometheus::BuildGauge()
+      .Name("attend_reload_failed")
+      .Help("1 while a changed file could not be taken, and the earlier one stays")
+      .Register(registry);
+}
 inline prometheus::Counter& MakeCounter(prometheus::Registry& registry, const char* name,
                                         const char* help, const prometheus::Labels& labels = {}) {
   return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add(labels);

@@ -145,6 +145,7 @@ struct Metrics::Families {
   const std::array<Counter*, 2> tokens_reloads = MakeCounters(
       registry, "attend_tokens_reloads_total", "Times that the changed file of --tokens was read",
       "result", std::array<std::string_view, 2>{"failed", "ok"});
+  prometheus::Family<Gauge>& reload_failed = ReloadFailedFamily(registry);
   Gauge& draining = MakeGauge(registry, "attend_draining", "1 once the server refuses new work");
   Counter& log_lines_suppressed =
       MakeCounter(registry, "attend_log_lines_suppressed_total",
@@ -358,7 +359,14 @@ void Metrics::SetInflight(int64_t requests) {
   families_->inflight.Set(static_cast<double>(requests));
 }
 
-void Metrics::RecordTokensReload(bool ok) { families_->tokens_reloads[ok ? 1 : 0]->Increment(); }
+void Metrics::RecordTokensReload(bool ok) {
+  families_->tokens_reloads[ok ? 1 : 0]->Increment();
+  SetReloadFailed("tokens", !ok);
+}
+
+void Metrics::SetReloadFailed(const std::string& what, bool failed) {
+  families_->reload_failed.Add({{"what", what}}).Set(failed ? 1 : 0);
+}
 
 void Metrics::SetDevicesLeftOut(int devices) { families_->left_out.Set(devices); }
 

@@ -126,9 +126,11 @@ class Metrics {
   void SetAccepting(bool accepting);   // attend_accepting
   void SetInflight(int64_t requests);  // attend_inflight_requests
   void SetDraining(bool draining);
-  void RecordTokensReload(bool ok);              // attend_tokens_reloads_total{result}
-  void SetDevicesLeftOut(int devices);           // attend_devices_left_out
-  void RecordLogLinesSuppressed(int64_t lines);  // attend_log_lines_suppressed_total
+  // attend_tokens_reloads_total{result}, and the next one of `tokens`.
+  void RecordTokensReload(bool ok);
+  void SetReloadFailed(const std::string& what, bool failed);  // attend_reload_failed{what}
+  void SetDevicesLeftOut(int devices);                         // attend_devices_left_out
+  void RecordLogLinesSuppressed(int64_t lines);                // attend_log_lines_suppressed_total
 
  private:
   struct Families;

@@ -38,14 +38,18 @@ class TlsMetrics {
   }
   // attend_connections_refused_total{reason}
   void RecordRefused(ClientRefusal reason) { refused_[static_cast<size_t>(reason)]->Increment(); }
-  // attend_tls_reloads_total{result}
-  void RecordReload(bool ok) { (ok ? reloaded_ : kept_)->Increment(); }
+  // attend_tls_reloads_total{result}, attend_reload_failed{what}
+  void RecordReload(bool ok) {
+    (ok ? reloaded_ : kept_)->Increment();
+    reload_failed_->Set(ok ? 0 : 1);
+  }
 
  private:
   std::array<prometheus::Gauge*, kTlsFileCount> expiries_{};
   std::array<prometheus::Counter*, kClientRefusalCount> refused_{};
   prometheus::Counter* reloaded_;
   prometheus::Counter* kept_;
+  prometheus::Gauge* reload_failed_;
 };
 
 }  // namespace attend

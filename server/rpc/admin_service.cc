@@ -19,8 +19,9 @@ namespace attend {
 namespace {
 
 constexpr int64_t kRequestBytesMax = int64_t{64} << 10;
-constexpr int64_t kListed = 256;  // sessions in one answer
-constexpr int64_t kFreed = 1024;  // ids in one request
+constexpr size_t kAskedBytesMax = 200;  // of a request's fields, in the log
+constexpr int64_t kListed = 256;        // sessions in one answer
+constexpr int64_t kFreed = 1024;        // ids in one request
 
 constexpr char kEvent[] = "admin call failed";
 
@@ -41,14 +42,15 @@ Status AdminServiceImpl::MayComeThisWay(const Call& call) const {
 }
 
 void AdminServiceImpl::Finish(Call& call, const CallFacts& facts, const Bytes& request,
-                              const Bytes& response, const Status& status, Reactor& reactor) {
+                              const Bytes& response, const Status& status, Reactor& reactor,
+                              const std::string& asked) {
   const std::string peer = call.peer();
   const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
-  context_.logger.Log(LogLevel::info, "admin call",
-                      {{"method", facts.method},
-                       {"code", CodeName(status.code())},
-                       {"caller", caller},
-                       {"peer", peer}});
+  context_.logger.LogAlways("admin call", {{"method", facts.method},
+                                           {"code", CodeName(status.code())},
+                                           {"caller", caller},
+                                           {"peer", peer},
+                                           {"asked", asked}});
   LogEnd(context_, status, SmallCall(kEvent, request, response), call, facts);
   reactor.Finish(ToGrpc(status));
 }
@@ -68,9 +70,13 @@ AdminServiceImpl::Reactor* AdminServiceImpl::Respond(Call* call, const Bytes* re
     if (status.ok()) {
       // The call, its messages and its reactor live until Finish.
       context_.workers.Post([this, call, facts, request, response, reactor, answer] {
-        const Status answered =
-            TrySmallCall<In, Out>(*request, kRequestBytesMax, answer, *response);
-        Finish(*call, facts, *request, *response, answered, *reactor);
+        std::string asked;
+        const auto noted = [&](const In& in, Out& out) {
+          asked = in.ShortDebugString().substr(0, kAskedBytesMax);
+          return answer(in, out);
+        };
+        const Status answered = TrySmallCall<In, Out>(*request, kRequestBytesMax, noted, *response);
+        Finish(*call, facts, *request, *response, answered, *reactor, asked);
       });
       return reactor;
     }

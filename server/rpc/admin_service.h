@@ -61,9 +61,9 @@ class AdminServiceImpl final
   // finishes.
   template <class In, class Out, class Answer>
   Reactor* Respond(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
-  // Logs what was done, by whom.
+  // Logs what was done, by whom; `asked` has the request's fields, if they were read.
   void Finish(Call& call, const CallFacts& facts, const Bytes& request, const Bytes& response,
-              const Status& status, Reactor& reactor);
+              const Status& status, Reactor& reactor, const std::string& asked = {});
   Status List(const v1::ListTenantSessionsRequest& in, v1::ListTenantSessionsResponse& out);
   Status Free(const v1::FreeSessionsRequest& in, v1::FreeSessionsResponse& out);
   Status Evict(const v1::EvictTenantRequest& in, v1::EvictTenantResponse& out);

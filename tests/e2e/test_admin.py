@@ -53,6 +53,16 @@ def test_log_level(server, tmp_path):
     assert admin(own, "log-level", "loud", check=False).returncode == 2
 
 
+def test_no_level_hides_what_an_operator_did(server, tmp_path):
+    own = f"unix:{tmp_path}/own.sock"
+    admin(own, "log-level", "off")
+    admin(own, "evict", "default")
+    for method, asked in (("SetLogLevel", r'level: \"off\"'), ("EvictTenant", "default")):
+        lines = [line for line in server.log().splitlines()
+                 if "admin call" in line and method in line]
+        assert lines and asked in lines[-1], server.log()
+
+
 def test_sessions_of_all_tenants(server, tmp_path):
     own = f"unix:{tmp_path}/own.sock"
     keys = tmp_path / "k.npy"
