@@ -2,7 +2,9 @@
 """The trials of tests/trials, each for a moment: that they work, and that the server stands what is
 found soonest."""
 
+import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -10,8 +12,10 @@ import pytest
 import harness
 import hostile
 import wire
+from system_calls import KINDS
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "trials"))
+TRIALS = pathlib.Path(__file__).resolve().parents[1] / "trials"
+sys.path.append(str(TRIALS))
 pytestmark = pytest.mark.usefixtures("libraries")
 SEED, SECONDS = 1, 1
 
@@ -54,8 +58,7 @@ def test_random_calls_of_every_kind(tmp_path, problems):
         server.kill()
 
 
-@pytest.mark.parametrize("kind", ["allocate", "accept", "read", "write", "mmap", "open", "thread",
-                                  "poll"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_calls_to_the_system_that_fail(tmp_path, problems, kind):
     """The first ones while a server serves, and one while it starts."""
     import system_trials
@@ -68,20 +71,62 @@ def test_calls_to_the_system_that_fail(tmp_path, problems, kind):
     assert "DIED" not in ends, ends.places
 
 
-@pytest.mark.parametrize("name", ["delay", "stall", "reset", "half_open", "kill_server"])
-def test_connections_that_are_disturbed(tmp_path, stubs, libraries, name):
-    import network_trials
-    getattr(network_trials, name)(str(tmp_path), SEED, SECONDS)
-
-
-@pytest.mark.parametrize("name", ["disk_full", "file_size_limit", "memory_limit", "clock_steps"])
-def test_machines_that_fail(tmp_path, stubs, libraries, name):
-    import machine_trials
+def for_a_moment(trial, folder, **options):
     import network_trials
     try:
-        getattr(machine_trials, name)(str(tmp_path), SEED, SECONDS)
+        return trial(str(folder), SEED, SECONDS, **options)
     except network_trials.Skipped as why:
         pytest.skip(str(why))
+
+
+@pytest.mark.parametrize("name", ["delay", "stall", "reset", "half_open", "partition", "lossy",
+                                  "kill_clients", "kill_server", "drain"])
+def test_connections_that_are_disturbed(tmp_path, stubs, libraries, name):
+    import network_trials
+    for_a_moment(getattr(network_trials, name), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["reset", "drain"])
+def test_connections_that_are_disturbed_with_tokens_and_tls(tmp_path, stubs, libraries, name):
+    import network_trials
+    for_a_moment(getattr(network_trials, name), tmp_path, locked=True)
+
+
+@pytest.mark.parametrize("name", ["disk_full", "file_size_limit", "memory_limit",
+                                  "killed_for_memory", "clock_steps"])
+def test_machines_that_fail(tmp_path, stubs, libraries, name):
+    import machine_trials
+    for_a_moment(getattr(machine_trials, name), tmp_path)
+
+
+def test_every_trial_is_made_here():
+    """Besides what the runners list, there is no other."""
+    listed = subprocess.run([TRIALS / "faults", "--list"], capture_output=True, text=True,
+                            check=True).stdout.split("\n")[:-1]
+    here = pathlib.Path(__file__).read_text(encoding="utf-8")
+    named = {name for name in listed if f'"{name}"' in here}
+    assert set(listed) == named | {f"{phase} {kind}" for phase in ("start", "serving")
+                                   for kind in KINDS}
+
+
+def test_a_soak_of_a_moment(tmp_path):
+    """Everything at once, and its three files. Whether it is flat takes longer to tell."""
+    done = subprocess.run([TRIALS / "soak", "--minutes", "0.05", "--seed", "1", "--out", tmp_path],
+                          capture_output=True, text=True, timeout=300, check=False)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert not report["faults"] and report["samples"] > 0, done.stdout + done.stderr
+    assert sum(report["codes"].values()) > 0 and report["codes"]["OK"] > 0, done.stdout
+    assert (tmp_path / "samples.csv").read_text().startswith("seconds,memory_mib,pools_mib,")
+    assert "<svg" in (tmp_path / "soak.svg").read_text()
+
+
+def test_a_request_that_is_dropped_is_found():
+    import trial
+    lines = [{"request_id": "good-1", "code": "OK"}, {"request_id": "good-2", "code": "OK"},
+             {"request_id": "good-3", "code": "UNAVAILABLE"},
+             {"request_id": "good-4", "code": "CANCELLED"}]
+    found = trial.dropped(lines, unanswered=["good-2", "good-9"])
+    assert [line["request_id"] for line in found] == ["good-2", "good-3"]
 
 
 def test_a_server_that_refuses_is_not_one_that_was_tried():
@@ -90,6 +135,8 @@ def test_a_server_that_refuses_is_not_one_that_was_tried():
     assert trial.below_floor(few) == [
         "unary: 10 of 1000 calls were answered, at least 20% must be"]
     assert not trial.below_floor({("unary", "OK"): 300, ("unary", "RESOURCE_EXHAUSTED"): 700})
+    few = {("unary", "OK"): 1, ("unary", "RESOURCE_EXHAUSTED"): 49}
+    assert not trial.below_floor(few) and trial.below_floor(few, 0.25, 40)
 
 
 def test_a_soak_tells_pools_from_the_heap(start_server):

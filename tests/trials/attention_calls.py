@@ -31,9 +31,11 @@ def _begin(caller, problem, request, timeout=SECONDS, **options):
 def unary(caller):
     """A few at once."""
     asked = [_problem(caller) for _ in range(caller.random.choice((1, 4)))]
-    begun = [(problem, _begin(caller, problem, request)) for problem, request in asked]
-    for problem, call in begun:
+    begun = [(problem, request.request_id, _begin(caller, problem, request))
+             for problem, request in asked]
+    for problem, request_id, call in begun:
         answer = caller.take("unary", call)
+        caller.note(request_id, call.code())
         if answer is not None:
             caller.expect("unary", problem, answer)
 
@@ -100,6 +102,9 @@ def stream(caller, spoil=None):
         code = call.code()
         check((gives_up and code is CODE.CANCELLED) or code in caller.target.refusals,
               f"a stream: {code.name}: {call.details()}")
+    if not gives_up:
+        for request_id in sent:
+            caller.note(request_id, code)
     caller.end("stream", code)
 
 
@@ -115,6 +120,7 @@ def _take_of_stream(caller, answer, sent, some_are_bad):
     if name == "OK":
         caller.expect("stream", problem, answer)
     else:
+        caller.note(answer.request_id, CODE[name])
         check(CODE[name] in caller.target.refusals,
               f"a request of a stream: {name}: {answer.status.message}")
 
@@ -146,6 +152,8 @@ def in_chunks(caller):
     transfer = _Transfer(caller, request, streams)
     code, answer = transfer.run(pieces, cancels)
     caller.end("chunked", code)
+    if not lacks:
+        caller.note(request.request_id, code)
     if code is CODE.OK:
         check(not lacks, "a chunked request that lacks bytes was answered")
         check(list(answer.raw) == problem.answer, "chunked: the answer has other bits")

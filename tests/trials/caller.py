@@ -15,6 +15,9 @@ CODE = grpc.StatusCode
 SECONDS = 120  # a call that has no answer then has none
 
 
+UNANSWERED_MOST = 10_000
+
+
 class CallFault(AssertionError):
     """What a server must never do."""
 
@@ -60,6 +63,8 @@ class Caller:
         self.seed = seed
         self.random = random.Random(seed)
         self.outcomes = collections.Counter()
+        # Ids of good requests that were not given up and have no good answer; the last of many.
+        self.unanswered = collections.deque(maxlen=UNANSWERED_MOST)
         self.sequence = 0
         self.channel = None
         self.connect()
@@ -82,6 +87,11 @@ class Caller:
 
     def end(self, kind, code):
         self.outcomes[kind, code.name] += 1
+
+    def note(self, request_id, code):
+        """How a good request that was not given up ended."""
+        if code is not CODE.OK:
+            self.unanswered.append(request_id)
 
     def name(self, of):
         """A request_id that is used once."""

@@ -101,6 +101,7 @@ class Run:
         for each in self._callers:
             outcomes.update(each.outcomes)
         return {"faults": self.faults,
+                "unanswered": [each for caller in self._callers for each in caller.unanswered],
                 "outcomes": [[kind, code, count] for (kind, code), count in
                              sorted(outcomes.items())]}
 

@@ -12,7 +12,7 @@ import grpc
 
 import trial  # first: it sets the path
 import harness
-from network_trials import Skipped, at_rest
+from network_trials import Skipped, answered, at_rest
 from system_calls import SystemCalls, library
 from trial import Callers
 
@@ -37,13 +37,13 @@ class _SmallDisk:
         subprocess.run(["umount", "--lazy", self.folder], check=True)
 
 
-def disk_full(folder, seed, seconds):
+def disk_full(folder, seed, seconds, locked=False):
     """The log's disk and that of dumps have no byte left: calls are answered as ever, and the log
     goes on once there is room."""
     with _SmallDisk(os.path.join(folder, "disk"), 8 << 10) as disk:
         log = pathlib.Path(disk.folder) / "log"
         server = trial.start(os.path.join(folder, "server"), "--log-file", log,
-                             "--log-level", "debug")
+                             "--log-level", "debug", locked=locked)
         try:
             callers = Callers(server, seed, 1, "--seconds", seconds)
             outcomes, faults = callers.wait(seconds + 120)
@@ -61,11 +61,11 @@ def disk_full(folder, seed, seconds):
             server.kill()
 
 
-def file_size_limit(folder, seed, seconds):
+def file_size_limit(folder, seed, seconds, locked=False):
     """No file may grow: the limit of the process is what a quota is."""
     log = pathlib.Path(folder) / "log"
     server = trial.start(os.path.join(folder, "server"), "--log-file", log, "--log-level", "debug",
-                         limits={resource.RLIMIT_FSIZE: (8 << 10, 8 << 10)})
+                         limits={resource.RLIMIT_FSIZE: (8 << 10, 8 << 10)}, locked=locked)
     try:
         outcomes, faults = Callers(server, seed, 1, "--seconds", seconds,
                                    regions=False).wait(seconds + 120)
@@ -103,7 +103,7 @@ class _Group:
         self.folder.rmdir()
 
 
-def memory_limit(folder, seed, seconds):
+def memory_limit(folder, seed, seconds, locked=False):
     """A server that may not have the memory it is told to use does not start; one whose worst case
     fits serves under load from all sides; one that is killed by the limit leaves no call without
     an end."""
@@ -115,7 +115,7 @@ def memory_limit(folder, seed, seconds):
             raise AssertionError("it started with more memory than its cgroup has")
         except harness.ServerEnded as end:
             assert end.code in (1, 2) and "cgroup" in end.log, end.log
-        server = trial.start(folder + "/fits", enter=group.enter)
+        server = trial.start(folder + "/fits", enter=group.enter, locked=locked)
         try:
             outcomes, faults = Callers(server, seed, 2, "--seconds", seconds).wait(seconds + 120)
             peak = trial.hostile._status(server, "VmHWM") >> 10
@@ -128,20 +128,25 @@ def memory_limit(folder, seed, seconds):
         group.close()
 
 
-def killed_for_memory(folder, seed, seconds):
+def killed_for_memory(folder, seed, seconds, locked=False):
     """The limit falls below what the server holds: the kernel kills it. Every call ends, and the
     next server serves."""
     del seconds
     address = f"127.0.0.1:{harness.free_port()}"
     group = _Group(f"attend-trial-{os.getpid()}", 120 << 20)
     try:
-        server = trial.start(folder + "/one", listen=address, enter=group.enter)
+        server = trial.start(folder + "/one", "--memory-budget", "110MiB", "--max-request-gflop",
+                             "100", listen=address, enter=group.enter, locked=locked)
         callers = Callers(server, seed, 1, "--faults-on-the-way", regions=False)
-        with grpc.insecure_channel(address, options=trial.hostile.wire.UNLIMITED) as channel:
-            stub = trial.hostile.wire.stub.AttentionServiceStub(channel)
-            request = trial.hostile.wire.small_request(length=16384, heads=2, dim=64)
-            for _ in range(200):
-                calls = [stub.Attend.future(request, timeout=60) for _ in range(8)]
+        harness.wait_for("answers", lambda: answered(server) > 20)
+        wire = trial.hostile.wire
+        metadata = server.locks.metadata("b") if locked else ()
+        with trial.open_channel(address, server.locks, wire.UNLIMITED) as channel:
+            stub = wire.stub.AttentionServiceStub(channel)
+            request = wire.small_request(length=5000, heads=2, dim=64)
+            for _ in range(50):
+                calls = [stub.Attend.future(request, timeout=60, metadata=metadata)
+                         for _ in range(24)]
                 codes = {call.code() for call in calls}
                 if server.ended():
                     break
@@ -149,7 +154,8 @@ def killed_for_memory(folder, seed, seconds):
         code = server.process.returncode
         assert code == -9, f"it ended with {code}:\n{server.log()[-2000:]}"
         server.kill()
-        server = trial.start(folder + "/next", listen=address)
+        server = trial.start(folder + "/next", listen=address, locked=server.locks)
+        harness.wait_for("answers of the next one", lambda: answered(server) > 50)
         callers.terminate()
         outcomes, faults = callers.wait(120)
         return at_rest(server, outcomes, faults)
@@ -158,13 +164,13 @@ def killed_for_memory(folder, seed, seconds):
         group.close()
 
 
-def clock_steps(folder, seed, seconds):
+def clock_steps(folder, seed, seconds, locked=False):
     """The clock of the day steps by hours, forth and back, under load. Deadlines and leases do not
     care."""
     if not library().exists():
         raise Skipped(f"there is no {library()}")
     calls = SystemCalls(os.path.join(folder, "calls"))
-    server = trial.start(os.path.join(folder, "server"), env=calls.env)
+    server = trial.start(os.path.join(folder, "server"), env=calls.env, locked=locked)
     try:
         callers = Callers(server, seed, 1)
         until, turn = time.monotonic() + seconds, 0

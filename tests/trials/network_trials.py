@@ -3,6 +3,7 @@
 that goes down, clients and servers that are killed."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,19 +23,27 @@ class Skipped(Exception):
 
 
 def at_rest(server, outcomes, faults):
-    """What every trial ends with: no fault, nothing kept, a drain that ends well."""
+    """What every trial ends with: no fault, enough good calls answered, nothing kept, a drain that
+    ends well."""
     assert not faults, "\n".join(fault["fault"] for fault in faults)
+    assert any(outcomes[kind, "OK"] for kind in trial.FLOORS), "no good call was answered"
+    few = trial.below_floor(outcomes, trial.FAULTS_SHARE, trial.FAULTS_ENOUGH)
+    assert not few, "\n".join(few)
+    _ends_well(server)
+    return outcomes
+
+
+def _ends_well(server):
     trial.assert_serves(server)
     await_rest(server)
     trial.assert_no_failed_check(server)
     code = server.stop()
     assert code == 0, f"exit code {code}:\n{server.log()[-3000:]}"
-    return outcomes
 
 
-def _through_relay(folder, seed, seconds, disturb):
+def _through_relay(folder, seed, seconds, locked, disturb):
     """Callers through a relay, to which `disturb` does something, again and again."""
-    server = trial.start(folder, *SHORT_TIMES)
+    server = trial.start(folder, *SHORT_TIMES, locked=locked)
     try:
         with Relay(server.address) as relay:
             callers = Callers(server, seed, 1, "--faults-on-the-way", address=relay.address)
@@ -48,35 +57,35 @@ def _through_relay(folder, seed, seconds, disturb):
         server.kill()
 
 
-def delay(folder, seed, seconds):
+def delay(folder, seed, seconds, locked=False):
     """Every piece waits up to 30 ms."""
     def disturb(relay):
         relay.delay(0.03)
         time.sleep(0.2)
-    return _through_relay(folder, seed, seconds, disturb)
+    return _through_relay(folder, seed, seconds, locked, disturb)
 
 
-def stall(folder, seed, seconds):
+def stall(folder, seed, seconds, locked=False):
     """Nothing passes for half a second, again and again."""
     def disturb(relay):
         relay.stall()
         time.sleep(0.5)
         relay.resume()
         time.sleep(0.3)
-    return _through_relay(folder, seed, seconds, disturb)
+    return _through_relay(folder, seed, seconds, locked, disturb)
 
 
-def reset(folder, seed, seconds):
+def reset(folder, seed, seconds, locked=False):
     """All connections are reset, in the middle of whatever they carry."""
     def disturb(relay):
         time.sleep(0.2)
         relay.reset()
-    return _through_relay(folder, seed, seconds, disturb)
+    return _through_relay(folder, seed, seconds, locked, disturb)
 
 
-def half_open(folder, seed, seconds):
+def half_open(folder, seed, seconds, locked=False):
     """Clients are gone and the server is not told. It keeps nothing for them."""
-    server = trial.start(folder, *SHORT_TIMES)
+    server = trial.start(folder, *SHORT_TIMES, locked=locked)
     try:
         with Relay(server.address) as relay:
             callers = Callers(server, seed, 1, "--faults-on-the-way", address=relay.address,
@@ -96,27 +105,35 @@ def half_open(folder, seed, seconds):
         server.kill()
 
 
-def kill_clients(folder, seed, seconds):
+def answered(server):
+    """How many requests, so far."""
+    return int(server.metric("attend_requests_total", code="OK") or 0)
+
+
+def kill_clients(folder, seed, seconds, locked=False):
     """SIGKILL of processes under load."""
-    server = trial.start(folder, *SHORT_TIMES)
+    server = trial.start(folder, *SHORT_TIMES, locked=locked)
     try:
         until, turn = time.monotonic() + seconds, 0
         while turn == 0 or time.monotonic() < until:
-            callers = Callers(server, seed + turn, 1)
-            time.sleep(0.1 + turn % 3 * 0.2)
+            callers, before = Callers(server, seed + turn, 1), answered(server)
+            harness.wait_for("answers", lambda before=before: answered(server) > before)
+            time.sleep(turn % 3 * 0.2)
             callers.kill()
             turn += 1
-        return at_rest(server, {("clients", "killed"): turn}, [])
+        requests = answered(server)
+        _ends_well(server)
+        return {("clients", "killed"): turn, ("requests", "OK"): requests}
     finally:
         server.kill()
 
 
-def kill_server(folder, seed, seconds):
+def kill_server(folder, seed, seconds, locked=False):
     """SIGKILL of the server under load; the next one, at the same addresses, serves. No call of a
     client stays without an end, and no answer is wrong."""
     address = f"127.0.0.1:{harness.free_port()}"
     metrics = f"127.0.0.1:{harness.free_port()}"
-    server = trial.start(folder, listen=address, metrics=metrics)
+    server = trial.start(folder, listen=address, metrics=metrics, locked=locked)
     try:
         callers = Callers(server, seed, 1, "--faults-on-the-way")
         until, kills = time.monotonic() + seconds, 0
@@ -124,7 +141,7 @@ def kill_server(folder, seed, seconds):
             time.sleep(0.7)
             server.kill()
             kills += 1
-            server = trial.start(folder, listen=address, metrics=metrics)
+            server = trial.start(folder, listen=address, metrics=metrics, locked=server.locks)
         callers.terminate()
         outcomes, faults = callers.wait(120)
         outcomes["server", "killed"] = kills
@@ -133,30 +150,66 @@ def kill_server(folder, seed, seconds):
         server.kill()
 
 
-def drain(folder, seed, seconds):
-    """SIGTERM under load, again and again: what was accepted is finished."""
-    turn, until = 0, time.monotonic() + seconds
+class _Slow:
+    """Requests that take longer than a SIGTERM does to come, one of which at least is accepted."""
+
+    COST = 10  # of one in attend_outstanding_cost, at least; all the callers' have less
+
+    def __init__(self, server):
+        self._calls = {}
+        self._request = trial.hostile.wire.slow_request(2048)
+        self._metadata = server.locks.metadata("b") if server.locks else ()
+        self._channel = trial.open_channel(server.address, server.locks,
+                                           trial.hostile.wire.UNLIMITED)
+        self._stub = trial.hostile.wire.stub.AttentionServiceStub(self._channel)
+        harness.wait_for("a slow request to be accepted", lambda: server.metric(
+            "attend_outstanding_cost") > self.COST or self._ask())
+
+    def _ask(self):
+        self._request.request_id = f"slow-{len(self._calls)}"
+        self._calls[self._request.request_id] = self._stub.Attend.future(
+            self._request, timeout=120, metadata=self._metadata)
+
+    def unanswered(self):
+        codes = {name: call.code() for name, call in self._calls.items()}
+        self._channel.close()
+        return [name for name, code in codes.items() if code.name != "OK"]
+
+
+def drain(folder, seed, seconds, locked=False):
+    """SIGTERM under load, again and again: what was accepted is finished, by the access log and by
+    what its callers got."""
+    turn, finished, until = 0, 0, time.monotonic() + seconds
     while turn == 0 or time.monotonic() < until:
-        server = trial.start(os.path.join(folder, str(turn)), "--drain-timeout", "60")
+        server = trial.start(os.path.join(folder, str(turn)), "--drain-timeout", "60",
+                             "--max-request-gflop", "30", locked=locked)
         try:
-            callers = Callers(server, seed + turn, 1, "--faults-on-the-way")
+            callers = Callers(server, seed + turn, 1)
             time.sleep(0.5)
+            slow = _Slow(server)
             assert server.stop() == 0, server.log()[-3000:]
             callers.terminate()
             _, faults = callers.wait(120)
             assert not faults, "\n".join(fault["fault"] for fault in faults)
+            waited = re.search(r"draining: (\d+) requests to finish", server.log())
+            assert int(waited[1]) > 0, "nothing was under way"
+            lines = trial.accepted(server)
+            lost = trial.dropped(lines, callers.unanswered + slow.unanswered())
+            assert not lost, f"{len(lost)} accepted requests were dropped, one is {lost[0]}"
+            finished += len(lines)
         finally:
             server.kill()
         turn += 1
-    return {("drains under load", "OK"): turn}
+    return {("drains under load", "OK"): turn, ("accepted", "finished"): finished}
 
 
-def _inside(name, folder, seed, seconds):
+def _inside(name, folder, seed, seconds, locked):
     """Runs the trial `name` of this file where there is no network but its own."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
         raise Skipped("no rights to make network namespaces, or no ip and unshare")
     done = subprocess.run(
-        ["unshare", "--net", sys.executable, __file__, name, folder, str(seed), str(seconds)],
+        ["unshare", "--net", sys.executable, __file__, name, folder, str(seed), str(seconds),
+         "locked" if locked else ""],
         capture_output=True, text=True, timeout=seconds + 300, check=False)
     if done.returncode == 77:
         raise Skipped(done.stdout.strip().splitlines()[-1])
@@ -164,14 +217,14 @@ def _inside(name, folder, seed, seconds):
     return {("partition", line): 1 for line in done.stdout.strip().splitlines()[-1:]}
 
 
-def partition(folder, seed, seconds):
+def partition(folder, seed, seconds, locked=False):
     """The link between clients and server goes down and comes back."""
-    return _inside("in_partition", folder, seed, seconds)
+    return _inside("in_partition", folder, seed, seconds, locked)
 
 
-def lossy(folder, seed, seconds):
+def lossy(folder, seed, seconds, locked=False):
     """A link that loses 5 % of its packets and delays the others by 20 ms."""
-    return _inside("in_lossy", folder, seed, seconds)
+    return _inside("in_lossy", folder, seed, seconds, locked)
 
 
 def _run(*command):
@@ -214,12 +267,12 @@ class _Link:
         self._holder.wait()
 
 
-def _linked(folder, seed, seconds, disturb, loses=False):
+def _linked(folder, seed, seconds, locked, disturb, loses=False):
     link = _Link()
     if loses:
         link.lose()
     server = trial.start(folder, *SHORT_TIMES, "--listen", "10.9.0.1:0",
-                         *trial.beyond_loopback())
+                         *(() if locked else trial.beyond_loopback()), locked=locked)
     far = next(each for each in server.addresses if each.startswith("10.9."))
     try:
         callers = Callers(server, seed, 1, "--faults-on-the-way", address=far, regions=False,
@@ -237,17 +290,17 @@ def _linked(folder, seed, seconds, disturb, loses=False):
         link.close()
 
 
-def in_partition(folder, seed, seconds):
+def in_partition(folder, seed, seconds, locked):
     def disturb(link):
         time.sleep(1)
         link.set("down")
         time.sleep(4)  # longer than the server's keepalive
         link.set("up")
-    _linked(folder, seed, seconds, disturb)
+    _linked(folder, seed, seconds, locked, disturb)
 
 
-def in_lossy(folder, seed, seconds):
-    _linked(folder, seed, seconds, lambda link: time.sleep(1), loses=True)
+def in_lossy(folder, seed, seconds, locked):
+    _linked(folder, seed, seconds, locked, lambda link: time.sleep(1), loses=True)
 
 
 if __name__ == "__main__":
@@ -255,4 +308,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as stubs:
         trial.generate(stubs)
         {"in_partition": in_partition, "in_lossy": in_lossy}[sys.argv[1]](
-            sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+            sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), bool(sys.argv[5]))

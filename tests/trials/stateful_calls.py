@@ -104,7 +104,9 @@ def _append(caller, held, one):
     if one.length == one.sequence.ROWS:
         return _gone(caller, held, one)
     rows, queries = _sizes(caller, one)
-    return _attend(caller, held, one, _request(caller, one, rows, queries), rows, queries)
+    request = _request(caller, one, rows, queries)
+    if not _attend(caller, held, one, request, rows, queries):
+        caller.unanswered.append(request.request_id)
 
 
 def _again(caller, held, one):
@@ -229,6 +231,7 @@ def _attend_in_region(caller, region, tenant):
     code, answer, details = code_of(caller.attention.Attend.future(
         request, timeout=SECONDS, metadata=caller.metadata(tenant)))
     caller.end("shared memory", code)
+    caller.note(request.request_id, code)
     if wrong:
         check(code is CODE.INVALID_ARGUMENT or code in caller.target.refusals,
               f"a wrong offset: {code.name}: {details}")
@@ -270,6 +273,7 @@ def oip(caller):
     code, answer, details = code_of(caller.oip.ModelInfer.future(
         request, timeout=SECONDS, metadata=caller.metadata()))
     caller.end("oip infer", code)
+    caller.note(request.id, code)
     if code is CODE.OK:
         check(not wrong, "a wrong shape was answered")
         check(list(answer.raw_output_contents) == sequence.answer(length, queries),

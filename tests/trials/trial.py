@@ -50,10 +50,12 @@ TENANT_ZEROS = ("in_flight", "bytes", "cost", "checks", "shared_memory", "sessio
 
 def start(folder, *flags, locked=False, **options):
     """A server with LIMITS, where `flags` set no others, limits of tenants, an access log and
-    shared memory. `locked`: with tokens and TLS."""
+    shared memory. `locked`: with tokens and TLS; or those, of a server before."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    locks = Locks.make(folder / "locks") if locked else None
+    locks = locked or None
+    if locked is True:
+        locks = Locks.make(folder / "locks")
     files = Files(folder)
     flags += (*files.flags(), *(locks.flags() if locks else ()))
     limits = [part for flag, value in zip(LIMITS[::2], LIMITS[1::2]) if flag not in flags
@@ -67,9 +69,10 @@ def start(folder, *flags, locked=False, **options):
 
 
 def assert_serves(server):
-    """An ordinary request, of the first tenant where tokens are asked for."""
+    """An ordinary request; where tokens are asked for, of the tenant whose connections have no
+    bound."""
     wire = hostile.wire
-    metadata = server.locks.metadata("a") if server.locks else ()
+    metadata = server.locks.metadata("b") if server.locks else ()
     with open_channel(server.address, server.locks, wire.UNLIMITED) as channel:
         answer = wire.stub.AttentionServiceStub(channel).Attend(
             wire.small_request(seed=7, check=True), timeout=wire.SECONDS, metadata=metadata)
@@ -106,6 +109,7 @@ class Callers:
         self._processes = [subprocess.Popen(
             [str(each) for each in [*command, "--seed", seed * 100 + i]], stdout=subprocess.PIPE,
             text=True) for i in range(processes)]
+        self.unanswered = []  # ids, after wait()
         for process in self._processes:
             assert process.stdout.readline() == "ready\n", "callers that did not begin"
 
@@ -132,6 +136,7 @@ class Callers:
             report = json.loads(out)
             outcomes.update({(kind, code): count for kind, code, count in report["outcomes"]})
             faults += report["faults"]
+            self.unanswered += report["unanswered"]
         return outcomes, faults
 
 
@@ -141,18 +146,36 @@ class Callers:
 FLOORS = {"unary": 0.2, "request of a stream": 0.2, "chunked": 0.1, "append": 0.1, "create": 0.02,
           "shared memory": 0.2, "oip": 0.2, "oip infer": 0.2}
 ENOUGH = 200
+# Where faults are on the way, a part of that share, and of fewer calls.
+FAULTS_SHARE, FAULTS_ENOUGH = 0.25, 40
 
 
-def below_floor(outcomes):
+def below_floor(outcomes, share=1.0, enough=ENOUGH):
     """What is wrong, a line for each kind."""
     wrong = []
     for kind, floor in FLOORS.items():
+        floor *= share
         calls = sum(count for (of, _), count in outcomes.items() if of == kind)
         good = outcomes.get((kind, "OK"), 0)
-        if calls >= ENOUGH and good < floor * calls:
+        if calls >= enough and good < floor * calls:
             wrong.append(f"{kind}: {good} of {calls} calls were answered, at least {floor:.0%} "
                          "must be")
     return wrong
+
+
+def accepted(server):
+    """Lines of the access log, of requests that the engine took."""
+    lines = map(json.loads, server.files.access_log.read_text().splitlines())
+    return [line for line in lines if "receive_us" in line]
+
+
+def dropped(lines, unanswered):
+    """Those of `lines` that had no good end, though nobody gave them up: by what the server says,
+    and by what their callers do."""
+    unanswered = set(unanswered)
+    given_up = ("CANCELLED", "DEADLINE_EXCEEDED")
+    return [line for line in lines if line["request_id"] in unanswered or
+            line["code"] != "OK" and line["code"] not in given_up]
 
 
 def describe(outcomes):
