@@ -92,8 +92,8 @@ def test_connections_that_are_disturbed_with_tokens_and_tls(tmp_path, stubs, lib
     for_a_moment(getattr(network_trials, name), tmp_path, locked=True)
 
 
-@pytest.mark.parametrize("name", ["disk_full", "file_size_limit", "memory_limit",
-                                  "killed_for_memory", "clock_steps"])
+@pytest.mark.parametrize("name", ["disk_full", "disk_full_of_dumps", "file_size_limit",
+                                  "memory_limit", "killed_for_memory", "clock_steps"])
 def test_machines_that_fail(tmp_path, stubs, libraries, name):
     import machine_trials
     for_a_moment(getattr(machine_trials, name), tmp_path)

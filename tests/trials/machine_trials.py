@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a machine does to a server: a full disk, a cgroup's memory limit, steps of its clock."""
 
+import collections
+import json
 import os
 import pathlib
+import re
 import resource
+import shutil
 import subprocess
 import time
 from signal import SIGHUP
@@ -14,8 +18,9 @@ import trial  # first: it sets the path
 import harness
 from network_trials import Skipped, answered, at_rest
 from system_calls import SystemCalls, library
-from trial import Callers
+from trial import Callers, await_rest
 
+PAGE_BYTES = 4096
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -38,8 +43,8 @@ class _SmallDisk:
 
 
 def disk_full(folder, seed, seconds, locked=False):
-    """The log's disk and that of dumps have no byte left: calls are answered as ever, and the log
-    goes on once there is room."""
+    """The log's disk has no byte left: calls are answered as ever, and the log goes on once there
+    is room."""
     with _SmallDisk(os.path.join(folder, "disk"), 8 << 10) as disk:
         log = pathlib.Path(disk.folder) / "log"
         server = trial.start(os.path.join(folder, "server"), "--log-file", log,
@@ -59,6 +64,60 @@ def disk_full(folder, seed, seconds, locked=False):
             return at_rest(server, outcomes, faults)
         finally:
             server.kill()
+
+
+def disk_full_of_dumps(folder, seed, seconds, locked=False):
+    """Every check fails, and the dumps' disk has room for none of a dump, for one page of it, for
+    two, ..., for all. A dump is there whole or not at all, and the answer does not depend on it."""
+    del seconds
+    if locked:
+        raise Skipped("the server whose checks fail has no TLS")
+    wire, pages = trial.hostile.wire, 24
+    with _SmallDisk(os.path.join(folder, "disk"), pages * PAGE_BYTES) as disk:
+        dumps, filler = pathlib.Path(disk.folder) / "dumps", pathlib.Path(disk.folder) / "filler"
+        server = trial.start(os.path.join(folder, "server"), "--check-dump-dir", dumps,
+                             "--check-dump-interval", "0",
+                             program=harness.program_of_tests("attend-faulty-server"),
+                             env={"ATTEND_FAULT": "corrupt"})
+        ends = collections.Counter()
+        try:
+            with wire.connect(server.address) as service:
+                for room in range(pages):
+                    filler.write_bytes(bytes((pages - room) * PAGE_BYTES))
+                    request = wire.small_request(seed + room, check=True, request_id=f"r{room}")
+                    answer = service.Attend(request, timeout=60)
+                    assert answer.HasField("check") and not answer.check.ok, "nothing to dump"
+                    ends["dump", _end_of_dump(server, dumps, request, room + 1)] += 1
+                    filler.unlink()
+            assert ends["dump", "whole"] >= 2 and ends["dump", "none"] >= 2, ends
+            failed = set(re.findall(r"cannot write \S+/(\w+\.\w+): No space left", server.log()))
+            assert failed == {"request.binpb", "response.binpb", "report.json"}, failed
+            await_rest(server)
+            return ends
+        finally:
+            server.kill()
+
+
+def _end_of_dump(server, dumps, request, number):
+    """"whole" or "none" of the `number`-th failed check's dump, which is removed."""
+    def count(result):
+        return server.metric("attend_check_dumps_total", result=result) or 0
+
+    harness.wait_for("the dump's end", lambda: count("written") + count("failed") == number)
+    found = list(dumps.iterdir()) if dumps.exists() else []
+    if not found:
+        return "none"
+    assert len(found) == 1 and found[0].name.endswith(request.request_id), found
+    wire, folder = trial.hostile.wire, found[0]
+    assert {each.name for each in folder.iterdir()} == {"request.binpb", "response.binpb",
+                                                        "report.json"}
+    asked = wire.pb.AttendRequest.FromString((folder / "request.binpb").read_bytes())
+    assert list(asked.raw) == list(request.raw)
+    answered = wire.pb.AttendResponse.FromString((folder / "response.binpb").read_bytes())
+    assert answered.raw[0] and not answered.check.ok
+    assert json.loads((folder / "report.json").read_text())["request_id"] == request.request_id
+    shutil.rmtree(folder)
+    return "whole"
 
 
 def file_size_limit(folder, seed, seconds, locked=False):

@@ -60,10 +60,11 @@ def start(folder, *flags, locked=False, **options):
     flags += (*files.flags(), *(locks.flags() if locks else ()))
     limits = [part for flag, value in zip(LIMITS[::2], LIMITS[1::2]) if flag not in flags
               for part in (flag, value)]
+    if "--check-dump-dir" not in flags:
+        flags += ("--check-dump-dir", folder / "dumps")
     socket = folder.resolve() / "sockets" / "regions.sock"
     server = harness.Server(folder, *limits, "--oip", "--shared-memory",
-                            "--shared-memory-socket", socket,
-                            "--check-dump-dir", folder / "dumps", *flags, **options)
+                            "--shared-memory-socket", socket, *flags, **options)
     server.regions, server.locks, server.files = str(socket), locks, files
     return server
 
