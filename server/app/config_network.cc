@@ -24,9 +24,11 @@ void AddConnections(Group& group, Config& c) {
   seconds("--handshake-timeout", c.handshake_timeout_seconds,
           "Seconds in which a connection must send its first byte, and then again to complete the "
           "HTTP/2 handshake");
-  seconds("--first-call-timeout", c.first_call_timeout_seconds,
-          "With --tokens: seconds after which a connection is closed on which no call has been let "
-          "in; health checks are none. 64 KiB of messages give it as much time again");
+  seconds(
+      "--first-call-timeout", c.first_call_timeout_seconds,
+      "With --tokens: seconds after which a connection is closed on which no call has been let "
+      "in; health checks are none. 64 KiB of messages or an open watch of health give it as much "
+      "time again");
   seconds(
       "--connection-idle-timeout", c.connection_idle_timeout_seconds,
       "Seconds after which a connection without calls is closed; clients reconnect by themselves");

@@ -166,7 +166,7 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
   limits.kept = open;
   if (strangers_) {
     limits.use = std::make_shared<ConnectionUse>();
-    limits.use->called = open->called();
+    limits.use->marks = open->marks();
   }
   if (FamilyOf(socket) != AF_UNIX && tls_ != nullptr) {
     TakeTls(socket, about.st_ino, limits);

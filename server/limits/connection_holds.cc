@@ -15,7 +15,7 @@ ConnectionHolds::Ref ConnectionHolds::Begin(const std::string& name) {
   Entry& entry = connections_[name];
   ++entry.opened;
   try {
-    return std::make_shared<const Open>(weak_from_this(), name, entry.called);
+    return std::make_shared<const Open>(weak_from_this(), name, entry.marks);
   } catch (...) {
     if (--entry.opened == 0) connections_.erase(name);
     throw;
@@ -31,20 +31,21 @@ Status ConnectionHolds::Call(const std::string& name, int tenant) {
   CountHold hold;
   ATTEND_RETURN_IF_ERROR(limits_.Take(tenant, Limit::kConnections, hold));
   tenants.emplace(tenant, std::move(hold));
-  found->second.called->store(true, std::memory_order_relaxed);
+  found->second.marks->called.store(true, std::memory_order_relaxed);
   return Status();
 }
 
-std::shared_ptr<const std::atomic<bool>> ConnectionHolds::CalledOf(const std::string& name) const {
+std::shared_ptr<ConnectionMarks> ConnectionHolds::MarksOf(const std::string& name) const {
   const MutexLock lock(mutex_);
   const auto found = connections_.find(name);
-  return found == connections_.end() ? nullptr : found->second.called;
+  return found == connections_.end() ? nullptr : found->second.marks;
 }
 
 void ConnectionHolds::CallUncounted(const std::string& name) {
   const MutexLock lock(mutex_);
   const auto found = connections_.find(name);
-  if (found != connections_.end()) found->second.called->store(true, std::memory_order_relaxed);
+  if (found != connections_.end())
+    found->second.marks->called.store(true, std::memory_order_relaxed);
 }
 
 void ConnectionHolds::End(const std::string& name) {

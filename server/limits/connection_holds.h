@@ -12,7 +12,6 @@
 
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -22,6 +21,7 @@
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/limits/tenant_limits.h"
+#include "server/util/connection_marks.h"
 
 namespace attend {
 
@@ -31,19 +31,19 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   class Open {
    public:
     Open(std::weak_ptr<ConnectionHolds> all, std::string name,
-         std::shared_ptr<const std::atomic<bool>> called)
-        : all_(std::move(all)), name_(std::move(name)), called_(std::move(called)) {}
+         std::shared_ptr<const ConnectionMarks> marks)
+        : all_(std::move(all)), name_(std::move(name)), marks_(std::move(marks)) {}
     ~Open();
     Open(const Open&) = delete;
     Open& operator=(const Open&) = delete;
 
-    // Whether a call has been let in over it. It may outlive the connection.
-    const std::shared_ptr<const std::atomic<bool>>& called() const { return called_; }
+    // They may outlive the connection.
+    const std::shared_ptr<const ConnectionMarks>& marks() const { return marks_; }
 
    private:
     const std::weak_ptr<ConnectionHolds> all_;
     const std::string name_;
-    const std::shared_ptr<const std::atomic<bool>> called_;
+    const std::shared_ptr<const ConnectionMarks> marks_;
   };
   using Ref = std::shared_ptr<const Open>;
 
@@ -56,8 +56,8 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   // A call of the tenant has come over the connection. RESOURCE_EXHAUSTED if that is one connection
   // too many for it.
   Status Call(const std::string& name, int tenant);
-  // Whether a call has been let in over the connection; null if it is not known.
-  std::shared_ptr<const std::atomic<bool>> CalledOf(const std::string& name) const;
+  // Null if the connection is not known.
+  std::shared_ptr<ConnectionMarks> MarksOf(const std::string& name) const;
   // A call that is nobody's in particular, and never refused for this.
   void CallUncounted(const std::string& name);
 
@@ -65,7 +65,7 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   struct Entry {
     int64_t opened = 0;
     std::map<int, CountHold> tenants;
-    std::shared_ptr<std::atomic<bool>> called = std::make_shared<std::atomic<bool>>(false);
+    std::shared_ptr<ConnectionMarks> marks = std::make_shared<ConnectionMarks>();
   };
 
   void End(const std::string& name);

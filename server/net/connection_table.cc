@@ -139,9 +139,10 @@ TimePoint ConnectionTable::OldestSilentSince() const {
 std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStrangerOf(const Set& set) {
   while (const std::optional<int> fd = First(set.strangers)) {
     Entry& entry = connections_.at(*fd);
-    if (!entry.use->called->load(std::memory_order_relaxed)) {
+    if (!entry.use->marks->called.load(std::memory_order_relaxed)) {
       const int64_t sent = entry.use->data_bytes.load(std::memory_order_relaxed) - entry.data_bytes;
-      return Stranger{*fd, entry.inode, entry.since, sent >= kStrangerBytes};
+      const bool watches = entry.use->marks->watches.load(std::memory_order_relaxed) > 0;
+      return Stranger{*fd, entry.inode, entry.since, watches || sent >= kStrangerBytes};
     }
     Dequeue(entry);  // a caller's by now
     entry.use = nullptr;

@@ -38,7 +38,8 @@ class ConnectionTable {
   // So many connections that were ended and are not closed yet have already made room for others.
   static constexpr int64_t kEndingMax = 32;
   // A stranger that sends so much of messages in the time that it has gets as much time again: the
-  // first message of a caller may be long.
+  // first message of a caller may be long. So does one that watches health: callers who have
+  // nothing to ask do that, without credentials.
   static constexpr int64_t kStrangerBytes = int64_t{64} << 10;
 
   ConnectionTable(int64_t connections_max, int64_t per_peer_max)
@@ -67,7 +68,7 @@ class ConnectionTable {
     int fd = -1;
     ino_t inode = 0;
     TimePoint since;
-    bool sends = false;  // enough to be given more time, see Renew
+    bool stays = false;  // it sends enough, or watches health, to be given more time: see Renew
   };
   // The stranger that has been here for longest: of all, or of `peer`.
   std::optional<Stranger> OldestStranger();

@@ -8,11 +8,12 @@
 #include <cstdint>
 #include <memory>
 
+#include "server/util/connection_marks.h"
+
 namespace attend {
 
 struct ConnectionUse {
-  // A call of a caller's has been let in. Set once, on any thread.
-  std::shared_ptr<const std::atomic<bool>> called;
+  std::shared_ptr<const ConnectionMarks> marks;
   // Of messages that came, so far. One thread adds at a time; any may read.
   std::atomic<int64_t> data_bytes{0};
 };

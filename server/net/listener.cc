@@ -353,7 +353,7 @@ void Listener::EndStrangers() {
   for (;;) {
     const auto oldest = table_.OldestStranger();
     if (!oldest || now - oldest->since < options_.first_call_timeout) return;
-    if (oldest->sends) {
+    if (oldest->stays) {
       table_.Renew(oldest->fd, now);
     } else {
       End(*oldest);

@@ -146,7 +146,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HealthService::Watch(grpc::CallbackS
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const Result<std::string> service = ServiceOf(*request);
     if (!service.ok()) return new EndedWatch(ToGrpc(service.status()));
-    const Called called = connections_ == nullptr ? nullptr : connections_->CalledOf(call->peer());
+    const Marks marks = connections_ == nullptr ? nullptr : connections_->MarksOf(call->peer());
     auto watcher = std::make_unique<Watcher>(*this, services_.contains(*service));
     std::set<Watcher*>::node_type place;
     {
@@ -154,7 +154,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HealthService::Watch(grpc::CallbackS
       place = made.extract(made.begin());
     }
     const MutexLock lock(mutex_);
-    if (const Status taken = TakePlace(called, watcher.get()); !taken.ok()) {
+    if (const Status taken = TakePlace(marks, watcher.get()); !taken.ok()) {
       return new EndedWatch(ToGrpc(taken));
     }
     watchers_.insert(std::move(place));
@@ -165,19 +165,18 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HealthService::Watch(grpc::CallbackS
   }
 }
 
-Status HealthService::TakePlace(const Called& called, Watcher* watcher) {
-  if (called == nullptr || called->load(std::memory_order_relaxed)) return Status();
-  const auto of_this = of_connections_.find(called.get());
-  if (of_this != of_connections_.end() && of_this->second >= kWatchesOfConnectionMax) {
-    return Status(Code::kResourceExhausted, "a connection on which no call was let in has " +
-                                                std::to_string(of_this->second) +
-                                                " watches, may have at most " +
-                                                std::to_string(kWatchesOfConnectionMax));
+Status HealthService::TakePlace(const Marks& marks, Watcher* watcher) {
+  if (marks == nullptr || marks->called.load(std::memory_order_relaxed)) return Status();
+  const int64_t watches = marks->watches.load(std::memory_order_relaxed);
+  if (watches >= kWatchesOfConnectionMax) {
+    return Status(Code::kResourceExhausted,
+                  "a connection on which no call was let in has " + std::to_string(watches) +
+                      " watches, may have at most " + std::to_string(kWatchesOfConnectionMax));
   }
   for (auto each = strangers_.begin();
        each != strangers_.end() && std::ssize(strangers_) >= kWatchesOfStrangersMax;) {
     const auto oldest = each++;
-    if (!oldest->called->load(std::memory_order_relaxed)) continue;
+    if (!oldest->marks->called.load(std::memory_order_relaxed)) continue;
     GiveBack(oldest);  // a caller's by now
   }
   if (std::ssize(strangers_) >= kWatchesOfStrangersMax) {
@@ -185,19 +184,13 @@ Status HealthService::TakePlace(const Called& called, Watcher* watcher) {
                                                  "others who say not who they are watch, too"));
     GiveBack(strangers_.begin());
   }
-  strangers_.push_back({watcher, called});
-  try {
-    ++of_connections_[called.get()];
-  } catch (const std::bad_alloc&) {
-    strangers_.pop_back();
-    throw;
-  }
+  strangers_.push_back({watcher, marks});
+  marks->watches.fetch_add(1, std::memory_order_relaxed);
   return Status();
 }
 
 void HealthService::GiveBack(std::list<Stranger>::iterator stranger) {
-  const auto of_this = of_connections_.find(stranger->called.get());
-  if (--of_this->second == 0) of_connections_.erase(of_this);
+  stranger->marks->watches.fetch_sub(1, std::memory_order_relaxed);
   strangers_.erase(stranger);
 }
 

@@ -5,10 +5,8 @@
 
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <list>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -28,7 +26,8 @@ class HealthService final : public HealthMethods {
  public:
   // Watches on one connection on which no call has been let in, and on all of them. Beyond the
   // first a watch is refused; beyond the second the one that has been open for longest is ended.
-  static constexpr int64_t kWatchesOfConnectionMax = 16;
+  // The connections that one address may have (64, unless the flag says otherwise) do not reach it.
+  static constexpr int64_t kWatchesOfConnectionMax = 8;
   static constexpr int64_t kWatchesOfStrangersMax = 1024;
 
   // Of these services, and of "", the whole server; none serves until SetServing. `connections`
@@ -45,16 +44,16 @@ class HealthService final : public HealthMethods {
 
  private:
   class Watcher;
-  using Called = std::shared_ptr<const std::atomic<bool>>;
+  using Marks = std::shared_ptr<ConnectionMarks>;
   struct Stranger {
     Watcher* watcher = nullptr;
-    Called called;
+    Marks marks;
   };
 
   // Which service the request names.
   static Result<std::string> ServiceOf(const grpc::ByteBuffer& request);
   // A watch on this connection may begin, whose place is made.
-  Status TakePlace(const Called& called, Watcher* watcher) ATTEND_REQUIRES(mutex_);
+  Status TakePlace(const Marks& marks, Watcher* watcher) ATTEND_REQUIRES(mutex_);
   void GiveBack(std::list<Stranger>::iterator stranger) ATTEND_REQUIRES(mutex_);
   void Remove(Watcher* watcher);
 
@@ -64,7 +63,6 @@ class HealthService final : public HealthMethods {
   bool serving_ ATTEND_GUARDED_BY(mutex_) = false;
   std::set<Watcher*> watchers_ ATTEND_GUARDED_BY(mutex_);
   std::list<Stranger> strangers_ ATTEND_GUARDED_BY(mutex_);  // the oldest first
-  std::map<const std::atomic<bool>*, int64_t> of_connections_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend

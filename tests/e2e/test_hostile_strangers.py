@@ -74,17 +74,22 @@ def open_stream(channel):
 
 def test_connections_on_which_nobody_calls_end(start):
     server, channel = start("--first-call-timeout", "0.5")
-    with channel() as callers, channel() as strange:
+    with channel() as callers, channel() as watching, channel() as strange:
         stream = open_stream(callers)
-        health = strange.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+        # As callers do who have nothing to ask, and health checks have no credentials.
+        health = watching.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
         assert next(health) == SERVING
-        strange.unary_unary(CHECK)(b"", timeout=wire.SECONDS)
-        answer = strangers.ask(strange, wire.ATTEND, bearer(strangers.token()))
-        assert answer.code == CODE.UNAUTHENTICATED
-        assert refusal(lambda: next(health)).code == CODE.UNAVAILABLE
-        assert ended(server) == 1
+        for turn in (1, 2):  # it connects again
+            strange.unary_unary(CHECK)(b"", timeout=wire.SECONDS)
+            answer = strangers.ask(strange, wire.ATTEND, bearer(strangers.token()))
+            assert answer.code == CODE.UNAUTHENTICATED
+            harness.wait_for("two connections to be left",
+                             lambda turn=turn: ended(server) == turn
+                             and server.metric("attend_connections") == 2)
+        health.cancel()
         harness.wait_for("one connection to be left",
                          lambda: server.metric("attend_connections") == 1)
+        assert ended(server) == 3
         stream.ask(wire.small_request())
         stream.close()
     assert 'connection closed reason="stranger" peer="127.0.0.1"' in server.log()
@@ -117,16 +122,39 @@ def test_strangers_make_room_for_callers(start):
 
 
 def test_watches_of_strangers_are_bounded(start):
-    """16 on a connection; a caller's connection may have more."""
-    server, channel = start()
+    """8 on a connection; a caller's connection may have more."""
+    _, channel = start()
     with channel() as strange, channel() as callers:
         stream = open_stream(callers)
         watches = [each.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
-                   for each in [strange] * 16 + [callers] * 20]  # open while they are kept
-        assert [next(watch) for watch in watches] == [SERVING] * 36
+                   for each in [strange] * 8 + [callers] * 20]  # open while they are kept
+        assert [next(watch) for watch in watches] == [SERVING] * 28
         answer = refusal(lambda: next(strange.unary_stream(WATCH)(b"", timeout=wire.SECONDS)))
         assert answer.code == CODE.RESOURCE_EXHAUSTED
         assert strange.unary_unary(CHECK)(b"", timeout=wire.SECONDS) == SERVING
+        stream.close()
+
+
+def test_the_oldest_watch_makes_room(start):
+    """Of all strangers', 1,024."""
+    _, channel = start("--max-connections", "140", "--max-connections-per-peer", "140",
+                       "--max-calls", "2000", "--max-calls-per-peer", "2000")
+    with contextlib.ExitStack() as stack:
+        callers = stack.enter_context(channel())
+        stream = open_stream(callers)
+        of_caller = callers.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+        watches = []
+        for _ in range(128):
+            strange = stack.enter_context(channel())
+            watches += [strange.unary_stream(WATCH)(b"", timeout=wire.SECONDS) for _ in range(8)]
+        assert all(next(watch) == SERVING for watch in [of_caller, *watches])
+        with channel() as another:
+            watch = another.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+            assert next(watch) == SERVING
+            # Which came first is not known here.
+            harness.wait_for("one to end", lambda: any(each.done() for each in watches))
+            assert [each.code() for each in watches if each.done()] == [CODE.RESOURCE_EXHAUSTED]
+        stream.ask(wire.small_request())
         stream.close()
 
 

@@ -53,7 +53,7 @@ TEST_F(ConnectionHoldsTest, AConnectionCountsFromItsFirstCallUntilItIsClosed) {
 TEST_F(ConnectionHoldsTest, AConnectionIsACallersOnceACallIsLetIn) {
   std::vector<ConnectionHolds::Ref> refs;
   for (const char* const name : {"a", "b", "c", "d"}) refs.push_back(holds_->Begin(name));
-  const auto called = [&](size_t n) { return refs[n]->called()->load(); };
+  const auto called = [&](size_t n) { return refs[n]->marks()->called.load(); };
   EXPECT_TRUE(holds_->Call("a", 0).ok());
   EXPECT_TRUE(holds_->Call("b", 0).ok());
   EXPECT_FALSE(holds_->Call("c", 0).ok());

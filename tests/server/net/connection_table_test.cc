@@ -57,8 +57,25 @@ TEST(ConnectionTableTest, TheOldestSilentIsOfAllOrOfAPeer) {
 
 std::shared_ptr<ConnectionUse> MakeUse(bool called = false) {
   auto use = std::make_shared<ConnectionUse>();
-  use->called = std::make_shared<std::atomic<bool>>(called);
+  auto marks = std::make_shared<ConnectionMarks>();
+  marks->called = called;
+  use->marks = std::move(marks);
   return use;
+}
+
+TEST(ConnectionTableTest, AStrangerWhoWatchesHealthStays) {
+  ConnectionTable table(4, 4);
+  auto marks = std::make_shared<ConnectionMarks>();
+  auto use = std::make_shared<ConnectionUse>();
+  use->marks = marks;
+  table.Add({5, 1, "a"}, kStart);
+  table.Spoke(5);
+  table.Begin(5, use, kStart);
+  EXPECT_FALSE(table.OldestStranger()->stays);
+  marks->watches = 1;
+  EXPECT_TRUE(table.OldestStranger()->stays);
+  marks->watches = 0;
+  EXPECT_FALSE(table.OldestStranger()->stays);
 }
 
 TEST(ConnectionTableTest, WhatIsEndedMakesRoomForSoMany) {

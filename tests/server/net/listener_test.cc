@@ -145,9 +145,9 @@ class ListenerTest : public ::testing::Test {
   }
 
   struct Use {
-    std::shared_ptr<std::atomic<bool>> called = std::make_shared<std::atomic<bool>>(false);
+    std::shared_ptr<ConnectionMarks> marks = std::make_shared<ConnectionMarks>();
     std::shared_ptr<ConnectionUse> use = std::make_shared<ConnectionUse>();
-    Use() { use->called = called; }
+    Use() { use->marks = marks; }
   };
 
   Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
@@ -227,7 +227,7 @@ TEST_F(ListenerTest, SilentOnesEndInTime) {
 TEST_F(ListenerTest, TheOldestStrangerMakesRoom) {
   ExpectStrangers(5);
   Start(3, 3);
-  *uses_[0].called = true;  // no stranger's
+  uses_[0].marks->called = true;  // no stranger's
   std::deque<UniqueFd> clients;
   for (size_t i = 1; i <= 3; ++i) {
     clients.push_back(ConnectTo(tcp_.port, "x"));
@@ -237,12 +237,12 @@ TEST_F(ListenerTest, TheOldestStrangerMakesRoom) {
   EXPECT_GE(Taken(4), 0) << "it does not wait until the other is closed";
   EXPECT_EQ(Ended(1), 2U);
   CloseTaken(2);
-  *uses_[2].called = true;
+  uses_[2].marks->called = true;
   clients.push_back(ConnectTo(tcp_.port, "x"));
   Taken(5);
   EXPECT_EQ(Ended(2), 4U);
   CloseTaken(4);
-  *uses_[4].called = true;
+  uses_[4].marks->called = true;
   const UniqueFd refused = ConnectTo(tcp_.port, "x");
   ExpectClosed(refused);  // all others are callers'
   EXPECT_EQ(listener_->CountOpen(), 3);
@@ -256,7 +256,7 @@ TEST_F(ListenerTest, StrangersEndInTime) {
     clients.push_back(ConnectTo(tcp_.port, "x"));
     Taken(i);
   }
-  *uses_[0].called = *uses_[3].called = true;
+  uses_[0].marks->called = uses_[3].marks->called = true;
   uses_[1].use->data_bytes = ConnectionTable::kStrangerBytes;  // perhaps a caller's long message
   EXPECT_EQ(listener_->CountOpen(), 3);                        // the thread is done with them
   clock_.Advance(seconds(61));

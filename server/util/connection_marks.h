@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What has come over a connection that says whether it is a stranger's. Any thread.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace attend {
+
+struct ConnectionMarks {
+  std::atomic<bool> called{false};  // a call of a caller's has been let in; set once
+  std::atomic<int64_t> watches{0};  // of health, open now, of those that strangers have
+};
+
+}  // namespace attend
