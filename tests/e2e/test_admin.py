@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """attend-client admin against a real server: over its Unix socket, and refused elsewhere."""
 
+import concurrent.futures
+import contextlib
 import hashlib
 import json
 import re
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import harness
+import namespaces
 import wire
 
 
@@ -137,6 +140,43 @@ def test_tokens_say_who_operates(start_server, tmp_path):
     assert said[0]["method"] == "/attend.v1.AdminService/GetStatus"
     assert 'admin call method="/attend.v1.AdminService/GetStatus" code="OK" caller="boss"' in \
         server.log()
+
+
+def test_an_operator_from_another_host_needs_a_certificate(start_server, ca, tmp_path):
+    """A token alone, which may have leaked, operates nothing from there."""
+    token, path = tmp_path / "token", tmp_path / "tokens"
+    token.write_text("a" * 43 + "\n")
+    path.write_text(f"name=boss sha256={hashlib.sha256(b'a' * 43).hexdigest()} scopes=admin\n")
+
+    def on_two_hosts():
+        with contextlib.closing(namespaces.Hosts(1)) as hosts:
+            server = start_server(*ca.serve_mtls("--tls-client-cert=allow"), "--tokens", path,
+                                  listen="10.9.1.1:0,127.0.0.1:0")
+
+            def drain(*flags, address=server.addresses[0], enter=hosts.enter):
+                return subprocess.run(
+                    [harness.binary("attend-client"), "--server", address, "--tls-ca", ca.ca,
+                     "--tls-server-name", "localhost", "--token-file", token, *flags, "admin",
+                     "drain"], preexec_fn=enter, env=harness.clean_env(), timeout=60,
+                    capture_output=True, text=True, check=False)
+
+            refused = drain()
+            assert refused.returncode == 1 and "PERMISSION_DENIED" in refused.stderr
+            assert "operated over loopback, a Unix socket or with a client certificate" in \
+                refused.stderr
+            assert server.metric("attend_draining") == 0
+            assert server.metric("attend_rejected_requests_total", reason="no_scope") == 1
+            for allowed in (drain("--tls-cert", ca.client, "--tls-key", ca.client_key),
+                            drain(address=server.addresses[1], enter=None)):
+                assert allowed.returncode == 0, allowed.stderr
+            assert server.metric("attend_draining") == 1
+            codes = re.findall(r'admin call method="\S+/Drain" code="(\w+)"', server.log())
+            assert codes == ["PERMISSION_DENIED", "OK", "OK"]
+
+    if missing := namespaces.missing():
+        pytest.skip(missing)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(on_two_hosts).result()
 
 
 def test_the_commands_of_the_operators_page_run(start_server, tmp_path):
