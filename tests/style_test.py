@@ -91,6 +91,14 @@ def test_a_page_begins_with_its_heading(tmp_path):
     assert code == 1 and lines[0].startswith("kernels/README.md:1: [opening]")
 
 
+@pytest.mark.parametrize("name", ("test_strangers.py", "test_strangers_a.py"))
+def test_attacks_of_strangers_are_listed(tmp_path, name):
+    path = f"tests/e2e/{name}"
+    test = {path: "# SPDX-License-Identifier: Apache-2.0\ndef test_a():\n    pass\n"}
+    assert run_style(tmp_path, test)[0] == 1
+    assert run_style(tmp_path, {**test, "tests/e2e/README.md": "# Attacks\n\n`test_a`\n"})[0] == 0
+
+
 def test_foreach_names_a_source(tmp_path):
     cmake = CMAKE + "foreach(name b c)\n  add_executable(${name} ${name}_test.cc)\nendforeach()\n"
     test = {"kernels/CMakeLists.txt": cmake, "kernels/b_test.cc": HEAD + "int G() { return 1; }\n"}
