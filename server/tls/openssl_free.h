@@ -20,4 +20,7 @@ struct Freer {
 };
 using Bio = std::unique_ptr<BIO, Freer<BIO_free>>;
 
+// For what reads PEM: nobody is there to type a password.
+inline int NoPassword(char*, int, int, void*) { return -1; }
+
 }  // namespace attend

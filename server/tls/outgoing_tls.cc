@@ -20,9 +20,6 @@ constexpr int64_t kFileBytesMax = int64_t{4} << 20;
 using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
 
-// No key is asked for a password: nobody is there to type it.
-int NoPassword(char*, int, int, void*) { return -1; }
-
 // The first object of a text; null if there is none.
 template <class Owned, class Read>
 Owned First(const std::string& pem, Read read) {

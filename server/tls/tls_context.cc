@@ -42,16 +42,13 @@ Bio Open(const TlsText& text) {
   return Bio(BIO_new_mem_buf(text.pem.data(), static_cast<int>(text.pem.size())));
 }
 
-// No key is asked for a password: nobody is there to type it.
-int NoPassword(char*, int, int, void*) { return -1; }
-
 // Reads all objects of one kind; text between them is skipped, half an object is an error.
 template <class Owned, class Read>
 Status ReadAll(const TlsText& text, const char* kind, Read read, std::vector<Owned>* all) {
   if (text.pem.size() > INT_MAX) return Wrong(text, "is larger than 2 GiB");
   const Bio bio = Open(text);
   ERR_clear_error();
-  while (Owned next{read(bio.get(), nullptr, nullptr, nullptr)}) all->push_back(std::move(next));
+  while (Owned next{read(bio.get(), nullptr, NoPassword, nullptr)}) all->push_back(std::move(next));
   const unsigned long error = ERR_peek_last_error();  // NOLINT(google-runtime-int): OpenSSL's
   const bool at_end =
       ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
