@@ -324,7 +324,7 @@ def check_built(tree):
 
 
 def check_attacks(tree):
-    """tests/e2e/README.md has every test of test_hostile_* and test_strangers*, and no other's."""
+    """tests/e2e/README.md names the tests of test_{hostile,strangers}*, and none that is not."""
     page = "tests/e2e/README.md"
     said = {}
     if page in tree.paths:

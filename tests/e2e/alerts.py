@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import threading
+import urllib.parse
 import urllib.request
 
 import harness
@@ -139,6 +140,14 @@ class Prometheus:
             return {}
         return {each["labels"]["alertname"]: each["annotations"] for each in found
                 if each["state"] == "firing" and each["labels"].get("instance") == instance}
+
+    def value(self, name, instance):
+        """The newest sample of its only series; None if there is none."""
+        asked = urllib.parse.urlencode({"query": f'{name}{{instance="{instance}"}}'})
+        url = f"http://127.0.0.1:{self.port}/api/v1/query?{asked}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            found = json.load(answer)["data"]["result"]
+        return float(found[0]["value"][1]) if found else None
 
     def stop(self):
         self.process.terminate()

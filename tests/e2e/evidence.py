@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each scenario of test_operate.py shows besides its alerts, as deploy/operate.md says: a line
+of the log, and a metric that has moved since the server began."""
+
+import collections
+import re
+
+import alerts
+import harness
+
+# `line`: what the page calls it, None if the section names none; `also`: what it has besides.
+Seen = collections.namedtuple("Seen", "line also metric labels")
+
+SEEN = {
+    "a_certificate_ends": Seen("certificates are not taken", "key", "attend_tls_reloads_total",
+                               {"result": "failed"}),
+    "a_changed_file_is_wrong": Seen("reload failed, what was there stays", "streams",
+                                    "attend_reload_failed", {"what": "limits"}),
+    "a_device_is_lost": Seen("device is lost", "cpu", "attend_device_healthy", {}),
+    # Such devices are only counted here, not looked for, so there is no line.
+    "a_gpu_is_left_out": Seen(None, "", "attend_devices_left_out", {}),
+    "answers_are_wrong": Seen("reference check failed", 'transport="inline"',
+                              "attend_reference_checks_total",
+                              {"result": "failed", "transport": "inline"}),
+    "answers_in_shared_memory_are_wrong": Seen(
+        "reference check failed", 'transport="shm"', "attend_reference_checks_total",
+        {"result": "failed", "transport": "shm"}),
+    "dumps_cannot_be_written": Seen("check dump failed", "/dev/full/dumps",
+                                    "attend_check_dumps_total", {"result": "failed"}),
+    "the_log_cannot_be_written": Seen("LOG ERROR", "No space left on device",
+                                      "attend_log_write_errors_total", {}),
+    "more_requests_than_the_queue_takes": Seen(
+        "request failed", 'code="RESOURCE_EXHAUSTED".*queue', "attend_rejected_requests_total",
+        {"reason": "queue_full"}),
+    "requests_take_long": Seen(None, "", "attend_phase_duration_seconds_count",
+                               {"phase": "kernel"}),
+    "one_tenant_floods": Seen("request failed", 'tenant="a".*peer=', "attend_tenant_requests_total",
+                              {"tenant": "a", "code": "RESOURCE_EXHAUSTED"}),
+    "memory_is_full": Seen("request failed", 'code="RESOURCE_EXHAUSTED".*bytes',
+                           "attend_rejected_requests_total", {"reason": "memory"}),
+    "clients_do_not_read": Seen("call ended, its answer was not read", "peer=",
+                                "attend_unread_calls_total", {}),
+    "more_connections_than_are_taken": Seen("connections:", " 4, of one peer 4",
+                                            "attend_connections_refused_total", {}),
+    "no_descriptor_is_left": Seen("no connection can be accepted", "Too many open files",
+                                  "attend_accept_errors_total", {}),
+    "a_drain_waits": Seen("draining:", "1 requests", "attend_draining", {}),
+    "it_is_down": Seen(None, "", "up", {}),
+    "it_restarts": Seen(None, "", "process_start_time_seconds", {}),
+    "sessions_push_each_other_out": Seen(
+        None, "", "attend_sessions_evicted_idle_seconds_count", {}),
+    "sessions_end_for_others": Seen(None, "", "attend_sessions_displaced_total", {}),
+    "sessions_have_no_room": Seen(None, "", "attend_rejected_requests_total",
+                                  {"reason": "sessions"}),
+}
+# Asked of Prometheus: of what is no server's own, or of servers that take each other's place.
+OF_PROMETHEUS = ("up", "process_start_time_seconds")
+# What the server has seen before it can be asked for the first time.
+FROM_THE_START = ("attend_devices_left_out",)
+
+
+def value(scenario, server, prometheus):
+    """Of the scenario's metric; 0 if it has no series yet, None if nobody can tell."""
+    seen = SEEN[scenario]
+    if seen.metric in OF_PROMETHEUS:
+        return prometheus.value(seen.metric, scenario)
+    return server.metric(seen.metric, **seen.labels) or 0
+
+
+def before(scenario, server, prometheus):
+    if SEEN[scenario].metric in FROM_THE_START:
+        return 0
+    harness.wait_for("the metric", lambda: value(scenario, server, prometheus) is not None)
+    return value(scenario, server, prometheus)
+
+
+def assert_seen(scenario, wanted, server, prometheus, at_first):
+    """The page's sections of these alerts name the line and the metric, and both are there."""
+    seen, runbooks, sections = SEEN[scenario], alerts.runbooks(), alerts.sections()
+    texts = [sections[runbooks[alert]] for alert in wanted]
+    named = seen.metric.removesuffix("_count")
+    assert any(f"`{named}`" in text for text in texts), f"{named} is not in its section"
+    lines = [line for text in texts for line in alerts.log_lines(text)]
+    assert seen.line in lines or seen.line is None and (
+        not lines or scenario == "a_gpu_is_left_out"), (seen.line, lines)
+    if seen.line is not None:
+        pattern = re.compile(f"{re.escape(seen.line)}.*{seen.also}")
+        harness.wait_for(f"{pattern.pattern} in the log",
+                         lambda: pattern.search(server.log()))
+    harness.wait_for(f"{seen.metric} to move from {at_first}",
+                     lambda: value(scenario, server, prometheus) not in (None, at_first))
