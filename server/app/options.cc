@@ -50,6 +50,7 @@ SharedMemoryOptions MakeSharedMemoryOptions(const Config& config) {
   options.socket.any_user = config.shared_memory_any_user;
   options.limits = {config.shared_memory_max_bytes, config.shared_memory_client_max_bytes,
                     config.shared_memory_client_regions};
+  options.limits.tenant_weights = options.socket.tenant_weights = config.tenants.weights();
   options.cuda_ipc = config.cuda_ipc;
   return options;
 }

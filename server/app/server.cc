@@ -94,7 +94,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   });
   if (config_.shared_memory) {
     SharedMemoryOptions options = MakeSharedMemoryOptions(config_);
-    options.limits.tenants = &limits_;
+    options.limits.tenants = options.socket.limits = &limits_;
     if (callers_ != nullptr) callers_->Guard(options.socket);
     Result<std::unique_ptr<SharedMemoryServer>> shared = SharedMemoryServer::Start(
         options, engine_->backends(), engine_->host_allocator(), *logger_, clock_);

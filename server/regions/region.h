@@ -14,7 +14,7 @@
 
 namespace attend {
 
-// Immutable except for its bytes, which the client may write at any time.
+// Immutable except for its last use, and for its bytes, which the client may write at any time.
 struct SharedRegion {
   static constexpr int kHost = -1;
   static constexpr int kAnyTenant = -1;
@@ -23,11 +23,12 @@ struct SharedRegion {
   char* data = nullptr;
   int64_t bytes = 0;
   uint64_t client = 0;
-  int tenant = kAnyTenant;       // whose requests may name it
-  int device = kHost;            // kHost, or the index of the GPU whose memory is lent
-  DeviceImport imported;         // if lent
-  CountHold counted;             // its bytes among its tenant's; lent ones are not counted
-  SharedRegion* next = nullptr;  // for the registry, once the region is unused
+  int tenant = kAnyTenant;        // whose requests may name it
+  int device = kHost;             // kHost, or the index of the GPU whose memory is lent
+  DeviceImport imported;          // if lent
+  CountHold counted;              // its bytes among its tenant's; lent ones are not counted
+  mutable uint64_t last_use = 0;  // the registry's: which of its uses was the latest
+  SharedRegion* next = nullptr;   // for the registry, once the region is unused
 };
 // Keeps the memory alive.
 using RegionRef = std::shared_ptr<const SharedRegion>;

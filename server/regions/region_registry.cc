@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cassert>
+#include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "kernels/util/thread_name.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 namespace {
@@ -24,6 +27,9 @@ Status Full(int64_t bytes, const std::string& why) {
   return ResourceExhausted("a region of " + std::to_string(bytes) + " bytes: " + why);
 }
 
+// What is no tenant's counts as the first one's.
+int TenantOf(int tenant) { return std::max(0, tenant); }
+
 }  // namespace
 
 RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory, const Clock& clock,
@@ -33,6 +39,7 @@ RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory,
       clock_(clock),
       tokens_(std::move(tokens)),
       importer_(importer),
+      open_bytes_(limits.tenant_weights.size()),
       thread_([this] { Run(); }) {}
 
 RegionRegistry::~RegionRegistry() {
@@ -53,7 +60,9 @@ RegionRegistry::~RegionRegistry() {
 
 uint64_t RegionRegistry::AddClient(int tenant) {
   const MutexLock lock(mutex_);
-  clients_[++last_client_].tenant = tenant;
+  Client& client = clients_[++last_client_];
+  client.tenant = tenant;
+  client.last_use = ++uses_;
   return last_client_;
 }
 
@@ -62,17 +71,40 @@ void RegionRegistry::RemoveClient(uint64_t client) {
   const MutexLock lock(mutex_);
   const auto found = clients_.find(client);
   if (found == clients_.end()) return;
-  for (const std::string& token : found->second.tokens) {
-    const auto region = regions_.find(token);
-    assert(region != regions_.end());
-    CountOpenLocked(*region->second, -1);
-    forgotten.push_back(std::move(region->second));
-    regions_.erase(region);
+  while (!found->second.tokens.empty()) {
+    forgotten.push_back(ForgetLocked(regions_.find(*found->second.tokens.begin())));
   }
   clients_.erase(found);
 }
 
-Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
+RegionRef RegionRegistry::ForgetLocked(Regions::iterator region) {
+  assert(region != regions_.end());
+  RegionRef forgotten = std::move(region->second);
+  clients_.at(forgotten->client).tokens.erase(region->first);
+  regions_.erase(region);
+  CountOpenLocked(*forgotten, -1);
+  return forgotten;
+}
+
+RegionRegistry::ClientUse RegionRegistry::UseOf(uint64_t client) const {
+  const MutexLock lock(mutex_);
+  ClientUse use;
+  const auto found = clients_.find(client);
+  if (found == clients_.end()) return use;
+  use.last = found->second.last_use;
+  for (const std::string& token : found->second.tokens) {
+    const RegionRef& region = regions_.at(token);
+    use.in_use |= region.use_count() > 1;
+    use.last = std::max(use.last, region->last_use);
+  }
+  return use;
+}
+
+int64_t RegionRegistry::ShareOf(int tenant) const {
+  return attend::ShareOf(limits_.tenant_weights, tenant, limits_.bytes_max);
+}
+
+Status RegionRegistry::CheckClientLocked(const Client& client, int64_t bytes) const {
   if (client.regions >= limits_.client_regions_max) {
     return ResourceExhausted("the connection has " + std::to_string(client.regions) +
                              " regions, may have at most " +
@@ -83,43 +115,88 @@ Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
                            " of the connection's bound (shared-memory-client-max), " +
                            std::to_string(limits_.client_bytes_max) + ", are in use");
   }
+  return Status();
+}
+
+Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
+  ATTEND_RETURN_IF_ERROR(CheckClientLocked(client, bytes));
   if (bytes > limits_.bytes_max - taken_bytes_) {
     // How much others use is told by the metrics alone.
     return Full(bytes, "the bound of all regions (shared-memory-max), " +
-                           std::to_string(limits_.bytes_max) + ", has too little left");
+                           std::to_string(limits_.bytes_max) +
+                           ", has too little left; the tenant has " +
+                           std::to_string(open_bytes_[TenantOf(client.tenant)]) +
+                           ", its share is " + std::to_string(ShareOf(TenantOf(client.tenant))));
   }
   return Status();
 }
 
-Status RegionRegistry::WaitForRoomLocked(uint64_t client, int64_t bytes, CountHold& hold) {
+std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int64_t bytes) {
+  const int tenant = TenantOf(client.tenant);
+  const auto enough = [&]() ATTEND_REQUIRES(mutex_) {
+    return bytes <= limits_.bytes_max - stats_.bytes;
+  };
+  std::vector<RegionRef> displaced;
+  if (enough() || bytes > ShareOf(tenant) - open_bytes_[tenant]) return displaced;
+  const auto beyond_share = [&](const SharedRegion& region) ATTEND_REQUIRES(mutex_) {
+    const int owner = TenantOf(region.tenant);
+    return region.device == SharedRegion::kHost && open_bytes_[owner] > ShareOf(owner);
+  };
+  // Who goes first comes first.
+  std::map<std::pair<ClientUse, std::string>, Regions::iterator> candidates;
+  for (auto each = regions_.begin(); each != regions_.end(); ++each) {
+    if (!beyond_share(*each->second)) continue;
+    const ClientUse use{each->second.use_count() > 1, each->second->last_use};
+    candidates.emplace(std::pair(use, each->first), each);
+  }
+  for (const auto& [use, region] : candidates) {
+    if (enough()) break;
+    if (beyond_share(*region->second)) displaced.push_back(ForgetLocked(region));
+  }
+  stats_.displaced += std::ssize(displaced);
+  return displaced;
+}
+
+// Waits while regions that are being closed may make the room that the client lacks.
+Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, CountHold& hold) {
+  std::optional<TimePoint> displaced_at;
   for (;;) {
+    std::vector<RegionRef> displaced;  // let go of outside the lock
+    const MutexLock lock(mutex_);
     const auto found = clients_.find(client);
     if (found == clients_.end()) return Internal("the client has gone");
-    Status status = CheckLocked(found->second, bytes);
+    Client& owner = found->second;
+    Status status = CheckLocked(owner, bytes);
     const bool counts = limits_.tenants != nullptr && bytes > 0;
-    const int tenant = std::max(0, found->second.tenant);
+    const int tenant = TenantOf(owner.tenant);
+    const bool limit_fits = !counts || limits_.tenants->Fits(tenant, Limit::kSharedMemory, bytes);
+    if (limit_fits && CheckClientLocked(owner, bytes).ok()) {
+      displaced = DisplaceLocked(owner, bytes);
+      if (!displaced.empty()) {
+        displaced_at = clock_.Now();
+        continue;
+      }
+    }
     // A client may take again what it has just released. The time counts from the start of the
     // reaping: a device that hangs costs the caller's thread this time once, not once for each
     // region.
-    const bool fits =
-        status.ok() && (!counts || limits_.tenants->Fits(tenant, Limit::kSharedMemory, bytes));
-    if (fits || !reaping_ || clock_.Now() - reaping_since_ >= limits_.return_wait) {
-      if (!status.ok() || !counts) return status;
-      return limits_.tenants->Take(tenant, Limit::kSharedMemory, hold, bytes);
+    TimePoint until = reaping_ ? reaping_since_ + limits_.return_wait : clock_.Now();
+    if (displaced_at) until = std::max(until, *displaced_at + limits_.return_wait);
+    if (!(status.ok() && limit_fits) && clock_.Now() < until) {
+      clock_.WaitUntil(changed_, mutex_, until);
+      continue;
     }
-    clock_.WaitUntil(changed_, mutex_, reaping_since_ + limits_.return_wait);
+    if (status.ok() && counts) {
+      status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold, bytes);
+    }
+    if (!status.ok()) return status;
+    owner.bytes += bytes;
+    ++owner.regions;
+    owner.last_use = ++uses_;
+    taken_bytes_ += bytes;
+    assert(taken_bytes_ <= limits_.bytes_max && owner.bytes <= limits_.client_bytes_max);
+    return status;
   }
-}
-
-Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, CountHold& hold) {
-  const MutexLock lock(mutex_);
-  ATTEND_RETURN_IF_ERROR(WaitForRoomLocked(client, bytes, hold));
-  const auto found = clients_.find(client);
-  found->second.bytes += bytes;
-  ++found->second.regions;
-  taken_bytes_ += bytes;
-  assert(taken_bytes_ <= limits_.bytes_max && found->second.bytes <= limits_.client_bytes_max);
-  return Status();
 }
 
 Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t bytes) {
@@ -208,6 +285,7 @@ Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
     return token.status();
   }
   owner->second.tokens.insert(*token);
+  region->last_use = ++uses_;
   CountOpenLocked(*region, 1);
   ++stats_.created;
   return token;
@@ -217,6 +295,7 @@ void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
   if (region.device != SharedRegion::kHost) return;
   stats_.regions += sign;
   stats_.bytes += sign * region.bytes;
+  open_bytes_[TenantOf(region.tenant)] += sign * region.bytes;
   assert(0 <= stats_.bytes && stats_.bytes <= taken_bytes_);
 }
 
@@ -226,14 +305,11 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
     RegionRef forgotten;  // released outside the lock
     const MutexLock lock(mutex_);
     const auto owner = clients_.find(client);
-    if (owner == clients_.end() || owner->second.tokens.erase(token) == 0) {
+    if (owner == clients_.end() || !owner->second.tokens.contains(token)) {
       return Status(Code::kNotFound, "the token names no region of this connection");
     }
-    const auto found = regions_.find(token);
-    assert(found != regions_.end());
-    forgotten = std::move(found->second);
-    regions_.erase(found);
-    CountOpenLocked(*forgotten, -1);
+    owner->second.last_use = ++uses_;
+    forgotten = ForgetLocked(regions_.find(token));
     // The client may free lent memory as soon as it is told. The server owns the memory it made.
     if (forgotten->device != SharedRegion::kHost) {
       if (closed) closed_.emplace(token, std::exchange(closed, {}));
@@ -248,7 +324,9 @@ RegionRef RegionRegistry::Find(const std::string& token, int tenant) const {
   const auto found = regions_.find(token);
   if (found == regions_.end()) return nullptr;
   const int owner = found->second->tenant;
-  return owner == SharedRegion::kAnyTenant || owner == tenant ? found->second : nullptr;
+  if (owner != SharedRegion::kAnyTenant && owner != tenant) return nullptr;
+  found->second->last_use = ++uses_;
+  return found->second;
 }
 
 RegionRegistry::Stats RegionRegistry::stats() const {

@@ -6,10 +6,15 @@
 // too, and only then are its bytes free for others. Memory is closed on a thread of the
 // registry's own, because that may wait for a device.
 //
-//   Create, Import        Release, RemoveClient        the last RegionRef          Run
+//                         Release, RemoveClient,
+//   Create, Import        DisplaceLocked               the last RegionRef          Run
 //   --------------> open ---------------------> in use ------------------> unreaped ---> closed
 //
 // Tokens find what is open. "In use" is passed at once where no request holds the region.
+//
+// A tenant may have all bytes as long as no other wants them. What it has beyond its share, by its
+// weight, is forgotten when another tenant needs the room within its own share: first what no
+// request uses, the longest unused before the others. What a request uses stays until that ends.
 //
 // Thread-safe. Create, Import, Release and RemoveClient are called by the socket's thread, Find by
 // gRPC's, and a RegionRef may be dropped on any. Only Create and Import wait: for the memory and,
@@ -25,6 +30,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <vector>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
@@ -44,6 +50,7 @@ struct RegionLimits {
   // What tenants may have besides; null: no such limits. Must outlive the registry. What is no
   // tenant's counts as the first one's, like calls that name none.
   TenantLimits* tenants = nullptr;
+  std::vector<int32_t> tenant_weights = {1};  // the shares of bytes_max
   // How long returning a region may take before Create and Import no longer wait for it.
   Duration return_wait = std::chrono::seconds(3);
 };
@@ -62,6 +69,7 @@ class RegionRegistry {
     int64_t changing_bytes = 0;  // being made, or released and not yet closed
     int64_t created = 0;         // since the start
     int64_t refused = 0;         // since the start
+    int64_t displaced = 0;       // the same: forgotten to make room for other tenants
     int64_t lent_regions = 0;    // of GPUs, from Import until they are closed
     int64_t lent_bytes = 0;
   };
@@ -78,6 +86,13 @@ class RegionRegistry {
   uint64_t AddClient(int tenant);
   // Releases all of the client's regions.
   void RemoveClient(uint64_t client);
+  // Whether a request uses a region of the client's, and which of all uses was the client's latest.
+  struct ClientUse {
+    bool in_use = false;
+    uint64_t last = 0;
+    auto operator<=>(const ClientUse&) const = default;  // who goes first comes first
+  };
+  ClientUse UseOf(uint64_t client) const;
   // INVALID_ARGUMENT for sizes that no region may have, RESOURCE_EXHAUSTED for sizes that do not
   // fit now; both name bytes, use and bound.
   Result<Created> Create(uint64_t client, uint64_t bytes);
@@ -101,18 +116,24 @@ class RegionRegistry {
     std::set<std::string> tokens;
     int64_t bytes = 0;    // until they are closed
     int64_t regions = 0;  // the same
+    uint64_t last_use = 0;
   };
+  using Regions = std::unordered_map<std::string, RegionRef>;
 
   Status Reserve(uint64_t client, int64_t bytes, CountHold& hold);
+  Status CheckClientLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   Status CheckLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
+  int64_t ShareOf(int tenant) const;
   // Adds the region and returns its token. From now on its memory is closed like any region's.
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);
   Status Refuse(Status status);
   // The last reference is gone. Any thread.
   void Reap(SharedRegion* region);
-  // Waits while regions being closed may make the room that the client lacks. `hold` gets the bytes
-  // that count for its tenant.
-  Status WaitForRoomLocked(uint64_t client, int64_t bytes, CountHold& hold) ATTEND_REQUIRES(mutex_);
+  // Forgets what others must give up so that the client gets what is its tenant's share. The
+  // references are to be let go of outside the lock.
+  std::vector<RegionRef> DisplaceLocked(const Client& client, int64_t bytes)
+      ATTEND_REQUIRES(mutex_);
+  RegionRef ForgetLocked(Regions::iterator region) ATTEND_REQUIRES(mutex_);
   void UncountLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
   // The function to call when the region is closed; may be empty.
   std::function<void()> TakeClosedLocked(const SharedRegion& region) ATTEND_REQUIRES(mutex_);
@@ -127,10 +148,12 @@ class RegionRegistry {
 
   mutable Mutex mutex_;
   CondVar changed_;
-  std::unordered_map<std::string, RegionRef> regions_ ATTEND_GUARDED_BY(mutex_);
+  Regions regions_ ATTEND_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
   uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
-  Stats stats_ ATTEND_GUARDED_BY(mutex_);  // but for clients and changing_bytes
+  mutable uint64_t uses_ ATTEND_GUARDED_BY(mutex_) = 0;
+  std::vector<int64_t> open_bytes_ ATTEND_GUARDED_BY(mutex_);  // of stats_.bytes, by tenant
+  Stats stats_ ATTEND_GUARDED_BY(mutex_);                      // but for clients and changing_bytes
   // Bytes of host memory: open regions, those being made and those not yet closed.
   int64_t taken_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;

@@ -22,8 +22,6 @@ namespace attend {
 namespace {
 
 constexpr size_t kPacketBytesMax = 4096;
-// How long not to accept after the process ran out of descriptors.
-constexpr int kAcceptRestMs = 100;
 
 v1::RegionReply ErrorReply(const Status& status) {
   v1::RegionReply reply;
@@ -124,6 +122,7 @@ void RegionSocket::Run() {
     for (size_t i = 3; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
       const auto found = connections_.find(polled[i].fd);
+      if (found == connections_.end()) continue;  // it made room for one before it
       if (found->second.releasing || !Serve(found->second)) End(found);
     }
     if (polled[2].revents != 0) AnswerReleases();
@@ -144,68 +143,9 @@ void RegionSocket::End(Connections::iterator connection) {
   connections_.erase(connection);
 }
 
-bool RegionSocket::EndUnknown(std::optional<uid_t> user) {
-  auto oldest = connections_.end();
-  for (auto each = connections_.begin(); each != connections_.end(); ++each) {
-    const Connection& connection = each->second;
-    if (!options_.identify || connection.client != 0) continue;
-    if (user && connection.user != *user) continue;
-    if (oldest == connections_.end() || connection.since < oldest->second.since) oldest = each;
-  }
-  if (oldest == connections_.end()) return false;
-  End(oldest);
-  return true;
-}
-
-int RegionSocket::EndLate() {
-  const TimePoint now = clock_.Now();
-  TimePoint next = kNever;
-  for (auto each = connections_.begin(); each != connections_.end();) {
-    const auto connection = each++;
-    if (!options_.identify || connection->second.client != 0) continue;
-    const TimePoint end = connection->second.since + options_.identify_time;
-    if (end > now) {
-      next = std::min(next, end);
-      continue;
-    }
-    const Status late(kUnauthenticated, "no token: the connection has not said who it is in time");
-    Send(connection->first, Refuse(0, late), UniqueFd());
-    End(connection);
-  }
-  const int rest_ms = accepting_ ? -1 : kAcceptRestMs;
-  if (next == kNever) return rest_ms;
-  // An hour at most: what comes later is looked at again.
-  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
-      std::min<Duration>(next - now, std::chrono::hours(1)));
-  const int wait_ms = static_cast<int>(wait.count());
-  return accepting_ ? wait_ms : std::min(wait_ms, rest_ms);
-}
-
-Result<uid_t> RegionSocket::CheckPeer(int socket) {
-  ucred peer{};
-  socklen_t bytes = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
-    return Status(Code::kPermissionDenied, "the user of the process is unknown");
-  }
-  if (!options_.any_user && peer.uid != geteuid()) {
-    return Status(Code::kPermissionDenied, "the process runs as user " + std::to_string(peer.uid) +
-                                               ", must run as the server's, " +
-                                               std::to_string(geteuid()));
-  }
-  const auto count =
-      std::count_if(connections_.begin(), connections_.end(),
-                    [&peer](const auto& each) { return each.second.user == peer.uid; });
-  if (options_.any_user && count >= std::max(1, options_.connections_max / 4) &&
-      !EndUnknown(peer.uid)) {
-    return ResourceExhausted("user " + std::to_string(peer.uid) + " has " + std::to_string(count) +
-                             " connections, the most of one user");
-  }
-  if (static_cast<int>(connections_.size()) >= options_.connections_max &&
-      !EndUnknown(std::nullopt)) {
-    return ResourceExhausted("the socket has " + std::to_string(connections_.size()) +
-                             " connections, the most it takes");
-  }
-  return peer.uid;
+void RegionSocket::EndWith(Connections::iterator connection, const Status& status) {
+  Send(connection->first, Refuse(connection->second.client, status), UniqueFd());
+  End(connection);
 }
 
 void RegionSocket::Accept() {
@@ -219,15 +159,19 @@ void RegionSocket::Accept() {
       return;
     }
     const Result<uid_t> user = CheckPeer(socket.get());
-    if (!user.ok()) {
-      logger_.Log(LogLevel::warn, "shared memory client refused",
-                  {{"error", user.status().message()}});
-      Send(socket.get(), ErrorReply(user.status()), UniqueFd());
+    Status status = user.ok() ? Status() : user.status();
+    CountHold place;
+    if (status.ok() && !options_.identify) status = TakePlace(SharedRegion::kAnyTenant, place);
+    if (!status.ok()) {
+      logger_.Log(LogLevel::warn, "shared memory client refused", {{"error", status.message()}});
+      Send(socket.get(), ErrorReply(status), UniqueFd());
       continue;
     }
     const int fd = socket.get();
     const uint64_t client = options_.identify ? 0 : registry_.AddClient(SharedRegion::kAnyTenant);
-    connections_.emplace(fd, Connection{std::move(socket), client, *user, false, clock_.Now()});
+    Connection made{std::move(socket), client, *user, false, clock_.Now()};
+    made.place = std::move(place);
+    connections_.emplace(fd, std::move(made));
     logger_.Log(LogLevel::debug, "shared memory client connected", {{"client", client}});
   }
 }
@@ -300,38 +244,6 @@ std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
   }
   return ErrorReply(
       Status(Code::kUnimplemented, "the request is neither create nor release nor import_cuda"));
-}
-
-// Where nobody asks who calls, a token is taken and not looked at.
-v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identify& request) {
-  v1::RegionReply reply;
-  reply.mutable_identified();
-  if (!options_.identify) return reply;
-  if (connection.client != 0) {
-    return Refuse(connection.client,
-                  Status(Code::kFailedPrecondition, "the connection has said who it is"));
-  }
-  const Result<int> tenant = options_.identify(request.token(), request.tenant());
-  if (!tenant.ok()) return Refuse(0, tenant.status());
-  connection.client = registry_.AddClient(*tenant);
-  connection.said = request;
-  connection.tenant = *tenant;
-  logger_.Log(LogLevel::debug, "shared memory client known", {{"client", connection.client}});
-  return reply;
-}
-
-Status RegionSocket::Recheck(Connection& connection) const {
-  if (connection.client == 0 || !options_.generation) return Status();
-  const uint64_t generation = options_.generation();
-  if (connection.generation == generation) return Status();
-  const v1::Identify& said = connection.said;
-  const Result<int> tenant = options_.identify(said.token(), said.tenant());
-  if (!tenant.ok()) return tenant.status();
-  if (*tenant != connection.tenant) {
-    return Status(Code::kPermissionDenied, "the caller is of another tenant now: connect again");
-  }
-  connection.generation = generation;
-  return Status();
 }
 
 std::optional<v1::RegionReply> RegionSocket::Release(Connection& connection,

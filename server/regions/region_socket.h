@@ -21,6 +21,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
+#include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
 #include "server/regions/region_registry.h"
 #include "server/regions/unix_listener.h"
@@ -32,8 +33,13 @@ class RegionSocket {
  public:
   struct Options {
     std::string path;
-    bool any_user = false;      // otherwise only processes of this process's user
-    int connections_max = 256;  // if any user may connect, one of them has a quarter
+    bool any_user = false;  // otherwise only processes of this process's user
+    // If any user may connect, one of them has a quarter. If connections must say who they are,
+    // that is for those that have not, and there are as many places again for those that have.
+    int connections_max = 256;
+    // Their shares of these; what the tenants may have besides, or null.
+    std::vector<int32_t> tenant_weights = {1};
+    TenantLimits* limits = nullptr;
     // The tenant of whoever has the token, speaking for `tenant` if that is not empty. Set: each
     // connection must say who it is before anything else. Empty: all regions are for any tenant.
     std::function<Result<int>(const std::string& token, const std::string& tenant)> identify = {};
@@ -67,6 +73,7 @@ class RegionSocket {
     v1::Identify said = {};
     int tenant = 0;
     uint64_t generation = 0;
+    CountHold place = {};  // among its tenant's connections
   };
   using Connections = std::map<int, Connection>;  // by descriptor
   // Completed releases: added by any thread, even when the socket is gone.
@@ -93,6 +100,13 @@ class RegionSocket {
   // False if the connection is over.
   bool Serve(Connection& connection);
   void End(Connections::iterator connection);
+  void EndWith(Connections::iterator connection, const Status& status);
+  // Takes a place among the tenant's connections.
+  Status TakePlace(int tenant, CountHold& place);
+  // One more of those that are known needs a place: within its share, a tenant takes that of
+  // another that has more than its own, first one whose regions no request uses, the longest unused
+  // before the others.
+  Status MakePlace(int tenant);
   // Nothing: AnswerReleases will answer.
   std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
                                         UniqueFd& file);

@@ -6,9 +6,9 @@
 #include <cassert>
 #include <chrono>
 #include <limits>
-#include <numeric>
 
 #include "server/sessions/session_table.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
@@ -56,10 +56,7 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
 }
 
 int64_t SessionTable::ShareOf(int tenant, int64_t all) const {
-  const auto weights =
-      std::accumulate(options_.tenant_weights.begin(), options_.tenant_weights.end(), int64_t{0});
-  return static_cast<int64_t>(static_cast<double>(options_.tenant_weights[tenant]) /
-                              static_cast<double>(weights) * static_cast<double>(all));
+  return attend::ShareOf(options_.tenant_weights, tenant, all);
 }
 
 // The bytes of pages in use that the tenant has beyond its share; negative: it has fewer.

@@ -59,6 +59,49 @@ def test_shared_memory(start_server, tmp_path):
     other.close()
 
 
+def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
+    """Its share of the bytes, and of the connections, is there for each tenant that comes."""
+    tokens, flags = give_tokens(tmp_path, "compute")
+    path = tmp_path / "regions" / "sock"
+    server = start_server("--tenant=a=1,b=1", *flags, "--shared-memory", "--shared-memory-socket",
+                          path, "--shared-memory-max=4MiB", "--shared-memory-client-max=1MiB")
+
+    def client(name):
+        regions = strangers.Regions(path)
+        assert regions.identify(tokens[name]).HasField("identified")
+        return regions
+
+    def create(regions, size=1 << 20):
+        return regions.ask(create=wire.shm.CreateRegion(bytes=size))
+
+    def attend(name, token):
+        request = wire.small_request()
+        request.q.shared_memory.CopyFrom(wire.pb.SharedMemory(region=token, offset=0))
+        del request.raw[0]
+        with wire.connect(server.address) as service:
+            service.Attend(request, timeout=wire.SECONDS,
+                           metadata=strangers.bearer(tokens[name]))
+
+    many = [client("a") for _ in range(256)]
+    held = [create(each).created.token for each in many[:4]]
+    assert all(held)
+    assert create(many[4]).error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    attend("a", held[0])
+    other = client("b")
+    told = wire.shm.RegionReply.FromString(many[4].socket.recv(4096)).error  # unused for longest
+    assert told.message == "the connection makes room: its tenant has 256, more than its share, 85"
+    assert many[4].socket.recv(1) == b""
+    region = create(other).created.token
+    attend("b", region)
+    attend("a", held[0])
+    with pytest.raises(grpc.RpcError) as failure:
+        attend("a", held[1])
+    assert failure.value.code() == grpc.StatusCode.NOT_FOUND
+    assert server.metric("attend_shared_memory_regions_displaced_total") == 1
+    for each in (*many, other):
+        each.close()
+
+
 # A channel with a connection of its own.
 OWN = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
 

@@ -2,14 +2,10 @@
 
 #include "server/regions/region_registry.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -17,127 +13,15 @@
 #include <thread>
 #include <vector>
 
-#include "tests/kernels/support/manual_clock.h"
 #include "tests/kernels/support/problems.h"
+#include "tests/server/support/region_registry_fixture.h"
 
 namespace attend {
 namespace {
 
-constexpr int64_t kPage = 4096;
-constexpr Duration kReturnWait = std::chrono::minutes(1);
-
-// Memory that the test counts, can refuse and can hold back from being given back.
-class FakeMemory final : public RegionMemory {
- public:
-  ~FakeMemory() override { EXPECT_TRUE(mapped_.empty()) << "regions were left mapped"; }
-
-  Result<RegionMapping> Map(int64_t bytes) override {
-    EXPECT_EQ(bytes % kPage, 0);
-    const std::lock_guard lock(mutex_);
-    if (!refusal_.ok()) return std::exchange(refusal_, Status());
-    RegionMapping mapping;
-    mapping.file = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    mapping.bytes = bytes;
-    auto memory = std::make_unique<char[]>(static_cast<size_t>(bytes));
-    mapping.data = memory.get();
-    mapped_.emplace(mapping.data, std::move(memory));
-    return mapping;
-  }
-  void Unmap(void* data, int64_t bytes) override {
-    EXPECT_GT(bytes, 0);
-    std::unique_lock lock(mutex_);
-    unmapper_ = std::this_thread::get_id();
-    ++unmapping_;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return !held_; });
-    EXPECT_EQ(mapped_.erase(data), 1u) << "unmapped what was not mapped";
-  }
-  int64_t page_bytes() const override { return kPage; }
-
-  void Refuse(Status status) {
-    const std::lock_guard lock(mutex_);
-    refusal_ = std::move(status);
-  }
-  // From now on giving back waits for Release.
-  void Hold() {
-    const std::lock_guard lock(mutex_);
-    held_ = true;
-  }
-  void Release() {
-    const std::lock_guard lock(mutex_);
-    held_ = false;
-    changed_.notify_all();
-  }
-  void WaitForUnmapping(int count) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return unmapping_ >= count; });
-  }
-  size_t mapped() {
-    const std::lock_guard lock(mutex_);
-    return mapped_.size();
-  }
-  std::thread::id unmapper() {
-    const std::lock_guard lock(mutex_);
-    return unmapper_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<void*, std::unique_ptr<char[]>> mapped_;
-  Status refusal_;
-  bool held_ = false;
-  int unmapping_ = 0;
-  std::thread::id unmapper_;
-};
-
-class RegionRegistryTest : public ::testing::Test {
- protected:
-  RegionRegistryTest() { Restart({16 * kPage, 8 * kPage, 3}); }
-
-  void Restart(RegionLimits limits) {
-    limits.return_wait = kReturnWait;
-    registry_.reset();
-    const auto tokens = [this]() -> Result<std::string> {
-      if (!token_fault_.ok()) return token_fault_;
-      return repeat_tokens_ ? std::string(16, 'r')
-                            : "token-" + std::to_string(1000000000 + ++made_);
-    };
-    registry_ = std::make_unique<RegionRegistry>(limits, memory_, clock_, tokens);
-  }
-  std::string MustCreate(uint64_t client, int64_t bytes) {
-    Result<RegionRegistry::Created> created = registry_->Create(client, bytes);
-    EXPECT_TRUE(created.ok()) << created.status().ToString();
-    return created.ok() ? created->token : "";
-  }
-  // What is being given back is: only a thread does it.
-  void WaitUntilTaken(int64_t bytes) {
-    while (taken() != bytes) std::this_thread::yield();
-  }
-  int64_t taken() const {
-    const RegionRegistry::Stats stats = registry_->stats();
-    return stats.bytes + stats.changing_bytes;
-  }
-  void ExpectRefused(uint64_t client, uint64_t bytes, Code code, const std::string& part) {
-    const RegionRegistry::Stats before = registry_->stats();
-    const Result<RegionRegistry::Created> created = registry_->Create(client, bytes);
-    ASSERT_FALSE(created.ok());
-    EXPECT_EQ(created.status().code(), code) << created.status().ToString();
-    EXPECT_NE(created.status().message().find(part), std::string::npos)
-        << created.status().message();
-    const RegionRegistry::Stats after = registry_->stats();
-    EXPECT_EQ(after.refused, before.refused + 1);
-    EXPECT_EQ(after.created, before.created);
-    EXPECT_EQ(after.bytes, before.bytes);
-  }
-
-  test::ManualClock clock_;
-  FakeMemory memory_;
-  int made_ = 0;
-  bool repeat_tokens_ = false;
-  Status token_fault_;
-  std::unique_ptr<RegionRegistry> registry_;
-};
+using test::kPage;
+using test::kReturnWait;
+using RegionRegistryTest = test::RegionRegistryFixture;
 
 TEST_F(RegionRegistryTest, ARegionIsFoundByItsTokenUntilItIsReleased) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);

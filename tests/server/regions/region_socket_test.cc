@@ -6,7 +6,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <spdlog/sinks/null_sink.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -22,6 +21,7 @@
 #include "server/regions/unix_listener.h"
 #include "tests/server/support/fake_backend.h"
 #include "tests/server/support/region_client.h"
+#include "tests/server/support/region_socket_fixture.h"
 
 namespace attend {
 namespace {
@@ -29,47 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::MappedRegion;
 using test::RegionClient;
-
-class RegionSocketTest : public ::testing::Test {
- protected:
-  RegionSocketTest() {
-    std::string pattern = fs::temp_directory_path() / "attend-socket-XXXXXX";
-    folder_ = mkdtemp(pattern.data());
-    options_.path = folder_ / "shm.sock";
-  }
-  ~RegionSocketTest() override {
-    socket_.reset();
-    fs::remove_all(folder_);
-  }
-
-  Status Start() {
-    Result<std::unique_ptr<RegionSocket>> socket =
-        RegionSocket::Start(options_, registry_, logger_, clock_);
-    if (!socket.ok()) return socket.status();
-    socket_ = std::move(*socket);
-    return Status();
-  }
-  void WaitForClients(int64_t clients) {
-    while (registry_.stats().clients != clients) std::this_thread::yield();
-  }
-  void WaitUntilEmpty() {
-    WaitForClients(0);
-    for (;;) {
-      const RegionRegistry::Stats stats = registry_.stats();
-      if (stats.bytes + stats.changing_bytes == 0) return;
-      std::this_thread::yield();
-    }
-  }
-
-  fs::path folder_;
-  test::FakeBackend backend_;
-  MemfdMemory memory_{backend_.host_allocator()};
-  const SteadyClock clock_;
-  RegionRegistry registry_{{1 << 20, 1 << 19, 4}, memory_, clock_, RandomToken};
-  Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
-  RegionSocket::Options options_;
-  std::unique_ptr<RegionSocket> socket_;
-};
+using RegionSocketTest = test::RegionSocketFixture;
 
 TEST_F(RegionSocketTest, ARegionIsMemoryOfBothSides) {
   ASSERT_TRUE(Start().ok());
@@ -359,37 +319,6 @@ TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
   EXPECT_FALSE(fs::exists(options_.path));
   EXPECT_EQ(registry.stats().regions, 0);
   EXPECT_TRUE((*socket)->Stop()) << "once more does nothing";
-}
-
-// Where callers must say who they are, those that do not keep nobody out.
-TEST_F(RegionSocketTest, WhoDoesNotSayWhoItIsMakesRoom) {
-  options_.connections_max = 3;
-  options_.identify = [](const std::string&, const std::string&) -> Result<int> { return 0; };
-  ASSERT_TRUE(Start().ok());
-  const auto identify = [](RegionClient& client) {
-    v1::RegionRequest request;
-    request.mutable_identify()->set_token("t");
-    return client.Send(request.SerializeAsString()) && client.Receive()->has_identified();
-  };
-  RegionClient known(options_.path);
-  ASSERT_TRUE(identify(known));
-  RegionClient first(options_.path), second(options_.path), third(options_.path);
-  EXPECT_FALSE(first.Receive()) << "the oldest has made room";
-  ASSERT_TRUE(identify(second));
-  ASSERT_TRUE(identify(third));
-  RegionClient fourth(options_.path);
-  EXPECT_EQ(fourth.Receive()->error().code(), static_cast<int>(Code::kResourceExhausted));
-  EXPECT_NE(known.Create(1), nullptr);
-}
-
-TEST_F(RegionSocketTest, WhoDoesNotSayInTimeWhoItIsMustGo) {
-  options_.identify = [](const std::string&, const std::string&) -> Result<int> { return 0; };
-  options_.identify_time = std::chrono::milliseconds(50);
-  ASSERT_TRUE(Start().ok());
-  RegionClient silent(options_.path);
-  EXPECT_NE(silent.Receive()->error().message().find("has not said who it is in time"),
-            std::string::npos);
-  EXPECT_FALSE(silent.Receive());
 }
 
 }  // namespace

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who may be connected to the regions' socket: what the system says of a peer, what it says itself,
+// and who goes where there is no place for all.
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/auth/caller.h"
+#include "server/regions/region_socket.h"
+#include "server/util/weight_share.h"
+
+namespace attend {
+namespace {
+
+// How long not to accept after the process ran out of descriptors.
+constexpr int kAcceptRestMs = 100;
+
+}  // namespace
+
+bool RegionSocket::EndUnknown(std::optional<uid_t> user) {
+  auto oldest = connections_.end();
+  for (auto each = connections_.begin(); each != connections_.end(); ++each) {
+    const Connection& connection = each->second;
+    if (!options_.identify || connection.client != 0) continue;
+    if (user && connection.user != *user) continue;
+    if (oldest == connections_.end() || connection.since < oldest->second.since) oldest = each;
+  }
+  if (oldest == connections_.end()) return false;
+  End(oldest);
+  return true;
+}
+
+int RegionSocket::EndLate() {
+  const TimePoint now = clock_.Now();
+  TimePoint next = kNever;
+  for (auto each = connections_.begin(); each != connections_.end();) {
+    const auto connection = each++;
+    if (!options_.identify || connection->second.client != 0) continue;
+    const TimePoint end = connection->second.since + options_.identify_time;
+    if (end > now) {
+      next = std::min(next, end);
+      continue;
+    }
+    EndWith(connection,
+            Status(kUnauthenticated, "no token: the connection has not said who it is in time"));
+  }
+  const int rest_ms = accepting_ ? -1 : kAcceptRestMs;
+  if (next == kNever) return rest_ms;
+  // An hour at most: what comes later is looked at again.
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
+      std::min<Duration>(next - now, std::chrono::hours(1)));
+  const int wait_ms = static_cast<int>(wait.count());
+  return accepting_ ? wait_ms : std::min(wait_ms, rest_ms);
+}
+
+Result<uid_t> RegionSocket::CheckPeer(int socket) {
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
+    return Status(Code::kPermissionDenied, "the user of the process is unknown");
+  }
+  if (!options_.any_user && peer.uid != geteuid()) {
+    return Status(Code::kPermissionDenied, "the process runs as user " + std::to_string(peer.uid) +
+                                               ", must run as the server's, " +
+                                               std::to_string(geteuid()));
+  }
+  // Those that have said who they are have places of their own (MakePlace).
+  int all = 0;
+  int of_user = 0;
+  for (const auto& [fd, connection] : connections_) {
+    if (options_.identify && connection.client != 0) continue;
+    ++all;
+    of_user += connection.user == peer.uid ? 1 : 0;
+  }
+  if (options_.any_user && of_user >= std::max(1, options_.connections_max / 4) &&
+      !EndUnknown(peer.uid)) {
+    return ResourceExhausted("user " + std::to_string(peer.uid) + " has " +
+                             std::to_string(of_user) + " connections, the most of one user");
+  }
+  if (all >= options_.connections_max && !EndUnknown(std::nullopt)) {
+    return ResourceExhausted("the socket has " + std::to_string(all) +
+                             " connections, the most it takes");
+  }
+  return peer.uid;
+}
+
+Status RegionSocket::TakePlace(int tenant, CountHold& place) {
+  if (options_.limits == nullptr) return Status();
+  return options_.limits->Take(std::max(0, tenant), Limit::kConnections, place);
+}
+
+Status RegionSocket::MakePlace(int tenant) {
+  std::vector<int64_t> counts(options_.tenant_weights.size());
+  int64_t known = 0;
+  for (const auto& [fd, connection] : connections_) {
+    if (connection.client == 0) continue;
+    ++counts[connection.tenant];
+    ++known;
+  }
+  if (known < options_.connections_max) return Status();
+  const auto share = [this](int each) {
+    return std::max<int64_t>(1, ShareOf(options_.tenant_weights, each, options_.connections_max));
+  };
+  auto first = connections_.end();
+  RegionRegistry::ClientUse first_use;
+  if (counts[tenant] < share(tenant)) {
+    for (auto each = connections_.begin(); each != connections_.end(); ++each) {
+      const Connection& connection = each->second;
+      if (connection.client == 0 || counts[connection.tenant] <= share(connection.tenant)) continue;
+      const RegionRegistry::ClientUse use = registry_.UseOf(connection.client);
+      if (first != connections_.end() && use >= first_use) continue;
+      first = each;
+      first_use = use;
+    }
+  }
+  if (first == connections_.end()) {
+    return ResourceExhausted("the socket has as many connections as it takes, " +
+                             std::to_string(options_.connections_max) + "; the tenant has " +
+                             std::to_string(counts[tenant]) + ", its share is " +
+                             std::to_string(share(tenant)));
+  }
+  EndWith(first, ResourceExhausted("the connection makes room: its tenant has " +
+                                   std::to_string(counts[first->second.tenant]) +
+                                   ", more than its share, " +
+                                   std::to_string(share(first->second.tenant))));
+  return Status();
+}
+
+// Where nobody asks who calls, a token is taken and not looked at.
+v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identify& request) {
+  v1::RegionReply reply;
+  reply.mutable_identified();
+  if (!options_.identify) return reply;
+  if (connection.client != 0) {
+    return Refuse(connection.client,
+                  Status(Code::kFailedPrecondition, "the connection has said who it is"));
+  }
+  const uint64_t generation = options_.generation ? options_.generation() : 0;
+  const Result<int> tenant = options_.identify(request.token(), request.tenant());
+  if (!tenant.ok()) return Refuse(0, tenant.status());
+  CountHold place;
+  Status status = TakePlace(*tenant, place);
+  if (status.ok()) status = MakePlace(*tenant);
+  if (!status.ok()) return Refuse(0, status);
+  connection.client = registry_.AddClient(*tenant);
+  connection.said = request;
+  connection.tenant = *tenant;
+  connection.generation = generation;
+  connection.place = std::move(place);
+  logger_.Log(LogLevel::debug, "shared memory client known", {{"client", connection.client}});
+  return reply;
+}
+
+Status RegionSocket::Recheck(Connection& connection) const {
+  if (connection.client == 0 || !options_.generation) return Status();
+  const uint64_t generation = options_.generation();
+  if (connection.generation == generation) return Status();
+  const v1::Identify& said = connection.said;
+  const Result<int> tenant = options_.identify(said.token(), said.tenant());
+  if (!tenant.ok()) return tenant.status();
+  if (*tenant != connection.tenant) {
+    return Status(Code::kPermissionDenied, "the caller is of another tenant now: connect again");
+  }
+  connection.generation = generation;
+  return Status();
+}
+
+}  // namespace attend

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who may be connected to the regions' socket, and who goes when there is no place for all.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/limits/tenant_limits.h"
+#include "tests/server/support/region_client.h"
+#include "tests/server/support/region_socket_fixture.h"
+
+namespace attend {
+namespace {
+
+using test::RegionClient;
+using RegionCallersTest = test::RegionSocketFixture;
+
+bool Identify(RegionClient& client, const std::string& token, v1::RegionReply* reply = nullptr) {
+  v1::RegionRequest request;
+  request.mutable_identify()->set_token(token);
+  if (!client.Send(request.SerializeAsString())) return false;
+  const std::optional<v1::RegionReply> got = client.Receive();
+  if (got && reply != nullptr) *reply = *got;
+  return got && got->has_identified();
+}
+
+// A token is the number of a tenant.
+Result<int> TenantOf(const std::string& token, const std::string&) { return std::stoi(token); }
+
+// Where callers must say who they are, those that do not keep nobody out.
+TEST_F(RegionCallersTest, WhoDoesNotSayWhoItIsMakesRoom) {
+  options_.connections_max = 3;
+  options_.identify = TenantOf;
+  ASSERT_TRUE(Start().ok());
+  RegionClient known(options_.path);
+  ASSERT_TRUE(Identify(known, "0"));
+  RegionClient first(options_.path), second(options_.path), third(options_.path);
+  RegionClient fourth(options_.path);
+  EXPECT_FALSE(first.Receive()) << "the oldest has made room";
+  ASSERT_TRUE(Identify(second, "0"));
+  ASSERT_TRUE(Identify(third, "0"));
+  v1::RegionReply refused;
+  EXPECT_FALSE(Identify(fourth, "0", &refused));
+  EXPECT_EQ(refused.error().code(), static_cast<int>(Code::kResourceExhausted));
+  EXPECT_EQ(refused.error().message(),
+            "the socket has as many connections as it takes, 3; the tenant has 3, its share is 3");
+  EXPECT_NE(known.Create(1), nullptr);
+}
+
+// A tenant may have all places, and gives up what is beyond its share when another comes.
+TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsShareOfTheConnections) {
+  options_.connections_max = 4;
+  options_.identify = TenantOf;
+  options_.tenant_weights = {1, 1};
+  ASSERT_TRUE(Start().ok());
+  std::vector<std::unique_ptr<RegionClient>> blue;
+  for (int n = 0; n < 4; ++n) {
+    blue.push_back(std::make_unique<RegionClient>(options_.path));
+    ASSERT_TRUE(Identify(*blue.back(), "0"));
+  }
+  const auto used = blue[0]->Create(1);
+  const auto idle = blue[2]->Create(1);
+  const RegionRef request = registry_.Find(used->token(), 0);
+  const auto expect_ended = [&](int n) {
+    const auto told = blue[n]->Receive();
+    ASSERT_TRUE(told.has_value());
+    EXPECT_EQ(told->error().code(), static_cast<int>(Code::kResourceExhausted));
+    EXPECT_NE(told->error().message().find("more than its share, 2"), std::string::npos);
+    EXPECT_FALSE(blue[n]->Receive());
+  };
+  RegionClient green(options_.path), second(options_.path), third(options_.path);
+  ASSERT_TRUE(Identify(green, "1"));
+  expect_ended(1);
+  ASSERT_TRUE(Identify(second, "1"));
+  expect_ended(3);
+  v1::RegionReply refused;
+  EXPECT_FALSE(Identify(third, "1", &refused)) << "more is another's share";
+  EXPECT_NE(refused.error().message().find("the tenant has 2, its share is 2"), std::string::npos);
+  EXPECT_FALSE(Identify(third, "0", &refused));
+  EXPECT_NE(registry_.Find(idle->token(), 0), nullptr);
+  green.Create(1);
+}
+
+TEST_F(RegionCallersTest, ATenantsLimitOnConnections) {
+  std::vector<TenantBounds> bounds(2);
+  bounds[1][Limit::kConnections] = 1;
+  TenantLimits limits(bounds, clock_);
+  options_.identify = TenantOf;
+  options_.tenant_weights = {1, 1};
+  options_.limits = &limits;
+  ASSERT_TRUE(Start().ok());
+  auto first = std::make_unique<RegionClient>(options_.path);
+  RegionClient second(options_.path), other(options_.path);
+  ASSERT_TRUE(Identify(*first, "1"));
+  v1::RegionReply refused;
+  EXPECT_FALSE(Identify(second, "1", &refused));
+  EXPECT_EQ(refused.error().message(),
+            "tenant limit connections: the tenant has 1, may have at most 1");
+  ASSERT_TRUE(Identify(other, "0"));
+  first.reset();
+  WaitForClients(1);
+  EXPECT_TRUE(Identify(second, "1"));
+  socket_.reset();  // before what it holds
+  EXPECT_EQ(limits.use(1, Limit::kConnections).used, 0);
+}
+
+TEST_F(RegionCallersTest, WhoDoesNotSayInTimeWhoItIsMustGo) {
+  options_.identify = [](const std::string&, const std::string&) -> Result<int> { return 0; };
+  options_.identify_time = std::chrono::milliseconds(50);
+  ASSERT_TRUE(Start().ok());
+  RegionClient silent(options_.path);
+  EXPECT_NE(silent.Receive()->error().message().find("has not said who it is in time"),
+            std::string::npos);
+  EXPECT_FALSE(silent.Receive());
+}
+
+}  // namespace
+}  // namespace attend

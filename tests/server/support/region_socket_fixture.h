@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The socket of regions, in a folder of the test's own.
+
+#pragma once
+
+#include <gtest/gtest.h>
+#include <spdlog/sinks/null_sink.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "server/regions/region_socket.h"
+#include "tests/server/support/fake_backend.h"
+
+namespace attend::test {
+
+class RegionSocketFixture : public ::testing::Test {
+ protected:
+  RegionSocketFixture() {
+    std::string pattern = std::filesystem::temp_directory_path() / "attend-socket-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    options_.path = folder_ / "shm.sock";
+  }
+  ~RegionSocketFixture() override {
+    socket_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  Status Start() {
+    Result<std::unique_ptr<RegionSocket>> socket =
+        RegionSocket::Start(options_, registry_, logger_, clock_);
+    if (!socket.ok()) return socket.status();
+    socket_ = std::move(*socket);
+    return Status();
+  }
+  void WaitForClients(int64_t clients) {
+    while (registry_.stats().clients != clients) std::this_thread::yield();
+  }
+  void WaitUntilEmpty() {
+    WaitForClients(0);
+    for (;;) {
+      const RegionRegistry::Stats stats = registry_.stats();
+      if (stats.bytes + stats.changing_bytes == 0) return;
+      std::this_thread::yield();
+    }
+  }
+
+  std::filesystem::path folder_;
+  FakeBackend backend_;
+  MemfdMemory memory_{backend_.host_allocator()};
+  const SteadyClock clock_;
+  RegionRegistry registry_{{1 << 20, 1 << 19, 4}, memory_, clock_, RandomToken};
+  Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
+  RegionSocket::Options options_;
+  std::unique_ptr<RegionSocket> socket_;
+};
+
+}  // namespace attend::test
