@@ -2,6 +2,7 @@
 
 #include "server/limits/tenant_limits.h"
 
+#include <algorithm>
 #include <cassert>
 #include <chrono>
 #include <cmath>
@@ -22,20 +23,22 @@ int64_t WholeUnits(double cost) {
 
 LimitHold& LimitHold::operator=(LimitHold&& other) noexcept {
   if (this == &other) return *this;
-  End(/*bytes_used=*/false, /*cost_used=*/false);
+  End(0, /*bytes_used=*/false, /*cost_used=*/false);
   limits_ = std::exchange(other.limits_, nullptr);
   tenant_ = other.tenant_;
   check_ = other.check_;
+  begun_bytes_ = other.begun_bytes_;
   bytes_ = other.bytes_;
   cost_ = other.cost_;
   retry_after_ms_ = other.retry_after_ms_;
   return *this;
 }
 
-void LimitHold::End(bool bytes_used, bool cost_used) {
+void LimitHold::End(int64_t came, bool bytes_used, bool cost_used) {
   if (limits_ == nullptr) return;
-  std::exchange(limits_, nullptr)->End(*this, bytes_used ? 0 : bytes_, cost_used ? 0 : cost_);
-  bytes_ = cost_ = 0;
+  const int64_t bytes_back = bytes_used ? 0 : std::max<int64_t>(0, bytes_ - came);
+  std::exchange(limits_, nullptr)->End(*this, bytes_back, cost_used ? 0 : cost_);
+  begun_bytes_ = bytes_ = cost_ = 0;
 }
 
 CountHold& CountHold::operator=(CountHold&& other) noexcept {
@@ -83,10 +86,10 @@ Status TenantLimits::CheckCount(Tenant& tenant, Limit limit, int64_t amount) {
                            ", may have at most " + std::to_string(tenant.bounds[limit]));
 }
 
-Status TenantLimits::CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket,
+Status TenantLimits::CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket, int64_t own,
                                TimePoint now, LimitHold& hold) {
   using std::chrono::milliseconds;
-  const Duration wait = bucket.Wait(now);
+  const Duration wait = bucket.Wait(now, own);
   if (wait == Duration::zero()) return Status();
   ++tenant.refused[Index(limit)];
   hold.retry_after_ms_ = std::chrono::ceil<milliseconds>(wait) / milliseconds(1);
@@ -100,11 +103,12 @@ Status TenantLimits::CheckRate(Tenant& tenant, Limit limit, const TokenBucket& b
 }
 
 Status TenantLimits::CheckRates(Tenant& tenant, TimePoint now, LimitHold& hold) {
-  ATTEND_RETURN_IF_ERROR(CheckRate(tenant, Limit::kBytes, tenant.bytes, now, hold));
-  return CheckRate(tenant, Limit::kCost, tenant.cost, now, hold);
+  ATTEND_RETURN_IF_ERROR(
+      CheckRate(tenant, Limit::kBytes, tenant.bytes, hold.begun_bytes_, now, hold));
+  return CheckRate(tenant, Limit::kCost, tenant.cost, 0, now, hold);
 }
 
-Status TenantLimits::Begin(int index, bool check, LimitHold& hold) {
+Status TenantLimits::Begin(int index, bool check, LimitHold& hold, int64_t came) {
   assert(hold.limits_ == nullptr);
   hold.retry_after_ms_ = 0;
   Tenant& tenant = *tenants_[index];
@@ -118,21 +122,38 @@ Status TenantLimits::Begin(int index, bool check, LimitHold& hold) {
   hold.limits_ = this;
   hold.tenant_ = index;
   hold.check_ = check;
+  // What was refused before counts at most as much as what is taken now: a tenant whose clients all
+  // try again at once still gets half of its rate, and its debt has a bound.
+  hold.bytes_ = came;
+  hold.begun_bytes_ = came + std::min(came, std::exchange(tenant.owed_bytes, 0));
+  tenant.bytes.Charge(hold.begun_bytes_, now);
   return Status();
 }
 
 Status TenantLimits::Charge(int64_t bytes, double cost, LimitHold& hold) {
-  assert(hold.limits_ == this && hold.bytes_ == 0 && hold.cost_ == 0);
+  assert(hold.limits_ == this && hold.cost_ == 0);
   Tenant& tenant = *tenants_[hold.tenant_];
   const TimePoint now = clock_.Now();
   const MutexLock lock(tenant.mutex);
   // Others may have been charged since Begin.
   ATTEND_RETURN_IF_ERROR(CheckRates(tenant, now, hold));
-  hold.bytes_ = bytes;
+  const int64_t rest = std::max<int64_t>(0, bytes - hold.bytes_);
+  hold.bytes_ += rest;
   hold.cost_ = WholeUnits(cost);
-  tenant.bytes.Charge(hold.bytes_, now);
+  tenant.bytes.Charge(rest, now);
   tenant.cost.Charge(hold.cost_, now);
   return Status();
+}
+
+void TenantLimits::Came(int index, int64_t bytes, const LimitHold& hold) {
+  assert(hold.limits_ == nullptr);
+  if (bytes == 0) return;
+  Tenant& tenant = *tenants_[index];
+  const TimePoint now = clock_.Now();
+  const MutexLock lock(tenant.mutex);
+  if (hold.retry_after_ms_ == 0) return tenant.bytes.Charge(bytes, now);
+  // Not now: who comes again when it was told to would be refused for what others sent meanwhile.
+  tenant.owed_bytes += std::min(bytes, kUnlimited - tenant.owed_bytes);
 }
 
 void TenantLimits::End(const LimitHold& hold, int64_t bytes_back, int64_t cost_back) {

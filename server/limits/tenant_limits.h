@@ -4,9 +4,11 @@
 // by the limit that refused it.
 //
 // A request passes twice. Begin, before anything is done for it, takes its place among those in
-// flight; a rate that is in debt refuses it there, so that refusing costs little. Charge, once its
-// bytes and its cost are known, charges both. Its hold gives its place back when it ends, and what
-// was charged and not used.
+// flight and charges the bytes that have come for it; a rate that is in debt refuses it there, so
+// that refusing costs little. Charge, once its bytes and its cost are known, charges the rest. Its
+// hold gives its place back when it ends, and what was charged and not used. Bytes that have come
+// stay charged, whatever becomes of the request, and those of a request that did not begin are too
+// (Came).
 //
 // Thread-safe. Each call takes one tenant's lock, for a few additions; calls of different tenants
 // do not meet.
@@ -35,10 +37,12 @@ class LimitHold {
   LimitHold() = default;
   LimitHold(LimitHold&& other) noexcept { *this = std::move(other); }
   LimitHold& operator=(LimitHold&& other) noexcept;
-  ~LimitHold() { End(/*bytes_used=*/false, /*cost_used=*/false); }
+  ~LimitHold() { End(0, /*bytes_used=*/false, /*cost_used=*/false); }
 
-  // The request has ended. Gives back its place, and what it did not use.
-  void End(bool bytes_used, bool cost_used);
+  // The request has ended, for which `came` bytes came. Gives back its place, and what it did not
+  // use: of its bytes, no more than those that have not come.
+  void End(int64_t came, bool bytes_used, bool cost_used);
+  bool has_place() const { return limits_ != nullptr; }
   // When a request that a rate refused may come again, from 1 up; 0: no rate refused it.
   int64_t retry_after_ms() const { return retry_after_ms_; }
 
@@ -47,7 +51,8 @@ class LimitHold {
   TenantLimits* limits_ = nullptr;  // null: it has no place
   int tenant_ = 0;
   bool check_ = false;
-  int64_t bytes_ = 0;
+  int64_t begun_bytes_ = 0;  // charged when it began, for what a rate refused before included
+  int64_t bytes_ = 0;        // its own, charged
   int64_t cost_ = 0;
   int64_t retry_after_ms_ = 0;
 };
@@ -90,10 +95,14 @@ class TenantLimits {
   void Set(const std::vector<TenantBounds>& bounds);
 
   // RESOURCE_EXHAUSTED names the limit, what is in use, and the bound; `hold`, which must be empty,
-  // then knows when to come again. `check`: the request asks for a reference check.
-  Status Begin(int tenant, bool check, LimitHold& hold);
-  // Once for each hold that was begun. `cost`: FLOPs.
+  // then knows when to come again. `check`: the request asks for a reference check. `came`: bytes
+  // that have come for it.
+  Status Begin(int tenant, bool check, LimitHold& hold, int64_t came = 0);
+  // Once for each hold that was begun. `bytes`: all of the request, with what came. `cost`: FLOPs.
   Status Charge(int64_t bytes, double cost, LimitHold& hold);
+  // Charges what came for a request that has not begun. `hold`: what Begin made of it, if it was
+  // asked.
+  void Came(int tenant, int64_t bytes, const LimitHold& hold);
 
   // Takes `amount`, from 1 up, of a limit that is counted. Refuses as Begin does.
   Status Take(int tenant, Limit limit, CountHold& hold, int64_t amount = 1);
@@ -115,6 +124,8 @@ class TenantLimits {
     TenantBounds bounds ATTEND_GUARDED_BY(mutex);
     TokenBucket bytes ATTEND_GUARDED_BY(mutex);
     TokenBucket cost ATTEND_GUARDED_BY(mutex);
+    // Bytes that came for requests that a rate refused, since one was taken.
+    int64_t owed_bytes ATTEND_GUARDED_BY(mutex) = 0;
     std::array<int64_t, kLimitCount> used ATTEND_GUARDED_BY(mutex) = {};
     std::array<int64_t, kLimitCount> refused ATTEND_GUARDED_BY(mutex) = {};
   };
@@ -124,8 +135,9 @@ class TenantLimits {
       ATTEND_REQUIRES(tenant.mutex);
   static Status CheckCount(Tenant& tenant, Limit limit, int64_t amount = 1)
       ATTEND_REQUIRES(tenant.mutex);
-  static Status CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket, TimePoint now,
-                          LimitHold& hold) ATTEND_REQUIRES(tenant.mutex);
+  // `own`: units of the bucket that the request itself has been charged.
+  static Status CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket, int64_t own,
+                          TimePoint now, LimitHold& hold) ATTEND_REQUIRES(tenant.mutex);
   static Status CheckRates(Tenant& tenant, TimePoint now, LimitHold& hold)
       ATTEND_REQUIRES(tenant.mutex);
   void End(const LimitHold& hold, int64_t bytes_back, int64_t cost_back);

@@ -30,9 +30,9 @@ Duration TokenBucket::TimeFor(int64_t units) const {
   return nanoseconds(Saturated(time, kFurthest.count()));
 }
 
-Duration TokenBucket::Wait(TimePoint now) const {
+Duration TokenBucket::Wait(TimePoint now, int64_t own) const {
   if (!rate_.bounded() || full_at_ <= now) return Duration::zero();
-  return std::max(Duration::zero(), full_at_ - now - TimeFor(rate_.burst));
+  return std::max(Duration::zero(), full_at_ - now - TimeFor(rate_.burst) - TimeFor(own));
 }
 
 void TokenBucket::Charge(int64_t units, TimePoint now) {

@@ -29,8 +29,8 @@ class TokenBucket {
   // Begins full.
   explicit TokenBucket(const Rate& rate = {}) : rate_(rate) {}
 
-  // How long until a charge is taken; zero: now.
-  Duration Wait(TimePoint now) const;
+  // How long until a charge is taken, apart from `own` units that were charged; zero: now.
+  Duration Wait(TimePoint now, int64_t own = 0) const;
   // `units`: 0 or more.
   void Charge(int64_t units, TimePoint now);
   // Gives back what was charged and not used.

@@ -32,13 +32,16 @@ bool CancelledLate(const Request& request, TimePoint now) {
 }
 
 // Gives back to its tenant what the request did not use: its cost unless it has started; its bytes
-// only if the server refused it, as those of other requests came all the same. What a client gives
-// up while it uploads counts in full, as parts of it may have run.
-void EndLimits(Request& request) {
+// only if the server refused it, and of them only what has not come. What a client gives up while
+// it uploads counts in full, as parts of it may have run.
+void EndLimits(TenantLimits& limits, Request& request) {
+  if (!request.limits.has_place()) {
+    return limits.Came(request.tenant, request.message_bytes, request.limits);
+  }
   const bool started = request.started != TimePoint();
   const bool refused = !started && IsRetryable(request.status.code());
   const bool cost_used = request.transport == Transport::kChunked ? !refused : started;
-  request.limits.End(/*bytes_used=*/!refused, cost_used);
+  request.limits.End(request.message_bytes, /*bytes_used=*/!refused, cost_used);
 }
 
 }  // namespace
@@ -99,7 +102,7 @@ std::unique_ptr<OpenSpan> RecordEnd(ServiceContext& context, Request& request, i
     request.status = Status(Code::kDeadlineExceeded,
                             "the client's deadline passed: " + request.status.message());
   }
-  EndLimits(request);
+  EndLimits(context.limits, request);
   request.sessions_ending = request.source.cache() != nullptr && context.engine.draining();
   context.metrics.RecordFinished(request, total_ns, response_bytes);
   format.CountEnd(request, total_ns);

@@ -198,7 +198,11 @@ void ChunkedStream::RecordUnread() {
 void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
   auto first = std::make_shared<FirstMessage>();
   Status status = first->Parse(message, context_.chunked.options().chunk_bytes_max);
-  if (status.ok() && first->has_token()) return JoinTransfer(first->token());
+  if (status.ok() && first->has_token()) {
+    // Whatever the request it joins is charged, the message came.
+    context_.limits.Came(facts_.caller.tenant, first->message_bytes(), LimitHold());
+    return JoinTransfer(first->token());
+  }
   BeginTransfer(std::move(first), std::move(status));
 }
 
@@ -242,16 +246,20 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
 
 void ChunkedStream::TakeChunk(grpc::ByteBuffer&& message) {
   const int64_t bytes_max = context_.chunked.options().chunk_bytes_max;
+  const auto message_bytes = static_cast<int64_t>(message.Length());
   auto chunk = std::make_shared<ChunkMessage>();
   Status status = chunk->Take(message, bytes_max + kChunkMarginBytes);
   if (status.ok()) status = chunk->ParseChunk(bytes_max);
-  PlaceChunk(std::move(chunk), std::move(status));
+  PlaceChunk(std::move(chunk), message_bytes, std::move(status));
 }
 
-void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status) {
+void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t message_bytes,
+                               Status status) {
   ChunkPlace place;
   if (status.ok()) status = transfer().Reserve(*chunk, &place);
-  if (!status.ok()) transfer().FailUpload(Rejection::kInvalid, std::move(status));
+  if (!status.ok()) {
+    transfer().FailUpload(Rejection::kInvalid, std::move(status), message_bytes);
+  }
   {
     const MutexLock lock(mutex_);
     reading_ = false;

@@ -170,8 +170,9 @@ void ChunkedTransfer::FailCancelled() {
   AdvanceAll();
 }
 
-void ChunkedTransfer::FailUpload(Rejection reason, Status status) {
+void ChunkedTransfer::FailUpload(Rejection reason, Status status, int64_t message_bytes) {
   MutexLock lock(mutex_);
+  if (phase_ == Phase::kUploading && request_ != nullptr) request_->message_bytes += message_bytes;
   Rest rest = FailUploadLocked(reason, std::move(status));
   lock.Unlock();
   Do(std::move(rest));

@@ -113,8 +113,9 @@ class ChunkedTransfer final : public Call {
   // A stream was cancelled, or its connection lost.
   void FailCancelled();
   // The same, but only if bytes are missing; counts as a rejection. For bad chunks, which are
-  // ignored after that, and for draining, which ends no other requests.
-  void FailUpload(Rejection reason, Status status);
+  // ignored after that, and for draining, which ends no other requests. `message_bytes`: of the
+  // message that is why.
+  void FailUpload(Rejection reason, Status status, int64_t message_bytes = 0);
   // Ends a stalled upload, and cuts off writes that are left of a request that has ended.
   void EndIfIdle(TimePoint now);
   // Whether to cut off a chunk that is being written, because it is not read and keeps the answer

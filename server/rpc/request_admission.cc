@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What RequestReader takes for a request before its bytes: a place among its tenant's requests,
-// memory, and what its tenant is charged.
+// memory, and what its tenant is charged beyond its message.
 
 #include <algorithm>
 #include <limits>
@@ -20,7 +20,8 @@ Status RequestReader::OfTenant(Status status, Request& request) {
 
 Status RequestReader::EnterTenant(Request& request) {
   const bool checked = request.check == AnswerCheck::kAsked;
-  return OfTenant(tenants_.Begin(request.tenant, checked, request.limits), request);
+  return OfTenant(tenants_.Begin(request.tenant, checked, request.limits, request.message_bytes),
+                  request);
 }
 
 Status RequestReader::ChargeTenant(const Validated& validated, Request& request) {

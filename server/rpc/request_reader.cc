@@ -93,12 +93,10 @@ void RequestReader::Accept(Call& call, const MessageFormat& format,
 bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
                          grpc::ByteBuffer& message) {
   Work work(format);
+  request->message_bytes = static_cast<int64_t>(message.Length());  // whatever becomes of it
   Status status = CheckEarly(call, *request, message);
-  if (status.ok()) {
-    request->message_bytes = static_cast<int64_t>(message.Length());
-    if (!work.Take(message)) {
-      status = Reject(Rejection::kInvalid, InvalidArgument("the message cannot be read"));
-    }
+  if (status.ok() && !work.Take(message)) {
+    status = Reject(Rejection::kInvalid, InvalidArgument("the message cannot be read"));
   }
   if (status.ok()) {
     status = format.Scan(work.message, *request);

@@ -64,7 +64,8 @@ grpc::ByteBuffer Serialize(const v1::AttendChunkedResponse& response) {
 }  // namespace
 
 Status FirstMessage::Parse(grpc::ByteBuffer& message, int64_t bytes_max) {
-  ATTEND_RETURN_IF_ERROR(CheckSize("header", static_cast<int64_t>(message.Length()), bytes_max));
+  message_bytes_ = static_cast<int64_t>(message.Length());
+  ATTEND_RETURN_IF_ERROR(CheckSize("header", message_bytes_, bytes_max));
   if (!slices_.Take(message)) return Unreadable();
   ATTEND_RETURN_IF_ERROR(ParseFields());
   return has_token_ ? Status() : ParseHeader();

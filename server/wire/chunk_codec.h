@@ -39,7 +39,7 @@ class FirstMessage {
   // is not a valid first message.
   Status Parse(grpc::ByteBuffer& message, int64_t bytes_max);
 
-  int64_t message_bytes() const { return slices_.bytes(); }
+  int64_t message_bytes() const { return message_bytes_; }
   bool has_token() const { return has_token_; }
   // A token that is too long is cut to a length that is still invalid.
   const std::string& token() const { return token_; }
@@ -49,6 +49,7 @@ class FirstMessage {
   Status ParseFields();
   Status ParseHeader();
 
+  int64_t message_bytes_ = 0;
   MessageSlices slices_;
   std::vector<ByteSpan> header_slices_;
   google::protobuf::Arena arena_;

@@ -44,21 +44,20 @@ SMALL = [("/attend.v1.AttentionService/GetServerInfo", "blue"),
          ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "informed")]
 
 
-def send_large(server, channel, of):
-    """To each small method twice 32 MiB, which are not kept."""
+def send_large(server, connect, of):
+    """To each small method twice 32 MiB, which are not kept. `connect` makes channels, `of` the
+    metadata of a caller."""
+    def ask(path, name, number):
+        with connect() as channel:
+            return strangers.ask(channel, path, of(name), bytes(number)).code
+
     for path, name in SMALL:
         before = server.metric("attend_connections_refused_total", reason="frames")
         with hostile.grows_at_most(server, 16 << 20):
-            for _ in range(2):
-                grpc.channel_ready_future(channel).result(wire.SECONDS)
-                answer = strangers.ask(channel, path, of(name), bytes(32 << 20))
-                assert answer.code == CODE.UNAVAILABLE, path
+            assert [ask(path, name, 32 << 20) for _ in range(2)] == [CODE.UNAVAILABLE] * 2, path
         assert server.metric("attend_connections_refused_total", reason="frames") == before + 2
-        grpc.channel_ready_future(channel).result(wire.SECONDS)
         if not path.startswith("/grpc.reflection"):
-            # Who errs is told.
-            assert strangers.ask(channel, path, of(name), bytes(100 << 10)).code == \
-                CODE.INVALID_ARGUMENT, path
+            assert ask(path, name, 100 << 10) == CODE.INVALID_ARGUMENT, path  # who errs is told
 
 
 def ended(server):
@@ -176,18 +175,17 @@ def test_without_tokens_nobody_is_a_stranger(start_server):
 
 
 def test_callers_send_small_methods_no_large_messages(start):
-    server, channel = start("--oip", "--session-memory=16MiB")
-    with channel() as callers:
-        send_large(server, callers, lambda name: bearer(TOKENS[name]))
-        # 32 MiB are more than twice what a request may have, 24 MiB are not.
-        assert strangers.ask(callers, wire.ATTEND, bearer(TOKENS["blue"]),
-                             bytes(24 << 20)).code == CODE.INVALID_ARGUMENT
-        assert strangers.ask(callers, wire.ATTEND, bearer(TOKENS["blue"]),
-                             bytes(40 << 20)).code == CODE.UNAVAILABLE
+    server, connect = start("--oip", "--session-memory=16MiB")
+    send_large(server, connect, lambda name: bearer(TOKENS[name]))
+    # A request may have 16 MiB.
+    for number, code in ((24 << 20, CODE.INVALID_ARGUMENT), (40 << 20, CODE.UNAVAILABLE)):
+        with connect() as channel:
+            answer = strangers.ask(channel, wire.ATTEND, bearer(TOKENS["blue"]), bytes(number))
+            assert answer.code == code
 
 
 def test_without_tokens_small_methods_read_no_large_messages(start_server, tmp_path):
     server = start_server("--oip", "--session-memory=16MiB", *hostile.SMALL_LIMITS,
                           listen=f"127.0.0.1:0,unix:{tmp_path}/attend.sock")
-    with grpc.insecure_channel(f"unix:{tmp_path}/attend.sock", options=ALONE) as channel:
-        send_large(server, channel, lambda name: ())
+    send_large(server, lambda: grpc.insecure_channel(f"unix:{tmp_path}/attend.sock"),
+               lambda name: ())

@@ -164,20 +164,64 @@ def test_open_streams(start_server, tmp_path):
     assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 1
 
 
-def test_what_the_server_refuses_is_not_charged(start_server, tmp_path):
-    server = start_server(*Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\n").flags,
-                          "--max-queue=1", "--lanes=1")
+def charged(server):
+    return server.metric("attend_tenant_used", tenant="a", limit="bytes")
+
+
+# Bytes come back at one a second.
+SLOW_BYTES = "bytes-per-second = 1\nbytes-burst = 1GiB\n"
+
+
+def test_what_the_server_refuses_is_charged_what_came(start_server, tmp_path):
+    """Its message, but neither its answer nor its cost."""
+    limits = Limits(tmp_path, SLOW_BYTES + "[a]\ngflop-per-second = 1\n")
+    server = start_server(*limits.flags, "--max-queue=1", "--lanes=1")
+    request = wire.small_request()
     with wire.connect(server.address) as service:
         running = service.Attend.future(wire.slow_request(length=16384), timeout=600)
         harness.wait_for("the lane to be busy", lambda: server.metric("attend_lanes_busy") == 1)
-        waiting = service.Attend.future(wire.small_request(), timeout=600)
+        waiting = service.Attend.future(request, timeout=600)
         harness.wait_for("the queue to be full",
                          lambda: server.metric("attend_queue_requests") == 1)
-        details, _ = refused(service, wire.small_request())
+        details, _ = refused(service, request)
         assert "queue" in details
-        assert server.metric("attend_tenant_used", tenant="a", limit="bytes") == 0
+        assert 0 <= request.ByteSize() - charged(server) < 60
+        assert server.metric("attend_tenant_used", tenant="a", limit="cost") == 0
         running.cancel()
         waiting.cancel()
+
+
+@pytest.mark.parametrize("wrong", ["too large", "cannot be read", "not valid", "no such region",
+                                   "no such session", "no place"])
+def test_what_is_wrong_is_charged_what_came(start_server, tmp_path, wrong):
+    """Each of these messages is read whole."""
+    limits = Limits(tmp_path, SLOW_BYTES)
+    server = start_server(*limits.flags, "--max-request-bytes=1MiB", "--session-memory=16MiB",
+                          "--shared-memory", "--shared-memory-socket", tmp_path / "shm.sock")
+    request = wire.small_request(length=256)
+    if wrong == "too large":
+        request = wire.small_request(length=1600)
+    elif wrong == "not valid":
+        request.q.shape[0] = -1
+    elif wrong == "no such region":
+        request.q.shared_memory.region = bytes(16)
+        del request.raw[0]
+    elif wrong == "no such session":
+        request.sessions.add(session=b"none")
+    message = request.SerializeToString()
+    if wrong == "cannot be read":
+        message += b"\xff" * 1000
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(wire.connect(server.address))
+        if wrong == "no place":
+            limits.change(server, SLOW_BYTES + "requests-in-flight = 1\n")
+            stack.enter_context(uploading(service))
+        before = charged(server)
+        channel = stack.enter_context(grpc.insecure_channel(server.address, wire.UNLIMITED))
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary(wire.ATTEND)(message, timeout=wire.SECONDS,
+                                             metadata=[("x-attend-tenant", "a")])
+        assert 0 <= before + len(message) - charged(server) < 60
 
 
 def test_session_memory(start_server, tmp_path, random):

@@ -72,7 +72,7 @@ TEST_F(TenantLimitsTest, AFullPlaceRefusesByNameAndBoundAndLetsThroughAfterwards
   EXPECT_EQ(limits_->use(0, Limit::kInFlight).refused, 1);
   LimitHold other;
   EXPECT_TRUE(Enter(1, other).ok());  // another tenant's
-  one.End(true, true);
+  one.End(0, true, true);
   EXPECT_TRUE(Enter(0, three).ok());
 }
 
@@ -130,12 +130,69 @@ TEST_F(TenantLimitsTest, WhatWasNotUsedComesBack) {
   EXPECT_EQ(limits_->use(0, Limit::kCost).used, 0);
   LimitHold sent, again;
   EXPECT_TRUE(Enter(0, sent, 5000, 5000).ok());
-  sent.End(/*bytes_used=*/true, /*cost_used=*/false);
+  sent.End(0, /*bytes_used=*/true, /*cost_used=*/false);
   EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 5000);
   EXPECT_EQ(limits_->use(0, Limit::kCost).used, 0);
-  sent.End(false, false);  // it has ended
+  sent.End(0, false, false);  // it has ended
   EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 5000);
   EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 0);
+}
+
+TEST_F(TenantLimitsTest, BytesThatCameStayCharged) {
+  bounds_[0].bytes = {1000, 1'000'000};
+  bounds_[0][Limit::kInFlight] = 1;
+  Start();
+  const auto used = [&] { return limits_->use(0, Limit::kBytes).used; };
+  LimitHold first, second;
+  EXPECT_TRUE(limits_->Begin(0, false, first, 700).ok());
+  EXPECT_EQ(used(), 700) << "before anything else is known of it";
+  EXPECT_FALSE(limits_->Begin(0, false, second, 50).ok());
+  limits_->Came(0, 50, second);
+  EXPECT_EQ(used(), 750);
+  EXPECT_TRUE(limits_->Charge(5000, 0, first).ok());
+  EXPECT_EQ(used(), 5050);
+  first.End(800, /*bytes_used=*/false, false);
+  EXPECT_EQ(used(), 850) << "what of it had come";
+  limits_->Came(0, 100, first);  // of a message that nobody could read
+  EXPECT_EQ(used(), 950);
+}
+
+TEST_F(TenantLimitsTest, WhatARequestBroughtItselfDoesNotRefuseIt) {
+  bounds_[0].bytes = {1000, 1000};
+  Start();
+  LimitHold large, other, late;
+  EXPECT_TRUE(limits_->Begin(0, false, other, 10).ok());
+  EXPECT_TRUE(limits_->Begin(0, false, large, 3000).ok());
+  EXPECT_TRUE(limits_->Charge(3500, 0, large).ok());
+  EXPECT_THAT(limits_->Charge(20, 0, other).message(), HasSubstr("bytes-per-second"));
+  EXPECT_EQ(other.retry_after_ms(), 2500);
+  EXPECT_FALSE(limits_->Begin(0, false, late, 1).ok());
+}
+
+// Who is told when to come again is taken then, however much others send meanwhile; and what was
+// refused costs at most as much again as what is taken.
+TEST_F(TenantLimitsTest, WhatARateRefusedIsOwedAndLocksNobodyOut) {
+  bounds_[0].bytes = {1000, 1000};
+  Start();
+  LimitHold first;
+  EXPECT_TRUE(limits_->Begin(0, false, first, 3000).ok());
+  first.End(3000, true, true);
+  for (int i = 0; i < 100; ++i) {
+    LimitHold refused;
+    EXPECT_FALSE(limits_->Begin(0, false, refused, kUnlimited).ok());
+    EXPECT_EQ(refused.retry_after_ms(), 2000);
+    limits_->Came(0, kUnlimited, refused);
+  }
+  clock_.Advance(seconds(2));
+  LimitHold told, next;
+  EXPECT_TRUE(limits_->Begin(0, false, told, 500).ok());
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 1000 + 2 * 500);
+  EXPECT_TRUE(limits_->Charge(600, 0, told).ok()) << "it was its own";
+  told.End(500, /*bytes_used=*/false, true);
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 1000 + 2 * 500);
+  clock_.Advance(seconds(1));
+  EXPECT_TRUE(limits_->Begin(0, false, next, 500).ok());
+  EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 1000 + 500) << "that is paid";
 }
 
 TEST_F(TenantLimitsTest, AHoldMoves) {
@@ -160,7 +217,7 @@ TEST_F(TenantLimitsTest, NewBoundsHoldAtOnceAndTakeNothingFromWhoIsIn) {
   EXPECT_FALSE(Enter(0, more).ok());
   holds.resize(1);
   EXPECT_TRUE(Enter(0, more, 15).ok());
-  more.End(true, true);
+  more.End(0, true, true);
   EXPECT_FALSE(Enter(0, more).ok());
   bounds_[0].bytes = {};
   limits_->Set(bounds_);
