@@ -45,8 +45,9 @@ void AddObserving(CLI::App& app, Config& c) {
   group.Number("--access-log-slow", c.access_log_slow_seconds, 0, 86400, "SECONDS",
                "Seconds beyond which a call was slow");
   group.Number("--access-log-rate", c.access_log_rate, 0, 1e6, "N",
-               "Lines per second of calls that failed or were slow, and as many of the others, "
-               "after a burst of 20 seconds' worth; the rest is counted. 0: no limit");
+               "Lines per second of calls that failed or were slow, as many of the others, and of "
+               "refused callers, after a burst of 20 seconds' worth; the rest is counted. 0: no "
+               "limit but 50 for refused callers");
   AddTraces(app, c);
 }
 

@@ -29,6 +29,13 @@ bool AccessLog::Wants(uint64_t id, bool failed, int64_t total_ns) {
   return false;
 }
 
+bool AccessLog::WantsRefused() {
+  const MutexLock lock(mutex_);
+  if (refused_limit_.Take("call", "refused", clock_.Now()).write) return true;
+  ++limited_;
+  return false;
+}
+
 void AccessLog::Write(std::span<const LogField> fields) try {
   writer_->Push(FormatJsonRecord(std::chrono::system_clock::now(), fields));
 } catch (const std::exception&) {

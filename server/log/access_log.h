@@ -38,6 +38,9 @@ class AccessLog {
   // Whether the call with this number is to have a line. Ask once for each: it counts towards the
   // limits.
   bool Wants(uint64_t id, bool failed, int64_t total_ns);
+  // Whether a caller who was refused is to have one. These have a limit of their own, whatever the
+  // rate is: whoever can connect may be refused as often as it likes.
+  bool WantsRefused();
   // Writes a line with the time and these fields. Loses it where there is no memory.
   void Write(std::span<const LogField> fields);
 
@@ -53,14 +56,22 @@ class AccessLog {
   Stats stats() const;
 
  private:
+  // Lines per second of refused callers where there is no rate.
+  static constexpr double kRefusedRate = 50;
+
   AccessLog(const Options& options, std::unique_ptr<LineWriter> writer, const Clock& clock)
-      : options_(options), clock_(clock), writer_(std::move(writer)), limit_(options.rate) {}
+      : options_(options),
+        clock_(clock),
+        writer_(std::move(writer)),
+        limit_(options.rate),
+        refused_limit_(options.rate > 0 ? options.rate : kRefusedRate) {}
 
   const Options options_;
   const Clock& clock_;
   const std::unique_ptr<LineWriter> writer_;
   mutable Mutex mutex_;
   LogLimit limit_ ATTEND_GUARDED_BY(mutex_);
+  LogLimit refused_limit_ ATTEND_GUARDED_BY(mutex_);
   int64_t limited_ ATTEND_GUARDED_BY(mutex_) = 0;
   int64_t no_memory_ ATTEND_GUARDED_BY(mutex_) = 0;
 };

@@ -173,9 +173,7 @@ void LogRefused(Logger& logger, AccessLog* access_log, const Status& status,
   if (!call.peer.empty()) fields.Add("peer", call.peer);
   fields.Add("method", call.method.substr(0, kMethodBytesMax));
   AddStatus(status, fields);
-  if (access_log != nullptr && access_log->Wants(0, /*failed=*/true, 0)) {
-    access_log->Write(fields.get());
-  }
+  if (access_log != nullptr && access_log->WantsRefused()) access_log->Write(fields.get());
   logger.LogGathered(LogLevel::warn, "caller refused", fields.get(), CodeName(status.code()));
 }
 

@@ -69,6 +69,22 @@ TEST_F(AccessLogTest, BothSortsHaveARateOfTheirOwn) {
   EXPECT_EQ(count(false), 6);
 }
 
+// Else strangers would use up what is there for callers' failures, or fill the disk.
+TEST_F(AccessLogTest, RefusedCallersHaveALimitOfTheirOwnAlways) {
+  for (const double rate : {2.0, 0.0}) {
+    const auto log = Open({.sample = 1, .slow = seconds(1), .rate = rate});
+    int written = 0;
+    for (int n = 0; n < 5000; ++n) written += log->WantsRefused();
+    EXPECT_EQ(written, rate > 0 ? 40 : 1000);
+    EXPECT_EQ(log->stats().limited, 5000 - written);
+    EXPECT_TRUE(log->Wants(0, true, 0));
+    clock_.Advance(seconds(1));
+    written = 0;
+    for (int n = 0; n < 5000; ++n) written += log->WantsRefused();
+    EXPECT_EQ(written, rate > 0 ? 2 : 50);
+  }
+}
+
 TEST_F(AccessLogTest, AnyBytesStayInTheirFieldOfTheirLine) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
