@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "attend/v1/admin.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/open_stream.h"
@@ -158,6 +159,8 @@ class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
 ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::string> services)
     : context_(context), services_(std::move(services)) {
   services_.push_back("grpc.health.v1.Health");
+  // What it has is no secret; who may call it is another question.
+  services_.push_back(v1::AdminService::service_full_name());
   services_.push_back(proto::ServerReflection::service_full_name());
 }
 

@@ -127,7 +127,7 @@ def test_reflection_lists_and_describes(server):
         call = channel.stream_stream(
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
         listed, described = list(call(iter(requests), timeout=wire.SECONDS))
-    for name in (symbol, b"grpc.health.v1.Health"):
+    for name in (symbol, b"grpc.health.v1.Health", b"attend.v1.AdminService"):
         assert name in listed
     for name in (b"AttendStream", b"GetServerInfo", b"kv_lengths", b"alibi_slopes"):
         assert name in described
