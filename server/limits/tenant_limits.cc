@@ -130,6 +130,21 @@ Status TenantLimits::Begin(int index, bool check, LimitHold& hold, int64_t came)
   return Status();
 }
 
+Status TenantLimits::BeginSmall(int index, LimitHold& hold, int64_t came) {
+  assert(hold.limits_ == nullptr);
+  Tenant& tenant = *tenants_[index];
+  const TimePoint now = clock_.Now();
+  const MutexLock lock(tenant.mutex);
+  tenant.bytes.Charge(came, now);
+  ATTEND_RETURN_IF_ERROR(CheckCount(tenant, Limit::kInFlight));
+  ++tenant.used[Index(Limit::kInFlight)];
+  hold.limits_ = this;
+  hold.tenant_ = index;
+  hold.check_ = false;
+  hold.begun_bytes_ = hold.bytes_ = came;
+  return Status();
+}
+
 Status TenantLimits::Charge(int64_t bytes, double cost, LimitHold& hold) {
   assert(hold.limits_ == this && hold.cost_ == 0);
   Tenant& tenant = *tenants_[hold.tenant_];

@@ -98,6 +98,9 @@ class TenantLimits {
   // then knows when to come again. `check`: the request asks for a reference check. `came`: bytes
   // that have come for it.
   Status Begin(int tenant, bool check, LimitHold& hold, int64_t came = 0);
+  // The same for a call without tensors: it takes a place and is charged what came, but no rate
+  // refuses it.
+  Status BeginSmall(int tenant, LimitHold& hold, int64_t came);
   // Once for each hold that was begun. `bytes`: all of the request, with what came. `cost`: FLOPs.
   Status Charge(int64_t bytes, double cost, LimitHold& hold);
   // Charges what came for a request that has not begun. `hold`: what Begin made of it, if it was

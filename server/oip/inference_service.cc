@@ -2,6 +2,7 @@
 
 #include "server/oip/inference_service.h"
 
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -50,11 +51,13 @@ InferenceServiceImpl::InferenceServiceImpl(ServiceContext& context, Options opti
     : context_(context), options_(std::move(options)), regions_(options_.regions) {}
 
 template <class In, class Out, class Answer>
-void InferenceServiceImpl::Respond(Call& call, const CallFacts& facts, const Bytes& request,
-                                   Bytes& response, Reactor& reactor, const Answer& answer) {
+void InferenceServiceImpl::Respond(Call& call, const CallFacts& facts, LimitHold& place,
+                                   const Bytes& request, Bytes& response, Reactor& reactor,
+                                   const Answer& answer) {
   const Status status = TrySmallCall<In, Out>(request, kRequestBytesMax, answer, response);
   const OnNoMemory wait(OnNoMemory::kWait);
   const SmallCallEnd end = SmallCall(kEvent, request, response);
+  place.End(end.request_bytes, true, true);
   if (!status.ok()) {
     return RefuseCall(context_, call, facts, end, Rejection::kMemory, status, {}, reactor);
   }
@@ -71,7 +74,17 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondNow(Call* call, cons
       AdmitCaller(context_, *call, MethodOf<In>(), scope, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  Respond<In, Out>(*call, facts, *request, *response, *reactor, answer);
+  std::shared_ptr<LimitHold> place;
+  if (scope == Scope::kAny) {  // probes: a tenant at its limits is no reason to restart a server
+    const auto bytes = static_cast<int64_t>(request->Length());
+    context_.limits.Came(caller->tenant, bytes, LimitHold());
+  } else {
+    place = TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
+    if (place == nullptr) return reactor;
+  }
+  LimitHold none;
+  Respond<In, Out>(*call, facts, place == nullptr ? none : *place, *request, *response, *reactor,
+                   answer);
   return reactor;
 }
 
@@ -84,8 +97,11 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondOf(Call* call, const
       AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  const auto place =
+      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
+  if (place == nullptr) return reactor;
   const auto of_tenant = [&](const In& in, Out& out) { return answer(caller->tenant, in, out); };
-  Respond<In, Out>(*call, facts, *request, *response, *reactor, of_tenant);
+  Respond<In, Out>(*call, facts, *place, *request, *response, *reactor, of_tenant);
   return reactor;
 }
 
@@ -292,16 +308,21 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Ca
       AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  const auto place =
+      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
+  if (place == nullptr) return reactor;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context_.workers.Post([this, facts, call, request, response, reactor] {
-      Respond<In, Out>(*call, facts, *request, *response, *reactor, [&](const auto& in, auto&) {
-        return regions_.RegisterGpu(facts.caller.tenant, in.name(), in.raw_handle(), in.device_id(),
-                                    in.byte_size());
-      });
+    context_.workers.Post([this, facts, place, call, request, response, reactor] {
+      Respond<In, Out>(
+          *call, facts, *place, *request, *response, *reactor, [&](const auto& in, auto&) {
+            return regions_.RegisterGpu(facts.caller.tenant, in.name(), in.raw_handle(),
+                                        in.device_id(), in.byte_size());
+          });
     });
   } catch (const std::bad_alloc&) {
     const OnNoMemory wait(OnNoMemory::kWait);
+    place->End(0, true, true);
     RefuseCall(context_, *call, facts, SmallCall(kEvent, *request, *response), Rejection::kMemory,
                OutOfMemory(), {}, *reactor);
   }
@@ -318,6 +339,9 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
       AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  const auto place =
+      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
+  if (place == nullptr) return reactor;
   std::string name;
   const auto note = [&name](const In& in, auto&) {
     name = in.name();
@@ -326,6 +350,7 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
   const Status status = TrySmallCall<In, Out>(*request, kRequestBytesMax, note, *response);
   const OnNoMemory wait(OnNoMemory::kWait);
   const SmallCallEnd end = SmallCall(kEvent, *request, *response);
+  place->End(end.request_bytes, true, true);
   if (!status.ok()) {
     RefuseCall(context_, *call, facts, end, Rejection::kMemory, status, {}, *reactor);
   } else {

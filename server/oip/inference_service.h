@@ -79,8 +79,8 @@ class InferenceServiceImpl final : public RawRpcs {
   // Parses the request, has `answer(request, response)` fill the response, or say why not, and
   // finishes.
   template <class In, class Out, class Answer>
-  void Respond(Call& call, const CallFacts& facts, const Bytes& request, Bytes& response,
-               Reactor& reactor, const Answer& answer);
+  void Respond(Call& call, const CallFacts& facts, LimitHold& place, const Bytes& request,
+               Bytes& response, Reactor& reactor, const Answer& answer);
   template <class In, class Out, class Answer>
   Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer,
                       Scope scope = Scope::kInfo);

@@ -66,6 +66,8 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServ
       AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAny, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  // It says what the limits are, so none refuses it.
+  context_.limits.Came(caller->tenant, static_cast<int64_t>(request->Length()), LimitHold());
   const auto fill = [&](const In&, Out& out) {
     return context_.fill_info(*caller, &out), Status();
   };

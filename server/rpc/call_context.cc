@@ -172,4 +172,23 @@ void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, cons
   reactor.Finish(ToGrpc(status));
 }
 
+std::shared_ptr<LimitHold> TakePlace(ServiceContext& context, grpc::CallbackServerContext& call,
+                                     const CallFacts& facts, const SmallCallEnd& end,
+                                     grpc::ServerUnaryReactor& reactor) {
+  Status status;
+  Rejection rejection = Rejection::kTenantLimit;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    auto place = std::make_shared<LimitHold>();
+    status = context.limits.BeginSmall(facts.caller.tenant, *place, end.request_bytes);
+    if (status.ok()) return place;
+  } catch (const std::bad_alloc&) {
+    status = OutOfMemory();
+    rejection = Rejection::kMemory;
+  }
+  const OnNoMemory wait(OnNoMemory::kWait);
+  RefuseCall(context, call, facts, end, rejection, std::move(status), {}, reactor);
+  return nullptr;
+}
+
 }  // namespace attend

@@ -131,6 +131,11 @@ void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
 void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const CallFacts& facts,
                 const SmallCallEnd& end, Rejection exhausted, Status status, const Refusal& refusal,
                 grpc::ServerUnaryReactor& reactor);
+// Takes a place among its tenant's requests in flight for such a call, which must give it back
+// before its client hears of the end. Null: there is none, and the call has ended.
+std::shared_ptr<LimitHold> TakePlace(ServiceContext& context, grpc::CallbackServerContext& call,
+                                     const CallFacts& facts, const SmallCallEnd& end,
+                                     grpc::ServerUnaryReactor& reactor);
 // The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();
 

@@ -62,8 +62,9 @@ Status SessionServiceImpl::AnswerTo(const Caller& caller, const Bytes& request,
 }
 
 template <class In, class Out, class Answer>
-void SessionServiceImpl::Respond(Call& call, const CallFacts& facts, const Bytes& request,
-                                 Bytes& response, Reactor& reactor, const Answer& answer) {
+void SessionServiceImpl::Respond(Call& call, const CallFacts& facts, LimitHold& place,
+                                 const Bytes& request, Bytes& response, Reactor& reactor,
+                                 const Answer& answer) {
   Status status;
   Rejection exhausted = Rejection::kSessions;
   Refusal refusal;
@@ -82,6 +83,7 @@ void SessionServiceImpl::Respond(Call& call, const CallFacts& facts, const Bytes
   if (refusal.tenant_limit) exhausted = Rejection::kTenantLimit;
   const OnNoMemory wait(OnNoMemory::kWait);
   const SmallCallEnd end = SmallCall(kEvent, request, response);
+  place.End(end.request_bytes, true, true);
   if (!status.ok()) {
     return RefuseCall(context_, call, facts, end, exhausted, std::move(status), refusal, reactor);
   }
@@ -97,7 +99,10 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondNow(Call* call, const By
       AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  Respond<In, Out>(*call, facts, *request, *response, *reactor, answer);
+  const auto place =
+      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
+  if (place == nullptr) return reactor;
+  Respond<In, Out>(*call, facts, *place, *request, *response, *reactor, answer);
   return reactor;
 }
 
@@ -111,13 +116,17 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const 
       AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
+  const auto place =
+      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
+  if (place == nullptr) return reactor;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context_.workers.Post([this, call, facts, request, response, reactor, answer] {
-      Respond<In, Out>(*call, facts, *request, *response, *reactor, answer);
+    context_.workers.Post([this, call, facts, place, request, response, reactor, answer] {
+      Respond<In, Out>(*call, facts, *place, *request, *response, *reactor, answer);
     });
   } catch (const std::bad_alloc&) {
     const OnNoMemory wait(OnNoMemory::kWait);
+    place->End(0, true, true);
     RefuseCall(context_, *call, facts, SmallCall(kEvent, *request, *response), Rejection::kMemory,
                OutOfMemory(), {}, *reactor);
   }

@@ -47,8 +47,8 @@ class SessionServiceImpl final
   // Parses the request, has `answer(tenant, request, response, refusal)` fill the response, or say
   // why not, and finishes.
   template <class In, class Out, class Answer>
-  void Respond(Call& call, const CallFacts& facts, const Bytes& request, Bytes& response,
-               Reactor& reactor, const Answer& answer);
+  void Respond(Call& call, const CallFacts& facts, LimitHold& place, const Bytes& request,
+               Bytes& response, Reactor& reactor, const Answer& answer);
   template <class In, class Out, class Answer>
   Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
   template <class In, class Out, class Answer>

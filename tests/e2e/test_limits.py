@@ -14,6 +14,7 @@ import pytest
 import chunked
 import harness
 import sessions
+import strangers
 import wire
 from limits import Limits, attend, refused
 
@@ -48,6 +49,56 @@ def test_requests_in_flight(start_server, tmp_path):
     assert server.metric("attend_tenant_limit", **limit) == 1
     assert server.metric("attend_tenant_limited_total") == 1  # no other
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 1
+
+
+# Methods without tensors.
+SMALL = [f"/attend.v1.SessionService/{name}Session{'s' if name == 'List' else ''}"
+         for name in ("List", "Create", "Fork", "Truncate", "Free", "Get")]
+SMALL += ["/attend.v1.SessionService/KeepAlive"]
+SMALL += [f"/inference.GRPCInferenceService/{name}" for name in (
+    "ServerMetadata", "SystemSharedMemoryStatus", "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister")]
+
+
+def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
+    """All but those that say how the server is and what the limits are."""
+    server = start_server(*Limits(tmp_path, "[a]\nrequests-in-flight = 1\n").flags, "--oip",
+                          "--session-memory=16MiB")
+    with wire.connect(server.address) as service, \
+            grpc.insecure_channel(server.address) as channel:
+        def ask(path, tenant="a"):
+            return strangers.ask(channel, path, [("x-attend-tenant", tenant)])
+
+        with uploading(service):
+            for path in SMALL:
+                answer = ask(path)
+                assert answer.code == grpc.StatusCode.RESOURCE_EXHAUSTED, path
+                assert answer.message == ("tenant limit requests-in-flight: the tenant has 1, may "
+                                          "have at most 1")
+                assert ask(path, "b").code != grpc.StatusCode.RESOURCE_EXHAUSTED, path
+            for path in ("/attend.v1.AttentionService/GetServerInfo",
+                         "/inference.GRPCInferenceService/ServerReady"):
+                assert ask(path).code != grpc.StatusCode.RESOURCE_EXHAUSTED
+        for path in 3 * SMALL:  # each gives its place back before its client hears of its end
+            assert ask(path).code != grpc.StatusCode.RESOURCE_EXHAUSTED, path
+    assert server.metric("attend_tenant_used", tenant="a", limit="in_flight") == 0
+    assert server.metric("attend_tenant_limited_total", tenant="a",
+                         limit="in_flight") == len(SMALL)
+    assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == len(SMALL)
+
+
+def test_small_calls_are_charged_and_no_rate_refuses_them(start_server, tmp_path):
+    """A session must not lose its lease, nor memory stay taken, because its tenant is in debt."""
+    server = start_server(*Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1KiB\n").flags,
+                          "--session-memory=16MiB")
+    with wire.connect(server.address) as service, sessions.client(server.address, "a") as calls:
+        made = calls.create()
+        attend(service, wire.small_request())
+        before = charged(server)
+        refused(service, wire.small_request())
+        calls.call("KeepAlive", session=made.id)
+        calls.call("FreeSession", session=made.id)
+        assert charged(server) - before > len(made.id)
 
 
 def test_checks(start_server, tmp_path):
