@@ -217,7 +217,7 @@ def killed_for_memory(folder, seed, seconds, locked=False):
         harness.wait_for("answers of the next one", lambda: answered(server) > 50)
         callers.terminate()
         outcomes, faults = callers.wait(120)
-        return at_rest(server, outcomes, faults)
+        return at_rest(server, outcomes, faults, share=0)
     finally:
         server.kill()
         group.close()
