@@ -15,7 +15,7 @@ constexpr std::chrono::seconds kLookPeriod{1};
 }  // namespace
 
 Result<std::unique_ptr<Callers>> Callers::Load(const Config& config, Metrics& metrics,
-                                               Logger& logger, const Clock& clock) {
+                                               Logger& logger) {
   if (config.tokens.empty()) return std::unique_ptr<Callers>();
   std::unique_ptr<Callers> callers(new Callers(metrics));
   Authenticator::Options options;
@@ -34,10 +34,16 @@ Result<std::unique_ptr<Callers>> Callers::Load(const Config& config, Metrics& me
   Result<std::unique_ptr<Authenticator>> loaded = Authenticator::Load(std::move(options));
   if (!loaded.ok()) return loaded.status();
   callers->authenticator_ = std::move(*loaded);
-  callers->watch_ = std::make_unique<PollThread>(
-      "attend-tokens", kLookPeriod, clock,
-      [authenticator = callers->authenticator_.get()] { authenticator->Reload(); });
   return callers;
+}
+
+void Callers::Watch(const Clock& clock, std::function<void()> changed) {
+  watch_ = std::make_unique<PollThread>("attend-tokens", kLookPeriod, clock,
+                                        [this, changed = std::move(changed)] {
+                                          const uint64_t before = authenticator_->generation();
+                                          authenticator_->Reload();
+                                          if (authenticator_->generation() != before) changed();
+                                        });
 }
 
 void Callers::Guard(RegionSocket::Options& socket) const {

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -23,9 +24,13 @@ class Callers {
  public:
   // Null without --tokens: then nobody asks who calls. The arguments must outlive the object.
   static Result<std::unique_ptr<Callers>> Load(const Config& config, Metrics& metrics,
-                                               Logger& logger, const Clock& clock);
+                                               Logger& logger);
 
   const Authenticator& authenticator() const { return *authenticator_; }
+  // Looks at the file from now on, every second, and calls `changed` whenever what callers may do
+  // has changed, until StopWatching.
+  void Watch(const Clock& clock, std::function<void()> changed);
+  void StopWatching() { watch_.reset(); }
   // Has the socket ask who connects. This object must outlive it.
   void Guard(RegionSocket::Options& socket) const;
   // The tenant of a process on this host that brings a token, and perhaps the name of the tenant

@@ -54,13 +54,19 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
   named.server_id = std::move(*id);
   std::unique_ptr<Server> server(new Server(named, std::move(logger), std::move(clock)));
   Result<std::unique_ptr<Callers>> callers =
-      Callers::Load(server->config_, server->metrics_, *server->logger_, server->clock_);
+      Callers::Load(server->config_, server->metrics_, *server->logger_);
   if (!callers.ok()) return callers.status();
   server->callers_ = std::move(*callers);
   ATTEND_RETURN_IF_ERROR(server->StartObserving());
   ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends), receive_blocks));
   ATTEND_RETURN_IF_ERROR(server->StartMetrics());
   ATTEND_RETURN_IF_ERROR(server->StartGrpc());
+  if (server->callers_ != nullptr) {
+    server->callers_->Watch(server->clock_, [raw = server.get()] {
+      raw->context_->streams.RecheckAll();
+      if (raw->shared_ != nullptr) raw->shared_->Recheck();
+    });
+  }
   server->LogStart();
   return server;
 }

@@ -79,6 +79,7 @@ bool Server::Drain(Duration timeout) {
 
 Server::~Server() {
   metrics_endpoint_.reset();
+  if (callers_ != nullptr) callers_->StopWatching();
   if (engine_ == nullptr) return;
   engine_->Drain();
   {

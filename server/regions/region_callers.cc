@@ -4,6 +4,7 @@
 // and who goes where there is no place for all.
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,6 +36,18 @@ bool RegionSocket::EndUnknown(std::optional<uid_t> user) {
   if (oldest == connections_.end()) return false;
   End(oldest);
   return true;
+}
+
+void RegionSocket::RecheckAll() { eventfd_write(done_->wake.get(), 1); }
+
+void RegionSocket::EndRevoked() {
+  if (!options_.generation) return;
+  const uint64_t generation = options_.generation();
+  if (std::exchange(generation_, generation) == generation) return;
+  for (auto each = connections_.begin(); each != connections_.end();) {
+    const auto connection = each++;
+    if (const Status known = Recheck(connection->second); !known.ok()) EndWith(connection, known);
+  }
 }
 
 int RegionSocket::EndLate() {

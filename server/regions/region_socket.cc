@@ -106,6 +106,7 @@ void RegionSocket::Run() {
   NameThread("attend-socket");
   std::vector<pollfd> polled;
   for (;;) {
+    EndRevoked();
     const int wait_ms = EndLate();
     polled.clear();
     polled.push_back({wake_.get(), POLLIN, 0});

@@ -61,6 +61,8 @@ class RegionSocket {
   // `until` for a region that is being made, and then leaves the rest to the thread, or to another
   // Stop.
   bool Stop(TimePoint until = kNever);
+  // `generation` is another: those go that are no longer who they said. Does not wait.
+  void RecheckAll();
 
  private:
   struct Connection {
@@ -95,6 +97,8 @@ class RegionSocket {
   Result<uid_t> CheckPeer(int socket);
   // Ends the oldest connection that nobody knows, of that user or of any. False: there is none.
   bool EndUnknown(std::optional<uid_t> user);
+  // Ends those that are no longer who they said.
+  void EndRevoked();
   // Ends those whose time to say who they are is over; returns how long to poll.
   int EndLate();
   // False if the connection is over.
@@ -126,6 +130,7 @@ class RegionSocket {
   UniqueFd wake_;  // readable when the thread must end
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
   Connections connections_;  // the thread's
+  uint64_t generation_ = 0;  // the thread's: when it last asked of all
   bool accepting_ = true;    // the thread's; false while there are no descriptors
   Mutex mutex_;
   CondVar changed_;

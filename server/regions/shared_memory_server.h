@@ -39,6 +39,9 @@ class SharedMemoryServer {
   // memory. Returns whether that is done: a region that is being made may take longer than `until`.
   bool Stop(TimePoint until) { return socket_->Stop(until); }
 
+  // What callers may do has changed.
+  void Recheck() { socket_->RecheckAll(); }
+
   const RegionRegistry& registry() const { return registry_; }
   RegionRegistry& registry() { return registry_; }
   const std::string& socket_path() const { return path_; }

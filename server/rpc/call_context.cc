@@ -70,6 +70,11 @@ void OpenStreams::EndAll() {
   for (OpenCall* stream : streams_) stream->EndWhenIdle();
 }
 
+void OpenStreams::RecheckAll() {
+  const MutexLock lock(mutex_);
+  for (OpenCall* stream : streams_) stream->Recheck();
+}
+
 void OpenStreams::Resume() {
   const MutexLock lock(mutex_);
   ending_ = false;

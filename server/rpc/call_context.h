@@ -44,6 +44,9 @@ class OpenCall {
   virtual ~OpenCall() = default;
   // Ends the call with UNAVAILABLE once everything accepted on it is answered.
   virtual void EndWhenIdle() = 0;
+  // Ends the call so as its next request would end it, if its caller may no longer do what it could
+  // when the call began. What was accepted is answered first.
+  virtual void Recheck() = 0;
 };
 
 // The calls that stay open between requests. Thread-safe.
@@ -59,6 +62,8 @@ class OpenStreams {
   void Remove(OpenCall* stream);
   // Every stream, present or new, ends with UNAVAILABLE once its last answer has left.
   void EndAll();
+  // What callers may do has changed: those go that have lost their right.
+  void RecheckAll();
   // New streams may stay again.
   void Resume();
 

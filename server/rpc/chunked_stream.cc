@@ -138,6 +138,24 @@ void ChunkedStream::EndWhenIdle() {
   Advance();
 }
 
+void ChunkedStream::Recheck() {
+  {
+    const MutexLock lock(mutex_);
+    if (finished_ || !refusal_.ok()) return;
+  }
+  const Status may = caller_.Check();
+  if (may.ok()) return;
+  TransferRef transfer;
+  {
+    const MutexLock lock(mutex_);
+    if (TakesFirstLocked()) return;  // SetTransfer asks again
+    transfer = transfer_;
+    RefuseLocked(may);
+  }
+  if (transfer) return transfer->FailUpload(std::nullopt, may);
+  Advance();
+}
+
 void ChunkedStream::OnReadDone(bool ok) {
   const std::shared_ptr<ChunkedStream> self = shared_from_this();
   grpc::ByteBuffer message;
@@ -240,7 +258,11 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
     first_ = first;
     cancelled = cancelled_;
   }
-  if (cancelled) transfer->FailCancelled();
+  if (cancelled) {
+    transfer->FailCancelled();
+  } else if (const Status may = caller_.Check(); !may.ok()) {
+    transfer->FailUpload(std::nullopt, may);
+  }
   Advance();
 }
 

@@ -48,6 +48,7 @@
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/chunked_transfer.h"
+#include "server/rpc/standing_caller.h"
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
@@ -67,6 +68,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   // OpenCall. A request with missing bytes does not count as accepted.
   void EndWhenIdle() override;
+  void Recheck() override;
 
   // gRPC
   void OnReadDone(bool ok) override;
@@ -117,6 +119,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   ServiceContext& context_;
   const CallFacts facts_;
   grpc::CallbackServerContext& call_;
+  StandingCaller caller_{context_, call_, facts_, Scope::kCompute};
   CountHold hold_;                       // End releases it
   std::shared_ptr<ChunkedStream> self_;  // until OnDone
   const WatchedRef watched_ = std::make_shared<WatchedCall>();

@@ -170,7 +170,7 @@ void ChunkedTransfer::FailCancelled() {
   AdvanceAll();
 }
 
-void ChunkedTransfer::FailUpload(Rejection reason, Status status, int64_t message_bytes) {
+void ChunkedTransfer::FailUpload(Reason reason, Status status, int64_t message_bytes) {
   MutexLock lock(mutex_);
   if (phase_ == Phase::kUploading && request_ != nullptr) request_->message_bytes += message_bytes;
   Rest rest = FailUploadLocked(reason, std::move(status));
@@ -178,9 +178,10 @@ void ChunkedTransfer::FailUpload(Rejection reason, Status status, int64_t messag
   Do(std::move(rest));
 }
 
-ChunkedTransfer::Rest ChunkedTransfer::FailUploadLocked(Rejection reason, Status status) {
+ChunkedTransfer::Rest ChunkedTransfer::FailUploadLocked(Reason reason, Status status) {
   if (phase_ > Phase::kUploading || !failure_.ok()) return {};
-  return FailLocked(context_.reader.Reject(reason, std::move(status)));
+  if (reason) status = context_.reader.Reject(*reason, std::move(status));
+  return FailLocked(std::move(status));
 }
 
 void ChunkedTransfer::EndIfIdle(TimePoint now) {

@@ -112,10 +112,12 @@ class ChunkedTransfer final : public Call {
   void Fail(Status status);
   // A stream was cancelled, or its connection lost.
   void FailCancelled();
-  // The same, but only if bytes are missing; counts as a rejection. For bad chunks, which are
-  // ignored after that, and for draining, which ends no other requests. `message_bytes`: of the
-  // message that is why.
-  void FailUpload(Rejection reason, Status status, int64_t message_bytes = 0);
+  // What an upload's end counts as; nothing: it was counted already.
+  using Reason = std::optional<Rejection>;
+  // The same, but only if bytes are missing. For bad chunks, which are ignored after that, for
+  // draining, which ends no other requests, and for callers that have lost their right.
+  // `message_bytes`: of the message that is why.
+  void FailUpload(Reason reason, Status status, int64_t message_bytes = 0);
   // Ends a stalled upload, and cuts off writes that are left of a request that has ended.
   void EndIfIdle(TimePoint now);
   // Whether to cut off a chunk that is being written, because it is not read and keeps the answer
@@ -155,7 +157,7 @@ class ChunkedTransfer final : public Call {
   // `request` is request_, which stays while the header is in hand.
   Status Admit(const RequestMessage& header, Request& request);
   Rest FailLocked(Status status) ATTEND_REQUIRES(mutex_);
-  Rest FailUploadLocked(Rejection reason, Status status) ATTEND_REQUIRES(mutex_);
+  Rest FailUploadLocked(Reason reason, Status status) ATTEND_REQUIRES(mutex_);
   Rest EndUploadLocked() ATTEND_REQUIRES(mutex_);
   void Do(Rest rest) ATTEND_EXCLUDES(mutex_);
   Status MissingLocked() const ATTEND_REQUIRES(mutex_);

@@ -37,12 +37,13 @@ Status TakeStream(ServiceContext& context, std::string_view method, const Caller
 // its tenant's, and ends it if streams are no longer accepted.
 template <class Make>
 RawStream* OpenStream(ServiceContext& context, std::string_view method,
-                      grpc::CallbackServerContext& call, const Make& make) {
+                      grpc::CallbackServerContext& call, const Make& make,
+                      Scope scope = Scope::kCompute) {
   OpenStreams::Place place;
   std::invoke_result_t<Make, const Caller&, CountHold> stream = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    const Result<Caller> caller = CallerOf(context, call, method, Scope::kCompute);
+    const Result<Caller> caller = CallerOf(context, call, method, scope);
     if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
     CountHold hold;
     const Status taken = TakeStream(context, method, *caller, call, hold);

@@ -8,6 +8,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <new>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,8 +16,9 @@
 
 #include "attend/v1/admin.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
-#include "server/rpc/call_caller.h"
+#include "server/rpc/call_log.h"
 #include "server/rpc/open_stream.h"
+#include "server/rpc/standing_caller.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
@@ -106,37 +108,87 @@ void Answer(const proto::ServerReflectionRequest& request, const std::vector<std
 }
 
 // Answers one stream's requests, one after the other.
-class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+class Stream final : public RawStream, public OpenCall {
  public:
-  explicit Stream(const std::vector<std::string>& services) : services_(services) {
-    StartRead(&bytes_);
+  Stream(ServiceContext& context, const std::vector<std::string>& services, const CallFacts& facts,
+         grpc::CallbackServerContext& call, CountHold hold)
+      : context_(context),
+        services_(services),
+        facts_(facts),
+        call_(call),
+        hold_(std::move(hold)) {}
+
+  void Begin() { Read(); }
+  // OpenCall
+  void EndWhenIdle() override { Stop(Unavailable("the server is draining")); }
+  void Recheck() override {
+    if (const Status may = caller_.Check(); !may.ok()) Stop(may);
   }
+
+  // gRPC
   void OnReadDone(bool ok) override {
-    const grpc::Status status = ok ? Respond() : grpc::Status::OK;
-    if (ok && status.ok()) return StartWrite(&bytes_);
-    Finish(status);
+    {
+      const MutexLock lock(mutex_);
+      if (finished_) return;  // it crossed the end of the call
+      answering_ = ok;
+    }
+    if (!ok) return Stop(Status());
+    const Status status = Respond();
+    if (status.ok()) return StartWrite(&bytes_);
+    Answered();
+    Stop(status);
   }
   void OnWriteDone(bool ok) override {
-    if (ok) return StartRead(&bytes_);
-    Finish(grpc::Status::CANCELLED);
+    if (!ok) Stop(Status(Code::kCancelled, "the call was cancelled"));
+    Answered();
+    Read();
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    context_.streams.Remove(this);
+    delete this;
+  }
 
  private:
-  // Puts the answer in the request's place.
-  grpc::Status Respond() try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (bytes_.Length() > kRequestBytesMax) {
-      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                          "a reflection request has " + std::to_string(bytes_.Length()) +
-                              " bytes, must have at most " + std::to_string(kRequestBytesMax));
+  void Answered() {
+    const MutexLock lock(mutex_);
+    answering_ = false;
+  }
+  void Read() {
+    bool stopped;
+    {
+      const MutexLock lock(mutex_);
+      stopped = stopped_.has_value();
     }
+    if (stopped) return Stop(Status());
+    StartRead(&bytes_);
+  }
+  // Ends with the first status that this is called with, once no answer is under way.
+  void Stop(const Status& status) {
+    Status end;
+    {
+      const MutexLock lock(mutex_);
+      if (!stopped_) stopped_ = status;
+      if (answering_ || finished_) return;
+      finished_ = true;
+      end = *stopped_;
+    }
+    LogEnd(context_, end, {"reflection refused", request_bytes_, response_bytes_}, call_, facts_);
+    hold_.Release();  // before the client hears of it and opens another
+    Finish(ToGrpc(end));
+  }
+  // Puts the answer in the request's place.
+  Status Respond() try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    ATTEND_RETURN_IF_ERROR(caller_.Check());
+    if (bytes_.Length() > kRequestBytesMax) {
+      return InvalidArgument("a reflection request has " + std::to_string(bytes_.Length()) +
+                             " bytes, must have at most " + std::to_string(kRequestBytesMax));
+    }
+    request_bytes_ += static_cast<int64_t>(bytes_.Length());
     proto::ServerReflectionRequest request;
-    const grpc::Status parsed =
-        grpc::SerializationTraits<proto::ServerReflectionRequest>::Deserialize(&bytes_, &request);
-    if (!parsed.ok()) {
-      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                          "the message is not a reflection request");
+    if (!grpc::SerializationTraits<proto::ServerReflectionRequest>::Deserialize(&bytes_, &request)
+             .ok()) {
+      return InvalidArgument("the message is not a reflection request");
     }
     // On an arena: Protobuf's messages lose what they hold where an allocation fails.
     google::protobuf::Arena arena;
@@ -144,14 +196,27 @@ class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
         google::protobuf::Arena::CreateMessage<proto::ServerReflectionResponse>(&arena);
     Answer(request, services_, *response);
     const grpc::Slice answer(response->SerializeAsString());
+    response_bytes_ += static_cast<int64_t>(answer.size());
     bytes_ = grpc::ByteBuffer(&answer, 1);
-    return grpc::Status::OK;
+    return Status();
   } catch (const std::bad_alloc&) {
-    return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory for the answer");
+    return ResourceExhausted("no memory for the answer");
   }
 
+  ServiceContext& context_;
   const std::vector<std::string>& services_;
+  const CallFacts facts_;
+  grpc::CallbackServerContext& call_;
+  StandingCaller caller_{context_, call_, facts_, Scope::kInfo};
+  CountHold hold_;  // its place among its tenant's streams
+  // Of the thread that answers, or ends the stream when none does.
   grpc::ByteBuffer bytes_;
+  int64_t request_bytes_ = 0;
+  int64_t response_bytes_ = 0;
+  Mutex mutex_;
+  bool answering_ ATTEND_GUARDED_BY(mutex_) = false;  // a message was read and is not yet answered
+  std::optional<Status> stopped_ ATTEND_GUARDED_BY(mutex_);
+  bool finished_ ATTEND_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace
@@ -166,14 +231,11 @@ ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::s
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>*
 ReflectionService::ServerReflectionInfo(grpc::CallbackServerContext* call) {
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    const Result<Caller> caller = CallerOf(context_, *call, kMethod, Scope::kInfo);
-    if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
-    return new Stream(services_);
-  } catch (const std::bad_alloc&) {
-    return new EndedStream(NoMemory());
-  }
+  const auto make = [&](const Caller& caller, CountHold hold) {
+    return new Stream(context_, services_, FactsOf(context_, kMethod, caller, *call), *call,
+                      std::move(hold));
+  };
+  return OpenStream(context_, kMethod, *call, make, Scope::kInfo);
 }
 
 }  // namespace attend

@@ -44,6 +44,22 @@ void StreamCall::EndWhenIdle() {
   Do(step);
 }
 
+void StreamCall::Recheck() {
+  {
+    const MutexLock lock(mutex_);
+    if (finished_ || stopped_) return;
+  }
+  const Status may = caller_.Check();
+  if (may.ok()) return;
+  Step step;
+  {
+    const MutexLock lock(mutex_);
+    if (!stopped_) stopped_ = ToGrpc(may);
+    step = NextLocked();
+  }
+  Do(step);
+}
+
 StreamCall::Step StreamCall::NextLocked() {
   if (finished_) return Step::kNone;
   assert(0 <= unanswered_ && unanswered_ <= context_.stream_requests_max);
@@ -105,7 +121,7 @@ void StreamCall::OnReadDone(bool ok) {
   std::unique_ptr<Request> request;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (Status may = Recheck(); !may.ok()) return Stop(place, ToGrpc(may));
+    if (Status may = caller_.Check(); !may.ok()) return Stop(place, ToGrpc(may));
     request = NewRequest(context_, *this, deadline_);
   } catch (const std::bad_alloc&) {  // nobody knows the message's request_id
     return Stop(place, NoMemory());
@@ -115,16 +131,6 @@ void StreamCall::OnReadDone(bool ok) {
   SetCaller(facts_.caller, *request);
   request->may_end_in_submit = true;
   context_.reader.Accept(*this, format_, std::move(request), std::move(message));
-}
-
-Status StreamCall::Recheck() {
-  if (context_.authenticator == nullptr) return Status();
-  const uint64_t generation = context_.authenticator->generation();
-  if (generation == generation_.load(std::memory_order_relaxed)) return Status();
-  ATTEND_RETURN_IF_ERROR(
-      RecheckCaller(context_, call_, facts_.method, Scope::kCompute, facts_.caller));
-  generation_.store(generation, std::memory_order_relaxed);
-  return Status();
 }
 
 void StreamCall::Stop(uint64_t place, grpc::Status status) {

@@ -22,7 +22,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -33,6 +32,7 @@
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/request_reader.h"
+#include "server/rpc/standing_caller.h"
 #include "server/wire/message_format.h"
 
 namespace attend {
@@ -48,6 +48,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void Begin();
   // OpenCall. Stops reading.
   void EndWhenIdle() override;
+  void Recheck() override;
 
   // Call
   void OnQueueing(uint64_t id) override;
@@ -77,8 +78,6 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // Nothing is written any more: what waits for earlier answers goes.
   void BreakLocked(std::map<uint64_t, std::optional<grpc::ByteBuffer>>& dropped)
       ATTEND_REQUIRES(mutex_);
-  // Whether the caller may still do what it could when the stream began.
-  Status Recheck();
   // Drops the message, takes no more of them, and ends so when the earlier ones are answered.
   void Stop(uint64_t place, grpc::Status status);
   void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
@@ -89,12 +88,12 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   const std::optional<Pass> asked_;
   grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
+  StandingCaller caller_{context_, call_, facts_, Scope::kCompute};
   CountHold hold_;  // who is given kFinish releases it
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   Mutex mutex_;
-  std::atomic<uint64_t> generation_{0};  // the authenticator's when it last knew the caller
-  grpc::ByteBuffer incoming_;            // gRPC's while reading_, else the mutex's
+  grpc::ByteBuffer incoming_;  // gRPC's while reading_, else the mutex's
   // The first is gRPC's while writing_.
   std::deque<grpc::ByteBuffer> answers_ ATTEND_GUARDED_BY(mutex_);
   // If answers have an order: those that wait for earlier ones, by place.

@@ -28,6 +28,9 @@ SCOPES = {
     "no.such.Service": {None: "any"},
 }
 
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+LIST_SERVICES = b"\x3a\x00"  # a request of its streams
+
 Method = collections.namedtuple("Method", "path scope")
 Answer = collections.namedtuple("Answer", "code message trailers")
 

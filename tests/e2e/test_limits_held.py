@@ -2,7 +2,9 @@
 """What a tenant may hold (--limits): shared memory and connections; and what GetServerInfo tells
 callers of their limits."""
 
+import json
 import re
+import signal
 
 import grpc
 import pytest
@@ -158,6 +160,40 @@ def test_connections(start_server, tmp_path, way):
     for channel in channels[1:]:
         channel.close()
     harness.wait_for("all to be closed", lambda: used() == 0 and used("b") == 0)
+
+
+def test_reflection_is_one_of_the_streams(start_server, tmp_path):
+    """It takes a place, has a line of the access log, and does not outlive a drain."""
+    limits = Limits(tmp_path, "streams = 1\n")
+    access = tmp_path / "access"
+    server = start_server(*limits.flags, "--access-log", access)
+    with grpc.insecure_channel(server.address) as channel:
+        method = channel.stream_stream(strangers.REFLECTION)
+        first = strangers.Stream(method)
+        assert b"AttentionService" in first.ask(strangers.LIST_SERVICES)
+        second = strangers.Stream(method)
+        with pytest.raises(grpc.RpcError) as failure:
+            second.ask(strangers.LIST_SERVICES)
+        assert failure.value.details() == (
+            "tenant limit streams: the tenant has 1, may have at most 1")
+        first.requests.put(None)  # half-closes
+        assert not list(first.call)
+        harness.wait_for("the place", lambda: server.metric(
+            "attend_tenant_used", tenant="default", limit="streams") == 0)
+        third = strangers.Stream(method)
+        assert third.ask(strangers.LIST_SERVICES)
+        server.signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError) as failure:
+            next(third.call)
+        assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert failure.value.details() == "the server is draining"
+        for stream in (second, third):
+            stream.close()
+    assert server.wait() == 0
+    lines = [json.loads(line) for line in access.read_text().splitlines()]
+    assert [(line["method"], line["code"]) for line in lines] == [
+        (strangers.REFLECTION, code) for code in ("RESOURCE_EXHAUSTED", "OK", "UNAVAILABLE")]
+    assert lines[1]["bytes_in"] == len(strangers.LIST_SERVICES) and lines[1]["bytes_out"] > 0
 
 
 def test_callers_see_their_own_tenants_limits(start_server, tmp_path):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is open when its caller's right ends: it goes on to its next request, and no further."""
+"""What is open when its caller's right ends: it goes on to its next request, and no further; and it
+ends by itself if there is none."""
 
 import datetime
 import shutil
@@ -7,6 +8,7 @@ import shutil
 import grpc
 
 import certificates
+import chunked
 import harness
 import strangers
 import wire
@@ -58,13 +60,65 @@ def test_who_is_taken_out_of_the_file_computes_no_more(start_server, tmp_path):
             "the caller's tenant or scopes have changed: open another stream", [])
         create = {"create": wire.shm.CreateRegion(bytes=4096)}
         assert regions[kept].ask(**create).HasField("created")
-        assert regions[gone].ask(**create).error.message == "the token is not known"
+        told = wire.shm.RegionReply.FromString(regions[gone].socket.recv(4096)).error
+        assert told.message == "the token is not known"
         assert regions[gone].socket.recv(1) == b""
         harness.wait_for("its regions to go",
                          lambda: server.metric("attend_shared_memory_regions") == 2)
         for each in (*streams.values(), *regions.values()):
             each.close()
     assert server.metric("attend_rejected_requests_total", reason="unknown_caller") == 3
+
+
+def test_what_is_idle_ends_when_its_caller_is_taken_out(start_server, tmp_path):
+    """Streams and connections to the regions' socket that send nothing more."""
+    file = tmp_path / "tokens"
+    kept, gone = strangers.token(), strangers.token()
+
+    def write(*lines):
+        (tmp_path / "new").write_text("".join(lines))
+        (tmp_path / "new").rename(file)
+
+    always = strangers.line("kept", kept, "scopes=compute,info")
+    write(always, strangers.line("gone", gone, "scopes=compute,info"))
+    path = tmp_path / "regions" / "sock"
+    server = start_server("--tokens", file, "--shared-memory", "--shared-memory-socket", path)
+    known = (CODE.UNAUTHENTICATED, "the token is not known", [])
+    with wire.connect(server.address) as service, \
+            grpc.insecure_channel(server.address) as channel:
+        reflection = channel.stream_stream(strangers.REFLECTION)
+        began = wire.pb.AttendChunkedRequest(header=chunked.header_of(wire.small_request()))
+        open_streams = {
+            token: (strangers.Stream(service.AttendStream, token),
+                    strangers.Stream(service.AttendChunked, token),  # without a first message
+                    strangers.Stream(service.AttendChunked, token),
+                    strangers.Stream(reflection, token))
+            for token in (kept, gone)}
+        regions = {}
+        for token, streams in open_streams.items():
+            assert streams[0].ask(wire.small_request()).raw
+            assert streams[2].ask(began).grant.token
+            assert b"AttentionService" in streams[3].ask(strangers.LIST_SERVICES)
+            regions[token] = strangers.Regions(path)
+            assert regions[token].identify(token).HasField("identified")
+            create = {"create": wire.shm.CreateRegion(bytes=4096)}
+            assert regions[token].ask(**create).HasField("created")
+        harness.wait_for("all to be open", lambda: server.metric(
+            "attend_tenant_used", tenant="default", limit="streams") == 8)
+        write(always)
+        for stream in open_streams[gone]:
+            assert strangers.refusal(lambda: next(stream.call)) == known
+        told = wire.shm.RegionReply.FromString(regions[gone].socket.recv(4096)).error
+        assert told.message == "the token is not known"
+        assert regions[gone].socket.recv(1) == b""
+        harness.wait_for("its region to go",
+                         lambda: server.metric("attend_shared_memory_regions") == 1)
+        assert server.metric("attend_tenant_used", tenant="default", limit="streams") == 4
+        assert open_streams[kept][0].ask(wire.small_request()).raw
+        assert open_streams[kept][3].ask(strangers.LIST_SERVICES)
+        assert regions[kept].ask(**create).HasField("created")
+        for stream in (*open_streams[kept], *open_streams[gone], *regions.values()):
+            stream.close()
 
 
 def test_who_expires_computes_no_more(start_server, tmp_path):

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -116,6 +117,31 @@ TEST_F(RegionCallersTest, WhoDoesNotSayInTimeWhoItIsMustGo) {
   EXPECT_NE(silent.Receive()->error().message().find("has not said who it is in time"),
             std::string::npos);
   EXPECT_FALSE(silent.Receive());
+}
+
+// Also of those that say nothing more.
+TEST_F(RegionCallersTest, WhoIsNotKnownAnyMoreMustGo) {
+  std::atomic<bool> known = true;
+  std::atomic<uint64_t> generation = 1;
+  options_.identify = [&](const std::string& token, const std::string&) -> Result<int> {
+    if (token == "0" || known) return 0;
+    return Status(Code::kPermissionDenied, "no more");
+  };
+  options_.generation = [&] { return generation.load(); };
+  ASSERT_TRUE(Start().ok());
+  RegionClient stays(options_.path), goes(options_.path);
+  ASSERT_TRUE(Identify(stays, "0"));
+  ASSERT_TRUE(Identify(goes, "1"));
+  const auto region = goes.Create(1);
+  known = false;
+  ++generation;
+  socket_->RecheckAll();
+  EXPECT_EQ(goes.Receive()->error().message(), "no more");
+  EXPECT_FALSE(goes.Receive());
+  WaitForClients(1);
+  EXPECT_EQ(registry_.Find(region->token(), 0), nullptr);
+  stays.Create(1);
+  socket_.reset();  // before what it asks
 }
 
 }  // namespace

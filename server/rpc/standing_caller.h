@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The caller of a call that stays open: whether it may still do what it could when the call began.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "kernels/util/mutex.h"
+#include "kernels/util/status.h"
+#include "server/rpc/call_caller.h"
+#include "server/rpc/call_context.h"
+
+namespace attend {
+
+// Thread-safe. The call and its facts must outlive it.
+class StandingCaller {
+ public:
+  StandingCaller(ServiceContext& context, grpc::CallbackServerContext& call, const CallFacts& facts,
+                 Scope scope)
+      : context_(context), call_(call), facts_(facts), scope_(scope) {}
+
+  // Looks again if what callers may do has changed. What was refused once stays refused, and is
+  // counted and logged once. May throw std::bad_alloc.
+  Status Check() {
+    if (context_.authenticator == nullptr) return Status();
+    const uint64_t generation = context_.authenticator->generation();
+    if (generation == generation_.load(std::memory_order_relaxed)) return Status();
+    const MutexLock lock(mutex_);
+    if (refused_.ok()) {
+      refused_ = RecheckCaller(context_, call_, facts_.method, scope_, facts_.caller);
+    }
+    if (refused_.ok()) generation_.store(generation, std::memory_order_relaxed);
+    return refused_;
+  }
+
+ private:
+  ServiceContext& context_;
+  grpc::CallbackServerContext& call_;
+  const CallFacts& facts_;
+  const Scope scope_;
+  std::atomic<uint64_t> generation_{0};  // the authenticator's when it last knew the caller
+  Mutex mutex_;
+  Status refused_ ATTEND_GUARDED_BY(mutex_);
+};
+
+}  // namespace attend
