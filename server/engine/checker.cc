@@ -191,10 +191,10 @@ void Checker::CheckNext() {
 }
 
 Result<FetchedKeys> Checker::FetchKeys(const Request& request, std::span<const RowId> rows) const {
-  // More than all of the budget could never be had.
-  const int64_t bytes_max = std::min(options_.copied_bytes_max, pool_.budget_bytes());
+  // More could never be had.
+  const int64_t bytes_max = std::min(options_.copied_bytes_max, pool_.block_bytes_max());
   return FetchedKeys::Fetch(request.attention, request.source.cache()->arena(), rows, pool_,
-                            bytes_max);
+                            request.tenant, bytes_max);
 }
 
 void Checker::Check(Request& request) {

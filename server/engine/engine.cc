@@ -53,7 +53,8 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
     if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
   }
   engine->host_allocator_ = allocator;
-  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(*allocator, options.memory_budget_bytes);
+  Result<std::unique_ptr<HostPool>> pool =
+      HostPool::Make(*allocator, options.memory_budget_bytes, options.tenants.weights());
   if (!pool.ok()) {
     return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
   }
@@ -129,7 +130,8 @@ int64_t Engine::lost_devices() const {
 }
 
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
-                                int64_t input_bytes, int64_t output_bytes, int pinned, Pass pass) {
+                                int64_t input_bytes, int64_t output_bytes, int pinned, Pass pass,
+                                int tenant) {
   if (draining()) return DrainingStatus();
   Admission admission;
   // Counted first: a device lost meanwhile makes the candidates stale.
@@ -138,9 +140,9 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
       FindCandidates(problem, pass, kernel, pinned, PlaceableDevices());
   if (!candidates.ok()) return candidates.status();
   admission.placement.candidates = std::move(*candidates);
-  Result<HostBlock> input = host_pool_->Take(input_bytes);
+  Result<HostBlock> input = host_pool_->Take(tenant, input_bytes);
   if (!input.ok()) return input.status();
-  Result<HostBlock> output = host_pool_->Take(output_bytes);
+  Result<HostBlock> output = host_pool_->Take(tenant, output_bytes);
   if (!output.ok()) return output.status();
   admission.input = std::move(*input);
   admission.output = std::move(*output);

@@ -66,13 +66,13 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Allocates host memory for a request that some healthy device can run, for that pass of the
-  // problem; only `pinned` may run it, unless that is kAnyDevice. Refusals change nothing:
+  // Allocates host memory of `tenant` for a request that some healthy device can run, for that pass
+  // of the problem; only `pinned` may run it, unless that is kAnyDevice. Refusals change nothing:
   // UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE
   // (draining, no healthy device).
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
-                          int64_t output_bytes, int pinned = kAnyDevice,
-                          Pass pass = Pass::kForward);
+                          int64_t output_bytes, int pinned = kAnyDevice, Pass pass = Pass::kForward,
+                          int tenant = 0);
 
   // Decides where and how an admitted request runs (placement.h). Call it before the tensors' bytes
   // are placed; the attention's arrays have their values, and the spans are set. Refuses as Admit

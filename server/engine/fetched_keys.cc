@@ -94,7 +94,7 @@ void AddPieces(const Attention& from, const ConstTensorView& source, const Atten
 }  // namespace
 
 Result<FetchedKeys> FetchedKeys::Fetch(const Attention& a, DeviceArena& arena,
-                                       std::span<const RowId> rows, HostPool& pool,
+                                       std::span<const RowId> rows, HostPool& pool, int tenant,
                                        int64_t bytes_max) {
   const Problem& p = a.problem;
   const std::vector<RowId> sorted = ByKvHead(p, rows);
@@ -126,7 +126,7 @@ Result<FetchedKeys> FetchedKeys::Fetch(const Attention& a, DeviceArena& arena,
         static_cast<int32_t>(places.Add({first, last}));
     first = last;
   }
-  Result<HostBlock> memory = pool.Take(places.count() * page_bytes);
+  Result<HostBlock> memory = pool.Take(tenant, places.count() * page_bytes);
   if (!memory.ok()) return Status(memory.status().code(), "check: " + memory.status().message());
   keys.memory_ = *std::move(memory);
 

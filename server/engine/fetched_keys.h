@@ -19,10 +19,12 @@ namespace attend {
 class FetchedKeys {
  public:
   // `attention`'s K and V are in pages of `arena`; its other arrays, and the page table, are on the
-  // host. `pool` outlives what is returned. INVALID_ARGUMENT names the bytes, if they are more than
-  // `bytes_max`; RESOURCE_EXHAUSTED: the pool has no room for them now.
+  // host. `pool`, of which it takes `tenant`'s memory, outlives what is returned. INVALID_ARGUMENT
+  // names the bytes, if they are more than `bytes_max`; RESOURCE_EXHAUSTED: the pool has no room
+  // for them now.
   static Result<FetchedKeys> Fetch(const Attention& attention, DeviceArena& arena,
-                                   std::span<const RowId> rows, HostPool& pool, int64_t bytes_max);
+                                   std::span<const RowId> rows, HostPool& pool, int tenant,
+                                   int64_t bytes_max);
 
   // The same attention on the host, for those rows only.
   const Attention& attention() const { return attention_; }

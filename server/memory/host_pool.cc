@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <string>
+#include <tuple>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -28,9 +29,10 @@ void Allow([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
 
 }  // namespace
 
-void HostBlock::Return::operator()(char* data) const { pool->Return(data, bytes); }
+void HostBlock::Return::operator()(char* data) const { pool->Return(data, bytes, part); }
 
-Result<std::unique_ptr<HostPool>> HostPool::Make(HostAllocator& allocator, int64_t budget_bytes) {
+Result<std::unique_ptr<HostPool>> HostPool::Make(HostAllocator& allocator, int64_t budget_bytes,
+                                                 const std::vector<int32_t>& tenant_weights) {
   if (budget_bytes < 0) {
     return InvalidArgument("memory budget is " + std::to_string(budget_bytes) +
                            " bytes, must be at least 0");
@@ -38,39 +40,72 @@ Result<std::unique_ptr<HostPool>> HostPool::Make(HostAllocator& allocator, int64
   const Result<void*> memory = allocator.Allocate(budget_bytes);
   if (!memory.ok()) return memory.status();
   return std::unique_ptr<HostPool>(
-      new HostPool(allocator, static_cast<char*>(*memory), budget_bytes));
+      new HostPool(allocator, static_cast<char*>(*memory), budget_bytes, tenant_weights));
 }
 
-HostPool::HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes)
+HostPool::HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes,
+                   const std::vector<int32_t>& tenant_weights)
     : allocator_(allocator),
       memory_(memory),
       budget_bytes_(budget_bytes),
-      ranges_(budget_bytes),
-      untouched_end_(ranges_.capacity()) {}
+      division_(DivideByWeight(budget_bytes, tenant_weights, RangeAllocator::kUnitBytes)),
+      untouched_end_(budget_bytes / RangeAllocator::kUnitBytes * RangeAllocator::kUnitBytes) {
+  int64_t begin = 0;
+  for (const int64_t own_bytes : division_.own_bytes) {
+    parts_.emplace_back(begin, own_bytes);
+    begin += own_bytes;
+  }
+  parts_.emplace_back(begin, budget_bytes - begin);
+}
 
 HostPool::~HostPool() {
-  assert(ranges_.used_bytes() == 0 && "a block outlived its pool");
+  assert(used_bytes() == 0 && "a block outlived its pool");
   Allow(memory_, touched_end_);
-  Allow(memory_ + untouched_end_, ranges_.capacity() - untouched_end_);
+  Allow(memory_ + untouched_end_, budget_bytes_ - untouched_end_);
   allocator_.Free(memory_, budget_bytes_);
 }
 
 // What others use is told by the metrics.
-Status HostPool::Refusal(int64_t bytes) const {
-  return ResourceExhausted("tensor memory: request needs " + std::to_string(bytes) +
-                           " bytes, the budget of " + std::to_string(budget_bytes_) +
-                           " has no piece free that is so large");
+Status HostPool::Refusal(int tenant, int64_t bytes) const {
+  const int64_t own_bytes = division_.own_bytes[tenant];
+  return ResourceExhausted(
+      "tensor memory: request needs " + std::to_string(bytes) + " bytes, the budget of " +
+      std::to_string(budget_bytes_) + " has no piece free that is so large" +
+      (own_bytes == 0 ? std::string()
+                      : ", neither in the tenant's own " + std::to_string(own_bytes) +
+                            " nor in the " + std::to_string(division_.common_bytes) + " for all"));
 }
 
-Result<HostBlock> HostPool::Take(int64_t bytes) {
+std::pair<size_t, int64_t> HostPool::TakeLocked(int tenant, int64_t bytes) {
+  for (const size_t index : {static_cast<size_t>(tenant), parts_.size() - 1}) {
+    Part& part = parts_[index];
+    const int64_t at = part.ranges.Take(bytes);
+    if (at >= 0) return {index, part.begin + at};
+  }
+  return {0, -1};
+}
+
+bool HostPool::CouldTake(int tenant, int64_t one_bytes, int64_t other_bytes) const {
+  int64_t own = division_.own_bytes[tenant];
+  int64_t common = division_.common_bytes;
+  for (const int64_t bytes : {BlockBytes(one_bytes), BlockBytes(other_bytes)}) {
+    int64_t& part = bytes <= own ? own : common;
+    if (bytes > part) return false;
+    part -= bytes;
+  }
+  return true;
+}
+
+Result<HostBlock> HostPool::Take(int tenant, int64_t bytes) {
   HostBlock block;
   if (bytes == 0) return block;
   const int64_t rounded = RangeAllocator::RoundedBytes(bytes);
+  size_t part = 0;
   int64_t begin = 0;
   {
     const MutexLock lock(mutex_);
-    begin = ranges_.Take(bytes);
-    if (begin < 0) return Refusal(bytes);
+    std::tie(part, begin) = TakeLocked(tenant, bytes);
+    if (begin < 0) return Refusal(tenant, bytes);
     if (begin >= untouched_end_ - rounded) {
       // It does not matter which end of the memory it came from: both bounds stay true.
       untouched_end_ = std::min(untouched_end_, begin);
@@ -81,24 +116,31 @@ Result<HostBlock> HostPool::Take(int64_t bytes) {
   char* const data = memory_ + begin;
   Allow(data, bytes);
   Forbid(data + bytes, rounded - bytes);
-  block.data_ = {data, {this, bytes}};
+  block.data_ = {data, {this, bytes, part}};
   return block;
 }
 
-void HostPool::Return(char* data, int64_t bytes) {
+void HostPool::Return(char* data, int64_t bytes, size_t index) {
   Forbid(data, RangeAllocator::RoundedBytes(bytes));
   const MutexLock lock(mutex_);
-  ranges_.Return(data - memory_, bytes);
+  Part& part = parts_[index];
+  part.ranges.Return(data - memory_ - part.begin, bytes);
 }
 
 int64_t HostPool::used_bytes() const {
   const MutexLock lock(mutex_);
-  return ranges_.used_bytes();
+  int64_t used_bytes = 0;
+  for (const Part& part : parts_) used_bytes += part.ranges.used_bytes();
+  return used_bytes;
 }
 
 int64_t HostPool::largest_free_bytes() const {
   const MutexLock lock(mutex_);
-  return ranges_.largest_free_bytes();
+  int64_t largest_bytes = 0;
+  for (const Part& part : parts_) {
+    largest_bytes = std::max(largest_bytes, part.ranges.largest_free_bytes());
+  }
+  return largest_bytes;
 }
 
 }  // namespace attend

@@ -4,31 +4,23 @@
 
 #include <algorithm>
 #include <cassert>
-#include <numeric>
 #include <string>
 
 namespace attend {
 
 UploadBudget::UploadBudget(int64_t budget_bytes, const std::vector<int32_t>& tenant_weights)
-    : common_bytes_(budget_bytes / 4 * 3), held_bytes_(tenant_weights.size()) {
-  const int64_t divided = common_bytes_ / 2;
-  const auto all = std::accumulate(tenant_weights.begin(), tenant_weights.end(), int64_t{0});
-  for (const int32_t weight : tenant_weights) {
-    const double share = static_cast<double>(weight) / static_cast<double>(all);
-    own_bytes_.push_back(static_cast<int64_t>(share * static_cast<double>(divided)));
-    common_bytes_ -= own_bytes_.back();
-  }
-}
+    : parts_(DivideByWeight(budget_bytes / 4 * 3, tenant_weights)),
+      held_bytes_(tenant_weights.size()) {}
 
 int64_t UploadBudget::Beyond(int tenant, int64_t held) const {
-  return std::max<int64_t>(0, held - own_bytes_[tenant]);
+  return std::max<int64_t>(0, held - parts_.own_bytes[tenant]);
 }
 
 void UploadBudget::AddLocked(int tenant, int64_t bytes) {
   int64_t& held = held_bytes_[tenant];
   common_held_bytes_ += Beyond(tenant, held + bytes) - Beyond(tenant, held);
   held += bytes;
-  assert(0 <= held && 0 <= common_held_bytes_ && common_held_bytes_ <= common_bytes_);
+  assert(0 <= held && 0 <= common_held_bytes_ && common_held_bytes_ <= parts_.common_bytes);
 }
 
 void UploadBudget::Return(int tenant, int64_t bytes) {
@@ -40,13 +32,13 @@ Result<UploadBudget::Hold> UploadBudget::Take(int tenant, int64_t bytes) {
   const MutexLock lock(mutex_);
   const int64_t held = held_bytes_[tenant];
   // A size that the tenant may never hold comes first, as adding it might overflow.
-  if (bytes > bytes_max(tenant) ||
-      Beyond(tenant, held + bytes) - Beyond(tenant, held) > common_bytes_ - common_held_bytes_) {
+  if (bytes > bytes_max(tenant) || Beyond(tenant, held + bytes) - Beyond(tenant, held) >
+                                       parts_.common_bytes - common_held_bytes_) {
     return ResourceExhausted("tensor memory: request needs " + std::to_string(bytes) +
                              " bytes, the tenant has " + std::to_string(held) + " of the " +
                              std::to_string(bytes_max(tenant)) +
                              " for its incomplete uploads, of which " +
-                             std::to_string(own_bytes_[tenant]) + " are for it alone");
+                             std::to_string(parts_.own_bytes[tenant]) + " are for it alone");
   }
   AddLocked(tenant, bytes);
   Hold hold;

@@ -2,8 +2,7 @@
 //
 // The part of the memory budget that requests may hold while their bytes are still arriving.
 // Clients set their pace, so they must not keep memory from complete requests, nor from other
-// tenants' uploads: half of it is divided among the tenants by their weights, and each tenant's
-// part is for it alone. The rest is for whoever comes first. Thread-safe; must outlive its holds.
+// tenants' uploads: it is divided as tenant_parts.h says. Thread-safe; must outlive its holds.
 
 #pragma once
 
@@ -13,6 +12,7 @@
 
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
+#include "server/memory/tenant_parts.h"
 
 namespace attend {
 
@@ -41,7 +41,7 @@ class UploadBudget {
   // RESOURCE_EXHAUSTED names the bytes and the bound.
   Result<Hold> Take(int tenant, int64_t bytes);
   // The most that the tenant may hold while no other holds anything.
-  int64_t bytes_max(int tenant) const { return own_bytes_[tenant] + common_bytes_; }
+  int64_t bytes_max(int tenant) const { return parts_.own_bytes[tenant] + parts_.common_bytes; }
 
  private:
   // What of `held` bytes the tenant's own part has no room for.
@@ -49,8 +49,7 @@ class UploadBudget {
   void AddLocked(int tenant, int64_t bytes) ATTEND_REQUIRES(mutex_);
   void Return(int tenant, int64_t bytes);
 
-  std::vector<int64_t> own_bytes_;  // by tenant
-  int64_t common_bytes_ = 0;
+  const TenantParts parts_;
   Mutex mutex_;
   std::vector<int64_t> held_bytes_ ATTEND_GUARDED_BY(mutex_);  // by tenant
   int64_t common_held_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;

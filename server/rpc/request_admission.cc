@@ -48,21 +48,22 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
                                   std::to_string(limits_.answer_bytes_max)));
   }
   const bool chunked = request.transport == Transport::kChunked;
-  const int64_t budget = engine_.host_pool().budget_bytes();
-  const int64_t bound = chunked ? uploads_.bytes_max(request.tenant) : budget;
+  const HostPool& pool = engine_.host_pool();
+  const int64_t bound = chunked ? uploads_.bytes_max(request.tenant) : pool.budget_bytes();
   const int64_t input = HostPool::BlockBytes(plan.input_bytes);
   const int64_t output = HostPool::BlockBytes(plan.output_bytes);
   // The sizes are whatever a chunked request's header claims: their sum may overflow.
-  if (input > bound || output > bound - input) {
+  const bool beyond = input > bound || output > bound - input;
+  if (beyond || !pool.CouldTake(request.tenant, plan.input_bytes, plan.output_bytes)) {
+    const std::string whose =
+        chunked && beyond ? "the tenant's " + std::to_string(bound) + " for incomplete uploads"
+                          : "the tenant can have";
     // Never, not later: a client must not try again.
-    return Reject(
-        Rejection::kTooLarge,
-        InvalidArgument(
-            "the request's tensors take " + std::to_string(plan.input_bytes) +
-            " bytes and its answer " + std::to_string(plan.output_bytes) + ", together more than " +
-            (chunked ? "the tenant's " + std::to_string(bound) + " for incomplete uploads of "
-                     : std::string()) +
-            "the memory budget of " + std::to_string(budget)));
+    return Reject(Rejection::kTooLarge,
+                  InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
+                                  " bytes and its answer " + std::to_string(plan.output_bytes) +
+                                  ", together more than " + whose + " of the memory budget of " +
+                                  std::to_string(pool.budget_bytes())));
   }
   UploadBudget::Hold upload;
   if (chunked) {
@@ -70,9 +71,10 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
     if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
     upload = std::move(*taken);
   }
-  Result<Admission> admission = engine_.Admit(
-      validated.attention.problem, request.kernel, plan.input_bytes, plan.output_bytes,
-      request.source.pinned_device(), validated.gradients ? Pass::kBackward : Pass::kForward);
+  Result<Admission> admission =
+      engine_.Admit(validated.attention.problem, request.kernel, plan.input_bytes,
+                    plan.output_bytes, request.source.pinned_device(),
+                    validated.gradients ? Pass::kBackward : Pass::kForward, request.tenant);
   if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);

@@ -131,7 +131,7 @@ Status Place(const Request& whole, HostPool& pool, Request* part) {
   const int64_t offsets_bytes =
       p.packed ? 2 * (p.batch + 1) * static_cast<int64_t>(sizeof(int64_t)) : 0;
   if (p.packed) {
-    Result<HostBlock> block = pool.Take(Aligned(offsets_bytes));
+    Result<HostBlock> block = pool.Take(whole.tenant, Aligned(offsets_bytes));
     if (!block.ok()) return block.status();
     part->input = std::move(*block);
     MakeOwnRows(static_cast<int64_t*>(part->input.data()), &a);
@@ -145,7 +145,7 @@ Status Place(const Request& whole, HostPool& pool, Request* part) {
   part->output_spans.Add({a.o.data, BytesO(p)});
   const int64_t lse_bytes = BytesLse(p);
   if (LseIsScattered(p, whole.attention.problem)) {
-    Result<HostBlock> block = pool.Take(lse_bytes);
+    Result<HostBlock> block = pool.Take(whole.tenant, lse_bytes);
     if (!block.ok()) return block.status();
     part->output = std::move(*block);
     const int64_t rows = p.packed ? p.total_q : p.len_q;

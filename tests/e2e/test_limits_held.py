@@ -11,6 +11,7 @@ import pytest
 
 import certificates
 import harness
+import hostile
 import sessions
 import strangers
 import wire
@@ -194,6 +195,35 @@ def test_reflection_is_one_of_the_streams(start_server, tmp_path):
     assert [(line["method"], line["code"]) for line in lines] == [
         (strangers.REFLECTION, code) for code in ("RESOURCE_EXHAUSTED", "OK", "UNAVAILABLE")]
     assert lines[1]["bytes_in"] == len(strangers.LIST_SERVICES) and lines[1]["bytes_out"] > 0
+
+
+def test_unread_answers_leave_others_their_part_of_the_memory_budget(start_server, tmp_path):
+    """Though "a" may have one request in flight: its answers count no more once they are ready."""
+    limits = Limits(tmp_path, "[a]\nrequests-in-flight = 1\n")
+    server = start_server(*limits.flags, *hostile.SMALL_LIMITS, "--write-timeout", "0")
+
+    def of_tenant(count, name):
+        return sum(server.metric("attend_tenant_requests_total", tenant=name, code=code)
+                   for code in ("OK", "RESOURCE_EXHAUSTED")) >= count
+
+    with hostile.Http2(server.address, window=0) as reader:
+        for number in range(1, 15):
+            stream = reader.open(wire.ATTEND, (b"x-attend-tenant", b"a"))
+            reader.data(stream, hostile.grpc_message(hostile.unread_request()), hostile.END_STREAM)
+            harness.wait_for("its answer", lambda count=number: of_tenant(count, "a"))
+        assert server.metric("attend_rejected_requests_total", reason="memory") >= 4
+        request = wire.pb.AttendRequest.FromString(hostile.unread_request())
+        with wire.connect(server.address) as service:
+            for _ in range(3):
+                attend(service, request, "b")
+            # Of 64 MiB, half is for all and a third of the other half for each tenant: 6 answers.
+            harness.wait_for("b's memory to be back", lambda: (
+                server.metric("attend_host_memory_used_bytes") == 6 * (6 << 20)))
+            details, _ = refused(service, request, "a")
+            words = (r"tensor memory: request needs 6291456 bytes, the budget of 67108864 has no "
+                     r"piece free that is so large, neither in the tenant's own \d+ nor in the \d+ "
+                     r"for all")
+            assert re.fullmatch(words, details), details
 
 
 def test_callers_see_their_own_tenants_limits(start_server, tmp_path):

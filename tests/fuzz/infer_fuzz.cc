@@ -76,7 +76,7 @@ Status Decode(Server& server, MessageSlices& slices, RequestMessage& message, Re
   const Result<MemoryPlan> plan = PlanMemory(message, validated);
   ATTEND_RETURN_IF_ERROR(plan.status());
   ATTEND_RETURN_IF_ERROR(server.format.CheckPlaces(validated, request));
-  Result<HostBlock> input = server.pool->Take(plan->input_bytes);
+  Result<HostBlock> input = server.pool->Take(0, plan->input_bytes);
   ATTEND_RETURN_IF_ERROR(input.status());
   request.input = std::move(*input);
   PlaceArrays(message, validated, *plan, request);

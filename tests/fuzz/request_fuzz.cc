@@ -101,9 +101,9 @@ Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, 
   out.plan = *plan;
   ATTEND_RETURN_IF_ERROR(
       FindSharedTensors(*message.fields, out.validated, &server.registry, out.request));
-  Result<HostBlock> input = server.pool->Take(plan->input_bytes);
+  Result<HostBlock> input = server.pool->Take(0, plan->input_bytes);
   ATTEND_RETURN_IF_ERROR(input.status());
-  Result<HostBlock> output = server.pool->Take(plan->output_bytes);
+  Result<HostBlock> output = server.pool->Take(0, plan->output_bytes);
   ATTEND_RETURN_IF_ERROR(output.status());
   out.request.input = std::move(*input);
   out.request.output = std::move(*output);

@@ -92,7 +92,7 @@ TEST_F(EngineTest, MemoryAboveTheBudgetIsRefused) {
   // Memory that others hold comes back in their time, however short the queue is.
   const int64_t least_ms = engine_->RetryAfterMs(Code::kResourceExhausted);
   EXPECT_GE(least_ms, 100);
-  const Result<HostBlock> held = engine_->host_pool().Take(options_.memory_budget_bytes / 2);
+  const Result<HostBlock> held = engine_->host_pool().Take(0, options_.memory_budget_bytes / 2);
   ASSERT_TRUE(held.ok());
   EXPECT_GT(engine_->RetryAfterMs(Code::kResourceExhausted), least_ms);
   EXPECT_LT(engine_->RetryAfterMs(Code::kUnavailable), 100);

@@ -81,7 +81,7 @@ struct InArena {
 
   Result<FetchedKeys> Fetch(const std::vector<RowId>& rows, HostPool& pool,
                             int64_t bytes_max = int64_t{1} << 40) {
-    return FetchedKeys::Fetch(attention, arena, rows, pool, bytes_max);
+    return FetchedKeys::Fetch(attention, arena, rows, pool, 0, bytes_max);
   }
 
   test::OwnedAttention owned;
@@ -97,7 +97,7 @@ class FetchedKeysTest : public ::testing::Test {
     Result<std::unique_ptr<HostPool>> pool = HostPool::Make(allocator, kBudget);
     EXPECT_TRUE(pool.ok());
     // NaN wherever nothing is written.
-    const Result<HostBlock> all = (*pool)->Take(kBudget);
+    const Result<HostBlock> all = (*pool)->Take(0, kBudget);
     std::memset(all->data(), 0xff, static_cast<size_t>(kBudget));
     return *std::move(pool);
   }
@@ -160,7 +160,7 @@ TEST_F(FetchedKeysTest, OtherHeadsAndPagesTakeNoMemory) {
 
 TEST_F(FetchedKeysTest, ABudgetWithoutRoomIsSaid) {
   InArena far(test::InPages(test::MakeSpec(1, 1, 1, 1, 40, 8, 8), 16), test::FreshSeed());
-  const Result<HostBlock> most = pool_->Take(kBudget - 256);
+  const Result<HostBlock> most = pool_->Take(0, kBudget - 256);
   ASSERT_TRUE(most.ok());
   const Status status = far.Fetch({{0, 0, 0}}, *pool_).status();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);

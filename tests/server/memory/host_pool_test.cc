@@ -56,8 +56,9 @@ class CountingAllocator final : public HostAllocator {
 
 constexpr int64_t kMiB = 1 << 20;
 
-std::unique_ptr<HostPool> MakePool(CountingAllocator& allocator, int64_t budget_bytes) {
-  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(allocator, budget_bytes);
+std::unique_ptr<HostPool> MakePool(CountingAllocator& allocator, int64_t budget_bytes,
+                                   const std::vector<int32_t>& tenant_weights = {1}) {
+  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(allocator, budget_bytes, tenant_weights);
   EXPECT_TRUE(pool.ok()) << pool.status().ToString();
   return std::move(*pool);
 }
@@ -68,7 +69,7 @@ TEST(HostPool, TakesItsMemoryOnceAndGivesItBack) {
     const auto pool = MakePool(allocator, 4 * kMiB);
     EXPECT_EQ(allocator.live_bytes(), 4 * kMiB);
     for (int n = 0; n < 100; ++n) {
-      Result<HostBlock> block = pool->Take(1 + n * 7919);
+      Result<HostBlock> block = pool->Take(0, 1 + n * 7919);
       ASSERT_TRUE(block.ok());
       EXPECT_EQ(reinterpret_cast<uintptr_t>(block->data()) % 256, 0u);
       EXPECT_EQ(block->bytes(), 1 + n * 7919);
@@ -91,10 +92,10 @@ TEST(HostPool, NoMemoryIsTheMakersError) {
 TEST(HostPool, RefusesAboveTheBudgetAndChangesNothing) {
   CountingAllocator allocator;
   const auto pool = MakePool(allocator, 4 * kMiB);
-  Result<HostBlock> kept = pool->Take(3 * kMiB);
+  Result<HostBlock> kept = pool->Take(0, 3 * kMiB);
   ASSERT_TRUE(kept.ok());
   for (const int64_t bytes : {kMiB + 1, 2 * kMiB, 5 * kMiB, INT64_MAX - 100, INT64_MAX}) {
-    const Result<HostBlock> refused = pool->Take(bytes);
+    const Result<HostBlock> refused = pool->Take(0, bytes);
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.status().code(), Code::kResourceExhausted);
     for (const int64_t named : {bytes, 4 * kMiB}) {
@@ -104,28 +105,78 @@ TEST(HostPool, RefusesAboveTheBudgetAndChangesNothing) {
         << "what others use is not for whom it refuses";
   }
   EXPECT_EQ(pool->used_bytes(), 3 * kMiB);
-  EXPECT_TRUE(pool->Take(kMiB).ok());
+  EXPECT_TRUE(pool->Take(0, kMiB).ok());
 }
 
 TEST(HostPool, RefusesWhereWhatIsFreeLiesInPieces) {
   CountingAllocator allocator;
   const auto pool = MakePool(allocator, 8 * kMiB);
   std::vector<HostBlock> blocks;
-  for (int n = 0; n < 4; ++n) blocks.push_back(std::move(*pool->Take(2 * kMiB)));
+  for (int n = 0; n < 4; ++n) blocks.push_back(std::move(*pool->Take(0, 2 * kMiB)));
   blocks[0].Release();
   blocks[2].Release();
-  const Result<HostBlock> refused = pool->Take(3 * kMiB);
+  const Result<HostBlock> refused = pool->Take(0, 3 * kMiB);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("no piece free that is so large"), std::string::npos)
       << refused.status().message();
   blocks[1].Release();
-  EXPECT_TRUE(pool->Take(6 * kMiB).ok());
+  EXPECT_TRUE(pool->Take(0, 6 * kMiB).ok());
+}
+
+// Half of 16 MiB is for all; of the other half, the first tenant has 2 MiB and the second 6.
+TEST(HostPool, ATenantsOwnPartIsNeitherTakenNorCutUpByOthers) {
+  CountingAllocator allocator;
+  const auto pool = MakePool(allocator, 16 * kMiB, {1, 3});
+  std::vector<HostBlock> greedy;
+  for (Result<HostBlock> block = pool->Take(1, 3 * 256); block.ok();
+       block = pool->Take(1, 3 * 256)) {
+    greedy.push_back(std::move(*block));
+  }
+  EXPECT_EQ(pool->used_bytes() / kMiB, 13);
+  const Status refused = pool->Take(1, 1024).status();
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.message().find("neither in the tenant's own " + std::to_string(6 * kMiB) +
+                                   " nor in the " + std::to_string(8 * kMiB) + " for all"),
+            std::string::npos)
+      << refused.message();
+  for (size_t i = 0; i < greedy.size(); i += 2) greedy[i].Release();
+  Result<HostBlock> own = pool->Take(0, 2 * kMiB);
+  ASSERT_TRUE(own.ok()) << own.status().ToString();
+  EXPECT_FALSE(pool->Take(0, 1024).ok()) << "what is for all lies in pieces";
+  EXPECT_TRUE(pool->Take(0, 512).ok());
+  greedy.clear();
+  EXPECT_TRUE(pool->Take(0, 8 * kMiB).ok());
+  own->Release();
+  EXPECT_EQ(pool->used_bytes(), 0);
+  EXPECT_EQ(pool->largest_free_bytes(), 8 * kMiB);
+}
+
+// CouldTake against an empty pool, by sizes around each bound.
+TEST(HostPool, KnowsWhatATenantCanNeverHave) {
+  CountingAllocator allocator;
+  for (const std::vector<int32_t>& weights : {std::vector<int32_t>{1}, {1, 3}, {5, 1, 1}}) {
+    const auto pool = MakePool(allocator, kMiB, weights);
+    const int64_t own = DivideByWeight(kMiB, weights, 256).own_bytes[0];
+    const int64_t most = pool->block_bytes_max();
+    std::vector<int64_t> sizes = {0, 1};
+    for (const int64_t bound : {own, most, most - own, most / 2, kMiB}) {
+      for (const int64_t more : {-256, 0, 1}) sizes.push_back(std::max<int64_t>(0, bound + more));
+    }
+    for (const int64_t one : sizes) {
+      for (const int64_t other : sizes) {
+        const Result<HostBlock> first = pool->Take(0, one);
+        const Result<HostBlock> second = pool->Take(0, other);
+        EXPECT_EQ(pool->CouldTake(0, one, other), first.ok() && second.ok()) << one << " " << other;
+      }
+    }
+    EXPECT_FALSE(pool->CouldTake(0, INT64_MAX, INT64_MAX));
+  }
 }
 
 TEST(HostPool, EmptyBlocksCostNothing) {
   CountingAllocator allocator;
   const auto pool = MakePool(allocator, kMiB);
-  Result<HostBlock> block = pool->Take(0);
+  Result<HostBlock> block = pool->Take(0, 0);
   ASSERT_TRUE(block.ok());
   EXPECT_EQ(block->bytes(), 0);
   EXPECT_EQ(pool->used_bytes(), 0);
@@ -145,7 +196,7 @@ TEST(HostPool, ManyThreadsNeverShareABlock) {
       };
       std::vector<HostBlock> held;
       for (int i = 0; i < 2000; ++i) {
-        Result<HostBlock> block = pool->Take(random() % (2 * kMiB));
+        Result<HostBlock> block = pool->Take(0, random() % (2 * kMiB));
         if (block.ok() && block->bytes() > 0) {
           static_cast<char*>(block->data())[0] = static_cast<char>(t);
           static_cast<char*>(block->data())[block->bytes() - 1] = static_cast<char>(t);

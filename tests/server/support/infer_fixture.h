@@ -75,7 +75,7 @@ class InferRequestTest : public ::testing::Test {
   }
 
   HostBlock Take(int64_t bytes) {
-    Result<HostBlock> block = pool_->Take(bytes);
+    Result<HostBlock> block = pool_->Take(0, bytes);
     if (bytes > 0) std::memset(block->data(), 0, static_cast<size_t>(bytes));
     return std::move(*block);
   }

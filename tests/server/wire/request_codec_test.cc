@@ -58,7 +58,7 @@ class CodecTest : public ::testing::Test {
   }
 
   HostBlock Take(int64_t bytes) {
-    Result<HostBlock> block = pool_->Take(bytes);
+    Result<HostBlock> block = pool_->Take(0, bytes);
     if (bytes > 0) std::memset(block->data(), 0x5a, static_cast<size_t>(bytes));
     return std::move(*block);
   }
