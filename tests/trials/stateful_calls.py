@@ -188,13 +188,20 @@ def shared(caller):
         if caller.target.locks is not None:
             reply, _ = region_client.ask(identify=wire.shm.Identify(
                 token=caller.target.locks.tokens[tenant]))
-            check(not reply.HasField("error"), reply)
+            if reply.HasField("error"):
+                _end_refused_region(caller, reply)
+                return
         _use_region(caller, region_client, tenant)
     except (OSError, IndexError):  # the server has no place for one more client
         caller.outcomes["region socket", "closed"] += 1
     finally:
         if region_client is not None:
             region_client.close()
+
+
+def _end_refused_region(caller, reply):
+    check(reply.error.code == CODE.RESOURCE_EXHAUSTED.value[0], reply)
+    caller.end("region", CODE.RESOURCE_EXHAUSTED)
 
 
 def _use_region(caller, region_client, tenant):
@@ -204,8 +211,7 @@ def _use_region(caller, region_client, tenant):
         return
     reply, files = region_client.ask(create=wire.shm.CreateRegion(bytes=1 << 18))
     if not reply.HasField("created"):
-        check(reply.error.code == CODE.RESOURCE_EXHAUSTED.value[0], reply.error)
-        caller.end("region", CODE.RESOURCE_EXHAUSTED)
+        _end_refused_region(caller, reply)
         return
     region = regions.Region(reply.created.token, regions.mmap.mmap(files[0], reply.created.bytes),
                             files[0])
@@ -239,7 +245,9 @@ def _attend_in_region(caller, region, tenant):
         got = [region.bytes_of(each) for each in (answer.o, answer.lse)]
         check(got == problem.answer, "shared memory: the answer has other bits")
     else:
-        check(code in caller.target.refusals, f"shared memory: {code.name}: {details}")
+        # A region ends where another tenant wants its share.
+        displaced = code is CODE.NOT_FOUND and caller.target.locks is not None
+        check(displaced or code in caller.target.refusals, f"shared memory: {code.name}: {details}")
 
 
 def oip(caller):
