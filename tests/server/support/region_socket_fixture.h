@@ -54,7 +54,13 @@ class RegionSocketFixture : public ::testing::Test {
   FakeBackend backend_;
   MemfdMemory memory_{backend_.host_allocator()};
   const SteadyClock clock_;
-  RegionRegistry registry_{{1 << 20, 1 << 19, 4}, memory_, clock_, RandomToken};
+  // As many tenants as any test's socket has.
+  static RegionLimits Limits() {
+    RegionLimits limits{1 << 20, 1 << 19, 4};
+    limits.tenant_weights = {1, 1};
+    return limits;
+  }
+  RegionRegistry registry_{Limits(), memory_, clock_, RandomToken};
   Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
   RegionSocket::Options options_;
   std::unique_ptr<RegionSocket> socket_;
