@@ -15,57 +15,63 @@ namespace {
 
 using test::kPage;
 using test::kReturnWait;
-using RegionSharesTest = test::RegionRegistryFixture;
+
+class RegionSharesTest : public test::RegionRegistryFixture {
+ protected:
+  // Two tenants of the same weight; the first has two clients.
+  void RestartForTwo(int64_t client_bytes_max) {
+    RegionLimits limits{16 * kPage, client_bytes_max, 9};
+    limits.tenant_weights = {1, 1};
+    Restart(limits);
+    one_ = registry_->AddClient(0);
+    two_ = registry_->AddClient(0);
+    other_ = registry_->AddClient(1);
+  }
+
+  uint64_t one_ = 0;
+  uint64_t two_ = 0;
+  uint64_t other_ = 0;
+};
 
 // What nobody else wants, a tenant may have; beyond its share it keeps it only as long.
 TEST_F(RegionSharesTest, WhatIsBeyondATenantsShareMakesRoomWithinAnothers) {
-  RegionLimits limits{16 * kPage, 8 * kPage, 9};
-  limits.tenant_weights = {1, 1};
-  Restart(limits);
-  const uint64_t one = registry_->AddClient(0);
-  const uint64_t two = registry_->AddClient(0);
-  const uint64_t other = registry_->AddClient(1);
+  RestartForTwo(8 * kPage);
   std::vector<std::string> tokens;
-  for (const uint64_t client : {one, one, two, two}) {
+  for (const uint64_t client : {one_, one_, two_, two_}) {
     tokens.push_back(MustCreate(client, 4 * kPage));
   }
   const auto found = [&](int n) { return registry_->Find(tokens[n], 0) != nullptr; };
   EXPECT_TRUE(found(0));  // now the second has been unused for longest
-  ExpectRefused(other, 8 * kPage + 1, Code::kInvalidArgument, "shared-memory-client-max");
+  ExpectRefused(other_, 8 * kPage + 1, Code::kInvalidArgument, "shared-memory-client-max");
   EXPECT_EQ(taken(), 16 * kPage) << "what is refused displaces nothing";
-  const std::string first = MustCreate(other, 4 * kPage);
+  const std::string first = MustCreate(other_, 4 * kPage);
   EXPECT_FALSE(found(1));
-  MustCreate(other, 1);
+  MustCreate(other_, 1);
   EXPECT_FALSE(found(2));
   EXPECT_TRUE(found(0) && found(3));
   EXPECT_EQ(registry_->stats().displaced, 2);
-  EXPECT_EQ(registry_->Release(one, tokens[1]).code(), Code::kNotFound);
-  MustCreate(other, 3 * kPage);
+  EXPECT_EQ(registry_->Release(one_, tokens[1]).code(), Code::kNotFound);
+  MustCreate(other_, 3 * kPage);
   ExpectRefused(registry_->AddClient(1), kPage, Code::kResourceExhausted,
                 "has too little left; the tenant has 32768, its share is 32768");
-  ExpectRefused(two, kPage, Code::kResourceExhausted, "has too little left");
-  ASSERT_TRUE(registry_->Release(other, first).ok());
-  MustCreate(two, kPage);  // beyond its share, as long as nobody wants it
+  ExpectRefused(two_, kPage, Code::kResourceExhausted, "has too little left");
+  ASSERT_TRUE(registry_->Release(other_, first).ok());
+  MustCreate(two_, kPage);  // beyond its share, as long as nobody wants it
   EXPECT_EQ(registry_->stats().displaced, 2);
 }
 
 TEST_F(RegionSharesTest, WhatARequestUsesMakesRoomLastAndWhenTheRequestEnds) {
-  RegionLimits limits{16 * kPage, 8 * kPage, 9};
-  limits.tenant_weights = {1, 1};
-  Restart(limits);
-  const uint64_t one = registry_->AddClient(0);
-  const uint64_t two = registry_->AddClient(0);
-  const uint64_t other = registry_->AddClient(1);
-  const std::string used = MustCreate(one, 8 * kPage);
-  const std::string idle = MustCreate(two, 8 * kPage);
+  RestartForTwo(8 * kPage);
+  const std::string used = MustCreate(one_, 8 * kPage);
+  const std::string idle = MustCreate(two_, 8 * kPage);
   RegionRef request = registry_->Find(used, 0);
-  EXPECT_TRUE(registry_->UseOf(one).in_use);
-  EXPECT_TRUE(registry_->UseOf(two) < registry_->UseOf(one));
-  MustCreate(other, kPage);
+  EXPECT_TRUE(registry_->UseOf(one_).in_use);
+  EXPECT_TRUE(registry_->UseOf(two_) < registry_->UseOf(one_));
+  MustCreate(other_, kPage);
   EXPECT_EQ(registry_->Find(idle, 0), nullptr);
-  const std::string more = MustCreate(two, 7 * kPage);
+  const std::string more = MustCreate(two_, 7 * kPage);
   RegionRef second = registry_->Find(more, 0);
-  auto created = std::async(std::launch::async, [&] { return registry_->Create(other, kPage); });
+  auto created = std::async(std::launch::async, [&] { return registry_->Create(other_, kPage); });
   clock_.AwaitWaiter();
   EXPECT_EQ(registry_->Find(used, 0), nullptr) << "it makes room";
   EXPECT_NE(registry_->Find(more, 0), nullptr) << "one is enough";
@@ -76,17 +82,13 @@ TEST_F(RegionSharesTest, WhatARequestUsesMakesRoomLastAndWhenTheRequestEnds) {
 }
 
 TEST_F(RegionSharesTest, ARequestThatDoesNotEndIsWaitedForNoLongerThanItMay) {
-  RegionLimits limits{16 * kPage, 16 * kPage, 9};
-  limits.tenant_weights = {1, 1};
-  Restart(limits);
-  const uint64_t one = registry_->AddClient(0);
-  const uint64_t other = registry_->AddClient(1);
-  const RegionRef request = registry_->Find(MustCreate(one, 16 * kPage), 0);
-  auto refused = std::async(std::launch::async, [&] { return registry_->Create(other, kPage); });
+  RestartForTwo(16 * kPage);
+  const RegionRef request = registry_->Find(MustCreate(one_, 16 * kPage), 0);
+  auto refused = std::async(std::launch::async, [&] { return registry_->Create(other_, kPage); });
   clock_.AwaitWaiter();
   clock_.Advance(kReturnWait);
   EXPECT_EQ(refused.get().status().code(), Code::kResourceExhausted);
-  ExpectRefused(other, kPage, Code::kResourceExhausted, "has too little left");  // without a wait
+  ExpectRefused(other_, kPage, Code::kResourceExhausted, "has too little left");  // without a wait
 }
 
 }  // namespace
