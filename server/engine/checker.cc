@@ -39,7 +39,10 @@ Checker::Checker(const CheckerOptions& options, const Clock& clock, HostPool& po
   watcher_ = std::thread([this] { WatchDeadlines(); });
 }
 
-Checker::~Checker() {
+Checker::~Checker() { Stop(); }
+
+void Checker::Stop() {
+  if (!watcher_.joinable()) return;
   workers_.reset();
   {
     const MutexLock lock(mutex_);

@@ -51,7 +51,7 @@ class Checker {
   // thread, or within Post, Cancel or Abort.
   Checker(const CheckerOptions& options, const Clock& clock, HostPool& pool,
           std::function<void(std::unique_ptr<Request>)> finish);
-  ~Checker();  // checks every posted request, then joins
+  ~Checker();  // Stop() first, if not done
 
   // Whether the server wants request `id` checked: a seeded draw, the same for the same id.
   bool Sampled(uint64_t id) const;
@@ -70,6 +70,8 @@ class Checker {
   void Abort();
   // Adds the requests that are being checked.
   void AddBusy(std::vector<BusyRequest>& busy) const;
+  // Checks every posted request, then joins. No Post may follow; all else may be called meanwhile.
+  void Stop();
 
  private:
   // Checks the next request, if there is one.

@@ -354,8 +354,9 @@ void Engine::Stop() {
   Drain();
   for (const auto& worker : workers_) worker->Stop(Unavailable("the server is stopping"));
   completion_.reset();  // ends what the lanes delivered
-  checker_.reset();     // ends what the completion threads sent on
-  workers_.clear();     // lanes before their backends
+  // Ends what the completion threads sent on. Each that ends gives its place back to the checker.
+  if (checker_ != nullptr) checker_->Stop();
+  workers_.clear();  // lanes before their backends
 }
 
 int64_t Engine::RetryAfterMs(Code code) const {

@@ -60,6 +60,7 @@ RegionRegistry::~RegionRegistry() {
 
 uint64_t RegionRegistry::AddClient(int tenant) {
   const MutexLock lock(mutex_);
+  assert(static_cast<size_t>(TenantOf(tenant)) < open_bytes_.size());
   Client& client = clients_[++last_client_];
   client.tenant = tenant;
   client.last_use = ++uses_;

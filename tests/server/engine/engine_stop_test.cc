@@ -144,6 +144,19 @@ TEST_F(EngineStopTest, AbortEndsAllThereIs) {
   EXPECT_TRUE(engine_->WaitIdle(kNever));
 }
 
+// What ends there gives its place back to the checker.
+TEST_F(EngineStopTest, AStopWaitsForTheCheckThatRuns) {
+  StartEndlessChecks();
+  const uint64_t checked = MustSubmit(NewEndlessCheck());
+  WaitForRunning("reference check");
+  std::thread stopping([this] { engine_->Stop(); });
+  while (!engine_->draining()) std::this_thread::yield();
+  engine_->Cancel(checked);
+  EXPECT_EQ(EndOf(checked), Code::kCancelled);
+  stopping.join();
+  EXPECT_EQ(engine_->inflight(), 0);
+}
+
 TEST_F(EngineStopTest, ACheckEndsWithItsCall) {
   StartEndlessChecks();
   const uint64_t first = MustSubmit(NewEndlessCheck());

@@ -113,6 +113,7 @@ class ListenerTest : public ::testing::Test {
   }
   // The next connections are strangers'.
   void ExpectStrangers(int number) {
+    const std::lock_guard lock(mutex_);
     for (int i = 0; i < number; ++i) uses_.emplace_back();
   }
   // Waits for the n-th connection that is ended, and returns the number of it as it was taken.

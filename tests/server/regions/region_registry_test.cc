@@ -173,6 +173,7 @@ TEST_F(RegionRegistryTest, ATenantsClientsHaveItsBytesTogether) {
   TenantLimits tenants(bounds, clock_);
   RegionLimits limits{16 * kPage, 8 * kPage, 3};
   limits.tenants = &tenants;
+  limits.tenant_weights = {1, 1};
   Restart(limits);
   const uint64_t one = registry_->AddClient(1);
   const uint64_t two = registry_->AddClient(1);
