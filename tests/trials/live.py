@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callers in one process: live.py OPTIONS. Writes what they found to stdout as one JSON object, on
-SIGTERM too. tests/trials/fuzz and soak start several."""
+SIGTERM too, and where its threads are to stderr on SIGUSR1. tests/trials/fuzz and soak start
+several."""
 
 import argparse
 import collections
+import faulthandler
 import json
 import os
 import pathlib
@@ -133,6 +135,7 @@ def main():
             target.refusals += (caller.CODE.CANCELLED, caller.CODE.DEADLINE_EXCEEDED)
         run = Run(target, problems.Problems.make(options.seed, options.problems), options)
         signal.signal(signal.SIGTERM, lambda *_: run.stop.set())
+        faulthandler.register(signal.SIGUSR1)
         print("ready", flush=True)
         run.run()
     json.dump(run.report(), sys.stdout)

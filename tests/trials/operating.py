@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an operator does to a server on trial while callers are at work: limits and log files by
-SIGHUP, admin calls, and, where it is locked, other tokens and certificates. Each step is seen to
-have taken effect."""
+SIGHUP, admin calls, and, where it is locked, other tokens and certificates; and what its system may
+do to it. Each step is seen to have taken effect."""
 
 import threading
 import traceback
@@ -27,6 +27,8 @@ sessions = 2
 bytes-per-second = "8MiB"
 """)
 LEVELS = ("debug", "off", "info")
+# Kinds of system_calls that a server at work makes all the time, and survives.
+FAILING = ("accept", "read", "write", "poll")
 
 
 class Files:
@@ -43,10 +45,10 @@ class Files:
 
 class Operator:
     """Makes a step every `period` seconds, on a thread, while its block runs. `steps` counts them
-    by name."""
+    by name. With `system_calls` one of the server's fails now and then, too."""
 
-    def __init__(self, server, period):
-        self.server, self.period = server, period
+    def __init__(self, server, period, system_calls=None):
+        self.server, self.period, self.system_calls = server, period, system_calls
         self.steps = {}
         self._limits = 1
         self._stop, self.fault = threading.Event(), None
@@ -72,6 +74,8 @@ class Operator:
                  self.status, self.free]
         if self.server.locks is not None:
             steps[3:3] = [self.change_tokens, self.change_certificate]
+        if self.system_calls is not None:
+            steps.append(self.fail_a_call)
         turn = 0
         while not self._stop.wait(self.period) and not self.server.ended():
             step = steps[turn % len(steps)]
@@ -136,6 +140,13 @@ class Operator:
     def change_tokens(self):
         self._counts_one_more("attend_tokens_reloads_total", self.server.locks.change_tokens,
                               result="ok")
+
+    def fail_a_call(self):
+        """No other step is under way, which might meet it."""
+        kind = FAILING[self.steps.get("fail_a_call", 0) % len(FAILING)]
+        before = self.system_calls.failed(kind)
+        self.system_calls.fail(kind)
+        harness.wait_for(f"a failed {kind}", lambda: self.system_calls.failed(kind) > before, 60)
 
     def change_certificate(self):
         self._counts_one_more("attend_tls_reloads_total", self.server.locks.change_certificate,
