@@ -143,7 +143,6 @@ std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int6
     const int owner = TenantOf(region.tenant);
     return region.device == SharedRegion::kHost && open_bytes_[owner] > ShareOf(owner);
   };
-  // Who goes first comes first.
   std::map<std::pair<ClientUse, std::string>, Regions::iterator> candidates;
   for (auto each = regions_.begin(); each != regions_.end(); ++each) {
     if (!beyond_share(*each->second)) continue;
