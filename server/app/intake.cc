@@ -133,7 +133,7 @@ Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, std::shared_p
       TlsCertificates::Load(CertificateOptions(config), intake->tls_metrics_, logger);
   if (!certificates.ok()) return certificates.status();
   intake->certificates_ = std::move(*certificates);
-  intake->certificates_->Watch(clock);
+  intake->certificates_->Watch(clock, [raw = intake.get()] { raw->RecheckClients(); });
   return intake;
 }
 
@@ -194,6 +194,7 @@ void Intake::TakeTls(int socket, ino_t inode, const Http2Frames::Limits& limits)
   options.socket = socket;
   options.inode = inode;
   options.certificates = certificates_.get();
+  options.clients = tls_clients_;
   options.generation = certificates_->generation();
   options.context = certificates_->current();
   options.limits = limits;
@@ -252,15 +253,25 @@ bool Intake::Admits(int socket) {
 }
 
 void Intake::EndStranger(int socket, ino_t inode) {
+  End(socket, inode, ClientRefusal::kStranger, "no call was let in on it");
+}
+
+void Intake::RecheckClients() {
+  tls_clients_->Recheck(*certificates_->current(), [this](TlsClient& client, const auto& why) {
+    if (client.refused.exchange(true)) return;
+    End(client.socket, client.inode, ClientRefusal::kTls, why);
+  });
+}
+
+void Intake::End(int socket, ino_t inode, ClientRefusal reason, const std::string& error) {
   std::string peer;
   ReadGuard::WhileOpen(socket, inode, [&] {
     peer = PeerText(socket);
     shutdown(socket, SHUT_RDWR);  // gRPC closes it
   });
   if (peer.empty()) return;
-  tls_metrics_.RecordRefused(ClientRefusal::kStranger);
-  const std::string_view reason = ClientRefusalName(ClientRefusal::kStranger);
-  logger_.Log(LogLevel::warn, "connection closed", {{"reason", reason}, {"peer", peer}}, reason);
+  tls_metrics_.RecordRefused(reason);
+  LogEndOf(peer, ClientRefusalName(reason), error);
 }
 
 void Intake::Refuse(int socket, ClientRefusal reason, const std::string& error) {
@@ -270,11 +281,14 @@ void Intake::Refuse(int socket, ClientRefusal reason, const std::string& error) 
 
 void Intake::LogEnd(int socket, std::string_view reason, const std::string& error) try {
   const OnNoMemory no_memory(OnNoMemory::kThrow);
-  const std::string peer = PeerText(socket);
-  logger_.Log(LogLevel::warn, "connection closed",
-              {{"reason", reason}, {"peer", peer}, {"error", error}}, error);
+  LogEndOf(PeerText(socket), reason, error);
 } catch (const std::bad_alloc&) {
   // It is counted anyway, and no exception may reach gRPC, which called this.
+}
+
+void Intake::LogEndOf(const std::string& peer, std::string_view reason, const std::string& error) {
+  logger_.Log(LogLevel::warn, "connection closed",
+              {{"reason", reason}, {"peer", peer}, {"error", error}}, error);
 }
 
 }  // namespace attend

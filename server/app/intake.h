@@ -24,6 +24,7 @@
 #include "server/net/read_guard.h"
 #include "server/rpc/caller_gate.h"
 #include "server/tls/tls_certificates.h"
+#include "server/tls/tls_clients.h"
 #include "server/tls/tls_connection.h"
 
 namespace attend {
@@ -44,7 +45,7 @@ class Intake {
   // Hands over a connected socket that has something to read. One thread. Returns what it is used
   // for, if callers must say who they are.
   std::shared_ptr<const ConnectionUse> Take(int socket);
-  // Ends what was handed over, if it is still open, as nobody has said so. The same thread.
+  // Ends what was handed over, if it is still open, as nobody has said who calls. Any thread.
   void EndStranger(int socket, ino_t inode);
 
  private:
@@ -58,8 +59,13 @@ class Intake {
   bool RefusesPlaintext(int socket);
   // Closes a socket whose client has not been told who it would be here.
   bool RefusesUnnamed(int socket, ino_t inode);
+  // The files of TLS have changed: ends the connections of clients that they do not let in.
+  void RecheckClients();
   void Refuse(int socket, ClientRefusal reason, const std::string& error);
+  // The same of what was handed over, and ends it, if it is still open.
+  void End(int socket, ino_t inode, ClientRefusal reason, const std::string& error);
   void LogEnd(int socket, std::string_view reason, const std::string& error);
+  void LogEndOf(const std::string& peer, std::string_view reason, const std::string& error);
 
   ConnectionHolds& connections_;
   Metrics& metrics_;
@@ -80,6 +86,7 @@ class Intake {
   const TlsConnection::OnRefused on_refused_ = [this](int socket, const std::string& why) {
     Refuse(socket, ClientRefusal::kTls, why);
   };
+  const std::shared_ptr<TlsClients> tls_clients_ = std::make_shared<TlsClients>();
   std::unique_ptr<TlsCertificates> certificates_;  // null: no TLS
   std::shared_ptr<CallerGate> gate_;
   std::unique_ptr<Acceptor> plain_;

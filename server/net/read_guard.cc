@@ -18,7 +18,7 @@ namespace {
 struct Entry {
   std::optional<Http2Frames> frames;
   const Clock* clock = nullptr;
-  ino_t inode = 0;
+  std::atomic<ino_t> inode = 0;
   std::atomic<bool> open = false;                             // nobody has called close() so far
   size_t looked_at = 0;                                       // of what is sent next
   std::atomic<const ReadGuard::OnWrong*> on_wrong = nullptr;  // null: no connection of gRPC's
@@ -28,8 +28,8 @@ struct Entry {
 // time reads a connection, and one writes it; whoever hands it over was before them, and whoever
 // closes it is after them: the entries need no lock.
 //
-// But for `open`, which a thread that ends a stranger's connection reads while gRPC's may close it:
-// it becomes false with `closing` locked.
+// But for `open` and `inode`, which threads that end a client's connection read while gRPC's may
+// close it: `open` becomes false with `closing` locked, and `inode` changes while it is false.
 constexpr int kPageEntries = 1024;
 constexpr int kPages = 1024;
 using Page = std::array<Entry, kPageEntries>;
@@ -95,7 +95,7 @@ void ReadGuard::WhileOpen(int socket, ino_t inode, const std::function<void()>& 
 
 ino_t ReadGuard::InodeOf(int socket) {
   const Entry* const entry = Find(socket, false);
-  return entry != nullptr && entry->on_wrong != nullptr ? entry->inode : 0;
+  return entry != nullptr && entry->on_wrong != nullptr ? entry->inode.load() : 0;
 }
 
 void ReadGuard::End(int socket) {

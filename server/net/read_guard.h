@@ -36,7 +36,7 @@ class ReadGuard {
   // The same for a connection that is inspected elsewhere: its end alone is of interest.
   static void BeginUnread(int socket, ino_t inode);
   // Calls then() if the connection that has begun with this inode is still open, which it stays
-  // meanwhile. Only on the thread that begins connections.
+  // meanwhile. Any thread.
   static void WhileOpen(int socket, ino_t inode, const std::function<void()>& then);
   // The inode of a connection that has begun and not ended; 0: it is none.
   static ino_t InodeOf(int socket);

@@ -37,8 +37,13 @@ ATTEND_IN_PLACE int BIO_new_bio_pair(BIO** one, size_t one_size, BIO** other, si
 ATTEND_IN_PLACE int SSL_do_handshake(SSL* ssl) {
   static auto* const shake = Next<int(SSL*)>("SSL_do_handshake");
   const int result = shake(ssl);
-  if (result > 0 || SSL_get_error(ssl, result) != SSL_ERROR_SSL) return result;
-  if (TlsConnection* const connection = TlsConnection::Of(ssl)) connection->Refuse(ssl);
+  TlsConnection* const connection = TlsConnection::Of(ssl);
+  if (connection == nullptr) return result;
+  if (result > 0) {
+    connection->Begin(ssl);
+  } else if (SSL_get_error(ssl, result) == SSL_ERROR_SSL) {
+    connection->Refuse(ssl);
+  }
   return result;
 }
 
@@ -46,7 +51,7 @@ ATTEND_IN_PLACE int SSL_read(SSL* ssl, void* data, int size) {
   static auto* const read = Next<int(SSL*, void*, int)>("SSL_read");
   const int bytes = read(ssl, data, size);
   TlsConnection* const connection = TlsConnection::Of(ssl);
-  if (connection == nullptr || connection->Passes(ssl, data, bytes)) return bytes;
+  if (connection == nullptr || connection->Passes(data, bytes)) return bytes;
   ERR_raise(ERR_LIB_SSL, SSL_R_UNEXPECTED_MESSAGE);
   return -1;
 }

@@ -92,8 +92,13 @@ Result<std::unique_ptr<TlsCertificates>> TlsCertificates::Load(Options options, 
   return made;
 }
 
-void TlsCertificates::Watch(const Clock& clock) {
-  watch_ = std::make_unique<PollThread>("attend-tls", kPeriod, clock, [this] { Look(); });
+void TlsCertificates::Watch(const Clock& clock, std::function<void()> changed) {
+  watch_ = std::make_unique<PollThread>("attend-tls", kPeriod, clock,
+                                        [this, changed = std::move(changed)] {
+                                          const uint64_t before = generation();
+                                          Look();
+                                          if (changed && generation() != before) changed();
+                                        });
 }
 
 void TlsCertificates::Look() {

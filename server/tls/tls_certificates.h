@@ -48,8 +48,9 @@ class TlsCertificates {
   TlsCertificates(const TlsCertificates&) = delete;
   TlsCertificates& operator=(const TlsCertificates&) = delete;
 
-  // Looks once a second from here on, on a thread of its own. `clock` must outlive the object.
-  void Watch(const Clock& clock);
+  // Looks once a second from here on, on a thread of its own, and calls `changed`, if there is one,
+  // whenever something else is current. `clock` must outlive the object.
+  void Watch(const Clock& clock, std::function<void()> changed = nullptr);
   // Looks at the files once: takes what has changed, if it is good. One thread at a time, and
   // nobody else once they are watched.
   void Look();

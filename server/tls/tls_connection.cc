@@ -11,6 +11,7 @@
 #include <array>
 #include <new>
 #include <span>
+#include <utility>
 
 namespace attend {
 namespace {
@@ -100,26 +101,51 @@ void TlsConnection::Refuse(SSL* ssl) {
   }
 }
 
-bool TlsConnection::MayStay(const SSL* ssl) {
+TlsConnection::~TlsConnection() {
+  if (client_ != nullptr) options_.clients->Remove(client_);
+}
+
+void TlsConnection::Begin(const SSL* ssl) try {
+  if (client_ != nullptr || SSL_get0_peer_certificate(ssl) == nullptr) return;
+  auto client = std::make_shared<TlsClient>();
+  client->socket = options_.socket;
+  client->inode = options_.inode;
+  client->certificate.reset(SSL_get1_peer_certificate(ssl));
+  if (STACK_OF(X509)* const chain = SSL_get_peer_cert_chain(ssl)) {
+    client->chain.reset(X509_chain_up_ref(chain));
+    if (client->chain == nullptr) throw std::bad_alloc();
+  }
+  options_.clients->Add(client);
+  client_ = std::move(client);
+  MayStay();  // the files may have changed during the handshake
+} catch (const std::bad_alloc&) {
+  End([&] { (*options_.on_refused)(options_.socket, "there is no memory for its certificate"); });
+}
+
+bool TlsConnection::MayStay() {
   const uint64_t generation = options_.certificates->generation();
-  if (generation == generation_) return true;
-  const std::string why = options_.certificates->current()->WhyNot(ssl);
+  if (generation == generation_ || client_ == nullptr) return true;
+  const std::string why =
+      options_.certificates->current()->WhyNot(client_->certificate.get(), client_->chain.get());
   if (!why.empty()) {
-    End([&] { (*options_.on_refused)(options_.socket, why); });
+    const bool told = client_->refused.exchange(true);
+    End([&] {
+      if (!told) (*options_.on_refused)(options_.socket, why);
+    });
     return false;
   }
   generation_ = generation;
   return true;
 }
 
-bool TlsConnection::Passes(const SSL* ssl, const void* data, int bytes) {
+bool TlsConnection::Passes(const void* data, int bytes) {
   if (ended_) return false;
   const char* wrong = wrong_;
   if (wrong == nullptr && bytes > 0) {
     wrong = frames_.Read(std::span(static_cast<const uint8_t*>(data), static_cast<size_t>(bytes)),
                          options_.clock->Now());
   }
-  if (wrong == nullptr) return MayStay(ssl);
+  if (wrong == nullptr) return MayStay();
   End([&] { (*options_.on_wrong)(options_.socket, wrong); });
   return false;
 }

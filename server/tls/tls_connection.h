@@ -21,6 +21,7 @@
 #include "server/net/http2_frames.h"
 #include "server/net/read_guard.h"
 #include "server/tls/tls_certificates.h"
+#include "server/tls/tls_clients.h"
 #include "server/tls/tls_context.h"
 
 namespace attend {
@@ -33,6 +34,7 @@ class TlsConnection {
     int socket = -1;
     ino_t inode = 0;
     const TlsCertificates* certificates = nullptr;  // must outlive the connection
+    std::shared_ptr<TlsClients> clients;            // are told of the certificate that is shown
     std::shared_ptr<const TlsContext> context;      // theirs, of `generation` or later
     uint64_t generation = 0;
     Http2Frames::Limits limits;
@@ -65,25 +67,29 @@ class TlsConnection {
   static TlsConnection* Of(const SSL* ssl);  // null: not a connection of this server's
   // The handshake has failed: says why, and sends the client the alert that OpenSSL has written.
   void Refuse(SSL* ssl);
+  // The handshake is done.
+  void Begin(const SSL* ssl);
   // What has just been decrypted. False if gRPC must not get it, nor anything after it.
-  bool Passes(const SSL* ssl, const void* data, int bytes);
+  bool Passes(const void* data, int bytes);
   void Sending(const void* data, int bytes);
 
  private:
   explicit TlsConnection(const Options& options)
       : options_(options), frames_(options.limits), generation_(options.generation) {}
+  ~TlsConnection();
   static int Index();
   static void Free(void* parent, void* own, CRYPTO_EX_DATA* data, int index, long argl, void* argp);
   static void OnMessage(int is_write, int version, int type, const void* bytes, size_t size,
                         SSL* ssl, void* own);
   // Whether the client would be let in again. Asked once the files have changed.
-  bool MayStay(const SSL* ssl);
+  bool MayStay();
   void End(const std::function<void()>& tell);
 
   const Options options_;
   Http2Frames frames_;
-  uint64_t generation_;     // of the certificates by which the client's is good
-  BIO* network_ = nullptr;  // gRPC's; only during the handshake
+  uint64_t generation_;                // of the certificates by which the client's is good
+  std::shared_ptr<TlsClient> client_;  // null: it has shown no certificate
+  BIO* network_ = nullptr;             // gRPC's; only during the handshake
   // Messages of handshakes: those of the first, and requests for new keys and the like after it.
   FrameRate handshake_messages_{32, 1};
   const char* wrong_ = nullptr;  // handshake messages came too often

@@ -194,13 +194,11 @@ Status TlsContext::Revoke(const TlsText& crl) {
   return Status();
 }
 
-std::string TlsContext::WhyNot(const SSL* ssl) const {
-  X509* const shown = SSL_get0_peer_certificate(ssl);
-  if (shown == nullptr) return "";
+std::string TlsContext::WhyNot(X509* shown, STACK_OF(X509) * chain) const {
   const StoreContext checked(X509_STORE_CTX_new());
   if (checked == nullptr ||
-      X509_STORE_CTX_init(checked.get(), SSL_CTX_get_cert_store(context_.get()), shown,
-                          SSL_get_peer_cert_chain(ssl)) != 1 ||
+      X509_STORE_CTX_init(checked.get(), SSL_CTX_get_cert_store(context_.get()), shown, chain) !=
+          1 ||
       X509_STORE_CTX_set_default(checked.get(), "ssl_client") != 1) {
     ERR_clear_error();
     return "there is no memory to verify it again";

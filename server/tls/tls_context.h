@@ -51,9 +51,9 @@ class TlsContext {
                                                         const Options& options, std::time_t now);
 
   SSL_CTX* get() const { return context_.get(); }
-  // What these files have against the certificate that the connection's client has shown, whenever
-  // its handshake was; empty: nothing, or it has shown none.
-  std::string WhyNot(const SSL* ssl) const;
+  // What these files have against a certificate that a client has shown, whenever its handshake
+  // was; empty: nothing. `chain`: what came with it, or null. Thread-safe.
+  std::string WhyNot(X509* shown, STACK_OF(X509) * chain) const;
   const Expiries& expiries() const { return expiries_; }
 
  private:

@@ -14,6 +14,9 @@ import grpc
 
 from harness import ROOT, clean_env, free_port, wait_for
 
+# How a client of HTTP/2 begins, with settings that say nothing.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+
 
 class Authority:
     """A folder of deploy/make-test-ca: files, and certificates beyond those it makes."""
@@ -104,7 +107,7 @@ def greet(address, context):
     """None if the server goes on to speak HTTP/2; else what it, or this side, has against that."""
     try:
         with open_tls(address, context) as connection:
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+            connection.sendall(PREFACE)
             head = connection.recv(9)
             return None if len(head) == 9 and head[3] == 4 else f"closed after {head}"
     except ssl.SSLError as error:

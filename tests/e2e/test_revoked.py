@@ -4,6 +4,7 @@ ends by itself if there is none."""
 
 import datetime
 import shutil
+import ssl
 
 import grpc
 
@@ -164,3 +165,40 @@ def test_who_is_revoked_sends_no_more(start_server, tmp_path):
         assert server.metric("attend_connections_refused_total", reason="tls") > before
         assert 'reason="tls"' in server.log() and 'error="certificate revoked"' in server.log()
         assert server.metric("attend_connections") >= 1
+
+
+def test_who_is_revoked_keeps_no_connection(start_server, tmp_path):
+    """Though it sends nothing more: neither one on which it has called, nor one on which it has
+    not."""
+    own = certificates.Authority(tmp_path / "own", clients="client other")
+    shutil.copy(own.crl, tmp_path / "crl.pem")
+    server = start_server(*own.serve_mtls("--tls-crl", tmp_path / "crl.pem"))
+    with own.channel(server.address, "client") as gone, \
+            own.channel(server.address, "other") as stays, \
+            certificates.open_tls(server.address, own.context("client")) as silent:
+        streams = [strangers.Stream(wire.stub.AttentionServiceStub(channel).AttendStream)
+                   for channel in (gone, stays)]
+        for stream in streams:
+            assert stream.ask(wire.small_request()).raw
+        silent.sendall(certificates.PREFACE)
+        assert silent.recv(9)[3] == 4  # the server's settings: it serves
+        harness.wait_for("all to be open", lambda: server.metric("attend_connections") == 3)
+        refused = server.metric("attend_connections_refused_total", reason="tls")
+        own.revoke("client", tmp_path / "crl.pem")
+        harness.wait_for("both to be ended", lambda: server.metric("attend_connections") == 1)
+        assert strangers.refusal(lambda: next(streams[0].call)).code == CODE.UNAVAILABLE
+        try:
+            while silent.recv(4096):
+                pass
+        except (ConnectionError, ssl.SSLError):
+            pass
+        assert server.metric("attend_connections_refused_total", reason="tls") >= refused + 2
+        assert 'error="certificate revoked"' in server.log()
+        assert streams[1].ask(wire.small_request()).raw
+        # The same for an authority that is trusted no longer.
+        another = certificates.Authority(tmp_path / "another")
+        certificates.replace(own.ca, another.ca)
+        harness.wait_for("the last to be ended", lambda: server.metric("attend_connections") == 0)
+        assert strangers.refusal(lambda: next(streams[1].call)).code == CODE.UNAVAILABLE
+        for stream in streams:
+            stream.close()
