@@ -38,12 +38,15 @@ Result<std::unique_ptr<Callers>> Callers::Load(const Config& config, Metrics& me
 }
 
 void Callers::Watch(const Clock& clock, std::function<void()> changed) {
-  watch_ = std::make_unique<PollThread>("attend-tokens", kLookPeriod, clock,
-                                        [this, changed = std::move(changed)] {
-                                          const uint64_t before = authenticator_->generation();
-                                          authenticator_->Reload();
-                                          if (authenticator_->generation() != before) changed();
-                                        });
+  watch_ =
+      std::make_unique<PollThread>("attend-tokens", kLookPeriod, clock,
+                                   [this, changed = std::move(changed), again = false]() mutable {
+                                     const uint64_t before = authenticator_->generation();
+                                     authenticator_->Reload();
+                                     const bool now = authenticator_->generation() != before;
+                                     if (now || again) changed();
+                                     again = now;
+                                   });
 }
 
 void Callers::Guard(RegionSocket::Options& socket) const {

@@ -27,8 +27,9 @@ class Callers {
                                                Logger& logger);
 
   const Authenticator& authenticator() const { return *authenticator_; }
-  // Looks at the file from now on, every second, and calls `changed` whenever what callers may do
-  // has changed, until StopWatching.
+  // Looks at the file from now on, every second, until StopWatching. Calls `changed` whenever what
+  // callers may do has changed, and a second later once more: calls that were being let in when it
+  // changed are known by then.
   void Watch(const Clock& clock, std::function<void()> changed);
   void StopWatching() { watch_.reset(); }
   // Has the socket ask who connects. This object must outlive it.

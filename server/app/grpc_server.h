@@ -44,9 +44,11 @@ class GrpcServer {
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // Thread-safe, and so are the next two.
+  // Thread-safe, and so are the next three.
   bool accepting() const { return listener_->accepting(); }
   int64_t CountConnections() { return listener_->CountOpen(); }
+  // Of those that `connections` says are no callers' any more.
+  void FindStrangers() { listener_->FindStrangers(); }
   const ConnectionLimits& limits() const { return limits_; }
 
   // Removes the Unix sockets' files, so that no client connects to a process that ends.

@@ -65,6 +65,8 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
     server->callers_->Watch(server->clock_, [raw = server.get()] {
       raw->context_->streams.RecheckAll();
       if (raw->shared_ != nullptr) raw->shared_->Recheck();
+      raw->connections_->Recheck(raw->callers_->authenticator().credentials());
+      raw->grpc_->FindStrangers();
     });
   }
   server->LogStart();

@@ -171,6 +171,7 @@ Decision Authenticator::Decide(const Credentials& credentials, Scope scope) cons
   };
   Caller& caller = decision.caller;
   caller = {grant->tenant, grant->scopes, grant->any_tenant, grant->name};
+  decision.credential = grant->credential;
   const std::string& own = options_.tenants[static_cast<size_t>(grant->tenant)];
   if (credentials.tenant && *credentials.tenant != own) {
     if (!grant->any_tenant) {

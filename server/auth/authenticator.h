@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -58,6 +59,7 @@ struct Decision {
   Caller caller;
   Status status;  // OK, UNAUTHENTICATED or PERMISSION_DENIED
   CallerRefusal refusal = CallerRefusal::kNoCredentials;
+  TokenDigest credential = {};  // by which the caller is known
 };
 
 class Authenticator {
@@ -86,6 +88,8 @@ class Authenticator {
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
   int64_t count() const { return grants()->count(); }
+  // By which callers are known now.
+  std::set<TokenDigest> credentials() const { return grants()->Credentials(options_.now()); }
 
  private:
   // Which file, and which state of it.

@@ -199,10 +199,13 @@ class Grants::Parser {
     const auto index = static_cast<int>(grants_.count());
     bool first = true;
     if (digest_) {
+      grant_.credential = *digest_;
       first = digests_.insert(*digest_).second;
       grants_.digests_.push_back(*digest_);
       grants_.by_digest_.push_back(index);
     } else {
+      grant_.credential =
+          DigestOf(std::string(kCertificateKeys[certificate_->first]) + "=" + certificate_->second);
       first = grants_.by_certificate_[certificate_->first]
                   .emplace(std::move(certificate_->second), index)
                   .second;
@@ -246,6 +249,14 @@ const Grant* Grants::FindToken(std::string_view token) const {
   const int found = FindDigest(digests_, DigestOf(token));
   return found < 0 ? nullptr
                    : &grants_[static_cast<size_t>(by_digest_[static_cast<size_t>(found)])];
+}
+
+std::set<TokenDigest> Grants::Credentials(WallTime now) const {
+  std::set<TokenDigest> credentials;
+  for (const Grant& grant : grants_) {
+    if (grant.expires > now) credentials.insert(grant.credential);
+  }
+  return credentials;
 }
 
 WallTime Grants::NextExpiry(WallTime now) const {

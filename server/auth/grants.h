@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -51,6 +52,9 @@ inline constexpr int kCertificateNameCount = 3;
 
 struct Grant {
   std::shared_ptr<const std::string> name;
+  // Of the token, or of the certificate's name and its kind: the same line's, however often the
+  // file is read.
+  TokenDigest credential{};
   int tenant = 0;
   Scopes scopes;
   bool any_tenant = false;
@@ -67,6 +71,8 @@ class Grants {
   const Grant* FindToken(std::string_view token) const;
   const Grant* FindCertificate(CertificateName kind, std::string_view name) const;
   int64_t count() const { return std::ssize(grants_); }
+  // Those that have not expired.
+  std::set<TokenDigest> Credentials(WallTime now) const;
   // The first time after `now` at which one of them expires; kNoExpiry: never.
   WallTime NextExpiry(WallTime now) const;
 

@@ -22,16 +22,22 @@ ConnectionHolds::Ref ConnectionHolds::Begin(const std::string& name) {
   }
 }
 
-Status ConnectionHolds::Call(const std::string& name, int tenant) {
+void ConnectionHolds::LetIn(Entry& entry, const Credential& caller) {
+  if (std::ssize(entry.callers) < kCallersMax) entry.callers.insert(caller);
+  entry.marks->called.store(true, std::memory_order_relaxed);
+}
+
+Status ConnectionHolds::Call(const std::string& name, int tenant, const Credential& caller) {
   const MutexLock lock(mutex_);
   const auto found = connections_.find(name);
   if (found == connections_.end()) return Status();
   std::map<int, CountHold>& tenants = found->second.tenants;
-  if (tenants.contains(tenant)) return Status();
-  CountHold hold;
-  ATTEND_RETURN_IF_ERROR(limits_.Take(tenant, Limit::kConnections, hold));
-  tenants.emplace(tenant, std::move(hold));
-  found->second.marks->called.store(true, std::memory_order_relaxed);
+  if (!tenants.contains(tenant)) {
+    CountHold hold;
+    ATTEND_RETURN_IF_ERROR(limits_.Take(tenant, Limit::kConnections, hold));
+    tenants.emplace(tenant, std::move(hold));
+  }
+  LetIn(found->second, caller);
   return Status();
 }
 
@@ -41,11 +47,20 @@ std::shared_ptr<ConnectionMarks> ConnectionHolds::MarksOf(const std::string& nam
   return found == connections_.end() ? nullptr : found->second.marks;
 }
 
-void ConnectionHolds::CallUncounted(const std::string& name) {
+void ConnectionHolds::CallUncounted(const std::string& name, const Credential& caller) {
   const MutexLock lock(mutex_);
   const auto found = connections_.find(name);
-  if (found != connections_.end())
-    found->second.marks->called.store(true, std::memory_order_relaxed);
+  if (found != connections_.end()) LetIn(found->second, caller);
+}
+
+void ConnectionHolds::Recheck(const std::set<Credential>& credentials) {
+  const MutexLock lock(mutex_);
+  for (auto& [name, entry] : connections_) {
+    std::erase_if(entry.callers, [&](const Credential& caller) {
+      return caller != Credential{} && !credentials.contains(caller);
+    });
+    if (entry.callers.empty()) entry.marks->called.store(false, std::memory_order_relaxed);
+  }
 }
 
 void ConnectionHolds::End(const std::string& name) {

@@ -12,9 +12,11 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -53,22 +55,32 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   // The object must be owned by a std::shared_ptr. A second connection of a name that is known is
   // the same as the first.
   Ref Begin(const std::string& name);
+  // By which a caller is known; zeros: of who may call for good.
+  using Credential = std::array<uint8_t, 32>;
+  // Of so many callers of a connection it is known that they are some.
+  static constexpr int64_t kCallersMax = 8;
+
   // A call of the tenant has come over the connection. RESOURCE_EXHAUSTED if that is one connection
   // too many for it.
-  Status Call(const std::string& name, int tenant);
+  Status Call(const std::string& name, int tenant, const Credential& caller = {});
   // Null if the connection is not known.
   std::shared_ptr<ConnectionMarks> MarksOf(const std::string& name) const;
-  // A call that is nobody's in particular, and never refused for this.
-  void CallUncounted(const std::string& name);
+  // A call that is no tenant's in particular, and never refused for this.
+  void CallUncounted(const std::string& name, const Credential& caller = {});
+  // Callers with other credentials than these are none any more: connections on which nobody else
+  // has called are strangers' again.
+  void Recheck(const std::set<Credential>& credentials);
 
  private:
   struct Entry {
     int64_t opened = 0;
     std::map<int, CountHold> tenants;
+    std::set<Credential> callers;
     std::shared_ptr<ConnectionMarks> marks = std::make_shared<ConnectionMarks>();
   };
 
   void End(const std::string& name);
+  static void LetIn(Entry& entry, const Credential& caller);
 
   TenantLimits& limits_;
   mutable Mutex mutex_;

@@ -145,7 +145,6 @@ std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStrangerOf(const
       return Stranger{*fd, entry.inode, entry.since, watches || sent >= kStrangerBytes};
     }
     Dequeue(entry);  // a caller's by now
-    entry.use = nullptr;
   }
   return std::nullopt;
 }
@@ -157,6 +156,13 @@ std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStranger() {
 std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStranger(const std::string& peer) {
   const auto found = peers_.find(peer);
   return found == peers_.end() ? std::nullopt : OldestStrangerOf(found->second);
+}
+
+void ConnectionTable::FindStrangers(TimePoint now) {
+  for (const auto& [fd, entry] : connections_) {
+    if (entry.use == nullptr || entry.use->marks->called.load(std::memory_order_relaxed)) continue;
+    if (!all_.strangers.contains(entry.arrival)) Renew(fd, now);
+  }
 }
 
 bool ConnectionTable::MayEnd(Room room, const std::string& peer) const {

@@ -5,7 +5,7 @@
 // stored with its socket's inode, and Sweep forgets what is no longer open. Not thread-safe.
 //
 // A connection is silent until it has sent something. Where calls need credentials it is then a
-// stranger's, until a call of a caller's has been let in on it.
+// stranger's, until a call of a caller's has been let in on it, and again once who called is none.
 
 #pragma once
 
@@ -74,6 +74,8 @@ class ConnectionTable {
   std::optional<Stranger> OldestStranger();
   std::optional<Stranger> OldestStranger(const std::string& peer);
   void Renew(int fd, TimePoint now);
+  // Those on which nobody calls any more, by their use, are strangers' again from now on.
+  void FindStrangers(TimePoint now);
   // Whether another stranger's end would make room where `room` is full.
   bool MayEnd(Room room, const std::string& peer) const;
 
@@ -88,7 +90,7 @@ class ConnectionTable {
     uint64_t arrival = 0;
     bool silent = true;
     bool ending = false;
-    std::shared_ptr<const ConnectionUse> use;  // of a stranger's
+    std::shared_ptr<const ConnectionUse> use;  // null: it is no stranger's, and will be none
     int64_t data_bytes = 0;                    // of it, when its time began
   };
   // All connections, or one peer's.

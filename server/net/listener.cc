@@ -118,6 +118,7 @@ Result<std::unique_ptr<Listener>> Listener::Start(const Options& options, std::v
 
 Listener::~Listener() {
   if (thread_.joinable()) {
+    ending_ = true;
     eventfd_write(wake_.get(), 1);
     thread_.join();
   }
@@ -130,6 +131,12 @@ int64_t Listener::CountOpen() {
   return table_.size();
 }
 
+void Listener::FindStrangers() {
+  const MutexLock lock(mutex_);
+  table_.FindStrangers(clock_.Now());
+  eventfd_write(wake_.get(), 1);  // how long the thread waits may be another time
+}
+
 void Listener::Run() {
   NameThread("attend-listener");
   std::array<epoll_event, kEventsInTurn> events;
@@ -139,8 +146,13 @@ void Listener::Run() {
     const int ready = epoll_wait(events_.get(), events.data(), kEventsInTurn, wait_ms);
     readable.clear();
     for (int i = 0; i < ready; ++i) {
-      if (events[i].data.fd == wake_.get()) return;
-      readable.push_back(events[i].data.fd);
+      if (events[i].data.fd != wake_.get()) {
+        readable.push_back(events[i].data.fd);
+        continue;
+      }
+      eventfd_t times = 0;
+      eventfd_read(wake_.get(), &times);
+      if (ending_) return;
     }
     {
       const MutexLock lock(mutex_);

@@ -61,6 +61,8 @@ class Listener {
 
   // Connections that are open now. Any thread.
   int64_t CountOpen();
+  // Connections on which nobody calls any more are strangers' from now on. Any thread.
+  void FindStrangers();
   bool accepting() const { return accepting_.load(std::memory_order_acquire); }
 
  private:
@@ -98,8 +100,9 @@ class Listener {
   Metrics& metrics_;
   Logger& logger_;
   const Clock& clock_;
-  UniqueFd events_;  // epoll
-  UniqueFd wake_;    // readable when the thread must end
+  UniqueFd events_;                  // epoll
+  UniqueFd wake_;                    // readable when the thread must look up
+  std::atomic<bool> ending_{false};  // and end
   UniqueFd spare_;
   Mutex mutex_;
   ConnectionTable table_ ATTEND_GUARDED_BY(mutex_);

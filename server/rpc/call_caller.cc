@@ -172,9 +172,10 @@ Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& ca
   if (decision.status.ok() && context.connections != nullptr) {
     // Operators are heard, whatever else their tenant has open.
     if (scope == Scope::kAdmin) {
-      context.connections->CallUncounted(call.peer());
+      context.connections->CallUncounted(call.peer(), decision.credential);
     } else {
-      decision.status = context.connections->Call(call.peer(), decision.caller.tenant);
+      decision.status =
+          context.connections->Call(call.peer(), decision.caller.tenant, decision.credential);
       rejection = Rejection::kTenantLimit;
     }
   }

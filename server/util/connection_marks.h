@@ -10,7 +10,7 @@
 namespace attend {
 
 struct ConnectionMarks {
-  std::atomic<bool> called{false};  // a call of a caller's has been let in; set once
+  std::atomic<bool> called{false};  // a call of who is a caller still has been let in
   std::atomic<int64_t> watches{0};  // of health, open now, of those that strangers have
 };
 

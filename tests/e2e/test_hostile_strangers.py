@@ -94,6 +94,32 @@ def test_connections_on_which_nobody_calls_end(start):
     assert 'connection closed reason="stranger" peer="127.0.0.1"' in server.log()
 
 
+def test_who_is_a_caller_no_more_is_a_stranger_again(start, tmp_path):
+    """Its connection ends, though a call was let in on it once; those of others stay, however long
+    they say nothing."""
+    server, channel = start("--first-call-timeout", "0.5")
+
+    def let_in(*names):
+        text = "".join(strangers.line(name, TOKENS[name], "scopes=compute") for name in names)
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(tmp_path / "tokens")
+
+    def call(on, name):
+        wire.stub.AttentionServiceStub(on).Attend(
+            wire.small_request(), metadata=bearer(TOKENS[name]), timeout=wire.SECONDS)
+
+    with channel() as gone, channel() as shared, channel() as stays:
+        for on, name in ((gone, "blue"), (shared, "blue"), (shared, "gate"), (stays, "green")):
+            call(on, name)
+        assert server.metric("attend_connections") == 3
+        let_in("green", "gate")
+        harness.wait_for("one to end", lambda: server.metric("attend_connections") == 2)
+        let_in("green", "blue")
+        harness.wait_for("another to end", lambda: server.metric("attend_connections") == 1)
+        assert ended(server) == 2
+        call(stays, "green")
+
+
 def test_strangers_make_room_for_callers(start):
     """However many connections they hold, and however long they may."""
     server, channel = start("--max-connections", "8", "--max-connections-per-peer", "8",

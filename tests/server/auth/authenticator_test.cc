@@ -245,6 +245,28 @@ TEST_F(AuthenticatorTest, AnotherGenerationMeansAskAgain) {
   EXPECT_TRUE(changed());
 }
 
+TEST_F(AuthenticatorTest, ACredentialIsTheSameWhateverElseItsLineSays) {
+  Load(Line("ci", kToken, "scopes=compute expires=2027-01-31") +
+       "name=web cn=web scopes=info\nname=other uri=web scopes=info\n");
+  const TokenDigest ci = Ask("Bearer " + kToken).credential;
+  EXPECT_EQ(ci, DigestOf(kToken));
+  const Credentials::Name name{CertificateName::kCommon, "web"};
+  Credentials shown;
+  shown.certificate = {&name, 1};
+  const TokenDigest web = authenticator_->Decide(shown, Scope::kInfo).credential;
+  EXPECT_EQ(authenticator_->credentials().size(), 3U);
+  EXPECT_TRUE(authenticator_->credentials().contains(ci));
+  Write(Line("ci", kOther, "scopes=compute") + "name=page tenant=blue cn=web scopes=compute\n");
+  authenticator_->Reload();
+  EXPECT_FALSE(authenticator_->credentials().contains(ci)) << "another token of that name";
+  EXPECT_TRUE(authenticator_->credentials().contains(web));
+  Write(Line("ci", kToken, "scopes=compute expires=2027-01-31"));
+  authenticator_->Reload();
+  EXPECT_TRUE(authenticator_->credentials().contains(ci));
+  now_ = std::chrono::sys_days(std::chrono::year(2027) / 1 / 31);
+  EXPECT_FALSE(authenticator_->credentials().contains(ci)) << "it has expired";
+}
+
 TEST_F(AuthenticatorTest, CallsAreDecidedWhileTheFileIsReadAgain) {
   const std::string one = Line("one", kToken, "scopes=compute");
   const std::string two = one + Line("two", kOther, "scopes=compute");

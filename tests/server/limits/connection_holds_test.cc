@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +16,7 @@
 namespace attend {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class ConnectionHoldsTest : public ::testing::Test {
@@ -66,6 +68,52 @@ TEST_F(ConnectionHoldsTest, AConnectionIsACallersOnceACallIsLetIn) {
   EXPECT_EQ(used(0), 2);
   refs.push_back(holds_->Begin("a"));
   EXPECT_TRUE(called(4)) << "the same connection";
+}
+
+TEST_F(ConnectionHoldsTest, WithoutItsCallersAConnectionIsAStrangersAgain) {
+  const ConnectionHolds::Credential first{1}, second{2}, third{3};
+  std::vector<ConnectionHolds::Ref> refs;
+  for (const char* const name : {"one", "two", "anyone", "none"}) {
+    refs.push_back(holds_->Begin(name));
+  }
+  const auto called = [&] {
+    std::vector<bool> all;
+    for (const ConnectionHolds::Ref& ref : refs) all.push_back(ref->marks()->called);
+    return all;
+  };
+  EXPECT_TRUE(holds_->Call("one", 0, first).ok());
+  EXPECT_TRUE(holds_->Call("two", 0, first).ok());
+  EXPECT_TRUE(holds_->Call("two", 0, second).ok());  // of a tenant that the connection has
+  EXPECT_TRUE(holds_->Call("anyone", 1).ok());
+  holds_->CallUncounted("anyone", first);
+  holds_->Recheck({first, second, third});
+  EXPECT_THAT(called(), ElementsAre(true, true, true, false));
+  holds_->Recheck({second, third});
+  EXPECT_THAT(called(), ElementsAre(false, true, true, false));
+  EXPECT_EQ(used(0), 2) << "it is open";
+  holds_->Recheck({first});  // once gone, it counts no more
+  EXPECT_THAT(called(), ElementsAre(false, false, true, false));
+  EXPECT_TRUE(holds_->Call("one", 0, third).ok());
+  EXPECT_THAT(called(), ElementsAre(true, false, true, false));
+}
+
+TEST_F(ConnectionHoldsTest, OfManyCallersAFewAreKnown) {
+  const ConnectionHolds::Ref open = holds_->Begin("a");
+  std::set<ConnectionHolds::Credential> all;
+  for (uint8_t i = 1; i < 100; ++i) {
+    const ConnectionHolds::Credential caller{i};
+    all.insert(caller);
+    EXPECT_TRUE(holds_->Call("a", 0, caller).ok());
+  }
+  holds_->Recheck(all);
+  EXPECT_TRUE(open->marks()->called);
+  for (uint8_t i = 1; i <= ConnectionHolds::kCallersMax; ++i) {
+    all.erase(ConnectionHolds::Credential{i});
+  }
+  holds_->Recheck(all);
+  EXPECT_FALSE(open->marks()->called);
+  EXPECT_TRUE(holds_->Call("a", 0, {99}).ok());
+  EXPECT_TRUE(open->marks()->called);
 }
 
 TEST_F(ConnectionHoldsTest, OneConnectionOfSeveralTenantsCountsForEach) {

@@ -278,6 +278,30 @@ TEST_F(ListenerTest, StrangersEndInTime) {
   EXPECT_EQ(Ended(2), 2U) << "it has sent no more";
 }
 
+TEST_F(ListenerTest, AConnectionWithoutCallersIsAStrangersAgain) {
+  ExpectStrangers(3);
+  Start(8, 8);
+  std::deque<UniqueFd> clients;
+  for (size_t i = 1; i <= 2; ++i) {
+    uses_[i - 1].marks->called = true;
+    clients.push_back(ConnectTo(tcp_.port, "x"));
+    Taken(i);
+  }
+  EXPECT_EQ(listener_->CountOpen(), 2);
+  clock_.Advance(seconds(61));
+  uses_[0].marks->called = false;
+  listener_->FindStrangers();  // its time begins here
+  listener_->FindStrangers();
+  clock_.Advance(seconds(59));
+  uses_[2].marks->called = true;
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  Taken(3);
+  EXPECT_EQ(listener_->CountOpen(), 3);
+  clock_.Advance(seconds(2));
+  listener_->FindStrangers();  // and wakes the thread
+  EXPECT_EQ(Ended(1), 1U);
+}
+
 TEST_F(ListenerTest, AnErrorOfOneConnectionIsNone) {
   Start(8, 8);
   size_t taken = 0;
