@@ -212,6 +212,7 @@ void MetricsEndpoint::MakeRoom() {
 }
 
 void MetricsEndpoint::LogReload(const Status& status) {
+  tls_metrics_.RecordMetricsAuth(status.ok());
   if (status.ok()) {
     logger_.Log(LogLevel::info, "changed files are in use", {{"flag", "metrics-auth"}});
   } else {

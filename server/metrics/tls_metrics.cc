@@ -28,7 +28,9 @@ const char* ClientRefusalName(ClientRefusal reason) {
 TlsMetrics::TlsMetrics(prometheus::Registry& registry)
     : reloaded_(&Reloads(registry, "ok")),
       kept_(&Reloads(registry, "failed")),
-      reload_failed_(&ReloadFailedFamily(registry).Add({{"what", "tls"}})) {
+      failed_(&ReloadFailedFamily(registry).Add({{"what", "tls"}})),
+      metrics_failed_(&ReloadFailedFamily(registry).Add({{"what", "metrics-tls"}})),
+      metrics_auth_failed_(&ReloadFailedFamily(registry).Add({{"what", "metrics-auth"}})) {
   // The family of Metrics, with its words.
   for (size_t reason = 0; reason < refused_.size(); ++reason) {
     refused_[reason] = &MakeCounter(registry, "attend_connections_refused_total",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What is counted of who may connect: clients that were refused; when what TLS needs expires, and
-// whether changed files of it were taken. Thread-safe.
+// whether changed files of it, and of who may read the metrics, were taken. Thread-safe.
 
 #pragma once
 
@@ -38,18 +38,22 @@ class TlsMetrics {
   }
   // attend_connections_refused_total{reason}
   void RecordRefused(ClientRefusal reason) { refused_[static_cast<size_t>(reason)]->Increment(); }
-  // attend_tls_reloads_total{result}, attend_reload_failed{what}
-  void RecordReload(bool ok) {
+  // attend_tls_reloads_total{result}, attend_reload_failed{what}. `of` says whose certificates.
+  void RecordReload(TlsFile of, bool ok) {
     (ok ? reloaded_ : kept_)->Increment();
-    reload_failed_->Set(ok ? 0 : 1);
+    (of == TlsFile::kMetricsCert ? metrics_failed_ : failed_)->Set(ok ? 0 : 1);
   }
+  // attend_reload_failed{what} of --metrics-auth
+  void RecordMetricsAuth(bool ok) { metrics_auth_failed_->Set(ok ? 0 : 1); }
 
  private:
   std::array<prometheus::Gauge*, kTlsFileCount> expiries_{};
   std::array<prometheus::Counter*, kClientRefusalCount> refused_{};
   prometheus::Counter* reloaded_;
   prometheus::Counter* kept_;
-  prometheus::Gauge* reload_failed_;
+  prometheus::Gauge* failed_;
+  prometheus::Gauge* metrics_failed_;
+  prometheus::Gauge* metrics_auth_failed_;
 };
 
 }  // namespace attend

@@ -111,7 +111,7 @@ void TlsCertificates::Look() {
   if (unread) stamps_.clear();  // of nothing: it is tried again
   const std::string before = std::exchange(unread_, unread ? context.status().message() : "");
   if (unread && unread_ == before) return;  // it has been told
-  metrics_.RecordReload(context.ok());
+  metrics_.RecordReload(options_.of, context.ok());
   if (!context.ok()) {
     logger_.Log(LogLevel::err, "certificates are not taken, those before stay",
                 {{"error", context.status().message()}});

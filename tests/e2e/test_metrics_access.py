@@ -100,6 +100,37 @@ def test_changed_tokens_hold_at_once(start_server, tmp_path):
     assert ask(server.metrics_address, "/metrics", f"Bearer {OTHER}")[0] == 200
 
 
+def test_each_file_has_a_gauge_of_its_own(start_server, ca, tmp_path):
+    """What the metrics' address has taken says nothing of what gRPC could not take."""
+    pairs = {name: [tmp_path / f"{name}.pem", tmp_path / f"{name}.key"] for name in ("grpc", "own")}
+
+    def issue(name):
+        for issued, used in zip(ca.issue(name, usage="serverAuth"), pairs[name]):
+            shutil.copy(issued, used)
+
+    for name in pairs:
+        issue(name)
+    auth = scrapers(tmp_path / "auth", a=TOKEN)
+    server = start_server("--tls-cert", pairs["grpc"][0], "--tls-key", pairs["grpc"][1],
+                          "--metrics-auth", auth, *tls_flags(pairs["own"]))
+
+    def failed():
+        _, text = ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}", trust(ca))
+        found = re.findall(r'attend_reload_failed\{what="(.*)"\} (\d)', text)
+        return {what for what, value in found if value == "1"}
+
+    assert failed() == set()
+    shutil.copy(ca.issue("other", usage="serverAuth")[0], pairs["grpc"][0])  # not for that key
+    harness.wait_for("gRPC's certificate to be refused", lambda: failed() == {"tls"})
+    issue("own")
+    auth.write_text("name=a sha256=cut sh")
+    assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}", trust(ca))[0] == 200
+    assert failed() == {"tls", "metrics-auth"}
+    issue("grpc")
+    scrapers(auth, a=TOKEN)
+    harness.wait_for("the files to be taken", lambda: failed() == set())
+
+
 def test_tls_is_new_and_plain_text_is_told_so(start_server, ca):
     server = start_server(*tls_flags(ca.issue("scraped", usage="serverAuth")))
     status, text = ask(server.metrics_address, "/metrics", context=trust(ca))
