@@ -6,6 +6,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <new>
 #include <string_view>
 #include <type_traits>
@@ -40,6 +41,10 @@ RawStream* OpenStream(ServiceContext& context, std::string_view method,
                       grpc::CallbackServerContext& call, const Make& make,
                       Scope scope = Scope::kCompute) {
   OpenStreams::Place place;
+  const auto generation = [&context] {
+    return context.authenticator == nullptr ? 0 : context.authenticator->generation();
+  };
+  const uint64_t known = generation();
   std::invoke_result_t<Make, const Caller&, CountHold> stream = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
@@ -54,6 +59,8 @@ RawStream* OpenStream(ServiceContext& context, std::string_view method,
     return new EndedStream(NoMemory());
   }
   if (context.streams.Add(std::move(place), stream)) stream->EndWhenIdle();
+  // What callers may do changed before the stream was among those that are asked then.
+  if (generation() != known) stream->Recheck();
   stream->Begin();
   return stream;
 }

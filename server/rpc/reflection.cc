@@ -132,14 +132,14 @@ class Stream final : public RawStream, public OpenCall {
       if (finished_) return;  // it crossed the end of the call
       answering_ = ok;
     }
-    if (!ok) return Stop(Status());
+    if (!ok) return Stop(call_.IsCancelled() ? Cancelled() : Status());
     const Status status = Respond();
     if (status.ok()) return StartWrite(&bytes_);
     Answered();
     Stop(status);
   }
   void OnWriteDone(bool ok) override {
-    if (!ok) Stop(Status(Code::kCancelled, "the call was cancelled"));
+    if (!ok) Stop(Cancelled());
     Answered();
     Read();
   }
@@ -149,6 +149,7 @@ class Stream final : public RawStream, public OpenCall {
   }
 
  private:
+  static Status Cancelled() { return Status(Code::kCancelled, "the call was cancelled"); }
   void Answered() {
     const MutexLock lock(mutex_);
     answering_ = false;

@@ -13,8 +13,7 @@ namespace attend {
 // Rounded down, so that all shares fit.
 inline int64_t ShareOf(const std::vector<int32_t>& weights, int tenant, int64_t all) {
   const auto sum = std::accumulate(weights.begin(), weights.end(), int64_t{0});
-  const double share = static_cast<double>(weights[tenant]) / static_cast<double>(sum);
-  return static_cast<int64_t>(share * static_cast<double>(all));
+  return static_cast<int64_t>(static_cast<__int128>(all) * weights[tenant] / sum);
 }
 
 }  // namespace attend

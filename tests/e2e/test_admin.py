@@ -89,6 +89,7 @@ def test_sessions_of_all_tenants(server, tmp_path):
     assert server.metric("attend_sessions_evictions_total", cause="operator") == 1
     assert admin(own, "free", ids["default"]).stdout == \
         "freed 1 sessions, 0 were not there\n"
+    assert 'asked="1 sessions"' in server.log()
     assert admin(own, "free", "--tenant", "team").stdout.startswith("freed 1 ")
     assert admin(own, "sessions").stdout == ""
     assert "tenant team: 0 sessions" in admin(own, "status").stdout
