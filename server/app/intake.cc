@@ -156,13 +156,14 @@ Status Intake::AddTo(grpc::ServerBuilder& builder) {
 
 std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
   Http2Frames::Limits limits = limits_;
-  limits.calls = calls_->Of(PeerOf(socket));
+  const std::string peer = PeerOf(socket);
+  limits.calls = calls_->Of(peer);
   struct stat about {};
   if (fstat(socket, &about) != 0) {
     close(socket);
     return nullptr;
   }
-  const ConnectionHolds::Ref open = connections_.Begin(CallPeer(socket, about.st_ino));
+  const ConnectionHolds::Ref open = connections_.Begin(CallPeer(socket, about.st_ino), peer);
   limits.kept = open;
   if (strangers_) {
     limits.use = std::make_shared<ConnectionUse>();

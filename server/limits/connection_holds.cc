@@ -10,11 +10,12 @@ ConnectionHolds::Open::~Open() {
   if (const std::shared_ptr<ConnectionHolds> all = all_.lock()) all->End(name_);
 }
 
-ConnectionHolds::Ref ConnectionHolds::Begin(const std::string& name) {
+ConnectionHolds::Ref ConnectionHolds::Begin(const std::string& name, const std::string& peer) {
   const MutexLock lock(mutex_);
   Entry& entry = connections_[name];
   ++entry.opened;
   try {
+    if (entry.opened == 1) entry.marks->peer = peer;
     return std::make_shared<const Open>(weak_from_this(), name, entry.marks);
   } catch (...) {
     if (--entry.opened == 0) connections_.erase(name);

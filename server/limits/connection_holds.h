@@ -53,8 +53,8 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   explicit ConnectionHolds(TenantLimits& limits) : limits_(limits) {}
 
   // The object must be owned by a std::shared_ptr. A second connection of a name that is known is
-  // the same as the first.
-  Ref Begin(const std::string& name);
+  // the same as the first. `peer` is whose machine or user it is, if that is known.
+  Ref Begin(const std::string& name, const std::string& peer = {});
   // By which a caller is known; zeros: of who may call for good.
   using Credential = std::array<uint8_t, 32>;
   // Of so many callers of a connection it is known that they are some.

@@ -5,7 +5,9 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <map>
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
@@ -179,14 +181,23 @@ Status HealthService::TakePlace(const Marks& marks, Watcher* watcher) {
     if (!oldest->marks->called.load(std::memory_order_relaxed)) continue;
     GiveBack(oldest);  // a caller's by now
   }
-  if (std::ssize(strangers_) >= kWatchesOfStrangersMax) {
-    strangers_.front().watcher->End(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                                                 "others who say not who they are watch, too"));
-    GiveBack(strangers_.begin());
-  }
+  if (std::ssize(strangers_) >= kWatchesOfStrangersMax) MakeRoom();
   strangers_.push_back({watcher, marks});
   marks->watches.fetch_add(1, std::memory_order_relaxed);
   return Status();
+}
+
+void HealthService::MakeRoom() {
+  std::map<std::string_view, int64_t> counts;
+  for (const Stranger& each : strangers_) ++counts[each.marks->peer];
+  const auto most = std::max_element(counts.begin(), counts.end(),
+                                     [](auto& a, auto& b) { return a.second < b.second; });
+  const auto oldest = std::find_if(strangers_.begin(), strangers_.end(), [&](const Stranger& each) {
+    return each.marks->peer == most->first;
+  });
+  oldest->watcher->End(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                                    "others who say not who they are watch, too"));
+  GiveBack(oldest);
 }
 
 void HealthService::GiveBack(std::list<Stranger>::iterator stranger) {

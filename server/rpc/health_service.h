@@ -25,8 +25,8 @@ using HealthMethods = grpc::health::v1::Health::WithRawCallbackMethod_Check<
 class HealthService final : public HealthMethods {
  public:
   // Watches on one connection on which no call has been let in, and on all of them. Beyond the
-  // first a watch is refused; beyond the second the one that has been open for longest is ended.
-  // The connections that one address may have (64, unless the flag says otherwise) do not reach it.
+  // first a watch is refused; beyond the second the one is ended that has been open for longest, of
+  // those of the peer that has most.
   static constexpr int64_t kWatchesOfConnectionMax = 8;
   static constexpr int64_t kWatchesOfStrangersMax = 1024;
 
@@ -54,6 +54,7 @@ class HealthService final : public HealthMethods {
   static Result<std::string> ServiceOf(const grpc::ByteBuffer& request);
   // A watch on this connection may begin, whose place is made.
   Status TakePlace(const Marks& marks, Watcher* watcher) ATTEND_REQUIRES(mutex_);
+  void MakeRoom() ATTEND_REQUIRES(mutex_);
   void GiveBack(std::list<Stranger>::iterator stranger) ATTEND_REQUIRES(mutex_);
   void Remove(Watcher* watcher);
 

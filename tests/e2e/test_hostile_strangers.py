@@ -183,6 +183,26 @@ def test_the_oldest_watch_makes_room(start):
         stream.close()
 
 
+def test_no_peer_ends_the_watch_of_another(start, tmp_path):
+    """A Unix socket's user is another peer than 127.0.0.1."""
+    path = f"unix:{tmp_path}/socket"
+    _, channel = start("--listen", path, "--max-connections", "140", "--max-connections-per-peer",
+                       "140", "--max-calls", "2000", "--max-calls-per-peer", "2000")
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(grpc.insecure_channel(path, options=ALONE))
+        first = other.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
+        assert next(first) == SERVING  # the oldest of all
+        watches = []
+        for _ in range(129):
+            strange = stack.enter_context(channel())
+            watches += [strange.unary_stream(WATCH)(b"", timeout=wire.SECONDS) for _ in range(8)]
+        for each in watches:  # all have begun then
+            with contextlib.suppress(grpc.RpcError):
+                assert next(each) == SERVING
+        harness.wait_for("nine to make room", lambda: sum(each.done() for each in watches) == 9)
+        assert not first.done()
+
+
 def test_without_tokens_nobody_is_a_stranger(start_server):
     server = start_server("--first-call-timeout", "0.1", "--max-connections", "2",
                           "--max-connections-per-peer", "2")
