@@ -14,7 +14,8 @@
 
 namespace attend {
 
-// Immutable except for its last use, and for its bytes, which the client may write at any time.
+// Immutable except for what is the registry's, and for its bytes, which the client may write at any
+// time.
 struct SharedRegion {
   static constexpr int kHost = -1;
   static constexpr int kAnyTenant = -1;
@@ -23,12 +24,14 @@ struct SharedRegion {
   char* data = nullptr;
   int64_t bytes = 0;
   uint64_t client = 0;
-  int tenant = kAnyTenant;        // whose requests may name it
-  int device = kHost;             // kHost, or the index of the GPU whose memory is lent
-  DeviceImport imported;          // if lent
-  CountHold counted;              // its bytes among its tenant's; lent ones are not counted
-  mutable uint64_t last_use = 0;  // the registry's: which of its uses was the latest
-  SharedRegion* next = nullptr;   // for the registry, once the region is unused
+  int tenant = kAnyTenant;  // whose requests may name it
+  int device = kHost;       // kHost, or the index of the GPU whose memory is lent
+  DeviceImport imported;    // if lent
+  CountHold counted;        // its bytes among its tenant's; lent ones are not counted
+  // The registry's.
+  mutable uint64_t last_use = 0;   // which of its uses was the latest
+  mutable bool displaced = false;  // its tenant had to give it up
+  SharedRegion* next = nullptr;    // once the region is unused
 };
 // Keeps the memory alive.
 using RegionRef = std::shared_ptr<const SharedRegion>;

@@ -50,7 +50,7 @@ void RegionSocket::EndRevoked() {
   }
 }
 
-int RegionSocket::EndLate() {
+TimePoint RegionSocket::EndLate() {
   const TimePoint now = clock_.Now();
   TimePoint next = kNever;
   for (auto each = connections_.begin(); each != connections_.end();) {
@@ -64,12 +64,15 @@ int RegionSocket::EndLate() {
     EndWith(connection,
             Status(kUnauthenticated, "no token: the connection has not said who it is in time"));
   }
+  return next;
+}
+
+int RegionSocket::PollTime(TimePoint until) const {
   const int rest_ms = accepting_ ? -1 : kAcceptRestMs;
-  if (next == kNever) return rest_ms;
+  if (until == kNever) return rest_ms;
   // An hour at most: what comes later is looked at again.
-  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
-      std::min<Duration>(next - now, std::chrono::hours(1)));
-  const int wait_ms = static_cast<int>(wait.count());
+  const Duration left = std::clamp<Duration>(until - clock_.Now(), {}, std::chrono::hours(1));
+  const int wait_ms = static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
   return accepting_ ? wait_ms : std::min(wait_ms, rest_ms);
 }
 

@@ -4,13 +4,10 @@
 
 #include <algorithm>
 #include <cassert>
-#include <map>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "kernels/util/thread_name.h"
-#include "server/util/weight_share.h"
 
 namespace attend {
 namespace {
@@ -22,13 +19,6 @@ Status TooLarge(uint64_t bytes, const char* bound_name, int64_t bound) {
   return InvalidArgument("a region of " + std::to_string(bytes) + " bytes is above " + bound_name +
                          ", " + std::to_string(bound));
 }
-
-Status Full(int64_t bytes, const std::string& why) {
-  return ResourceExhausted("a region of " + std::to_string(bytes) + " bytes: " + why);
-}
-
-// What is no tenant's counts as the first one's.
-int TenantOf(int tenant) { return std::max(0, tenant); }
 
 }  // namespace
 
@@ -53,7 +43,7 @@ RegionRegistry::~RegionRegistry() {
     const MutexLock lock(mutex_);
     stop_ = true;
   }
-  changed_.NotifyAll();
+  changed_.NotifyOne();
   thread_.join();
   assert(taken_bytes_ == 0 && closed_.empty() && "a region outlived its registry");
 }
@@ -101,105 +91,8 @@ RegionRegistry::ClientUse RegionRegistry::UseOf(uint64_t client) const {
   return use;
 }
 
-int64_t RegionRegistry::ShareOf(int tenant) const {
-  return attend::ShareOf(limits_.tenant_weights, tenant, limits_.bytes_max);
-}
-
-Status RegionRegistry::CheckClientLocked(const Client& client, int64_t bytes) const {
-  if (client.regions >= limits_.client_regions_max) {
-    return ResourceExhausted("the connection has " + std::to_string(client.regions) +
-                             " regions, may have at most " +
-                             std::to_string(limits_.client_regions_max));
-  }
-  if (bytes > limits_.client_bytes_max - client.bytes) {
-    return Full(bytes, std::to_string(client.bytes) +
-                           " of the connection's bound (shared-memory-client-max), " +
-                           std::to_string(limits_.client_bytes_max) + ", are in use");
-  }
-  return Status();
-}
-
-Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
-  ATTEND_RETURN_IF_ERROR(CheckClientLocked(client, bytes));
-  if (bytes > limits_.bytes_max - taken_bytes_) {
-    // How much others use is told by the metrics alone.
-    return Full(bytes, "the bound of all regions (shared-memory-max), " +
-                           std::to_string(limits_.bytes_max) +
-                           ", has too little left; the tenant has " +
-                           std::to_string(open_bytes_[TenantOf(client.tenant)]) +
-                           ", its share is " + std::to_string(ShareOf(TenantOf(client.tenant))));
-  }
-  return Status();
-}
-
-std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int64_t bytes) {
-  const int tenant = TenantOf(client.tenant);
-  const auto enough = [&]() ATTEND_REQUIRES(mutex_) {
-    return bytes <= limits_.bytes_max - stats_.bytes;
-  };
-  std::vector<RegionRef> displaced;
-  if (enough() || bytes > ShareOf(tenant) - open_bytes_[tenant]) return displaced;
-  const auto beyond_share = [&](const SharedRegion& region) ATTEND_REQUIRES(mutex_) {
-    const int owner = TenantOf(region.tenant);
-    return region.device == SharedRegion::kHost && open_bytes_[owner] > ShareOf(owner);
-  };
-  std::map<std::pair<ClientUse, std::string>, Regions::iterator> candidates;
-  for (auto each = regions_.begin(); each != regions_.end(); ++each) {
-    if (!beyond_share(*each->second)) continue;
-    const ClientUse use{each->second.use_count() > 1, each->second->last_use};
-    candidates.emplace(std::pair(use, each->first), each);
-  }
-  for (const auto& [use, region] : candidates) {
-    if (enough()) break;
-    if (beyond_share(*region->second)) displaced.push_back(ForgetLocked(region));
-  }
-  stats_.displaced += std::ssize(displaced);
-  return displaced;
-}
-
-// Waits while regions that are being closed may make the room that the client lacks.
-Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, CountHold& hold) {
-  std::optional<TimePoint> displaced_at;
-  for (;;) {
-    std::vector<RegionRef> displaced;  // let go of outside the lock
-    const MutexLock lock(mutex_);
-    const auto found = clients_.find(client);
-    if (found == clients_.end()) return Internal("the client has gone");
-    Client& owner = found->second;
-    Status status = CheckLocked(owner, bytes);
-    const bool counts = limits_.tenants != nullptr && bytes > 0;
-    const int tenant = TenantOf(owner.tenant);
-    const bool limit_fits = !counts || limits_.tenants->Fits(tenant, Limit::kSharedMemory, bytes);
-    if (limit_fits && CheckClientLocked(owner, bytes).ok()) {
-      displaced = DisplaceLocked(owner, bytes);
-      if (!displaced.empty()) {
-        displaced_at = clock_.Now();
-        continue;
-      }
-    }
-    // A client may take again what it has just released. The time counts from the start of the
-    // reaping: a device that hangs costs the caller's thread this time once, not once for each
-    // region.
-    TimePoint until = reaping_ ? reaping_since_ + limits_.return_wait : clock_.Now();
-    if (displaced_at) until = std::max(until, *displaced_at + limits_.return_wait);
-    if (!(status.ok() && limit_fits) && clock_.Now() < until) {
-      clock_.WaitUntil(changed_, mutex_, until);
-      continue;
-    }
-    if (status.ok() && counts) {
-      status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold, bytes);
-    }
-    if (!status.ok()) return status;
-    owner.bytes += bytes;
-    ++owner.regions;
-    owner.last_use = ++uses_;
-    taken_bytes_ += bytes;
-    assert(taken_bytes_ <= limits_.bytes_max && owner.bytes <= limits_.client_bytes_max);
-    return status;
-  }
-}
-
-Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t bytes) {
+Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t bytes,
+                                                       TimePoint* until) {
   Status status;
   const int64_t page_bytes = memory_.page_bytes();
   int64_t rounded = 0;
@@ -216,8 +109,8 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
     }
   }
   CountHold counted;
-  if (status.ok()) status = Reserve(client, rounded, counted);
-  if (!status.ok()) return Refuse(std::move(status));
+  if (status.ok()) status = Reserve(client, rounded, counted, until);
+  if (!status.ok()) return Refuse(std::move(status), until);
   // Without the lock, because pages are allocated and locked.
   Result<RegionMapping> mapping = memory_.Map(rounded);
   if (!mapping.ok()) {
@@ -236,12 +129,15 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   return Created{std::move(*token), mapping->bytes, std::move(mapping->file)};
 }
 
-Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest& request) {
+Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest& request,
+                                           TimePoint* until) {
   if (importer_ == nullptr) {
     return Refuse(Unimplemented("the server takes no GPU memory; --cuda-ipc turns that on"));
   }
   CountHold none;
-  if (Status status = Reserve(client, 0, none); !status.ok()) return Refuse(std::move(status));
+  if (Status status = Reserve(client, 0, none, until); !status.ok()) {
+    return Refuse(std::move(status), until);
+  }
   Result<DeviceImport> memory = importer_->Import(request);
   {
     const MutexLock lock(mutex_);
@@ -262,7 +158,8 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest&
   return Add(std::move(made));
 }
 
-Status RegionRegistry::Refuse(Status status) {
+Status RegionRegistry::Refuse(Status status, const TimePoint* until) {
+  if (until != nullptr && *until != TimePoint()) return status;
   const MutexLock lock(mutex_);
   ++stats_.refused;
   return status;
@@ -329,6 +226,11 @@ RegionRef RegionRegistry::Find(const std::string& token, int tenant) const {
   return found->second;
 }
 
+void RegionRegistry::OnClosed(std::function<void()> closed) {
+  const MutexLock lock(mutex_);
+  on_closed_ = std::move(closed);
+}
+
 RegionRegistry::Stats RegionRegistry::stats() const {
   const MutexLock lock(mutex_);
   Stats stats = stats_;
@@ -344,7 +246,7 @@ void RegionRegistry::Reap(SharedRegion* region) {
     unreaped_ = region;
     if (!std::exchange(reaping_, true)) reaping_since_ = clock_.Now();
   }
-  changed_.NotifyAll();
+  changed_.NotifyOne();
 }
 
 void RegionRegistry::UncountLocked(uint64_t client, int64_t bytes) {
@@ -382,6 +284,7 @@ void RegionRegistry::Run() {
     }
     lock.Lock();
     UncountLocked(region->client, lent ? 0 : region->bytes);
+    if (region->displaced) displaced_bytes_ -= region->bytes;
     if (lent) {
       --stats_.lent_regions;
       stats_.lent_bytes -= region->bytes;
@@ -389,7 +292,7 @@ void RegionRegistry::Run() {
     const std::function<void()> closed = TakeClosedLocked(*region);
     delete region;
     reaping_ = unreaped_ != nullptr;
-    changed_.NotifyAll();
+    if (on_closed_) on_closed_();
     if (!closed) continue;
     lock.Unlock();
     closed();

@@ -15,10 +15,12 @@
 // A tenant may have all bytes as long as no other wants them. What it has beyond its share, by its
 // weight, is forgotten when another tenant needs the room within its own share: first what no
 // request uses, the longest unused before the others. What a request uses stays until that ends.
+// Until then the client that needs the room has a claim to it, for a bounded time, and whoever is
+// beyond its share leaves that much free.
 //
 // Thread-safe. Create, Import, Release and RemoveClient are called by the socket's thread, Find by
-// gRPC's, and a RegionRef may be dropped on any. Only Create and Import wait: for the memory and,
-// for a bounded time, for recently released regions. The registry must outlive every RegionRef.
+// gRPC's, and a RegionRef may be dropped on any. Nothing waits for a request or for memory that is
+// being closed: who wants that room asks again. The registry must outlive every RegionRef.
 
 #pragma once
 
@@ -26,6 +28,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -51,7 +54,7 @@ struct RegionLimits {
   // tenant's counts as the first one's, like calls that name none.
   TenantLimits* tenants = nullptr;
   std::vector<int32_t> tenant_weights = {1};  // the shares of bytes_max
-  // How long returning a region may take before Create and Import no longer wait for it.
+  // How long a client may wait for regions that others give up, or that are being closed.
   Duration return_wait = std::chrono::seconds(3);
 };
 
@@ -94,15 +97,22 @@ class RegionRegistry {
   };
   ClientUse UseOf(uint64_t client) const;
   // INVALID_ARGUMENT for sizes that no region may have, RESOURCE_EXHAUSTED for sizes that do not
-  // fit now; both name bytes, use and bound.
-  Result<Created> Create(uint64_t client, uint64_t bytes);
+  // fit now; both name bytes, use and bound. If room is being made, `until` is set: ask again when
+  // a region was closed (OnClosed), and once more then. That is no refusal yet. Without `until` it
+  // is one.
+  Result<Created> Create(uint64_t client, uint64_t bytes, TimePoint* until = nullptr);
   // Returns the region's token. UNIMPLEMENTED: clients may not lend memory. RESOURCE_EXHAUSTED: the
-  // client has as many regions as it may. Otherwise the importer's error.
-  Result<std::string> Import(uint64_t client, const ImportRequest& request);
+  // client has as many regions as it may; `until` as above. Otherwise the importer's error.
+  Result<std::string> Import(uint64_t client, const ImportRequest& request,
+                             TimePoint* until = nullptr);
   // NOT_FOUND unless the region is this client's. Does not wait. If OK, `closed` is called once:
   // for host memory, before Release returns; for lent memory, on the registry's thread, when no
   // request uses it any more and it was closed. `closed` must not wait, nor call the registry.
   Status Release(uint64_t client, const std::string& token, std::function<void()> closed = {});
+
+  // `closed` is called on the registry's thread whenever the memory of a region was closed. It must
+  // not wait, nor call the registry.
+  void OnClosed(std::function<void()> closed);
 
   // Null if no region for that tenant's requests has this token.
   RegionRef Find(const std::string& token, int tenant) const;
@@ -117,22 +127,36 @@ class RegionRegistry {
     int64_t bytes = 0;    // until they are closed
     int64_t regions = 0;  // the same
     uint64_t last_use = 0;
+    // What it waits for while others give it up.
+    int64_t claimed_bytes = 0;
+    TimePoint claimed_until = {};
   };
   using Regions = std::unordered_map<std::string, RegionRef>;
 
-  Status Reserve(uint64_t client, int64_t bytes, CountHold& hold);
+  // What is no tenant's counts as the first one's.
+  static int TenantOf(int tenant) { return tenant < 0 ? 0 : tenant; }
+  // These decide who gets room (region_room.cc). Reserve: with `until` as in Create.
+  Status Reserve(uint64_t client, int64_t bytes, CountHold& hold, TimePoint* until);
   Status CheckClientLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   Status CheckLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   int64_t ShareOf(int tenant) const;
-  // Adds the region and returns its token. From now on its memory is closed like any region's.
-  Result<std::string> Add(std::unique_ptr<SharedRegion> made);
-  Status Refuse(Status status);
-  // The last reference is gone. Any thread.
-  void Reap(SharedRegion* region);
+  // What clients other than that one have claims to: of all tenants, or of one.
+  int64_t ClaimedLocked(const Client& except, std::optional<int> tenant) const
+      ATTEND_REQUIRES(mutex_);
+  bool WithinShareLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   // Forgets what others must give up so that the client gets what is its tenant's share. The
   // references are to be let go of outside the lock.
   std::vector<RegionRef> DisplaceLocked(const Client& client, int64_t bytes)
       ATTEND_REQUIRES(mutex_);
+  // Until when the client may wait for those bytes, to which it then has a claim if `displacing`.
+  TimePoint WaitLocked(Client& client, int64_t bytes, bool displacing) ATTEND_REQUIRES(mutex_);
+
+  // Adds the region and returns its token. From now on its memory is closed like any region's.
+  Result<std::string> Add(std::unique_ptr<SharedRegion> made);
+  // Counts a refusal, unless the client may wait.
+  Status Refuse(Status status, const TimePoint* until = nullptr);
+  // The last reference is gone. Any thread.
+  void Reap(SharedRegion* region);
   RegionRef ForgetLocked(Regions::iterator region) ATTEND_REQUIRES(mutex_);
   void UncountLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
   // The function to call when the region is closed; may be empty.
@@ -156,11 +180,13 @@ class RegionRegistry {
   Stats stats_ ATTEND_GUARDED_BY(mutex_);                      // but for clients and changing_bytes
   // Bytes of host memory: open regions, those being made and those not yet closed.
   int64_t taken_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t displaced_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;  // of these: given up and not yet closed
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   // From the first unreaped region until the last one's bytes are free.
   bool reaping_ ATTEND_GUARDED_BY(mutex_) = false;
   // While reaping_: when returning the current one began.
   TimePoint reaping_since_ ATTEND_GUARDED_BY(mutex_);
+  std::function<void()> on_closed_ ATTEND_GUARDED_BY(mutex_);
   // What to call when a lent region is closed, by token.
   std::unordered_map<std::string, std::function<void()>> closed_ ATTEND_GUARDED_BY(mutex_);
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;

@@ -80,6 +80,7 @@ Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options
   if (!socket->wake_.valid() || !socket->done_->wake.valid()) {
     return Internal("no eventfd for the shared memory's socket");
   }
+  registry.OnClosed([done = socket->done_] { eventfd_write(done->wake.get(), 1); });
   socket->thread_ = std::thread([raw = socket.get()] { raw->Run(); });
   return socket;
 }
@@ -105,18 +106,19 @@ bool RegionSocket::Stop(TimePoint until) {
 void RegionSocket::Run() {
   NameThread("attend-socket");
   std::vector<pollfd> polled;
-  for (;;) {
+  for (bool woken = false;;) {
     EndRevoked();
-    const int wait_ms = EndLate();
+    const TimePoint next = std::min(Retry(woken), EndLate());
     polled.clear();
     polled.push_back({wake_.get(), POLLIN, 0});
     polled.push_back({listener_.socket.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
     polled.push_back({done_->wake.get(), POLLIN, 0});
     for (const auto& [fd, connection] : connections_) {
       // A connection that waits for an answer is polled only for its end.
-      polled.push_back({fd, static_cast<short>(connection.releasing ? 0 : POLLIN), 0});
+      polled.push_back({fd, static_cast<short>(connection.busy() ? 0 : POLLIN), 0});
     }
-    const int ready = poll(polled.data(), polled.size(), wait_ms);
+    const int ready = poll(polled.data(), polled.size(), PollTime(next));
+    woken = ready > 0 && polled[2].revents != 0;
     accepting_ = true;
     if (ready < 0) continue;  // EINTR
     if (polled[0].revents != 0) break;
@@ -124,9 +126,9 @@ void RegionSocket::Run() {
       if (polled[i].revents == 0) continue;
       const auto found = connections_.find(polled[i].fd);
       if (found == connections_.end()) continue;  // it made room for one before it
-      if (found->second.releasing || !Serve(found->second)) End(found);
+      if (found->second.busy() || !Serve(found->second)) End(found);
     }
-    if (polled[2].revents != 0) AnswerReleases();
+    if (woken) AnswerReleases();
     if (polled[1].revents != 0) Accept();
   }
   StopListening(&listener_);
@@ -141,6 +143,7 @@ void RegionSocket::End(Connections::iterator connection) {
   logger_.Log(LogLevel::debug, "shared memory client disconnected",
               {{"client", connection->second.client}});
   registry_.RemoveClient(connection->second.client);
+  std::erase(waiting_, connection->first);
   connections_.erase(connection);
 }
 
@@ -170,7 +173,8 @@ void RegionSocket::Accept() {
     }
     const int fd = socket.get();
     const uint64_t client = options_.identify ? 0 : registry_.AddClient(SharedRegion::kAnyTenant);
-    Connection made{std::move(socket), client, *user, false, clock_.Now()};
+    Connection made{std::move(socket), client, *user};
+    made.since = clock_.Now();
     made.place = std::move(place);
     connections_.emplace(fd, std::move(made));
     logger_.Log(LogLevel::debug, "shared memory client connected", {{"client", client}});
@@ -221,30 +225,48 @@ std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
     return Refuse(client, Status(kUnauthenticated,
                                  "no token: the connection's first packet must be identify"));
   }
+  TimePoint until = {};
   v1::RegionReply reply;
   switch (request.request_case()) {
-    case v1::RegionRequest::kCreate: {
-      Result<RegionRegistry::Created> created = registry_.Create(client, request.create().bytes());
-      if (!created.ok()) {
-        return Refuse(client, created.status());
-      }
-      logger_.Log(LogLevel::debug, "shared region made",
-                  {{"client", client}, {"bytes", created->bytes}});
-      reply.mutable_created()->set_token(created->token);
-      reply.mutable_created()->set_bytes(static_cast<uint64_t>(created->bytes));
-      file = std::move(created->file);
-      return reply;
-    }
+    case v1::RegionRequest::kCreate:
+      reply = Create(client, request.create(), file, until);
+      break;
     case v1::RegionRequest::kImportCuda:
-      return Import(client, request.import_cuda());
+      reply = Import(client, request.import_cuda(), until);
+      break;
     case v1::RegionRequest::kRelease:
       return Release(connection, request.release().token());
     case v1::RegionRequest::kIdentify:  // above
     case v1::RegionRequest::REQUEST_NOT_SET:
-      break;
+      return ErrorReply(Status(Code::kUnimplemented,
+                               "the request is neither create nor release nor import_cuda"));
   }
-  return ErrorReply(
-      Status(Code::kUnimplemented, "the request is neither create nor release nor import_cuda"));
+  if (until == TimePoint()) return reply;
+  connection.wait = {request, until};
+  waiting_.push_back(connection.socket.get());
+  return std::nullopt;
+}
+
+TimePoint RegionSocket::Retry(bool room) {
+  TimePoint next = kNever;
+  const TimePoint now = clock_.Now();
+  for (const int fd : std::exchange(waiting_, {})) {
+    const auto connection = connections_.find(fd);
+    std::optional<Wait>& wait = connection->second.wait;
+    if (!room && now < wait->until) {
+      waiting_.push_back(fd);
+    } else {
+      const v1::RegionRequest request = std::exchange(wait, std::nullopt)->request;
+      UniqueFd file;
+      const auto reply = Answer(connection->second, request, file);
+      if (reply && !Send(fd, *reply, file)) {
+        End(connection);
+        continue;
+      }
+    }
+    if (wait) next = std::min(next, wait->until);
+  }
+  return next;
 }
 
 std::optional<v1::RegionReply> RegionSocket::Release(Connection& connection,
@@ -285,17 +307,33 @@ v1::RegionReply RegionSocket::Refuse(uint64_t client, const Status& status) {
   return ErrorReply(status);
 }
 
-v1::RegionReply RegionSocket::Import(uint64_t client, const v1::ImportCudaMemory& request) {
+v1::RegionReply RegionSocket::Create(uint64_t client, const v1::CreateRegion& request,
+                                     UniqueFd& file, TimePoint& until) {
+  Result<RegionRegistry::Created> created = registry_.Create(client, request.bytes(), &until);
+  v1::RegionReply reply;
+  if (until != TimePoint()) return reply;
+  if (!created.ok()) return Refuse(client, created.status());
+  logger_.Log(LogLevel::debug, "shared region made",
+              {{"client", client}, {"bytes", created->bytes}});
+  reply.mutable_created()->set_token(created->token);
+  reply.mutable_created()->set_bytes(static_cast<uint64_t>(created->bytes));
+  file = std::move(created->file);
+  return reply;
+}
+
+v1::RegionReply RegionSocket::Import(uint64_t client, const v1::ImportCudaMemory& request,
+                                     TimePoint& until) {
   ImportRequest lent;
   lent.device_uuid = request.device_uuid();
   lent.memory_handle = request.memory_handle();
   lent.offset = request.offset();
   lent.bytes = request.bytes();
   lent.event_handle = request.event_handle();
-  const Result<std::string> token = registry_.Import(client, lent);
+  const Result<std::string> token = registry_.Import(client, lent, &until);
+  v1::RegionReply reply;
+  if (until != TimePoint()) return reply;
   if (!token.ok()) return Refuse(client, token.status());
   logger_.Log(LogLevel::debug, "device memory lent", {{"client", client}, {"bytes", lent.bytes}});
-  v1::RegionReply reply;
   reply.mutable_imported()->set_token(*token);
   return reply;
 }

@@ -2,8 +2,9 @@
 //
 // The socket from which clients get shared regions: shared_memory.proto on one thread. A connection
 // is a client of the registry; whatever ends it, its regions are released with it. A release of
-// lent memory is answered once that is closed, which may take as long as a device does: only that
-// connection waits, including its later packets.
+// lent memory is answered once that is closed, which may take as long as a device does; a region
+// for which room is being made, once there is room or the wait is over. Only that connection waits,
+// including its later packets.
 
 #pragma once
 
@@ -65,12 +66,20 @@ class RegionSocket {
   void RecheckAll();
 
  private:
+  // A request that waits for room.
+  struct Wait {
+    v1::RegionRequest request;
+    TimePoint until;
+  };
   struct Connection {
     UniqueFd socket;
     uint64_t client = 0;  // 0: nobody knows who it is
     uid_t user = 0;
-    bool releasing = false;  // a release must be answered before anything else is read
     TimePoint since = {};
+    // One of these must be answered before anything else is read.
+    bool releasing = false;
+    std::optional<Wait> wait = {};
+    bool busy() const { return releasing || wait; }
     // Where somebody asks: what it said, for whom, and when that was looked at last.
     v1::Identify said = {};
     int tenant = 0;
@@ -78,7 +87,8 @@ class RegionSocket {
     CountHold place = {};  // among its tenant's connections
   };
   using Connections = std::map<int, Connection>;  // by descriptor
-  // Completed releases: added by any thread, even when the socket is gone.
+  // Completed releases: added by any thread, even when the socket is gone. Woken also when memory
+  // was closed.
   struct Done {
     struct Release {
       int fd = -1;
@@ -86,7 +96,7 @@ class RegionSocket {
     };
     Mutex mutex;
     std::vector<Release> releases ATTEND_GUARDED_BY(mutex);
-    UniqueFd wake;  // readable while there are any
+    UniqueFd wake;
   };
 
   RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger,
@@ -99,8 +109,12 @@ class RegionSocket {
   bool EndUnknown(std::optional<uid_t> user);
   // Ends those that are no longer who they said.
   void EndRevoked();
-  // Ends those whose time to say who they are is over; returns how long to poll.
-  int EndLate();
+  // Ends those whose time to say who they are is over; returns when the next one's is.
+  TimePoint EndLate();
+  // Answers those that wait for room, if it may have come or their time is over; returns when the
+  // next one's is.
+  TimePoint Retry(bool room);
+  int PollTime(TimePoint until) const;
   // False if the connection is over.
   bool Serve(Connection& connection);
   void End(Connections::iterator connection);
@@ -111,7 +125,7 @@ class RegionSocket {
   // another that has more than its own, first one whose regions no request uses, the longest unused
   // before the others.
   Status MakePlace(int tenant);
-  // Nothing: AnswerReleases will answer.
+  // Nothing: AnswerReleases or Retry will answer.
   std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
                                         UniqueFd& file);
   v1::RegionReply Identify(Connection& connection, const v1::Identify& request);
@@ -120,7 +134,9 @@ class RegionSocket {
   std::optional<v1::RegionReply> Release(Connection& connection, const std::string& token);
   void AnswerReleases();
   v1::RegionReply Refuse(uint64_t client, const Status& status);
-  v1::RegionReply Import(uint64_t client, const v1::ImportCudaMemory& request);
+  v1::RegionReply Create(uint64_t client, const v1::CreateRegion& request, UniqueFd& file,
+                         TimePoint& until);
+  v1::RegionReply Import(uint64_t client, const v1::ImportCudaMemory& request, TimePoint& until);
 
   const Options options_;
   RegionRegistry& registry_;
@@ -129,9 +145,10 @@ class RegionSocket {
   UnixListener listener_;
   UniqueFd wake_;  // readable when the thread must end
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
-  Connections connections_;  // the thread's
-  uint64_t generation_ = 0;  // the thread's: when it last asked of all
-  bool accepting_ = true;    // the thread's; false while there are no descriptors
+  Connections connections_;   // the thread's
+  std::vector<int> waiting_;  // the thread's: those with a wait, in the order in which they came
+  uint64_t generation_ = 0;   // the thread's: when it last asked of all
+  bool accepting_ = true;     // the thread's; false while there are no descriptors
   Mutex mutex_;
   CondVar changed_;
   bool ended_ ATTEND_GUARDED_BY(mutex_) = false;  // the thread's last act

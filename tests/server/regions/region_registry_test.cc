@@ -134,12 +134,8 @@ TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
   memory_.Hold();
   ASSERT_TRUE(registry_->Release(client, token).ok());
   memory_.WaitForUnmapping(1);
-  std::thread waiting([&] {
-    ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
-  });
-  clock_.AwaitWaiter();
+  EXPECT_EQ(WaitFor(client, kPage), clock_.Now() + kReturnWait);
   clock_.Advance(kReturnWait);
-  waiting.join();
   ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
   memory_.Release();
   WaitUntilTaken(0);

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <future>
 #include <string>
 #include <vector>
 
@@ -71,24 +70,70 @@ TEST_F(RegionSharesTest, WhatARequestUsesMakesRoomLastAndWhenTheRequestEnds) {
   EXPECT_EQ(registry_->Find(idle, 0), nullptr);
   const std::string more = MustCreate(two_, 7 * kPage);
   RegionRef second = registry_->Find(more, 0);
-  auto created = std::async(std::launch::async, [&] { return registry_->Create(other_, kPage); });
-  clock_.AwaitWaiter();
+  const TimePoint until = clock_.Now() + kReturnWait;
+  EXPECT_EQ(WaitFor(other_, kPage), until);
   EXPECT_EQ(registry_->Find(used, 0), nullptr) << "it makes room";
   EXPECT_NE(registry_->Find(more, 0), nullptr) << "one is enough";
+  clock_.Advance(kReturnWait / 2);
+  EXPECT_EQ(WaitFor(other_, kPage), until) << "asking again makes the wait no longer";
   request->data[0] = 'x';  // and is the request's until that ends
   request.reset();
-  EXPECT_TRUE(created.get().ok());
+  MustCreate(other_, kPage);
   second.reset();
 }
 
 TEST_F(RegionSharesTest, ARequestThatDoesNotEndIsWaitedForNoLongerThanItMay) {
   RestartForTwo(16 * kPage);
   const RegionRef request = registry_->Find(MustCreate(one_, 16 * kPage), 0);
-  auto refused = std::async(std::launch::async, [&] { return registry_->Create(other_, kPage); });
-  clock_.AwaitWaiter();
+  EXPECT_NE(WaitFor(other_, kPage), TimePoint());
   clock_.Advance(kReturnWait);
-  EXPECT_EQ(refused.get().status().code(), Code::kResourceExhausted);
-  ExpectRefused(other_, kPage, Code::kResourceExhausted, "has too little left");  // without a wait
+  ExpectRefused(other_, kPage, Code::kResourceExhausted, "has too little left");
+  EXPECT_NE(WaitFor(other_, kPage), TimePoint()) << "the room still belongs to it";
+}
+
+// Who makes room cannot take it again, however small what it asks for; others within their share
+// may.
+TEST_F(RegionSharesTest, WhoIsBeyondItsShareLeavesTheRoomThatAnotherWaitsFor) {
+  RestartForTwo(16 * kPage);
+  std::vector<RegionRef> requests;
+  for (int n = 0; n < 8; ++n) {
+    requests.push_back(registry_->Find(MustCreate(n % 2 == 0 ? one_ : two_, 2 * kPage), 0));
+  }
+  const uint64_t second = registry_->AddClient(1);
+  EXPECT_NE(WaitFor(other_, 6 * kPage), TimePoint());
+  EXPECT_EQ(registry_->stats().displaced, 3);
+  EXPECT_NE(WaitFor(second, 2 * kPage), TimePoint());
+  EXPECT_EQ(registry_->stats().displaced, 4) << "both may have what they ask for";
+  const uint64_t third = registry_->AddClient(1);
+  EXPECT_EQ(WaitFor(third, kPage), TimePoint()) << "its tenant's share is asked for already";
+  EXPECT_EQ(registry_->stats().displaced, 4);
+  requests[0].reset();
+  WaitUntilTaken(14 * kPage);
+  ExpectRefused(one_, 1, Code::kResourceExhausted, "has too little left");
+  MustCreate(second, 2 * kPage);
+  for (int n = 1; n < 4; ++n) {
+    requests[n].reset();
+    WaitUntilTaken((16 - 2 * n) * kPage);
+    ExpectRefused(one_, 1, Code::kResourceExhausted, "has too little left");
+  }
+  MustCreate(other_, 6 * kPage);
+  EXPECT_EQ(registry_->stats().displaced, 4);
+}
+
+// A claim ends with the wait, with what was asked for, and with the client.
+TEST_F(RegionSharesTest, WhoNoLongerWaitsLeavesTheRoomToOthers) {
+  RestartForTwo(16 * kPage);
+  RegionRef request = registry_->Find(MustCreate(one_, 16 * kPage), 0);
+  EXPECT_NE(WaitFor(other_, 8 * kPage), TimePoint());
+  registry_->RemoveClient(other_);
+  request.reset();
+  request = registry_->Find(MustCreate(one_, 16 * kPage), 0);
+  const uint64_t second = registry_->AddClient(1);
+  EXPECT_NE(WaitFor(second, 8 * kPage), TimePoint());
+  clock_.Advance(kReturnWait);
+  EXPECT_EQ(WaitFor(second, 8 * kPage), TimePoint());
+  request.reset();
+  MustCreate(one_, 16 * kPage);
 }
 
 }  // namespace

@@ -302,6 +302,51 @@ class SlowMemory final : public RegionMemory {
   std::future<void> released_ = release_.get_future();
 };
 
+// Whoever waits for room that others must make, or for memory that is being closed, waits alone.
+TEST_F(RegionSocketTest, AClientThatWaitsForRoomKeepsNobodyElseWaiting) {
+  RegionLimits limits{16 << 12, 16 << 12, 4};
+  limits.tenant_weights = {1, 1, 2};
+  limits.return_wait = std::chrono::hours(1);
+  RegionRegistry registry(limits, memory_, clock_, RandomToken);
+  options_.tenant_weights = limits.tenant_weights;
+  options_.identify = [](const std::string& token, const std::string&) -> Result<int> {
+    return std::stoi(token);
+  };
+  Result<std::unique_ptr<RegionSocket>> socket =
+      RegionSocket::Start(options_, registry, logger_, clock_);
+  ASSERT_TRUE(socket.ok());
+  const auto connect = [this](const char* tenant) {
+    auto client = std::make_unique<RegionClient>(options_.path);
+    v1::RegionRequest request;
+    request.mutable_identify()->set_token(tenant);
+    EXPECT_TRUE(client->Send(request.SerializeAsString()) && client->Receive().has_value());
+    return client;
+  };
+  const auto ask = [](RegionClient& client, uint64_t bytes) {
+    v1::RegionRequest request;
+    request.mutable_create()->set_bytes(bytes);
+    ASSERT_TRUE(client.Send(request.SerializeAsString()));
+  };
+  const auto greedy = connect("0"), leaving = connect("1"), waiting = connect("2");
+  RegionRef request = registry.Find(greedy->Create(14 << 12)->token(), 0);
+  ASSERT_NE(request, nullptr);
+  ask(*leaving, 3 << 12);
+  ask(*waiting, 3 << 12);
+  while (registry.stats().displaced == 0) std::this_thread::yield();
+  ask(*waiting, 1);  // its later packets wait too
+  const auto third = connect("2");
+  const auto small = third->Create(1);
+  EXPECT_NE(registry.Find(small->token(), 2), nullptr);
+  leaving->Close();
+  while (registry.stats().clients != 3) std::this_thread::yield();
+  request.reset();  // wakes the socket's thread
+  for (int n = 0; n < 2; ++n) {
+    const auto reply = waiting->Receive();
+    ASSERT_TRUE(reply.has_value() && reply->has_created()) << reply->error().message();
+  }
+  EXPECT_EQ(registry.stats().refused, 0);
+}
+
 TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
   SlowMemory slow(memory_);
   RegionRegistry registry({1 << 20, 1 << 19, 4}, slow, clock_, RandomToken);

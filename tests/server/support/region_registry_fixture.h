@@ -102,8 +102,27 @@ class RegionRegistryFixture : public ::testing::Test {
     };
     registry_ = std::make_unique<RegionRegistry>(limits, memory_, clock_, tokens);
   }
+  // Asks again for as long as room is being made.
+  Result<RegionRegistry::Created> Create(uint64_t client, uint64_t bytes) {
+    for (;;) {
+      TimePoint until = {};
+      Result<RegionRegistry::Created> created = registry_->Create(client, bytes, &until);
+      if (until == TimePoint()) return created;
+      std::this_thread::yield();
+    }
+  }
+  // Until when the client may wait for what it does not get now; none: it was refused, or got it.
+  TimePoint WaitFor(uint64_t client, uint64_t bytes) {
+    const RegionRegistry::Stats before = registry_->stats();
+    TimePoint until = {};
+    const Result<RegionRegistry::Created> created = registry_->Create(client, bytes, &until);
+    EXPECT_TRUE(until == TimePoint() || !created.ok());
+    const bool refused = until == TimePoint() && !created.ok();
+    EXPECT_EQ(registry_->stats().refused, before.refused + (refused ? 1 : 0));
+    return until;
+  }
   std::string MustCreate(uint64_t client, int64_t bytes) {
-    Result<RegionRegistry::Created> created = registry_->Create(client, bytes);
+    Result<RegionRegistry::Created> created = Create(client, bytes);
     EXPECT_TRUE(created.ok()) << created.status().ToString();
     return created.ok() ? created->token : "";
   }
@@ -117,7 +136,7 @@ class RegionRegistryFixture : public ::testing::Test {
   }
   void ExpectRefused(uint64_t client, uint64_t bytes, Code code, const std::string& part) {
     const RegionRegistry::Stats before = registry_->stats();
-    const Result<RegionRegistry::Created> created = registry_->Create(client, bytes);
+    const Result<RegionRegistry::Created> created = Create(client, bytes);
     ASSERT_FALSE(created.ok());
     EXPECT_EQ(created.status().code(), code) << created.status().ToString();
     EXPECT_NE(created.status().message().find(part), std::string::npos)

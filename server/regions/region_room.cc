@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who gets room for a region, who gives it up, and who may wait for it.
+
+#include <algorithm>
+#include <cassert>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/regions/region_registry.h"
+#include "server/util/weight_share.h"
+
+namespace attend {
+namespace {
+
+Status Full(int64_t bytes, const std::string& why) {
+  return ResourceExhausted("a region of " + std::to_string(bytes) + " bytes: " + why);
+}
+
+}  // namespace
+
+int64_t RegionRegistry::ShareOf(int tenant) const {
+  return attend::ShareOf(limits_.tenant_weights, tenant, limits_.bytes_max);
+}
+
+Status RegionRegistry::CheckClientLocked(const Client& client, int64_t bytes) const {
+  if (client.regions >= limits_.client_regions_max) {
+    return ResourceExhausted("the connection has " + std::to_string(client.regions) +
+                             " regions, may have at most " +
+                             std::to_string(limits_.client_regions_max));
+  }
+  if (bytes > limits_.client_bytes_max - client.bytes) {
+    return Full(bytes, std::to_string(client.bytes) +
+                           " of the connection's bound (shared-memory-client-max), " +
+                           std::to_string(limits_.client_bytes_max) + ", are in use");
+  }
+  return Status();
+}
+
+Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
+  ATTEND_RETURN_IF_ERROR(CheckClientLocked(client, bytes));
+  int64_t left = limits_.bytes_max - taken_bytes_;
+  if (!WithinShareLocked(client, bytes)) left -= ClaimedLocked(client, std::nullopt);
+  if (bytes > std::max<int64_t>(0, left)) {
+    // How much others use is told by the metrics alone.
+    return Full(bytes, "the bound of all regions (shared-memory-max), " +
+                           std::to_string(limits_.bytes_max) +
+                           ", has too little left; the tenant has " +
+                           std::to_string(open_bytes_[TenantOf(client.tenant)]) +
+                           ", its share is " + std::to_string(ShareOf(TenantOf(client.tenant))));
+  }
+  return Status();
+}
+
+int64_t RegionRegistry::ClaimedLocked(const Client& except, std::optional<int> tenant) const {
+  int64_t bytes = 0;
+  for (const auto& [number, each] : clients_) {
+    if (&each == &except || each.claimed_bytes == 0) continue;
+    if (!tenant || TenantOf(each.tenant) == *tenant) bytes += each.claimed_bytes;
+  }
+  return bytes;
+}
+
+bool RegionRegistry::WithinShareLocked(const Client& client, int64_t bytes) const {
+  const int tenant = TenantOf(client.tenant);
+  return bytes <= ShareOf(tenant) - open_bytes_[tenant] - ClaimedLocked(client, tenant);
+}
+
+std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int64_t bytes) {
+  std::vector<RegionRef> displaced;
+  const int64_t wanted = bytes + ClaimedLocked(client, std::nullopt);
+  const auto enough = [&]() ATTEND_REQUIRES(mutex_) {
+    return wanted <= limits_.bytes_max - stats_.bytes;
+  };
+  if (enough()) return displaced;
+  const auto beyond_share = [&](const SharedRegion& region) ATTEND_REQUIRES(mutex_) {
+    const int owner = TenantOf(region.tenant);
+    return region.device == SharedRegion::kHost && open_bytes_[owner] > ShareOf(owner);
+  };
+  std::map<std::pair<ClientUse, std::string>, Regions::iterator> candidates;
+  for (auto each = regions_.begin(); each != regions_.end(); ++each) {
+    if (!beyond_share(*each->second)) continue;
+    const ClientUse use{each->second.use_count() > 1, each->second->last_use};
+    candidates.emplace(std::pair(use, each->first), each);
+  }
+  for (const auto& [use, region] : candidates) {
+    if (enough()) break;
+    if (!beyond_share(*region->second)) continue;
+    displaced.push_back(ForgetLocked(region));
+    displaced.back()->displaced = true;
+    displaced_bytes_ += displaced.back()->bytes;
+  }
+  stats_.displaced += std::ssize(displaced);
+  return displaced;
+}
+
+TimePoint RegionRegistry::WaitLocked(Client& client, int64_t bytes, bool displacing) {
+  const TimePoint now = clock_.Now();
+  // A client may take again what it has just released. The time counts from the start of the
+  // reaping: a device that hangs costs a client this time once, not once for each region.
+  TimePoint until = reaping_ ? reaping_since_ + limits_.return_wait : TimePoint();
+  if (displacing && displaced_bytes_ > 0) {
+    if (client.claimed_bytes == 0) client.claimed_until = now + limits_.return_wait;
+    client.claimed_bytes = bytes;
+    until = std::max(until, client.claimed_until);
+  }
+  if (now < until) return until;
+  client.claimed_bytes = 0;
+  return TimePoint();
+}
+
+Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, CountHold& hold, TimePoint* until) {
+  std::vector<RegionRef> displaced;  // let go of outside the lock
+  const MutexLock lock(mutex_);
+  const auto found = clients_.find(client);
+  if (found == clients_.end()) return Internal("the client has gone");
+  Client& owner = found->second;
+  Status status = CheckLocked(owner, bytes);
+  const bool counts = limits_.tenants != nullptr && bytes > 0;
+  const int tenant = TenantOf(owner.tenant);
+  const bool limit_fits = !counts || limits_.tenants->Fits(tenant, Limit::kSharedMemory, bytes);
+  if (!status.ok() || !limit_fits) {
+    const bool displacing =
+        limit_fits && CheckClientLocked(owner, bytes).ok() && WithinShareLocked(owner, bytes);
+    if (displacing) displaced = DisplaceLocked(owner, bytes);
+    if (until != nullptr) *until = WaitLocked(owner, bytes, displacing);
+    if (until != nullptr && *until != TimePoint()) return Full(bytes, "room is being made");
+  }
+  if (status.ok() && counts) {
+    status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold, bytes);
+  }
+  if (!status.ok()) return status;
+  owner.claimed_bytes = 0;
+  owner.bytes += bytes;
+  ++owner.regions;
+  owner.last_use = ++uses_;
+  taken_bytes_ += bytes;
+  assert(taken_bytes_ <= limits_.bytes_max && owner.bytes <= limits_.client_bytes_max);
+  return status;
+}
+
+}  // namespace attend
