@@ -26,6 +26,7 @@ struct Config {
   int64_t max_connections_per_peer = 0;           // 0: a quarter of max_connections
   double handshake_timeout_seconds = 20;
   double first_call_timeout_seconds = 60;
+  double message_timeout_seconds = 60;
   double connection_idle_timeout_seconds = 600;
   double max_connection_age_seconds = 0;  // 0: no bound
   int64_t keepalive_time_seconds = 60;

@@ -30,6 +30,10 @@ void AddConnections(Group& group, Config& c) {
       "in; health checks are none. 64 KiB of messages or an open watch of health give it as much "
       "time again");
   seconds(
+      "--message-timeout", c.message_timeout_seconds,
+      "Seconds in which a message that has begun must bring 4 KiB, or its end, while the server "
+      "takes more of it; otherwise its connection is closed");
+  seconds(
       "--connection-idle-timeout", c.connection_idle_timeout_seconds,
       "Seconds after which a connection without calls is closed; clients reconnect by themselves");
   group.Number("--max-connection-age", c.max_connection_age_seconds, 0, 86400, "SECONDS",

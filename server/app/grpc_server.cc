@@ -113,12 +113,13 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   const Listener::Callbacks callbacks{
       [taker = server->intake_.get()](int socket) { return taker->Admits(socket); },
       [taker = server->intake_.get()](int socket) { return taker->Take(socket); },
-      [taker = server->intake_.get()](int socket, ino_t inode) {
-        taker->EndStranger(socket, inode);
+      [taker = server->intake_.get()](int socket, ino_t inode, ClientRefusal reason) {
+        taker->End(socket, inode, reason);
       },
       [changed = std::move(changed)](bool) { changed(); }};
   const Listener::Options options{*limits, Milliseconds(config.handshake_timeout_seconds),
-                                  Milliseconds(config.first_call_timeout_seconds)};
+                                  Milliseconds(config.first_call_timeout_seconds),
+                                  Milliseconds(config.message_timeout_seconds)};
   Result<std::unique_ptr<Listener>> listener =
       Listener::Start(options, std::move(sockets), callbacks, metrics, logger, clock);
   if (!listener.ok()) return listener.status();

@@ -21,7 +21,7 @@
 #include "server/app/method_bounds.h"
 #include "server/app/unix_address.h"
 #include "server/memory/memory_reserve.h"
-#include "server/net/listener.h"
+#include "server/net/peer.h"
 #include "server/tls/self_signed.h"
 #include "server/util/parse_number.h"
 
@@ -165,10 +165,8 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
   }
   const ConnectionHolds::Ref open = connections_.Begin(CallPeer(socket, about.st_ino), peer);
   limits.kept = open;
-  if (strangers_) {
-    limits.use = std::make_shared<ConnectionUse>();
-    limits.use->marks = open->marks();
-  }
+  limits.use = std::make_shared<ConnectionUse>();
+  if (strangers_) limits.use->marks = open->marks();
   if (FamilyOf(socket) != AF_UNIX && tls_ != nullptr) {
     TakeTls(socket, about.st_ino, limits);
   } else {
@@ -253,8 +251,10 @@ bool Intake::Admits(int socket) {
   return false;
 }
 
-void Intake::EndStranger(int socket, ino_t inode) {
-  End(socket, inode, ClientRefusal::kStranger, "no call was let in on it");
+void Intake::End(int socket, ino_t inode, ClientRefusal reason) {
+  End(socket, inode, reason,
+      reason == ClientRefusal::kStranger ? "no call was let in on it"
+                                         : "a message came no further (--message-timeout)");
 }
 
 void Intake::RecheckClients() {
@@ -268,10 +268,10 @@ void Intake::End(int socket, ino_t inode, ClientRefusal reason, const std::strin
   std::string peer;
   ReadGuard::WhileOpen(socket, inode, [&] {
     peer = PeerText(socket);
+    tls_metrics_.RecordRefused(reason);
     shutdown(socket, SHUT_RDWR);  // gRPC closes it
   });
   if (peer.empty()) return;
-  tls_metrics_.RecordRefused(reason);
   LogEndOf(peer, ClientRefusalName(reason), error);
 }
 

@@ -43,10 +43,10 @@ class Intake {
   // Whether the client may connect; if not, that is counted and logged. One thread.
   bool Admits(int socket);
   // Hands over a connected socket that has something to read. One thread. Returns what it is used
-  // for, if callers must say who they are.
+  // for; null: it is closed.
   std::shared_ptr<const ConnectionUse> Take(int socket);
-  // Ends what was handed over, if it is still open, as nobody has said who calls. Any thread.
-  void EndStranger(int socket, ino_t inode);
+  // Ends what was handed over, if it is still open. Any thread.
+  void End(int socket, ino_t inode, ClientRefusal reason);
 
  private:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "attend/v1/admin.pb.h"
 #include "attend/v1/attention.pb.h"
@@ -14,6 +15,7 @@
 #include "grpc/health/v1/health.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "inference/grpc_service.pb.h"
+#include "server/wire/chunk_codec.h"
 
 namespace attend {
 namespace {
@@ -28,9 +30,12 @@ constexpr int64_t kSmallBytesMax = int64_t{128} << 10;
 // Of a stream of small requests.
 constexpr int64_t kSmallStreamBytesMax = int64_t{1} << 20;
 
+bool IsChunked(const MethodDescriptor& method) {
+  return method.input_type() == v1::AttendChunkedRequest::descriptor();
+}
+
 bool HasTensors(const MethodDescriptor& method) {
-  return method.input_type() == v1::AttendRequest::descriptor() ||
-         method.input_type() == v1::AttendChunkedRequest::descriptor() ||
+  return method.input_type() == v1::AttendRequest::descriptor() || IsChunked(method) ||
          method.input_type() == inference::ModelInferRequest::descriptor();
 }
 
@@ -40,6 +45,7 @@ std::vector<MethodBound> MethodBounds(const Config& config) {
   std::vector<MethodBound> bounds;
   // The method says what is wrong with a message that is up to twice too long.
   const int64_t large = std::max(2 * config.max_request_bytes, kSmallBytesMax);
+  const int64_t chunk = std::max(2 * ChunkBytesMax(config.max_request_bytes), kSmallBytesMax);
   const FileDescriptor* const health = grpc::health::v1::HealthCheckRequest::descriptor()->file();
   for (const FileDescriptor* const file :
        {v1::AttendRequest::descriptor()->file(), inference::ModelInferRequest::descriptor()->file(),
@@ -48,11 +54,15 @@ std::vector<MethodBound> MethodBounds(const Config& config) {
     for (int s = 0; s < file->service_count(); ++s) {
       for (int m = 0; m < file->service(s)->method_count(); ++m) {
         const MethodDescriptor& method = *file->service(s)->method(m);
-        if (method.client_streaming() && HasTensors(method)) continue;
-        int64_t bytes_max = method.client_streaming() ? kSmallStreamBytesMax : kSmallBytesMax;
-        if (HasTensors(method)) bytes_max = large;
-        if (file == health) bytes_max = kOpenBytesMax;
-        bounds.push_back({"/" + method.service()->full_name() + "/" + method.name(), bytes_max});
+        MethodBound bound{"/" + method.service()->full_name() + "/" + method.name()};
+        if (HasTensors(method)) {
+          bound.message_max = IsChunked(method) ? chunk : large;
+          if (!method.client_streaming()) bound.bytes_max = bound.message_max;
+        } else {
+          bound.bytes_max = method.client_streaming() ? kSmallStreamBytesMax : kSmallBytesMax;
+        }
+        if (file == health) bound.bytes_max = kOpenBytesMax;
+        bounds.push_back(std::move(bound));
       }
     }
   }

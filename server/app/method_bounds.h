@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much a call of each method may bring before its connection is ended. gRPC reads a unary
-// call's message whole before the method sees it, and would read gigabytes for a method that takes
-// 4 KiB.
+// How much a call of each method, and each of its messages, may bring before its connection is
+// ended. gRPC reads a message whole before the method sees it, and would read gigabytes for a
+// method that takes 4 KiB.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace attend {
 
-// Of all methods that the server may have. Those that are not here have streams of requests.
+// Of all methods that the server may have.
 std::vector<MethodBound> MethodBounds(const Config& config);
 
 }  // namespace attend

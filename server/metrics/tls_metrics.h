@@ -17,14 +17,15 @@ namespace attend {
 enum class TlsFile { kCert = 0, kClientCa, kCrl, kMetricsCert };
 inline constexpr int kTlsFileCount = 4;
 
-// Why a client may not connect. See ConnectionRefusal for what else ends connections.
+// Why a client may not connect, or stay. See ConnectionRefusal for what else ends connections.
 enum class ClientRefusal {
   kTls = 0,    // its TLS handshake failed
   kPlaintext,  // it spoke without TLS where TLS is asked for
   kUser,       // its user may not connect to the Unix socket
   kStranger,   // no call of a caller's came in time, or before others needed its place
+  kStalled,    // a message came no further
 };
-inline constexpr int kClientRefusalCount = 4;
+inline constexpr int kClientRefusalCount = 5;
 const char* ClientRefusalName(ClientRefusal reason);
 
 class TlsMetrics {

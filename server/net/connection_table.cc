@@ -54,7 +54,7 @@ void ConnectionTable::Begin(int fd, std::shared_ptr<const ConnectionUse> use, Ti
   const auto found = connections_.find(fd);
   if (found == connections_.end() || use == nullptr) return;
   found->second.use = std::move(use);
-  Renew(fd, now);
+  if (found->second.use->marks != nullptr) Renew(fd, now);
 }
 
 void ConnectionTable::Renew(int fd, TimePoint now) {
@@ -160,9 +160,20 @@ std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStranger(const s
 
 void ConnectionTable::FindStrangers(TimePoint now) {
   for (const auto& [fd, entry] : connections_) {
-    if (entry.use == nullptr || entry.use->marks->called.load(std::memory_order_relaxed)) continue;
+    if (entry.use == nullptr || entry.use->marks == nullptr) continue;
+    if (entry.use->marks->called.load(std::memory_order_relaxed)) continue;
     if (!all_.strangers.contains(entry.arrival)) Renew(fd, now);
   }
+}
+
+std::vector<ConnectionTable::InUse> ConnectionTable::Stalled(TimePoint now,
+                                                             Duration timeout) const {
+  std::vector<InUse> stalled;
+  for (const auto& [fd, entry] : connections_) {
+    if (entry.use == nullptr || !entry.use->messages->Stall(now, timeout)) continue;
+    stalled.push_back({fd, entry.inode});
+  }
+  return stalled;
 }
 
 bool ConnectionTable::MayEnd(Room room, const std::string& peer) const {

@@ -4,8 +4,9 @@
 // closes nothing. Once handed over, a connection is closed without notice, so a descriptor is
 // stored with its socket's inode, and Sweep forgets what is no longer open. Not thread-safe.
 //
-// A connection is silent until it has sent something. Where calls need credentials it is then a
-// stranger's, until a call of a caller's has been let in on it, and again once who called is none.
+// A connection is silent until it has sent something, and then in use. Where calls need credentials
+// it is a stranger's, until a call of a caller's has been let in on it, and again once who called
+// is none.
 
 #pragma once
 
@@ -18,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "kernels/util/clock.h"
 #include "server/net/connection_use.h"
@@ -30,7 +32,7 @@ class ConnectionTable {
   struct Connection {
     int fd = -1;
     ino_t inode = 0;
-    std::string peer;  // see PeerOf in listener.h
+    std::string peer;  // see PeerOf in peer.h
   };
   // True if the descriptor still refers to that socket.
   using IsOpen = std::function<bool(int fd, ino_t inode)>;
@@ -49,9 +51,9 @@ class ConnectionTable {
   // Adds a connection that has sent nothing so far. Any earlier one with its descriptor is gone.
   void Add(const Connection& connection, TimePoint now);
   void Spoke(int fd);  // it has sent something, and is handed over
-  // What was handed over is a stranger's from now on.
+  // What was handed over is in use from now on; a stranger's, if the use has marks.
   void Begin(int fd, std::shared_ptr<const ConnectionUse> use, TimePoint now);
-  // A stranger's has been ended, and is closed soon.
+  // One in use has been ended, and is closed soon.
   void End(int fd);
   void Remove(int fd);
   bool IsSilent(int fd) const;  // it is here and has sent nothing
@@ -76,6 +78,13 @@ class ConnectionTable {
   void Renew(int fd, TimePoint now);
   // Those on which nobody calls any more, by their use, are strangers' again from now on.
   void FindStrangers(TimePoint now);
+
+  struct InUse {
+    int fd = -1;
+    ino_t inode = 0;
+  };
+  // Those on which a message has stalled for so long.
+  std::vector<InUse> Stalled(TimePoint now, Duration timeout) const;
   // Whether another stranger's end would make room where `room` is full.
   bool MayEnd(Room room, const std::string& peer) const;
 
@@ -90,8 +99,8 @@ class ConnectionTable {
     uint64_t arrival = 0;
     bool silent = true;
     bool ending = false;
-    std::shared_ptr<const ConnectionUse> use;  // null: it is no stranger's, and will be none
-    int64_t data_bytes = 0;                    // of it, when its time began
+    std::shared_ptr<const ConnectionUse> use;  // null: it is silent, or ending
+    int64_t data_bytes = 0;                    // of a stranger's, when its time began
   };
   // All connections, or one peer's.
   struct Set {

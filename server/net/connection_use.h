@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a connection that gRPC has is used for: whether it is a stranger's.
+// What a connection that gRPC has is used for: whether it is a stranger's, and what comes on it.
 
 #pragma once
 
@@ -8,14 +8,16 @@
 #include <cstdint>
 #include <memory>
 
+#include "server/net/call_messages.h"
 #include "server/util/connection_marks.h"
 
 namespace attend {
 
 struct ConnectionUse {
-  std::shared_ptr<const ConnectionMarks> marks;
+  std::shared_ptr<const ConnectionMarks> marks;  // null: it is no stranger's
   // Of messages that came, so far. One thread adds at a time; any may read.
   std::atomic<int64_t> data_bytes{0};
+  const std::shared_ptr<CallMessages> messages = std::make_shared<CallMessages>();
 };
 
 }  // namespace attend

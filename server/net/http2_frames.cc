@@ -32,19 +32,22 @@ bool FrameRate::Count(TimePoint now) {
   return ++frames_ <= most_;
 }
 
-Http2Frames::Http2Frames(const Limits& limits) : limits_(limits) {
+Http2Frames::Http2Frames(const Limits& limits)
+    : limits_(limits),
+      messages_(limits.use != nullptr ? limits.use->messages : std::make_shared<CallMessages>()) {
   if (!limits.method_bounds.empty()) headers_.emplace(limits.method_bounds);
 }
 
 const char* Http2Frames::Read(std::span<const uint8_t> bytes, TimePoint now) {
   return read_.Read(
       bytes, [&](const uint8_t* head) { return Begin(head, now); },
-      [this](std::span<const uint8_t> piece) {
-        return in_headers_ ? ReadPayload(piece) : nullptr;
-      });
+      [&](std::span<const uint8_t> piece) { return ReadPayload(piece, now); });
 }
 
-const char* Http2Frames::ReadPayload(std::span<const uint8_t> bytes) {
+const char* Http2Frames::ReadPayload(std::span<const uint8_t> bytes, TimePoint now) {
+  // gRPC takes no padding.
+  if (reading_ == kData) return messages_->Add(reading_stream_, bytes, now);
+  if (!headers_ || (reading_ != kHeaders && reading_ != kContinuation)) return nullptr;
   if (const char* const wrong = headers_->Read(bytes)) return wrong;
   BoundStream();
   return nullptr;
@@ -52,15 +55,12 @@ const char* Http2Frames::ReadPayload(std::span<const uint8_t> bytes) {
 
 void Http2Frames::BoundStream() {
   const MethodBound* const bound = headers_->found();
-  if (bound == nullptr) return;
-  const MutexLock lock(open_mutex_);
-  const auto found = open_.find(last_stream_);
-  // Trailers leave it as it is.
-  if (found != open_.end() && found->second == kUnbounded) found->second = bound->bytes_max;
+  if (bound != nullptr) messages_->Bound(last_stream_, *bound);
 }
 
 Http2Frames::~Http2Frames() {
-  if (limits_.calls != nullptr) limits_.calls->End(std::ssize(open_));
+  const int64_t open = messages_->CloseAll();
+  if (limits_.calls != nullptr) limits_.calls->End(open);
 }
 
 void Http2Frames::Written(std::span<const uint8_t> bytes) {
@@ -70,12 +70,36 @@ void Http2Frames::Written(std::span<const uint8_t> bytes) {
         CountWritten(head);
         return nullptr;
       },
-      [](std::span<const uint8_t>) -> const char* { return nullptr; });
+      [this](std::span<const uint8_t> piece) -> const char* {
+        if (writing_ == kSettings || writing_ == kWindowUpdate) ReadGrant(piece);
+        return nullptr;
+      });
+}
+
+void Http2Frames::ReadGrant(std::span<const uint8_t> bytes) {
+  constexpr int32_t kUpdateBytes = 4, kSettingBytes = 6;
+  constexpr uint64_t kFirstWindow = 4;  // this setting's number
+  for (const uint8_t byte : bytes) {
+    grant_ = grant_ << 8 | byte;
+    if (++grant_bytes_ < (writing_ == kSettings ? kSettingBytes : kUpdateBytes)) continue;
+    const auto number = static_cast<int64_t>(grant_ & 0x7fffffff);
+    if (writing_ == kWindowUpdate) {
+      messages_->Grant(writing_stream_, number);
+    } else if (grant_ >> 32 == kFirstWindow) {
+      messages_->SetFirstWindow(number);
+    }
+    grant_ = 0;
+    grant_bytes_ = 0;
+  }
 }
 
 void Http2Frames::CountWritten(const uint8_t* head) {
   const int32_t stream = FrameHeads::Stream(head);
   const uint8_t type = head[3];
+  writing_ = type;
+  writing_stream_ = stream;
+  grant_ = 0;
+  grant_bytes_ = 0;
   if (type == kData) {
     answers_.fetch_add(1, std::memory_order_relaxed);
     answer_bytes_.fetch_add(FrameHeads::Length(head), std::memory_order_relaxed);
@@ -99,8 +123,7 @@ const char* Http2Frames::Open(int32_t stream) {
   }
   const OnNoMemory then(OnNoMemory::kThrow);
   try {
-    const MutexLock lock(open_mutex_);
-    open_.try_emplace(stream, kUnbounded);
+    messages_->Open(stream);
     return nullptr;
   } catch (const std::bad_alloc&) {
     if (limits_.calls != nullptr) limits_.calls->End(1);
@@ -109,10 +132,7 @@ const char* Http2Frames::Open(int32_t stream) {
 }
 
 bool Http2Frames::Close(int32_t stream) {
-  {
-    const MutexLock lock(open_mutex_);
-    if (open_.erase(stream) == 0) return false;
-  }
+  if (!messages_->Close(stream)) return false;
   if (limits_.calls != nullptr) limits_.calls->End(1);
   return true;
 }
@@ -121,7 +141,8 @@ const char* Http2Frames::Begin(const uint8_t* head, TimePoint now) {
   const int32_t length = FrameHeads::Length(head);
   const uint8_t type = head[3];
   const uint8_t flags = head[4];
-  in_headers_ = headers_ && (type == kHeaders || type == kContinuation);
+  reading_ = type;
+  reading_stream_ = FrameHeads::Stream(head);
   switch (type) {
     case kHeaders:
       if (const char* const wrong = CountCall(FrameHeads::Stream(head), now)) return wrong;
@@ -149,7 +170,7 @@ const char* Http2Frames::CountHeaders(uint8_t type, uint8_t flags, int32_t lengt
   if (header_bytes_ > kHeaderBytesMax) return "headers above 32 KiB";
   if (header_frames_ > kHeaderFramesMax) return "headers in more than 16 frames";
   if ((flags & kEndHeaders) != 0) header_bytes_ = header_frames_ = 0;
-  if (!in_headers_) return nullptr;
+  if (!headers_) return nullptr;
   if (const char* const wrong = headers_->Begin(type == kContinuation, flags, length)) return wrong;
   BoundStream();
   return nullptr;
@@ -197,21 +218,9 @@ const char* Http2Frames::CountUpdate(TimePoint now) {
   return nullptr;
 }
 
-const char* Http2Frames::CountMessage(int32_t stream, int32_t length) {
-  const MutexLock lock(open_mutex_);
-  const auto found = open_.find(stream);
-  if (found == open_.end() || found->second == kUnbounded) return nullptr;
-  found->second -= length;
-  return found->second >= 0 ? nullptr : "a message far above what its method takes";
-}
-
 const char* Http2Frames::CountData(const uint8_t* head, TimePoint now) {
   const int32_t length = FrameHeads::Length(head);
   const uint8_t flags = head[4];
-  if (headers_) {
-    const char* const wrong = CountMessage(FrameHeads::Stream(head), length);
-    if (wrong != nullptr) return wrong;
-  }
   if (limits_.use != nullptr) {
     limits_.use->data_bytes.fetch_add(length, std::memory_order_relaxed);
   }

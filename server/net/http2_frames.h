@@ -3,25 +3,23 @@
 // Checks a client's HTTP/2 frames before gRPC reads them. gRPC 1.51 keeps a header block of any
 // length, in time that grows with its square; lets a client that never acknowledges its settings
 // open any number of streams; does work for frames that carry nothing; has no bound on the calls of
-// all connections; and keeps a call's memory for some time after its stream has ended. Reads only
-// the heads of frames, about one in 16 KiB, and headers where methods are told apart. Pure.
+// all connections; keeps a call's memory for some time after its stream has ended; and keeps what
+// has come of a message for as long as its client wants. Reads only the heads of frames, about one
+// in 16 KiB, and of messages, and headers where methods are told apart. Pure.
 
 #pragma once
-
-#include <absl/container/flat_hash_map.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 
 #include "kernels/util/clock.h"
-#include "kernels/util/mutex.h"
+#include "server/net/call_messages.h"
 #include "server/net/connection_use.h"
 #include "server/net/heap_pressure.h"
 #include "server/net/method_headers.h"
@@ -75,7 +73,7 @@ class Http2Frames {
     std::shared_ptr<HeapPressure> heap;
     // Where the connection's open calls are counted. Null: nowhere.
     std::shared_ptr<OpenCalls::Peer> calls;
-    // Where what comes of messages is counted. Null: nowhere.
+    // Where what comes of messages is counted. Null: nowhere that others see.
     std::shared_ptr<ConnectionUse> use = {};
     // Methods whose calls may bring so much each. None: methods are not told apart. They must
     // outlive the connection.
@@ -101,7 +99,6 @@ class Http2Frames {
   // the connection.
   static constexpr int64_t kBytesPerUpdate = 512;
   static constexpr int64_t kUpdatesPerFrame = 2;
-  static constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
   explicit Http2Frames(const Limits& limits);
   ~Http2Frames();  // its calls no longer count as open
@@ -124,11 +121,12 @@ class Http2Frames {
   const char* CountReset(int32_t stream, TimePoint now);
   const char* CountUpdate(TimePoint now);
   const char* CountData(const uint8_t* head, TimePoint now);
-  const char* CountMessage(int32_t stream, int32_t length);
-  const char* ReadPayload(std::span<const uint8_t> bytes);
+  const char* ReadPayload(std::span<const uint8_t> bytes, TimePoint now);
   void BoundStream();
   const char* CountIdle(TimePoint now);
   void CountWritten(const uint8_t* head);
+  // Of a frame that says how much the client may send.
+  void ReadGrant(std::span<const uint8_t> bytes);
   const char* Open(int32_t stream);
   bool Close(int32_t stream);  // false: it was not open
 
@@ -148,19 +146,22 @@ class Http2Frames {
   int64_t answers_before_ = 0;
   TimePoint calls_since_{};
 
+  std::optional<MethodHeaders> headers_;
+  uint8_t reading_ = 0xff;  // what the frame is that comes; at first none, but the preface
+  int32_t reading_stream_ = 0;
+
   FrameHeads written_{0};
   std::atomic<int64_t> answers_{0};  // frames of DATA
   std::atomic<int64_t> answer_bytes_{0};
   std::atomic<int64_t> refusals_{0};  // calls that ended without one
   int32_t answered_stream_ = 0;       // the last with DATA
   int32_t refused_stream_ = -1;       // the last of refusals_, until a reset
+  uint8_t writing_ = 0;               // what the frame is that is sent
+  int32_t writing_stream_ = 0;
+  uint64_t grant_ = 0;       // what came last of it,
+  int32_t grant_bytes_ = 0;  // which is so much
 
-  Mutex open_mutex_;
-  // Streams, and the bytes of messages that may still come on each.
-  absl::flat_hash_map<int32_t, int64_t> open_ ATTEND_GUARDED_BY(open_mutex_);
-
-  std::optional<MethodHeaders> headers_;
-  bool in_headers_ = false;  // what comes is of such a frame
+  const std::shared_ptr<CallMessages> messages_;
 };
 
 template <class Found, class Payload>

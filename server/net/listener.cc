@@ -2,9 +2,7 @@
 
 #include "server/net/listener.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -19,6 +17,7 @@
 #include <utility>
 
 #include "kernels/util/thread_name.h"
+#include "server/net/peer.h"
 
 namespace attend {
 namespace {
@@ -32,6 +31,8 @@ constexpr Duration kRest = milliseconds(100);
 constexpr Duration kFailing = seconds(1);
 // At the bound, connections that come do not look through all others more often than this.
 constexpr Duration kSweepInterval = milliseconds(20);
+// So many times in the time that a message may stall.
+constexpr int kLooks = 4;
 constexpr int kAcceptsInTurn = 64;
 constexpr int kEventsInTurn = 64;
 
@@ -51,41 +52,7 @@ bool IsOfOneConnection(int error) {
   return std::find(kErrors.begin(), kErrors.end(), error) != kErrors.end();
 }
 
-std::string Bytes(const void* data, size_t size) {
-  return std::string(static_cast<const char*>(data), size);
-}
-
 }  // namespace
-
-std::string PeerOf(int socket) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
-  if (address.ss_family == AF_UNIX) {
-    ucred peer{};
-    size = sizeof(peer);
-    getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size);
-    return "u" + std::to_string(peer.uid);
-  }
-  if (address.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-    return "4" + Bytes(&v4.sin_addr, 4);
-  }
-  const uint8_t* const v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr.s6_addr;
-  const bool mapped = IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<sockaddr_in6&>(address).sin6_addr);
-  return mapped ? "4" + Bytes(v6 + 12, 4) : "6" + Bytes(v6, 8);
-}
-
-std::string PeerText(int socket) {
-  const std::string peer = PeerOf(socket);
-  if (peer.empty()) return "a client that has gone";
-  if (peer[0] == 'u') return "user " + peer.substr(1);
-  std::array<uint8_t, 16> bytes{};  // the rest of an IPv6 address counts as nothing
-  std::copy(peer.begin() + 1, peer.end(), bytes.begin());
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  inet_ntop(peer[0] == '4' ? AF_INET : AF_INET6, bytes.data(), text.data(), text.size());
-  return peer[0] == '4' ? text.data() : std::string(text.data()) + "/64";
-}
 
 Listener::Listener(const Options& options, std::vector<int> sockets, Callbacks callbacks,
                    Metrics& metrics, Logger& logger, const Clock& clock)
@@ -185,6 +152,7 @@ void Listener::Serve(const std::vector<int>& readable) {
   }
   EndSilent();
   EndStrangers();
+  EndStalled();
   if (!spare_.valid() && !resting_) spare_ = OpenSpare();
 }
 
@@ -194,6 +162,7 @@ int Listener::WaitMs() {
   if (since != kNever) until = std::min(until, since + options_.first_byte_timeout);
   const auto stranger = table_.OldestStranger();
   if (stranger) until = std::min(until, stranger->since + options_.first_call_timeout);
+  if (table_.size() > 0) until = std::min(until, looked_ + options_.message_timeout / kLooks);
   if (until == kNever) return -1;
   const auto left = std::chrono::ceil<milliseconds>(until - clock_.Now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
@@ -309,7 +278,7 @@ bool Listener::EndStrangerFor(ConnectionTable::Room room, const std::string& pee
   if (!table_.MayEnd(room, peer)) return false;
   const auto stranger = room == ConnectionTable::Room::kPeerFull ? table_.OldestStranger(peer)
                                                                  : table_.OldestStranger();
-  if (stranger) End(*stranger);
+  if (stranger) End(stranger->fd, stranger->inode, ClientRefusal::kStranger);
   return stranger.has_value();
 }
 
@@ -368,14 +337,23 @@ void Listener::EndStrangers() {
     if (oldest->stays) {
       table_.Renew(oldest->fd, now);
     } else {
-      End(*oldest);
+      End(oldest->fd, oldest->inode, ClientRefusal::kStranger);
     }
   }
 }
 
-void Listener::End(const ConnectionTable::Stranger& stranger) {
-  table_.End(stranger.fd);
-  callbacks_.end(stranger.fd, stranger.inode);
+void Listener::EndStalled() {
+  const TimePoint now = clock_.Now();
+  if (now < looked_ + options_.message_timeout / kLooks) return;
+  looked_ = now;
+  for (const auto& [fd, inode] : table_.Stalled(now, options_.message_timeout)) {
+    End(fd, inode, ClientRefusal::kStalled);
+  }
+}
+
+void Listener::End(int fd, ino_t inode, ClientRefusal reason) {
+  table_.End(fd);
+  callbacks_.end(fd, inode, reason);
 }
 
 void Listener::CountRefused(int socket, ConnectionRefusal reason) {

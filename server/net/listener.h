@@ -3,8 +3,8 @@
 // Accepts connections for gRPC, whose own listener stops using its sockets for good at the first
 // error. One thread serves all addresses. A connection is kept here until its first byte arrives.
 // Connections are limited in total and per peer; at a limit, the one that has been silent for
-// longest is closed to make room, or else the oldest stranger's. After a system error the listener
-// pauses and tries again.
+// longest is closed to make room, or else the oldest stranger's. One on which a message stalls is
+// ended. After a system error the listener pauses and tries again.
 
 #pragma once
 
@@ -23,6 +23,7 @@
 #include "kernels/util/status.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
+#include "server/metrics/tls_metrics.h"
 #include "server/net/connection_limits.h"
 #include "server/net/connection_table.h"
 #include "server/util/unique_fd.h"
@@ -36,17 +37,18 @@ class Listener {
     Duration first_byte_timeout;
     // In which a stranger's connection must become a caller's.
     Duration first_call_timeout = std::chrono::hours(24);
+    // After which a connection is ended on which a message has stalled, at most a quarter later.
+    Duration message_timeout = std::chrono::hours(24);
   };
   struct Callbacks {
     // Whether the client of a connection that was just accepted may connect. Null: any may. Called
     // on the thread.
     std::function<bool(int socket)> admits;
     // Takes over a connected, non-blocking socket that has something to read. Called on the thread.
-    // Returns what the connection is used for if it is a stranger's for now, and else null.
+    // Returns what the connection is used for; null if it is closed.
     std::function<std::shared_ptr<const ConnectionUse>(int socket)> take;
-    // Ends a stranger's connection that was taken over, if it is still open. Called on the thread.
-    // Null: nothing that `take` returns is a stranger's.
-    std::function<void(int socket, ino_t inode)> end;
+    // Ends a connection that was taken over, if it is still open. Called on the thread.
+    std::function<void(int socket, ino_t inode, ClientRefusal reason)> end;
     // Accepting has failed for a while, or works again. Called on the thread, which holds no lock.
     std::function<void(bool accepting)> changed;
   };
@@ -91,7 +93,8 @@ class Listener {
   void Close(int fd) ATTEND_REQUIRES(mutex_);
   void EndSilent() ATTEND_REQUIRES(mutex_);
   void EndStrangers() ATTEND_REQUIRES(mutex_);
-  void End(const ConnectionTable::Stranger& stranger) ATTEND_REQUIRES(mutex_);
+  void EndStalled() ATTEND_REQUIRES(mutex_);
+  void End(int fd, ino_t inode, ClientRefusal reason) ATTEND_REQUIRES(mutex_);
   void CountRefused(int socket, ConnectionRefusal reason);
 
   const Options options_;
@@ -107,17 +110,12 @@ class Listener {
   Mutex mutex_;
   ConnectionTable table_ ATTEND_GUARDED_BY(mutex_);
   TimePoint swept_{};     // the thread's, as what follows
+  TimePoint looked_{};    // for messages that have stalled
   bool resting_ = false;  // the listeners are not looked at
   TimePoint rest_until_{};
   std::optional<TimePoint> failing_since_;
   std::atomic<bool> accepting_{true};
   std::thread thread_;
 };
-
-// The peer of a connection: an IPv4 address, the /64 network of an IPv6 address, or a user on this
-// host.
-std::string PeerOf(int socket);
-// The same as text; for an IPv6 address, the network.
-std::string PeerText(int socket);
 
 }  // namespace attend

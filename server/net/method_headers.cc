@@ -5,6 +5,7 @@
 #include <nghttp2/nghttp2.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace attend {
 namespace {
@@ -16,6 +17,13 @@ constexpr char kWrong[] = "headers that cannot be decoded";
 nghttp2_hd_inflater* MakeInflater() {
   nghttp2_hd_inflater* made = nullptr;
   return nghttp2_hd_inflate_new(&made) == 0 ? made : nullptr;
+}
+
+bool IsLess(const MethodBound& a, const MethodBound& b) {
+  const auto message_max = [](const MethodBound& m) {
+    return std::min(m.bytes_max, m.message_max);
+  };
+  return std::pair(message_max(a), a.bytes_max) < std::pair(message_max(b), b.bytes_max);
 }
 
 std::string_view View(const uint8_t* text, size_t length) {
@@ -78,9 +86,7 @@ const char* MethodHeaders::Decode(std::span<const uint8_t> fragment) {
       if (View(header.name, header.namelen) == ":path") {
         const MethodBound* const bound = Find(View(header.value, header.valuelen));
         // Of several paths the one that allows least, whichever gRPC takes.
-        const bool less =
-            bound != nullptr && (found_ == nullptr || bound->bytes_max < found_->bytes_max);
-        if (less) found_ = bound;
+        if (bound != nullptr && (found_ == nullptr || IsLess(*bound, *found_))) found_ = bound;
       }
       continue;
     }

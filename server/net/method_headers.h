@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,10 +16,13 @@ struct nghttp2_hd_inflater;
 
 namespace attend {
 
-// A method whose calls may bring so many bytes each, all of their messages together.
+// A method whose calls may bring so many bytes each, all of their messages together, and so many in
+// one message.
 struct MethodBound {
+  static constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
   std::string path;
-  int64_t bytes_max = 0;
+  int64_t bytes_max = kUnbounded;
+  int64_t message_max = kUnbounded;
 };
 
 class MethodHeaders {

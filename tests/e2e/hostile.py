@@ -249,3 +249,52 @@ class Http2:
         """Reads until the server closes the connection."""
         while self.read_frame() is not None:
             pass
+
+
+class Sender(Http2):
+    """One call of a client that sends as fast as the server takes it, and reads no answer."""
+
+    def __init__(self, address, path, *more):
+        super().__init__(address)
+        self._initial = 65535
+        self._windows = {0: 65535, 1: 65535}
+        self.stream = self.open(path, *more)
+        self.sent = 0
+
+    def send_all(self, data):
+        """False once the server takes no more."""
+        rest = memoryview(data)
+        while len(rest) > 0:
+            size = min(len(rest), 16 << 10, self._windows[0], self._windows[self.stream])
+            if size <= 0:
+                if not self._wait():
+                    return False
+                continue
+            try:
+                self.send(DATA, 0, self.stream, bytes(rest[:size]))
+            except OSError:
+                return False  # the server has closed: it may
+            rest = rest[size:]
+            self.sent += size
+            self._windows[0] -= size
+            self._windows[self.stream] -= size
+        return True
+
+    def _wait(self):
+        """Reads a frame. False once the server takes no more."""
+        got = self.read_frame()
+        if got is None or got[0] in (RST_STREAM, GOAWAY):
+            return False
+        kind, flags, stream, payload = got
+        if kind == WINDOW_UPDATE:
+            self._windows[stream] += int.from_bytes(payload, "big")
+        if kind == SETTINGS and not flags & ACK:
+            for at in range(0, len(payload), 6):
+                if int.from_bytes(payload[at:at + 2], "big") == INITIAL_WINDOW_SIZE:
+                    initial = int.from_bytes(payload[at + 2:at + 6], "big")
+                    self._windows[self.stream] += initial - self._initial
+                    self._initial = initial
+            self.send(SETTINGS, ACK, 0)
+        if kind == PING and not flags & ACK:
+            self.send(PING, ACK, 0, payload)
+        return True

@@ -32,49 +32,6 @@ def send(address, message):
             return error.code()
 
 
-class HalfSender(hostile.Http2):
-    """Sends the beginning of one large message, as fast as the server takes it, and no end."""
-
-    def __init__(self, address, declared, number):
-        super().__init__(address)
-        self._windows = {0: 65535, 1: 65535}
-        self._initial = 65535
-        stream = self.open(wire.ATTEND)
-        rest = memoryview(hostile.grpc_message(bytes(number), declared))
-        while len(rest) > 0:
-            size = min(len(rest), 16 << 10, self._windows[0], self._windows[stream])
-            if size <= 0:
-                if not self._wait():
-                    return
-                continue
-            try:
-                self.send(hostile.DATA, 0, stream, bytes(rest[:size]))
-            except OSError:
-                return  # the server has closed: it may
-            rest = rest[size:]
-            self._windows[0] -= size
-            self._windows[stream] -= size
-
-    def _wait(self):
-        """Reads a frame. False once the server takes no more."""
-        got = self.read_frame()
-        if got is None or got[0] in (hostile.RST_STREAM, hostile.GOAWAY):
-            return False
-        kind, flags, stream, payload = got
-        if kind == hostile.WINDOW_UPDATE:
-            self._windows[stream] += int.from_bytes(payload, "big")
-        if kind == hostile.SETTINGS and not flags & hostile.ACK:
-            for at in range(0, len(payload), 6):
-                if int.from_bytes(payload[at:at + 2], "big") == hostile.INITIAL_WINDOW_SIZE:
-                    initial = int.from_bytes(payload[at + 2:at + 6], "big")
-                    self._windows[1] += initial - self._initial
-                    self._initial = initial
-            self.send(hostile.SETTINGS, hostile.ACK, 0)
-        if kind == hostile.PING and not flags & hostile.ACK:
-            self.send(hostile.PING, hostile.ACK, 0, payload)
-        return True
-
-
 OUT_OF_ORDER = "a tensor before its fields"
 MARGIN = 2 * MIB  # for 64 KiB, the connection and what malloc keeps
 
@@ -186,7 +143,8 @@ def test_all_at_once_take_what_the_documents_say_and_no_more(start_server):
 
         def send_halves():
             for _ in range(2):
-                stack.enter_context(HalfSender(server.address, 16 * MIB, 15 * MIB))
+                half = stack.enter_context(hostile.Sender(server.address, wire.ATTEND))
+                half.send_all(hostile.grpc_message(bytes(15 * MIB), 16 * MIB))
 
         senders = [threading.Thread(target=send_halves) for _ in range(6)]
         for sender in senders:

@@ -163,7 +163,8 @@ def test_who_is_revoked_sends_no_more(start_server, tmp_path):
         stream.close()
         service.Attend(wire.small_request(), timeout=wire.SECONDS)
         assert server.metric("attend_connections_refused_total", reason="tls") > before
-        assert 'reason="tls"' in server.log() and 'error="certificate revoked"' in server.log()
+        harness.wait_for("its line", lambda: 'error="certificate revoked"' in server.log())
+        assert 'reason="tls"' in server.log()
         assert server.metric("attend_connections") >= 1
 
 

@@ -2,8 +2,8 @@
 //
 // What comes on a connection before it is a message: HTTP/2 frames, whose heads are looked at
 // before gRPC reads them, and requests to the metrics endpoint. Frames give the same verdict in
-// pieces of any size, and it is the one that the bounds ask for; an HTTP request is answered in one
-// way.
+// pieces of any size, and it is the one that the bounds ask for; whether a message stalls is what
+// reading it whole says; an HTTP request is answered in one way.
 //
 // An input is what a client sent. It is also a whole conversation: frames whose stream has the
 // reserved bit set are the server's, and a frame comes as often as its first byte says.
@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <memory>
 #include <random>
 #include <set>
@@ -28,6 +29,7 @@
 #include "server/app/metrics_endpoint.h"
 #include "server/metrics/tls_metrics.h"
 #include "server/net/http2_frames.h"
+#include "tests/fuzz/conversation.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace attend::fuzz {
@@ -35,65 +37,6 @@ namespace {
 
 constexpr int64_t kStreamsMax = 4;
 constexpr int64_t kCallsMax = 6;
-constexpr size_t kPrefaceBytes = 24;
-constexpr size_t kHeadBytes = FrameHeads::kBytes;
-// Enough for more frames with nothing in them than there may be.
-constexpr size_t kConversationBytesMax = size_t{512} << 10;
-
-const uint8_t* Bytes(std::string_view view) {
-  return reinterpret_cast<const uint8_t*>(view.data());
-}
-
-// What the client sent and what the server sent, and in which order their frames' heads ended:
-// nothing else may matter, as the two sides' bytes come at once.
-struct Conversation {
-  struct Head {
-    int side = 0;
-    size_t end = 0;    // of its side's bytes
-    size_t ahead = 0;  // so many may come before the side's next head ends
-  };
-  static constexpr int kClient = 0, kServer = 1;
-  std::array<std::string, 2> bytes;
-  std::vector<Head> heads;
-
-  const uint8_t* At(const Head& head) const {
-    return Bytes(bytes[static_cast<size_t>(head.side)]) + head.end - kHeadBytes;
-  }
-};
-
-void AddFrame(std::string_view frame, int side, Conversation& to) {
-  std::string& bytes = to.bytes[static_cast<size_t>(side)];
-  to.heads.push_back({side, bytes.size() + kHeadBytes, 0});
-  bytes += frame;
-}
-
-Conversation Read(std::string_view input, bool with_server) {
-  Conversation read;
-  read.bytes[Conversation::kClient] = input.substr(0, kPrefaceBytes);
-  input.remove_prefix(std::min(kPrefaceBytes, input.size()));
-  size_t left = kConversationBytesMax;
-  while (input.size() >= kHeadBytes) {
-    const uint8_t* const head = Bytes(input);
-    const size_t whole = kHeadBytes + static_cast<size_t>(FrameHeads::Length(head));
-    const std::string_view frame = input.substr(0, whole);
-    input.remove_prefix(frame.size());
-    const bool servers = with_server && (head[5] & 0x80) != 0;
-    const bool many = with_server && frame.size() == whole && whole > kHeadBytes;
-    size_t times = many ? size_t{1} << (head[kHeadBytes] >> 4) : 1;
-    times = std::max<size_t>(1, std::min(times, left / frame.size()));
-    left -= std::min(left, times * frame.size());
-    for (; times > 0; --times) {
-      AddFrame(frame, servers ? Conversation::kServer : Conversation::kClient, read);
-    }
-  }
-  read.bytes[Conversation::kClient] += input;
-  std::array<size_t, 2> ahead = {read.bytes[0].size(), read.bytes[1].size()};
-  for (auto head = read.heads.rbegin(); head != read.heads.rend(); ++head) {
-    head->ahead = ahead[static_cast<size_t>(head->side)];
-    ahead[static_cast<size_t>(head->side)] = head->end - 1;
-  }
-  return read;
-}
 
 Http2Frames::Limits Limits(bool short_of_memory) {
   Http2Frames::Limits limits;
@@ -255,6 +198,38 @@ bool Passes(std::string_view bytes, size_t longest, std::span<const MethodBound>
   return true;
 }
 
+// That messages stall as they do if they are read whole.
+void RequireStalls(const Conversation& conversation, size_t longest) {
+  constexpr auto kTimeout = std::chrono::seconds(1);
+  Http2Frames::Limits limits = Limits(false);
+  limits.use = std::make_shared<ConnectionUse>();
+  Http2Frames frames(limits);
+  Messages messages;
+  std::array<size_t, 2> came{};
+  TimePoint now;
+  for (const Conversation::Head& head : conversation.heads) {
+    const std::string_view bytes = conversation.bytes[static_cast<size_t>(head.side)];
+    const uint8_t* const at = conversation.At(head);
+    const auto length = static_cast<size_t>(FrameHeads::Length(at));
+    const std::string_view payload = bytes.substr(head.end, length);
+    size_t& from = came[static_cast<size_t>(head.side)];
+    while (from < head.end + payload.size()) {
+      const size_t step = std::min(longest, head.end + payload.size() - from);
+      const std::span<const uint8_t> piece(Bytes(bytes) + from, step);
+      from += step;
+      if (head.side == Conversation::kServer) {
+        frames.Written(piece);
+      } else if (frames.Read(piece, now)) {
+        return;
+      }
+    }
+    messages.Count(head.side, at, payload);
+    now += kTimeout;
+    ATTEND_FUZZ_REQUIRE(limits.use->messages->Stall(now, kTimeout) == messages.Stall(),
+                        std::to_string(&head - conversation.heads.data()));
+  }
+}
+
 void ReadFrames(std::string_view input) {
   const Conversation alone = Read(input, false);
   const auto late = [](size_t) { return size_t{0}; };
@@ -268,7 +243,8 @@ void ReadFrames(std::string_view input) {
 
 // Nothing that was wrong before is right because headers are read, and pieces change nothing.
 void ReadHeaders(std::string_view input) {
-  static const MethodBound kBounds[] = {{"/a", 40}, {"/grpc.health.v1.Health/Check", 4096}};
+  static const MethodBound kBounds[] = {
+      {"/a", 40}, {"/b", MethodBound::kUnbounded, 40}, {"/grpc.health.v1.Health/Check", 4096}};
   const bool passes = Passes(input, input.size(), kBounds);
   ATTEND_FUZZ_REQUIRE(!passes || Passes(input, input.size()), "right by its headers");
   for (const size_t longest : {size_t{1}, size_t{7}}) {
@@ -287,6 +263,9 @@ void ReadConversation(std::string_view input) {
   RequireBounds(both, true, passing);
   ATTEND_FUZZ_REQUIRE(CountPassing(both, true, 4096, early) == passing, "early");
   ATTEND_FUZZ_REQUIRE(CountPassing(both, true, 5, sometimes) == passing, "at random");
+  for (const size_t longest : {size_t{1} << 20, size_t{1}, size_t{7}}) {
+    RequireStalls(both, longest);
+  }
 }
 
 // The answer to a request, "" if the endpoint waits for more.

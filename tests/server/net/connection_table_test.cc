@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <set>
+#include <utility>
 
 namespace attend {
 namespace {
@@ -76,6 +78,29 @@ TEST(ConnectionTableTest, AStrangerWhoWatchesHealthStays) {
   EXPECT_TRUE(table.OldestStranger()->stays);
   marks->watches = 0;
   EXPECT_FALSE(table.OldestStranger()->stays);
+}
+
+TEST(ConnectionTableTest, MessagesStallOnConnectionsOfAnybody) {
+  ConnectionTable table(4, 4);
+  const uint8_t half[] = {0, 0};
+  for (const int fd : {5, 6, 7, 8}) {
+    auto use = fd == 6 ? MakeUse() : std::make_shared<ConnectionUse>();
+    use->messages->Open(1);
+    if (fd < 8) use->messages->Add(1, half, kStart + seconds(fd));
+    table.Add({fd, static_cast<ino_t>(fd + 100), "a"}, kStart);
+    table.Spoke(fd);
+    table.Begin(fd, std::move(use), kStart);
+  }
+  EXPECT_TRUE(table.Stalled(kStart + seconds(14), seconds(10)).empty());
+  EXPECT_EQ(table.OldestStranger()->fd, 6);
+  auto stalled = table.Stalled(kStart + seconds(16), seconds(10));
+  std::sort(stalled.begin(), stalled.end(), [](auto& a, auto& b) { return a.fd < b.fd; });
+  ASSERT_EQ(stalled.size(), 2U);
+  EXPECT_EQ(stalled[0].inode, 105U);
+  EXPECT_EQ(stalled[1].fd, 6);
+  for (const auto& each : stalled) table.End(each.fd);
+  EXPECT_FALSE(table.OldestStranger());
+  EXPECT_EQ(table.Stalled(kStart + seconds(99), seconds(10)).size(), 1U) << "each ends once";
 }
 
 TEST(ConnectionTableTest, WhatIsEndedMakesRoomForSoMany) {

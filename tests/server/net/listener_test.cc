@@ -88,7 +88,7 @@ class ListenerTest : public ::testing::Test {
       changed_.notify_all();
       return uses_.empty() ? nullptr : uses_[taken_.size() - 1].use;
     };
-    callbacks.end = [this](int socket, ino_t) {
+    callbacks.end = [this](int socket, ino_t, ClientRefusal) {
       shutdown(socket, SHUT_RDWR);
       const std::lock_guard lock(mutex_);
       ended_.push_back(socket);

@@ -55,14 +55,15 @@ class MethodBoundsTest : public ::testing::Test {
   }
   // How much the stream may bring, in KiB; -1: more than any bound here.
   int Bound(uint8_t stream) {
-    const std::string frame = Frame(kData, 0, stream, std::string(1024, 'd'));
+    const std::string frame = Frame(kData, 0, stream, std::string(1024, '\0'));
     for (int kib = 0; kib < 10; ++kib) {
       if (!Read(frame).empty()) return kib;
     }
     return -1;
   }
 
-  inline static const MethodBound kBounds[] = {{"/h/Check", 4096}, {"/h/Large", 8192}};
+  inline static const MethodBound kBounds[] = {
+      {"/h/Check", 4096}, {"/h/Large", 8192}, {"/h/Stream", MethodBound::kUnbounded, 8192}};
   // A path that enters the table of headers, or that does not.
   static std::string Path(const std::string& path, char how = 0x44) {
     return std::string{how, static_cast<char>(path.size())} + path;
@@ -123,9 +124,33 @@ TEST_F(MethodBoundsTest, OfSeveralPathsTheOneThatAllowsLeastCounts) {
   }
 }
 
+// A message of so many bytes, which begins with its length.
+std::string Message(uint32_t bytes) {
+  std::string message(5 + bytes, 'd');
+  message[0] = 0;
+  for (int i = 0; i < 4; ++i) message[1 + i] = static_cast<char>(bytes >> (24 - 8 * i));
+  return message;
+}
+
+TEST_F(MethodBoundsTest, AStreamBringsAnyNumberOfMessagesThatAreNotTooLong) {
+  EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/h/Stream"))), "");
+  for (int i = 0; i < 10; ++i) {
+    const std::string message = Message(8192);
+    EXPECT_EQ(Read(Frame(kData, 0, 1, message.substr(0, 3))), "");
+    EXPECT_EQ(Read(Frame(kData, 0, 1, message.substr(3) + Message(0) + Message(100))), "");
+  }
+  EXPECT_NE(Read(Frame(kData, 0, 1, Message(8193).substr(0, 5))), "") << "its length says so";
+}
+
+TEST_F(MethodBoundsTest, WhatAMessageSaysOfItsLengthIsEnough) {
+  EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/h/Check"))), "");
+  EXPECT_EQ(Read(Frame(kData, 0, 1, Message(1 << 20).substr(0, 4))), "");
+  EXPECT_NE(Read(Frame(kData, 0, 1, "\1")), "");
+}
+
 TEST_F(MethodBoundsTest, TrailersGiveACallNoMore) {
   EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/h/Check"))), "");
-  EXPECT_EQ(Read(Frame(kData, 0, 1, std::string(3072, 'd'))), "");
+  EXPECT_EQ(Read(Frame(kData, 0, 1, std::string(3072, '\0'))), "");
   EXPECT_EQ(Read(Headers(1, kEndHeaders, Path("/h/Large"))), "");
   EXPECT_EQ(Bound(1), 1);
 }

@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "server/net/listener.h"
+#include "server/net/peer.h"
 
 namespace attend {
 namespace {

@@ -18,6 +18,7 @@ std::vector<Setting> ConnectionSettings() {
        "0"},
       {"first-call-timeout", "7.5", [](const C& c) { return c.first_call_timeout_seconds == 7.5; },
        "0"},
+      {"message-timeout", "3.5", [](const C& c) { return c.message_timeout_seconds == 3.5; }, "0"},
       {"connection-idle-timeout", "2.5",
        [](const C& c) { return c.connection_idle_timeout_seconds == 2.5; }, "0"},
       {"max-connection-age", "1.5", [](const C& c) { return c.max_connection_age_seconds == 1.5; },

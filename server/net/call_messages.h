@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The open calls of one connection, and the message that is under way on each. gRPC keeps what has
+// come of a message until it is whole, for as long as its client wants. Each message says its
+// length first, so most of its bytes are only counted. Thread-safe.
+
+#pragma once
+
+#include <absl/container/flat_hash_map.h>
+
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "kernels/util/clock.h"
+#include "kernels/util/mutex.h"
+#include "server/net/method_headers.h"
+
+namespace attend {
+
+class CallMessages {
+ public:
+  static constexpr int64_t kUnbounded = MethodBound::kUnbounded;
+  // A message that brings less than this, and not its end, in some time has stalled in it.
+  static constexpr int64_t kProgressBytes = 4096;
+
+  // May throw std::bad_alloc, and has then done nothing.
+  void Open(int32_t stream);
+  bool Close(int32_t stream);  // false: it was not open
+  // Closes all, and returns how many there were.
+  int64_t CloseAll();
+  // The first bound of a call counts.
+  void Bound(int32_t stream, const MethodBound& bound);
+  // The next bytes of a call's messages. Returns null, or what is wrong with them.
+  const char* Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now);
+
+  // The server lets its client send so many bytes more on a call, or, as 0, on the connection.
+  void Grant(int32_t stream, int64_t bytes);
+  // So many it may send on each call before it is granted more.
+  void SetFirstWindow(int64_t bytes);
+
+  // Whether a message has stalled for so long though its client could have sent more. Look several
+  // times in that time: what waits for the server now is given it anew.
+  bool Stall(TimePoint now, Duration timeout);
+
+ private:
+  static constexpr int64_t kHttp2Window = 65535;  // until the server says otherwise
+  static constexpr int8_t kPrefixBytes = 5;       // whether it is compressed, and its length
+
+  struct Call {
+    int64_t bytes_left = kUnbounded;
+    int64_t message_max = kUnbounded;
+    int64_t granted = 0;  // beyond the first window
+    // Of the message that is under way.
+    int64_t length = 0;
+    int64_t came = 0;  // prefix included; 0: none is under way
+    int64_t marked = 0;
+    TimePoint since;  // when it had brought as much as is marked
+    // What must come before the next step.
+    int64_t Left() const { return came < kPrefixBytes ? 1 : kPrefixBytes + length - came; }
+  };
+
+  // Takes what belongs to the message under way, or begins one. False: it may not be so long.
+  static bool Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now);
+
+  Mutex mutex_;
+  absl::flat_hash_map<int32_t, Call> calls_ ATTEND_GUARDED_BY(mutex_);
+  int64_t window_ ATTEND_GUARDED_BY(mutex_) = kHttp2Window;  // of the connection
+  int64_t first_window_ ATTEND_GUARDED_BY(mutex_) = kHttp2Window;
+};
+
+}  // namespace attend

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that are not whole: how long they are kept, and how long they may be."""
+
+import threading
+
+import grpc
+import pytest
+
+import certificates
+import harness
+import hostile
+import wire
+
+KIB, MIB = 1 << 10, 1 << 20
+SERVICE = "/attend.v1.AttentionService/"
+INFER_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
+HALF = hostile.grpc_message(bytes(1000), MIB)
+CODE = grpc.StatusCode
+
+
+def call(path, data):
+    """The bytes of a connection with one call on it, of which so much of a message comes."""
+    return (hostile.HELLO + SETTINGS_ACK +
+            hostile.frame(hostile.HEADERS, hostile.END_HEADERS, 1, hostile.call_headers(path)) +
+            hostile.frame(hostile.DATA, 0, 1, data))
+
+
+def closed(server, reason):
+    return server.metric("attend_connections_refused_total", reason=reason)
+
+
+@pytest.fixture(params=("plain", "tls"))
+def start(request, start_server, ca):
+    """A server with that time for messages, and what opens sockets to it."""
+    def started(seconds, *flags):
+        tls = ca.serve() if request.param == "tls" else ()
+        server = start_server(*tls, *hostile.SMALL_LIMITS, "--message-timeout", seconds, *flags)
+        if request.param == "tls":
+            return server, lambda: certificates.open_tls(server.address, ca.context())
+        return server, lambda: hostile.open_socket(server.address)
+    return started
+
+
+def wait_for_stalls(server, connect, number):
+    """Lets a message stall, one after the other."""
+    before = closed(server, "stalled")
+    for turn in range(number):
+        with connect() as stalling:
+            stalling.sendall(call(wire.ATTEND, HALF))
+            assert hostile.ended(stalling)
+        harness.wait_for("it to count",
+                         lambda turn=turn: closed(server, "stalled") == before + turn + 1)
+
+
+def test_connections_whose_message_stalls_end(start):
+    server, connect = start("0.4", "--oip")
+    paths = [wire.ATTEND, SERVICE + "AttendStream", SERVICE + "AttendChunked", INFER_STREAM,
+             SERVICE + "GetServerInfo", "/grpc.health.v1.Health/Check"]
+    connections = []
+    for path in paths:
+        for data in (HALF[:2], hostile.grpc_message(b"\0", 1000), HALF):
+            if data is not HALF or path in paths[:4]:
+                connections.append(connect())
+                connections[-1].sendall(call(path, data))
+    for connection in connections:
+        with connection:
+            assert hostile.ended(connection)
+    harness.wait_for("all to count", lambda: closed(server, "stalled") == len(connections))
+    assert 'connection closed reason="stalled" peer="127.0.0.1"' in server.log()
+    harness.wait_for("none to be left", lambda: server.metric("attend_connections") == 0)
+
+
+def test_what_waits_between_messages_does_not_stall(start):
+    """Streams are idle for as long as they like, and a call waits for its answer."""
+    server, connect = start("0.4")
+    with connect() as stream:
+        message = hostile.grpc_message(wire.small_request().SerializeToString())
+        stream.sendall(call(SERVICE + "AttendStream", message))
+        wait_for_stalls(server, connect, 2)
+        harness.wait_for("its answer", lambda: server.metric(
+            "attend_requests_total", code="OK") == 1)
+        stream.sendall(hostile.frame(hostile.DATA, 0, 1, message))
+        harness.wait_for("another answer", lambda: server.metric(
+            "attend_requests_total", code="OK") == 2)
+
+
+def test_who_waits_for_the_server_does_not_stall(start_server):
+    """A stream that is not read, as too much of it is unanswered, has half a message on its way."""
+    server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "0.4", "--lanes", "1")
+    endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
+    with hostile.Sender(server.address, SERVICE + "AttendStream") as sender:
+        for _ in range(4):  # as many as may be unanswered
+            assert sender.send_all(hostile.grpc_message(endless))
+        harness.wait_for("it to run", lambda: server.metric("attend_lanes_busy") == 1, 30)
+        before = sender.sent
+        rest = threading.Thread(target=sender.send_all,
+                                args=(hostile.grpc_message(bytes(31 * MIB)),))
+        rest.start()
+        wait_for_stalls(server, lambda: hostile.open_socket(server.address), 3)
+        assert rest.is_alive(), "it waits for a window"
+        assert server.metric("attend_connections") >= 1
+        assert server.metric("attend_lanes_busy") == 1
+        sender.socket.shutdown(2)
+        rest.join(30)
+        assert 0 < sender.sent - before < 31 * MIB
+    harness.wait_for("the lane to be free", lambda: server.metric("attend_lanes_busy") == 0, 30)
+
+
+def test_a_message_is_refused_by_what_it_says_of_its_length(start):
+    """Far above what its method takes; nothing else of it needs to come."""
+    server, connect = start("60", "--oip")
+    for turn, (path, length) in enumerate((
+            (SERVICE + "AttendStream", 33 * MIB), (INFER_STREAM, 33 * MIB),
+            (SERVICE + "AttendChunked", 9 * MIB), (wire.ATTEND, 33 * MIB),
+            (SERVICE + "GetServerInfo", 129 * KIB), ("/grpc.health.v1.Health/Check", 5 * KIB))):
+        with connect() as connection:
+            connection.sendall(call(path, hostile.grpc_message(b"", length)))
+            assert hostile.ended(connection)
+        assert closed(server, "frames") == turn + 1, path
+    assert "a message far above what its method takes" in server.log()
+
+
+def test_a_message_of_a_stream_that_is_too_long_is_told(start_server):
+    """Up to twice what it may have, and the stream goes on where each message is a request."""
+    server = start_server(*hostile.SMALL_LIMITS)
+    with wire.connect(server.address) as service:
+        long = wire.pb.AttendRequest(raw=[bytes(24 * MIB)])
+        refused, good = service.AttendStream(iter([long, wire.small_request()]),
+                                             timeout=wire.SECONDS)
+        assert refused.status.code == CODE.INVALID_ARGUMENT.value[0]
+        assert good.status.code == 0
+        chunk = wire.pb.AttendChunkedRequest(data=bytes(6 * MIB))
+        with pytest.raises(grpc.RpcError) as failed:
+            list(service.AttendChunked(iter([chunk]), timeout=wire.SECONDS))
+        assert failed.value.code() is CODE.INVALID_ARGUMENT
+    assert closed(server, "frames") == 0

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/net/call_messages.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <string>
+
+namespace attend {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr TimePoint kStart{};
+
+std::string Message(uint32_t bytes, char compressed = 0) {
+  std::string message(5 + bytes, 'd');
+  message[0] = compressed;
+  for (int i = 0; i < 4; ++i) message[1 + i] = static_cast<char>(bytes >> (24 - 8 * i));
+  return message;
+}
+
+class CallMessagesTest : public ::testing::Test {
+ protected:
+  CallMessagesTest() {
+    messages_.SetFirstWindow(int64_t{1} << 30);
+    messages_.Grant(0, int64_t{1} << 30);
+    messages_.Open(1);
+  }
+  std::string Add(int32_t stream, const std::string& bytes, TimePoint now = kStart) {
+    const auto* const data = reinterpret_cast<const uint8_t*>(bytes.data());
+    const char* const wrong = messages_.Add(stream, {data, bytes.size()}, now);
+    return wrong == nullptr ? "" : wrong;
+  }
+  bool Stalls(int after_seconds) {
+    return messages_.Stall(kStart + seconds(after_seconds), seconds(10));
+  }
+
+  CallMessages messages_;
+};
+
+TEST_F(CallMessagesTest, OpenUntilClosed) {
+  messages_.Open(3);
+  EXPECT_TRUE(messages_.Close(3));
+  EXPECT_FALSE(messages_.Close(3));
+  messages_.Open(5);
+  EXPECT_EQ(messages_.CloseAll(), 2);
+  EXPECT_EQ(messages_.CloseAll(), 0);
+}
+
+TEST_F(CallMessagesTest, AMessageStallsUntilItIsWhole) {
+  EXPECT_FALSE(Stalls(100)) << "nothing has come";
+  const std::string message = Message(100);
+  for (size_t at = 0; at < message.size(); ++at) {
+    Add(1, message.substr(at, 1));
+    EXPECT_EQ(Stalls(10), at + 1 < message.size()) << at;
+    EXPECT_FALSE(Stalls(9));
+  }
+  Add(1, Message(0) + Message(7));
+  EXPECT_FALSE(Stalls(100)) << "it is idle between messages";
+  Add(1, std::string(1, '\0'));
+  EXPECT_TRUE(Stalls(10));
+  messages_.Close(1);
+  EXPECT_FALSE(Stalls(100));
+}
+
+TEST_F(CallMessagesTest, PiecesOfAnySizeEndWhereTheMessagesDo) {
+  std::mt19937 random(std::random_device{}());
+  std::string bytes;
+  std::string whole;  // of each byte, whether a message ends with it
+  for (int i = 0; i < 200; ++i) {
+    const std::string message = Message(random() % 3 == 0 ? random() % 9 : random() % 20000);
+    bytes += message;
+    whole += std::string(message.size() - 1, '0') + '1';
+  }
+  for (size_t at = 0; at < bytes.size();) {
+    const size_t piece = std::min<size_t>(1 + random() % 9000, bytes.size() - at);
+    ASSERT_EQ(Add(1, bytes.substr(at, piece)), "");
+    at += piece;
+    ASSERT_EQ(Stalls(10), whole[at - 1] == '0') << at;
+  }
+}
+
+TEST_F(CallMessagesTest, WhatBringsEnoughHasAsMuchTimeAgain) {
+  const std::string some(CallMessages::kProgressBytes, 'd');
+  Add(1, Message(1 << 20).substr(0, 10));
+  Add(1, some, kStart + seconds(9));
+  EXPECT_FALSE(Stalls(18));
+  Add(1, some.substr(1), kStart + seconds(18));
+  EXPECT_TRUE(Stalls(19)) << "a byte too few";
+  Add(1, "d", kStart + seconds(20));
+  EXPECT_FALSE(Stalls(29));
+  EXPECT_TRUE(Stalls(30));
+  messages_.Open(3);
+  Add(3, Message(1 << 30, 1).substr(0, 10), kStart + seconds(25));
+  Add(1, some, kStart + seconds(26));
+  EXPECT_FALSE(Stalls(34));
+  EXPECT_TRUE(Stalls(35)) << "each for itself";
+}
+
+// A server that takes no more, as too much waits there already, is no fault of its client.
+TEST_F(CallMessagesTest, WhoMaySendNoMoreDoesNotStall) {
+  const auto begin = [this](int32_t stream) {
+    messages_.Open(stream);
+    Add(stream, Message(1 << 20).substr(0, 5000));
+  };
+  messages_.SetFirstWindow(5000);
+  begin(3);
+  EXPECT_FALSE(Stalls(100));
+  messages_.Grant(3, CallMessages::kProgressBytes - 1);
+  EXPECT_FALSE(Stalls(200)) << "not enough";
+  messages_.Grant(3, 1);
+  EXPECT_FALSE(Stalls(209)) << "its time begins where it last could not";
+  EXPECT_TRUE(Stalls(210));
+  messages_.SetFirstWindow(4999);
+  EXPECT_FALSE(Stalls(300));
+  messages_.Close(3);
+
+  messages_.SetFirstWindow(1 << 30);
+  begin(5);
+  messages_.Grant(0, 10'000 + CallMessages::kProgressBytes + 999 - 65535 - (int64_t{1} << 30));
+  EXPECT_TRUE(Stalls(400));
+  Add(99, std::string(1000, 'd'));  // of a call that has ended
+  EXPECT_FALSE(Stalls(400)) << "the connection has its window too";
+  messages_.Grant(0, 1000);
+  EXPECT_TRUE(Stalls(410));
+}
+
+TEST_F(CallMessagesTest, TheEndMayBeShorterThanWhatMustCome) {
+  messages_.SetFirstWindow(1000);
+  messages_.Open(3);
+  Add(3, Message(1095).substr(0, 1000));
+  EXPECT_FALSE(Stalls(100));
+  messages_.Grant(3, 100);
+  EXPECT_TRUE(Stalls(110)) << "the message could be whole";
+}
+
+TEST_F(CallMessagesTest, LengthsAreOf32Bits) {
+  messages_.Bound(1, {"", CallMessages::kUnbounded, int64_t{0xffffffff}});
+  EXPECT_EQ(Add(1, std::string("\xff\xff\xff\xff\xff", 5)), "");
+  messages_.Open(3);
+  messages_.Bound(3, {"", CallMessages::kUnbounded, int64_t{0xfffffffe}});
+  EXPECT_NE(Add(3, std::string("\xff\xff\xff\xff\xff", 5)), "");
+}
+
+}  // namespace
+}  // namespace attend
