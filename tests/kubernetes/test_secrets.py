@@ -27,11 +27,11 @@ def mounted(rendered, secrets, tmp_path):
             for a in args], tmp_path / "etc/attend"
 
 
-def scrape(running, folder, token):
+def scrape(running, folder, token, path="metrics"):
     port = running.metrics_address.rpartition(":")[2]
     context = ssl.create_default_context(cafile=folder / "scraper/ca.crt")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    asked = urllib.request.Request(f"https://localhost:{port}/metrics", headers=headers)
+    asked = urllib.request.Request(f"https://localhost:{port}/{path}", headers=headers)
     try:
         with urllib.request.urlopen(asked, timeout=30, context=context) as answer:
             return answer.status
@@ -40,23 +40,29 @@ def scrape(running, folder, token):
 
 
 def test_a_fleet_of_its_own_secrets(mounted, tmp_path):
-    """Who has the client's token computes, by each name; the scraper's scrapes, and no more."""
+    """Who has the client's token computes, by each name; the scraper's scrapes, the operator's
+    operates, and no more."""
     args, folder = mounted
     running = harness.Server(tmp_path / "server", *args, metrics="0.0.0.0:0", listen="0.0.0.0:0")
     port = running.address.rpartition(":")[2]
 
-    def call(caller, name):
+    def call(caller, name, *asked):
         return subprocess.run(
-            [harness.binary("attend-client"), "check", "--quick", "--server", f"127.0.0.1:{port}",
+            [harness.binary("attend-client"), "--server", f"127.0.0.1:{port}",
              "--tls-ca", folder / caller / "ca.crt", "--tls-server-name", name,
-             "--token-file", folder / caller / "token"],
+             "--token-file", folder / caller / "token", *(asked or ("check", "--quick"))],
             capture_output=True, text=True, env=harness.clean_env())
 
     for name in ("attend", "attend.serving.svc", "attend.serving.svc.cluster.local"):
         done = call("client", name)
         assert done.returncode == 0, done.stdout + done.stderr
-    refused = call("scraper", "attend")
-    assert refused.returncode != 0 and "scope" in refused.stdout + refused.stderr
+    for caller, *asked in (("scraper",), ("operator",), ("client", "admin", "drain")):
+        refused = call(caller, "attend", *asked)
+        assert refused.returncode != 0 and "scope" in refused.stdout + refused.stderr, caller
+    for command, ready in ((["drain", "--wait-s", "30"], 503), (["undrain"], 200)):
+        done = call("operator", "attend", "admin", *command)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert scrape(running, folder, None, "readyz") == ready
     assert scrape(running, folder, (folder / "scraper/token").read_text()) == 200
     assert scrape(running, folder, None) == 401
     assert running.stop() == 0, running.log()

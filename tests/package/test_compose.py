@@ -2,10 +2,12 @@
 """What deploy/compose.yaml starts, however it is called. tests/container/run starts it."""
 
 import shutil
+import subprocess
 
 import pytest
 import yaml
 
+import harness
 from conftest import run
 from harness import ROOT
 
@@ -27,6 +29,23 @@ def test_all_services_are_on_loopback_and_cannot_gain_rights():
     for name, service in services(COMPOSE).items():
         assert all(port.startswith("127.0.0.1:") for port in service["ports"]), name
         assert service["read_only"] and service["cap_drop"] == ["ALL"], name
+
+
+def test_who_is_in_the_container_operates_the_server(tmp_path):
+    """With the server's own arguments, and the page's command."""
+    service = services(COMPOSE)["attend"]
+    assert "/tmp" in service["tmpfs"], "the socket needs a place"
+    args = [each.replace("/tmp/", f"{tmp_path}/") for each in service["command"]]
+    listen, = [each.removeprefix("--listen=") for each in args if each.startswith("--listen=")]
+    line, = [line for line in (ROOT / "deploy/operate.md").read_text().splitlines()
+             if line.startswith("docker compose") and " exec " in line]
+    asked = line.split(" exec -T attend attend-client ")[1].replace("/tmp/", f"{tmp_path}/").split()
+    others = [each for each in args if not each.startswith("--listen=")]
+    running = harness.Server(tmp_path / "server", *others, listen=listen.replace(":8001", ":0"))
+    done = subprocess.run([harness.binary("attend-client"), *asked], capture_output=True, text=True,
+                          env=harness.clean_env())
+    assert done.returncode == 0 and "takes new work" in done.stdout, done.stdout + done.stderr
+    assert running.stop() == 0, running.log()
 
 
 def test_grafana_has_no_password_that_all_know():
