@@ -163,12 +163,13 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
     close(socket);
     return nullptr;
   }
-  const ConnectionHolds::Ref open = connections_.Begin(CallPeer(socket, about.st_ino), peer);
+  const std::string call_peer = CallPeer(socket, about.st_ino);
+  const ConnectionHolds::Ref open = connections_.Begin(call_peer, peer);
   limits.kept = open;
   limits.use = std::make_shared<ConnectionUse>();
   if (strangers_) limits.use->marks = open->marks();
   if (FamilyOf(socket) != AF_UNIX && tls_ != nullptr) {
-    TakeTls(socket, about.st_ino, limits);
+    TakeTls(socket, about.st_ino, call_peer, limits);
   } else {
     TakePlain(socket, about.st_ino, limits);
   }
@@ -187,11 +188,13 @@ void Intake::TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limit
   plain_->HandleNewConnection(&connection);
 }
 
-void Intake::TakeTls(int socket, ino_t inode, const Http2Frames::Limits& limits) {
+void Intake::TakeTls(int socket, ino_t inode, const std::string& peer,
+                     const Http2Frames::Limits& limits) {
   if (RefusesPlaintext(socket)) return;
   TlsConnection::Options options;
   options.socket = socket;
   options.inode = inode;
+  options.peer = peer;
   options.certificates = certificates_.get();
   options.clients = tls_clients_;
   options.generation = certificates_->generation();

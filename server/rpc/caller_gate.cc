@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <new>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -57,6 +58,9 @@ Status CallerGate::Check(const InputMetadata& metadata, const grpc::AuthContext&
   metrics_.RecordRejection(RejectionOf(decision.refusal));
   RefusedCall refused;
   refused.method = method;
+  for (const grpc::string_ref& peer : connection.FindPropertyValues(kPeerProperty)) {
+    refused.peer = std::string(View(peer));
+  }
   LogRefused(logger_, access_log_, decision.status, refused);
   return decision.status;
 }

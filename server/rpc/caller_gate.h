@@ -17,6 +17,10 @@
 
 namespace attend {
 
+// What the gate is told of a connection besides gRPC's own properties: what calls over it have as
+// their peer. There is none where nobody adds it (app/guarded_auth_context.cc).
+inline constexpr char kPeerProperty[] = "attend_peer";
+
 // Thread-safe; gRPC's threads ask it.
 class CallerGate final : public grpc::AuthMetadataProcessor {
  public:

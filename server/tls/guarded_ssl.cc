@@ -47,6 +47,12 @@ ATTEND_IN_PLACE int SSL_do_handshake(SSL* ssl) {
   return result;
 }
 
+ATTEND_IN_PLACE int SSL_session_reused(const SSL* ssl) {
+  static auto* const reused = Next<int(const SSL*)>("SSL_session_reused");
+  TlsConnection::Examine(TlsConnection::Of(ssl));
+  return reused(ssl);
+}
+
 ATTEND_IN_PLACE int SSL_read(SSL* ssl, void* data, int size) {
   static auto* const read = Next<int(SSL*, void*, int)>("SSL_read");
   const int bytes = read(ssl, data, size);

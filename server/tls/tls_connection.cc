@@ -17,6 +17,7 @@ namespace attend {
 namespace {
 
 thread_local TlsConnection::HandOver* handed_over = nullptr;
+thread_local const TlsConnection* examined = nullptr;
 
 // What went wrong, in OpenSSL's words, which gRPC reads too: nothing is taken from its queue.
 std::string Why(const SSL* ssl) {
@@ -72,6 +73,13 @@ void TlsConnection::SetNetwork(BIO* network) {
 
 TlsConnection* TlsConnection::Of(const SSL* ssl) {
   return static_cast<TlsConnection*>(SSL_get_ex_data(ssl, Index()));
+}
+
+void TlsConnection::Examine(const TlsConnection* connection) { examined = connection; }
+
+std::string TlsConnection::TakePeer() {
+  const TlsConnection* const connection = std::exchange(examined, nullptr);
+  return connection == nullptr ? "" : connection->options_.peer;
 }
 
 // A client could ask for new keys without end.

@@ -115,7 +115,7 @@ def test_sighup_makes_a_rotated_access_log_anew(start_server, tmp_path):
 
 
 def test_refused_callers_have_their_line_and_no_token_is_in_it(start_server, tmp_path):
-    """Over TLS the gate refuses by headers alone, and gRPC does not tell it the peer."""
+    """Over TLS the gate refuses by headers alone, and knows the peer by the server's own means."""
     ca = certificates.Authority(tmp_path / "ca")
     path, known, unknown = tmp_path / "access.log", strangers.token(), strangers.token()
     (tmp_path / "tokens").write_text(strangers.line("me", known, "scopes=info"))
@@ -124,13 +124,14 @@ def test_refused_callers_have_their_line_and_no_token_is_in_it(start_server, tmp
                           tmp_path / "tokens", *ca.serve(), listen=f"127.0.0.1:0,{unix}")
 
     def attend(channel, metadata):
-        with channel, pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError):
             wire.stub.AttentionServiceStub(channel).Attend(
                 wire.small_request(), metadata=metadata, timeout=wire.SECONDS)
 
-    for metadata in ([], strangers.bearer(unknown), strangers.bearer(known)):
-        attend(ca.channel(server.address), metadata)
-        attend(grpc.insecure_channel(unix), metadata)
+    with ca.channel(server.address) as encrypted, grpc.insecure_channel(unix) as plain:
+        for metadata in ([], strangers.bearer(unknown), strangers.bearer(known)):
+            attend(encrypted, metadata)
+            attend(plain, metadata)
     assert server.stop() == 0
     text = path.read_text()
     assert known not in text and unknown not in text
@@ -138,8 +139,10 @@ def test_refused_callers_have_their_line_and_no_token_is_in_it(start_server, tmp
     assert [line["code"] for line in said] == ["UNAUTHENTICATED"] * 4 + ["PERMISSION_DENIED"] * 2
     assert all(line["method"] == wire.ATTEND and line["error"] and line["time"] for line in said)
     assert [line.get("caller") for line in said] == [None] * 4 + ["me"] * 2
-    assert [line.get("peer", "?")[:5] for line in said] == ["?", "unix:", "?", "unix:", "ipv4:",
-                                                           "unix:"]
+    # Each of its two connections, by the gate or by gRPC.
+    assert [line["peer"] for line in said] == [said[-2]["peer"], said[-1]["peer"]] * 3
+    assert said[-2]["peer"].startswith("ipv4:127.0.0.1:")
+    assert said[-1]["peer"].startswith(unix)
 
 
 def test_an_access_log_in_no_folder_is_an_error(tmp_path):
