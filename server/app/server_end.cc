@@ -53,9 +53,13 @@ bool Server::Drain(Duration timeout) {
   logger_->info("draining: {} requests to finish", engine_->inflight());
   if (shared_ != nullptr && !shared_->Stop(until)) {
     logger_->error("drain timed out while a shared region was being made");
+    FlushObserving();
     return false;
   }
-  if (!engine_->WaitIdle(until) && !StopRunning()) return false;
+  if (!engine_->WaitIdle(until) && !StopRunning()) {
+    FlushObserving();  // of those that have ended
+    return false;
+  }
   // Every answer exists; give gRPC the time to send them.
   const TimePoint end = std::max(until, clock_.Now() + kLastAnswersTime);
   const bool sent = WaitForCalls(end);

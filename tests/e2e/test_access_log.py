@@ -145,6 +145,23 @@ def test_refused_callers_have_their_line_and_no_token_is_in_it(start_server, tmp
     assert said[-1]["peer"].startswith(unix)
 
 
+@pytest.mark.parametrize("seconds", ("0", "0.1"))
+def test_what_a_drain_stops_has_its_line(start_server, tmp_path, seconds):
+    """What runs and what waits, however little time the drain has."""
+    path = tmp_path / "access.log"
+    server = start_server("--lanes", "1", "--drain-timeout", seconds, "--access-log", path)
+    with wire.connect(server.address) as service:
+        calls = [service.Attend.future(wire.slow_request(8192, request_id=str(number)),
+                                       timeout=wire.SECONDS) for number in range(12)]
+        harness.wait_for("all to be accepted",
+                         lambda: server.metric("attend_inflight_requests") == len(calls))
+        assert server.stop() == 0
+        assert {call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
+    said = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(int(line["request_id"]) for line in said) == list(range(len(calls)))
+    assert {line["code"] for line in said} == {"UNAVAILABLE"}
+
+
 def test_an_access_log_in_no_folder_is_an_error(tmp_path):
     with pytest.raises(AssertionError, match="access-log .*none/access.log cannot be opened"):
         harness.Server(tmp_path / "server", "--access-log", tmp_path / "none" / "access.log")
