@@ -72,6 +72,14 @@ CodeCounters MakeCodeCounters(Registry& registry, const char* name, const char* 
   return counters;
 }
 
+// No objective promises an answer in less time than this from when a request has arrived. Who
+// leaves it less, or none, has itself to blame.
+constexpr Duration kShortDeadline = std::chrono::milliseconds(10);
+
+bool HadShortDeadline(const Request& request) {
+  return request.deadline != kNever && request.deadline - request.received < kShortDeadline;
+}
+
 void Count(const CodeCounters& counters, Code code) {
   const auto index = static_cast<size_t>(code);
   counters[index < counters.size() ? index : static_cast<size_t>(Code::kUnknown)]->Increment();
@@ -104,6 +112,9 @@ struct Metrics::Families {
   const CodeCounters backward_requests =
       MakeCodeCounters(registry, "attend_backward_requests_total",
                        "Requests for gradients that ended, by gRPC status code");
+  Counter& short_deadlines = MakeCounter(
+      registry, "attend_short_deadlines_total",
+      "Requests that ended with DEADLINE_EXCEEDED and had less than 10 ms left when they arrived");
   const std::array<Counter*, kRejectionCount> rejections = MakeCounters(
       registry, "attend_rejected_requests_total",
       "Requests refused before they were accepted, by reason", "reason", kRejectionNames);
@@ -245,6 +256,9 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   Count(f.requests, request.status.code());
   if (request.asked == Pass::kBackward) Count(f.backward_requests, request.status.code());
   Count(tenant.requests, request.status.code());
+  if (request.status.code() == Code::kDeadlineExceeded && HadShortDeadline(request)) {
+    f.short_deadlines.Increment();
+  }
   if (request.report.has_value()) {
     RecordCheck(ResultOf(*request.report), request.transport);
     f.check_rows.Increment(static_cast<double>(request.report->rows_checked));

@@ -40,6 +40,8 @@ SEEN = {
                            "attend_rejected_requests_total", {"reason": "memory"}),
     "clients_do_not_read": Seen("call ended, its answer was not read", "peer=",
                                 "attend_unread_calls_total", {}),
+    "clients_give_no_time": Seen("request failed", 'code="DEADLINE_EXCEEDED".*peer=',
+                                 "attend_short_deadlines_total", {}),
     "more_connections_than_are_taken": Seen("connections:", " 4, of one peer 4",
                                             "attend_connections_refused_total", {}),
     "no_descriptor_is_left": Seen("no connection can be accepted", "Too many open files",

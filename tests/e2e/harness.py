@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
@@ -66,6 +67,26 @@ def use_libraries():
     for variable, path in libraries().items():
         os.environ.setdefault(variable, str(path))
     return [os.environ[name] for name in libraries() if not os.path.exists(os.environ[name])]
+
+
+@contextlib.contextmanager
+def at_once(number, action):
+    """`action` again and again, in so many threads, inside the block."""
+    over = threading.Event()
+
+    def repeat():
+        while not over.is_set():
+            action()
+
+    threads = [threading.Thread(target=repeat) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def wait_for(what, condition, seconds=10):

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import signal
-import threading
 
 import grpc
 import numpy as np
@@ -65,26 +64,6 @@ def send(server, request=None, tenant="default", timeout=wire.SECONDS):
             return error.code()
 
 
-@contextlib.contextmanager
-def at_once(number, action):
-    """`action` again and again, in so many threads, inside the block."""
-    over = threading.Event()
-
-    def repeat():
-        while not over.is_set():
-            action()
-
-    threads = [threading.Thread(target=repeat) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
 # What alerts need. A scenario is a context manager in whose block they must fire, for the server
 # that it yields, which `watched` made.
 
@@ -92,7 +71,7 @@ def at_once(number, action):
 @contextlib.contextmanager
 def a_device_is_lost(watched, _):
     server = watched(**faulty("lose"))
-    with at_once(1, lambda: send(server)):
+    with harness.at_once(1, lambda: send(server)):
         yield server
 
 
@@ -104,7 +83,7 @@ def a_gpu_is_left_out(watched, _):
 @contextlib.contextmanager
 def answers_are_wrong(watched, folder):
     server = watched("--check-dump-dir", folder / "dumps", **faulty("corrupt"))
-    with at_once(1, lambda: send(server, wire.small_request(check=True))):
+    with harness.at_once(1, lambda: send(server, wire.small_request(check=True))):
         yield server
 
 
@@ -112,8 +91,8 @@ def answers_are_wrong(watched, folder):
 def answers_in_shared_memory_are_wrong(watched, folder):
     server = watched("--shared-memory", "--shared-memory-socket", folder / "sockets" / "shm.sock",
                      **faulty("corrupt"))
-    with at_once(1, lambda: harness.run_client("--server", server.address, "check", "--quick",
-                                               "--transport", "shm", check=False)):
+    with harness.at_once(1, lambda: harness.run_client(
+            "--server", server.address, "check", "--quick", "--transport", "shm", check=False)):
         yield server
 
 
@@ -121,7 +100,7 @@ def answers_in_shared_memory_are_wrong(watched, folder):
 def dumps_cannot_be_written(watched, _):
     server = watched("--check-dump-dir", "/dev/full/dumps", "--check-dump-interval", "0",
                      **faulty("corrupt"))
-    with at_once(1, lambda: send(server, wire.small_request(check=True))):
+    with harness.at_once(1, lambda: send(server, wire.small_request(check=True))):
         yield server
 
 
@@ -129,14 +108,14 @@ def dumps_cannot_be_written(watched, _):
 def the_log_cannot_be_written(watched, _):
     """On a disk that is full."""
     server = watched("--log-file", "/dev/full", "--log-rate", "0")
-    with at_once(1, lambda: send(server, wire.small_request(softcap=-1))):
+    with harness.at_once(1, lambda: send(server, wire.small_request(softcap=-1))):
         yield server
 
 
 @contextlib.contextmanager
 def more_requests_than_the_queue_takes(watched, _, flags=(), tenant="default"):
     server = watched("--lanes", "1", "--max-queue", "1", *flags)
-    with at_once(6, lambda: send(server, wire.slow_request(1024), tenant)):
+    with harness.at_once(6, lambda: send(server, wire.slow_request(1024), tenant)):
         yield server
 
 
@@ -147,7 +126,7 @@ def one_tenant_floods(watched, folder):
 @contextlib.contextmanager
 def requests_take_long(watched, _):
     server = watched()
-    with at_once(2, lambda: send(server, wire.slow_request(8192), timeout=120)):
+    with harness.at_once(2, lambda: send(server, wire.slow_request(8192), timeout=120)):
         yield server
 
 
@@ -172,7 +151,7 @@ def memory_is_full(watched, _):
         # One that came while others were computed may have been refused, so more of them come.
         harness.wait_for("answers that fill the budget", lambda: server.metric(
             "attend_host_memory_used_bytes") > 0.9 * 2**26 or more(), FIRES_SECONDS_MAX)
-        with at_once(1, lambda: send(server, wire.small_request(length=8192, dim=64))):
+        with harness.at_once(1, lambda: send(server, wire.small_request(length=8192, dim=64))):
             yield server
 
 
@@ -187,7 +166,7 @@ def clients_do_not_read(watched, _):
                 harness.wait_for("their end", lambda: server.metric(
                     "attend_unread_calls_total") >= ended, 30)
 
-    with at_once(1, turn):
+    with harness.at_once(1, turn):
         yield server
 
 
@@ -204,7 +183,7 @@ def more_connections_than_are_taken(watched, _):
             with contextlib.suppress(OSError), hostile.open_socket(server.address) as refused:
                 hostile.ended(refused)
 
-        with at_once(1, refuse):
+        with harness.at_once(1, refuse):
             yield server
 
 
@@ -221,7 +200,7 @@ def no_descriptor_is_left(watched, _):
         with contextlib.suppress(OSError), hostile.open_socket(server.address) as refused:
             hostile.ended(refused)
 
-    with at_once(1, knock):
+    with harness.at_once(1, knock):
         yield server
 
 
@@ -251,7 +230,7 @@ def it_restarts(watched, _):
         servers[-1].kill()
         servers.append(watched())
 
-    with at_once(1, restart):
+    with harness.at_once(1, restart):
         yield servers[0]
 
 
@@ -270,7 +249,7 @@ def grow(server, tenant, rows, keep=True, **fields):
 @contextlib.contextmanager
 def sessions_push_each_other_out(watched, _):
     server = watched("--session-memory", "16MiB")
-    with at_once(1, lambda: grow(server, "default", 20000)):
+    with harness.at_once(1, lambda: grow(server, "default", 20000)):
         yield server
 
 
@@ -285,7 +264,7 @@ def sessions_end_for_others(watched, _):
         grow(server, "a", 0)
         grow(server, "b", 0, keep=False)
 
-    with at_once(1, turn):
+    with harness.at_once(1, turn):
         yield server
 
 
@@ -294,7 +273,7 @@ def sessions_have_no_room(watched, _):
     server = watched("--session-memory", "8MiB")
     rows = 8 * 2**20 // (64 * 4 * sessions.KV_HEADS * (sessions.DIM + sessions.DIM_V)) * 64
     grow(server, "default", rows, pinned=True)
-    with at_once(1, lambda: grow(server, "default", 2)):
+    with harness.at_once(1, lambda: grow(server, "default", 2)):
         yield server
 
 
@@ -319,7 +298,15 @@ def a_changed_file_is_wrong(watched, folder):
         server.signal(signal.SIGHUP)
         send(server)
 
-    with at_once(1, reload):
+    with harness.at_once(1, reload):
+        yield server
+
+
+@contextlib.contextmanager
+def clients_give_no_time(watched, _):
+    """Deadlines that have come before their requests can be computed. The server itself is well."""
+    server = watched()
+    with harness.at_once(1, lambda: send(server, wire.slow_request(1024), timeout=0.008)):
         yield server
 
 
@@ -338,6 +325,7 @@ SCENARIOS = {
     one_tenant_floods: ["AttendTenantRefused"],
     memory_is_full: ["AttendMemoryBudgetNearlySpent", "AttendMemoryRefused"],
     clients_do_not_read: ["AttendAnswersUnread"],
+    clients_give_no_time: ["AttendDeadlinesTooShort"],
     more_connections_than_are_taken: ["AttendConnectionsRefused"],
     no_descriptor_is_left: ["AttendNotAccepting", "AttendDescriptorsNearlySpent"],
     a_drain_waits: ["AttendDrainLasts"],
@@ -360,6 +348,8 @@ def test_what_goes_wrong_is_seen(scenario, prometheus, watched, tmp_path):
         for alert in wanted & set(annotations):
             anchor = alerts.runbooks()[alert]
             assert annotations[alert]["runbook"] == f"deploy/operate.md#{anchor}"
+        if scenario is clients_give_no_time:
+            assert set(annotations) == wanted, "it is not the server's doing"
         evidence.assert_seen(scenario.__name__, wanted, server, prometheus, watched.before)
         server.kill()  # what is under way ends at once
 
