@@ -16,6 +16,8 @@ SEEN = {
                                {"result": "failed"}),
     "a_changed_file_is_wrong": Seen("reload failed, what was there stays", "streams",
                                     "attend_reload_failed", {"what": "limits"}),
+    "a_caller_has_no_token": Seen("caller refused", 'peer=.*code="UNAUTHENTICATED"',
+                                  "attend_rejected_requests_total", {"reason": "no_credentials"}),
     "a_device_is_lost": Seen("device is lost", "cpu", "attend_device_healthy", {}),
     # Such devices are only counted here, not looked for, so there is no line.
     "a_gpu_is_left_out": Seen(None, "", "attend_devices_left_out", {}),

@@ -19,6 +19,7 @@ import evidence
 import harness
 import hostile
 import sessions
+import strangers
 import wire
 
 FIRES_SECONDS_MAX = 120
@@ -310,9 +311,19 @@ def clients_give_no_time(watched, _):
         yield server
 
 
+@contextlib.contextmanager
+def a_caller_has_no_token(watched, folder):
+    """One client that comes again and again."""
+    (folder / "tokens").write_text(strangers.line("me", strangers.token(), "scopes=compute"))
+    server = watched("--tokens", folder / "tokens")
+    with harness.at_once(1, lambda: send(server)):
+        yield server
+
+
 SCENARIOS = {
     a_certificate_ends: ["AttendCertificateExpires"],
     a_changed_file_is_wrong: ["AttendReloadFails"],
+    a_caller_has_no_token: ["AttendCallersUnknown"],
     a_device_is_lost: ["AttendDeviceUnhealthy"],
     a_gpu_is_left_out: ["AttendDevicesLeftOut"],
     answers_are_wrong: ["AttendReferenceCheckFailed"],
