@@ -122,8 +122,8 @@ Status TenantLimits::Begin(int index, bool check, LimitHold& hold, int64_t came)
   hold.limits_ = this;
   hold.tenant_ = index;
   hold.check_ = check;
-  // What was refused before counts at most as much as what is taken now: a tenant whose clients all
-  // try again at once still gets half of its rate, and its debt has a bound.
+  // What is owed counts at most as much as what is taken now: a tenant whose clients all try again
+  // at once still gets half of its rate, and its debt has a bound.
   hold.bytes_ = came;
   hold.begun_bytes_ = came + std::min(came, std::exchange(tenant.owed_bytes, 0));
   tenant.bytes.Charge(hold.begun_bytes_, now);
@@ -135,13 +135,12 @@ Status TenantLimits::BeginSmall(int index, LimitHold& hold, int64_t came) {
   Tenant& tenant = *tenants_[index];
   const TimePoint now = clock_.Now();
   const MutexLock lock(tenant.mutex);
-  tenant.bytes.Charge(came, now);
+  CameLocked(tenant, came, now);
   ATTEND_RETURN_IF_ERROR(CheckCount(tenant, Limit::kInFlight));
   ++tenant.used[Index(Limit::kInFlight)];
   hold.limits_ = this;
   hold.tenant_ = index;
   hold.check_ = false;
-  hold.begun_bytes_ = hold.bytes_ = came;
   return Status();
 }
 
@@ -160,15 +159,18 @@ Status TenantLimits::Charge(int64_t bytes, double cost, LimitHold& hold) {
   return Status();
 }
 
-void TenantLimits::Came(int index, int64_t bytes, const LimitHold& hold) {
-  assert(hold.limits_ == nullptr);
+void TenantLimits::Came(int index, int64_t bytes) {
   if (bytes == 0) return;
   Tenant& tenant = *tenants_[index];
   const TimePoint now = clock_.Now();
   const MutexLock lock(tenant.mutex);
-  if (hold.retry_after_ms_ == 0) return tenant.bytes.Charge(bytes, now);
-  // Not now: who comes again when it was told to would be refused for what others sent meanwhile.
-  tenant.owed_bytes += std::min(bytes, kUnlimited - tenant.owed_bytes);
+  CameLocked(tenant, bytes, now);
+}
+
+void TenantLimits::CameLocked(Tenant& tenant, int64_t bytes, TimePoint now) {
+  // Who comes again when it was told to must not be refused for what others sent meanwhile.
+  const int64_t rest = tenant.bytes.ChargeWithoutDebt(bytes, now);
+  tenant.owed_bytes += std::min(rest, kUnlimited - tenant.owed_bytes);
 }
 
 void TenantLimits::End(const LimitHold& hold, int64_t bytes_back, int64_t cost_back) {

@@ -51,7 +51,7 @@ class LimitHold {
   TenantLimits* limits_ = nullptr;  // null: it has no place
   int tenant_ = 0;
   bool check_ = false;
-  int64_t begun_bytes_ = 0;  // charged when it began, for what a rate refused before included
+  int64_t begun_bytes_ = 0;  // charged when it began, with what was owed
   int64_t bytes_ = 0;        // its own, charged
   int64_t cost_ = 0;
   int64_t retry_after_ms_ = 0;
@@ -103,9 +103,9 @@ class TenantLimits {
   Status BeginSmall(int tenant, LimitHold& hold, int64_t came);
   // Once for each hold that was begun. `bytes`: all of the request, with what came. `cost`: FLOPs.
   Status Charge(int64_t bytes, double cost, LimitHold& hold);
-  // Charges what came for a request that has not begun. `hold`: what Begin made of it, if it was
-  // asked.
-  void Came(int tenant, int64_t bytes, const LimitHold& hold);
+  // What came and is no message of a request that has begun. It puts its tenant into no debt: what
+  // the rate does not have now is owed with the next request.
+  void Came(int tenant, int64_t bytes);
 
   // Takes `amount`, from 1 up, of a limit that is counted. Refuses as Begin does.
   Status Take(int tenant, Limit limit, CountHold& hold, int64_t amount = 1);
@@ -127,7 +127,7 @@ class TenantLimits {
     TenantBounds bounds ATTEND_GUARDED_BY(mutex);
     TokenBucket bytes ATTEND_GUARDED_BY(mutex);
     TokenBucket cost ATTEND_GUARDED_BY(mutex);
-    // Bytes that came for requests that a rate refused, since one was taken.
+    // Bytes that came and were not charged, since a request was taken.
     int64_t owed_bytes ATTEND_GUARDED_BY(mutex) = 0;
     std::array<int64_t, kLimitCount> used ATTEND_GUARDED_BY(mutex) = {};
     std::array<int64_t, kLimitCount> refused ATTEND_GUARDED_BY(mutex) = {};
@@ -142,6 +142,8 @@ class TenantLimits {
   static Status CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket, int64_t own,
                           TimePoint now, LimitHold& hold) ATTEND_REQUIRES(tenant.mutex);
   static Status CheckRates(Tenant& tenant, TimePoint now, LimitHold& hold)
+      ATTEND_REQUIRES(tenant.mutex);
+  static void CameLocked(Tenant& tenant, int64_t bytes, TimePoint now)
       ATTEND_REQUIRES(tenant.mutex);
   void End(const LimitHold& hold, int64_t bytes_back, int64_t cost_back);
   void Return(int tenant, Limit limit, int64_t amount);

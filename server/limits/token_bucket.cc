@@ -41,6 +41,17 @@ void TokenBucket::Charge(int64_t units, TimePoint now) {
   full_at_ = std::min(std::max(full_at_, now) + TimeFor(units), now + kFurthest);
 }
 
+int64_t TokenBucket::ChargeWithoutDebt(int64_t units, TimePoint now) {
+  assert(units >= 0);
+  if (!rate_.bounded()) return 0;
+  const TimePoint full_at = std::max(full_at_, now);
+  const Duration left = std::max(Duration::zero(), now + TimeFor(rate_.burst) - full_at);
+  const Duration wanted = TimeFor(units);
+  full_at_ = full_at + std::min(left, wanted);
+  if (wanted <= left) return 0;
+  return units - static_cast<int64_t>(Wide(left.count()) * rate_.per_second / kSecond);
+}
+
 void TokenBucket::Return(int64_t units) {
   assert(units >= 0);
   // Before the epoch of its clock a bucket has been full for long.

@@ -33,6 +33,8 @@ class TokenBucket {
   Duration Wait(TimePoint now, int64_t own = 0) const;
   // `units`: 0 or more.
   void Charge(int64_t units, TimePoint now);
+  // Charges what the bucket has of `units`, so that they put it into no debt. Returns the rest.
+  int64_t ChargeWithoutDebt(int64_t units, TimePoint now);
   // Gives back what was charged and not used.
   void Return(int64_t units);
   // What has been taken stays taken, but at most as much of it as is missing from a full bucket.

@@ -76,8 +76,7 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondNow(Call* call, cons
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   std::shared_ptr<LimitHold> place;
   if (scope == Scope::kAny) {  // probes: a tenant at its limits is no reason to restart a server
-    const auto bytes = static_cast<int64_t>(request->Length());
-    context_.limits.Came(caller->tenant, bytes, LimitHold());
+    context_.limits.Came(caller->tenant, static_cast<int64_t>(request->Length()));
   } else {
     place = TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
     if (place == nullptr) return reactor;

@@ -67,7 +67,7 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServ
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   // It says what the limits are, so none refuses it.
-  context_.limits.Came(caller->tenant, static_cast<int64_t>(request->Length()), LimitHold());
+  context_.limits.Came(caller->tenant, static_cast<int64_t>(request->Length()));
   const auto fill = [&](const In&, Out& out) {
     return context_.fill_info(*caller, &out), Status();
   };

@@ -36,7 +36,7 @@ bool CancelledLate(const Request& request, TimePoint now) {
 // it uploads counts in full, as parts of it may have run.
 void EndLimits(TenantLimits& limits, Request& request) {
   if (!request.limits.has_place()) {
-    return limits.Came(request.tenant, request.message_bytes, request.limits);
+    return limits.Came(request.tenant, request.message_bytes);
   }
   const bool started = request.started != TimePoint();
   const bool refused = !started && IsRetryable(request.status.code());

@@ -218,7 +218,7 @@ void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
   Status status = first->Parse(message, context_.chunked.options().chunk_bytes_max);
   if (status.ok() && first->has_token()) {
     // Whatever the request it joins is charged, the message came.
-    context_.limits.Came(facts_.caller.tenant, first->message_bytes(), LimitHold());
+    context_.limits.Came(facts_.caller.tenant, first->message_bytes());
     return JoinTransfer(first->token());
   }
   BeginTransfer(std::move(first), std::move(status));

@@ -89,16 +89,20 @@ def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
 
 def test_small_calls_are_charged_and_no_rate_refuses_them(start_server, tmp_path):
     """A session must not lose its lease, nor memory stay taken, because its tenant is in debt."""
-    server = start_server(*Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1KiB\n").flags,
-                          "--session-memory=16MiB")
+    limits = Limits(tmp_path, SLOW_BYTES)
+    server = start_server(*limits.flags, "--session-memory=16MiB")
     with wire.connect(server.address) as service, sessions.client(server.address, "a") as calls:
-        made = calls.create()
+        made, other = calls.create(), calls.create()
+        for name in ("KeepAlive", "FreeSession"):
+            before = charged(server)
+            calls.call(name, session=made.id)
+            assert charged(server) > before, name
         attend(service, wire.small_request())
-        before = charged(server)
+        limits.change(server, "bytes-per-second = 1\nbytes-burst = 1KiB\n")
         refused(service, wire.small_request())
-        calls.call("KeepAlive", session=made.id)
-        calls.call("FreeSession", session=made.id)
-        assert charged(server) - before > len(made.id)
+        calls.call("KeepAlive", session=other.id)
+        calls.call("FreeSession", session=other.id)
+        refused(service, wire.small_request())
 
 
 def test_checks(start_server, tmp_path):

@@ -147,13 +147,13 @@ TEST_F(TenantLimitsTest, BytesThatCameStayCharged) {
   EXPECT_TRUE(limits_->Begin(0, false, first, 700).ok());
   EXPECT_EQ(used(), 700) << "before anything else is known of it";
   EXPECT_FALSE(limits_->Begin(0, false, second, 50).ok());
-  limits_->Came(0, 50, second);
+  limits_->Came(0, 50);
   EXPECT_EQ(used(), 750);
   EXPECT_TRUE(limits_->Charge(5000, 0, first).ok());
   EXPECT_EQ(used(), 5050);
   first.End(800, /*bytes_used=*/false, false);
   EXPECT_EQ(used(), 850) << "what of it had come";
-  limits_->Came(0, 100, first);  // of a message that nobody could read
+  limits_->Came(0, 100);  // of a message that nobody could read
   EXPECT_EQ(used(), 950);
 }
 
@@ -181,7 +181,7 @@ TEST_F(TenantLimitsTest, WhatARateRefusedIsOwedAndLocksNobodyOut) {
     LimitHold refused;
     EXPECT_FALSE(limits_->Begin(0, false, refused, kUnlimited).ok());
     EXPECT_EQ(refused.retry_after_ms(), 2000);
-    limits_->Came(0, kUnlimited, refused);
+    limits_->Came(0, kUnlimited);
   }
   clock_.Advance(seconds(2));
   LimitHold told, next;
@@ -193,6 +193,29 @@ TEST_F(TenantLimitsTest, WhatARateRefusedIsOwedAndLocksNobodyOut) {
   clock_.Advance(seconds(1));
   EXPECT_TRUE(limits_->Begin(0, false, next, 500).ok());
   EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 1000 + 500) << "that is paid";
+}
+
+// Whatever is sent in debt, by whom, the tenant is served when its first refusal said.
+TEST_F(TenantLimitsTest, WhatIsSentInDebtDeepensNone) {
+  constexpr int64_t kMegabyte = 1'000'000;
+  bounds_[0].bytes = {kMegabyte, kMegabyte};
+  Start();
+  const auto used = [&] { return limits_->use(0, Limit::kBytes).used; };
+  LimitHold first;
+  EXPECT_TRUE(limits_->Begin(0, false, first, 3 * kMegabyte).ok());
+  first.End(3 * kMegabyte, true, true);
+  LimitHold told;
+  EXPECT_FALSE(limits_->Begin(0, false, told, 500).ok());
+  EXPECT_EQ(told.retry_after_ms(), 2000);
+  for (int i = 0; i < 1000; ++i) {
+    limits_->Came(0, kMegabyte);
+    LimitHold small;
+    EXPECT_TRUE(limits_->BeginSmall(0, small, kMegabyte).ok());
+    clock_.Advance(milliseconds(2));
+  }
+  EXPECT_EQ(used(), kMegabyte) << "an empty bucket, and no debt";
+  EXPECT_TRUE(limits_->Begin(0, false, told, 500).ok());
+  EXPECT_EQ(used(), kMegabyte + 2 * 500) << "with as much again of what is owed";
 }
 
 TEST_F(TenantLimitsTest, AHoldMoves) {

@@ -67,6 +67,39 @@ TEST(TokenBucket, WhatWasNotUsedComesBack) {
   EXPECT_EQ(bucket.Wait(kStart + seconds(10)), seconds(1));
 }
 
+TEST(TokenBucket, WhatMustMakeNoDebtIsChargedUntilItIsEmpty) {
+  TokenBucket bucket({1000, 500});
+  EXPECT_EQ(bucket.ChargeWithoutDebt(200, kStart), 0);
+  EXPECT_EQ(bucket.Missing(kStart), 200);
+  EXPECT_EQ(bucket.ChargeWithoutDebt(1000, kStart), 700);
+  EXPECT_EQ(bucket.Missing(kStart), 500);
+  EXPECT_EQ(bucket.Wait(kStart), Duration::zero());
+  bucket.Charge(100, kStart);
+  EXPECT_EQ(bucket.ChargeWithoutDebt(kMost, kStart), kMost) << "in debt";
+  EXPECT_EQ(bucket.Wait(kStart), milliseconds(100));
+  TokenBucket unbounded;
+  EXPECT_EQ(unbounded.ChargeWithoutDebt(kMost, kStart), 0);
+}
+
+TEST(TokenBucket, WhatMustMakeNoDebtMakesNoneAtAnyRateAndTime) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  for (int run = 0; run < 2000; ++run) {
+    const auto any = [&] { return static_cast<int64_t>(random() >> (1 + random() % 63)); };
+    TokenBucket bucket({1 + any() / 2, 1 + any() / 2});
+    TimePoint now = kStart;
+    for (int i = 0; i < 20; ++i) {
+      now += nanoseconds(random() % 3'000'000'000);
+      const int64_t units = any();
+      const int64_t rest = bucket.ChargeWithoutDebt(units, now);
+      ASSERT_GE(rest, 0);
+      ASSERT_LE(rest, units);
+      ASSERT_EQ(bucket.Wait(now), Duration::zero());
+    }
+  }
+}
+
 TEST(TokenBucket, ANewRateKeepsWhatIsOwed) {
   TokenBucket bucket({1000, 1000});
   bucket.Charge(11'000, kStart);
