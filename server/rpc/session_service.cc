@@ -93,16 +93,23 @@ void SessionServiceImpl::Respond(Call& call, const CallFacts& facts, LimitHold& 
 
 template <class In, class Out, class Answer>
 SessionServiceImpl::Reactor* SessionServiceImpl::RespondNow(Call* call, const Bytes* request,
-                                                            Bytes* response, const Answer& answer) {
+                                                            Bytes* response, const Answer& answer,
+                                                            InFlight in_flight) {
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
       AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  const auto place =
-      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
-  if (place == nullptr) return reactor;
-  Respond<In, Out>(*call, facts, *place, *request, *response, *reactor, answer);
+  std::shared_ptr<LimitHold> place;
+  if (in_flight == InFlight::kPlace) {
+    place = TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
+    if (place == nullptr) return reactor;
+  } else {
+    context_.limits.Came(caller->tenant, static_cast<int64_t>(request->Length()));
+  }
+  LimitHold none;
+  Respond<In, Out>(*call, facts, place == nullptr ? none : *place, *request, *response, *reactor,
+                   answer);
   return reactor;
 }
 
@@ -220,9 +227,11 @@ SessionServiceImpl::Reactor* SessionServiceImpl::TruncateSession(Call* call, con
 SessionServiceImpl::Reactor* SessionServiceImpl::FreeSession(Call* call, const Bytes* request,
                                                              Bytes* response) {
   return RespondNow<v1::FreeSessionRequest, v1::FreeSessionResponse>(
-      call, request, response, [this](int tenant, const auto& in, auto&, auto&) {
+      call, request, response,
+      [this](int tenant, const auto& in, auto&, auto&) {
         return sessions_->Free(tenant, in.session());
-      });
+      },
+      InFlight::kNone);
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::GetSession(Call* call, const Bytes* request,
@@ -252,9 +261,11 @@ SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const 
 SessionServiceImpl::Reactor* SessionServiceImpl::KeepAlive(Call* call, const Bytes* request,
                                                            Bytes* response) {
   return RespondNow<v1::KeepAliveRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out, auto&) {
+      call, request, response,
+      [this](int tenant, const auto& in, auto& out, auto&) {
         return Fill(sessions_->KeepAlive(tenant, in.session()), out);
-      });
+      },
+      InFlight::kNone);
 }
 
 }  // namespace attend

@@ -44,13 +44,17 @@ class SessionServiceImpl final
   Reactor* KeepAlive(Call* call, const Bytes* request, Bytes* response) override;
 
  private:
+  // What a call takes of its tenant's requests in flight.
+  enum class InFlight { kPlace, kNone };
+
   // Parses the request, has `answer(tenant, request, response, refusal)` fill the response, or say
   // why not, and finishes.
   template <class In, class Out, class Answer>
   void Respond(Call& call, const CallFacts& facts, LimitHold& place, const Bytes& request,
                Bytes& response, Reactor& reactor, const Answer& answer);
   template <class In, class Out, class Answer>
-  Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
+  Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer,
+                      InFlight in_flight = InFlight::kPlace);
   template <class In, class Out, class Answer>
   Reactor* RespondLater(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
   template <class In, class Out, class Answer>

@@ -53,15 +53,15 @@ def test_requests_in_flight(start_server, tmp_path):
 
 # Methods without tensors.
 SMALL = [f"/attend.v1.SessionService/{name}Session{'s' if name == 'List' else ''}"
-         for name in ("List", "Create", "Fork", "Truncate", "Free", "Get")]
-SMALL += ["/attend.v1.SessionService/KeepAlive"]
+         for name in ("List", "Create", "Fork", "Truncate", "Get")]
 SMALL += [f"/inference.GRPCInferenceService/{name}" for name in (
     "ServerMetadata", "SystemSharedMemoryStatus", "CudaSharedMemoryRegister",
     "CudaSharedMemoryUnregister")]
 
 
 def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
-    """All but those that say how the server is and what the limits are."""
+    """All but those that say how the server is and what the limits are, and those that keep and
+    end sessions."""
     server = start_server(*Limits(tmp_path, "[a]\nrequests-in-flight = 1\n").flags, "--oip",
                           "--session-memory=16MiB")
     with wire.connect(server.address) as service, \
@@ -85,6 +85,21 @@ def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
     assert server.metric("attend_tenant_limited_total", tenant="a",
                          limit="in_flight") == len(SMALL)
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == len(SMALL)
+
+
+def test_sessions_are_kept_and_freed_while_all_places_are_taken(start_server, tmp_path):
+    """A client asks once to free one, so what refuses it leaves the session its memory."""
+    server = start_server(*Limits(tmp_path, "[a]\nrequests-in-flight = 1\n").flags,
+                          "--session-memory=16MiB")
+    with wire.connect(server.address) as service, sessions.client(server.address, "a") as calls:
+        made = calls.create()
+        with uploading(service):
+            details, _ = refused(service, wire.small_request())
+            assert "requests-in-flight" in details
+            assert calls.call("KeepAlive", session=made.id).id == made.id
+            calls.call("FreeSession", session=made.id)
+        sessions.refused(grpc.StatusCode.NOT_FOUND, calls.call, "GetSession", session=made.id)
+        assert server.metric("attend_tenant_used", tenant="a", limit="in_flight") == 0
 
 
 def test_small_calls_are_charged_and_no_rate_refuses_them(start_server, tmp_path):
