@@ -103,8 +103,8 @@ class TenantLimits {
   Status BeginSmall(int tenant, LimitHold& hold, int64_t came);
   // Once for each hold that was begun. `bytes`: all of the request, with what came. `cost`: FLOPs.
   Status Charge(int64_t bytes, double cost, LimitHold& hold);
-  // What came and is no message of a request that has begun. It puts its tenant into no debt: what
-  // the rate does not have now is owed with the next request.
+  // What came and is no message of a request that has begun, or left as no answer of one. It puts
+  // its tenant into no debt: what the rate does not have now is owed with the next request.
   void Came(int tenant, int64_t bytes);
 
   // Takes `amount`, from 1 up, of a limit that is counted. Refuses as Begin does.

@@ -71,7 +71,7 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondNow(Call* call, cons
                                                                 const Answer& answer, Scope scope) {
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), scope, *reactor);
+      AdmitCaller(context_, *call, MethodOf<In>(), scope, *request, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   std::shared_ptr<LimitHold> place;
@@ -93,7 +93,7 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondOf(Call* call, const
                                                                const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *request, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   const auto place =
@@ -304,7 +304,7 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Ca
   using Out = inference::CudaSharedMemoryRegisterResponse;
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *request, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   const auto place =
@@ -335,7 +335,7 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
   using Out = inference::CudaSharedMemoryUnregisterResponse;
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *reactor);
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *request, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   const auto place =

@@ -70,7 +70,7 @@ AdminServiceImpl::Reactor* AdminServiceImpl::Respond(Call* call, const Bytes* re
                                                      Bytes* response, const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAdmin, *reactor);
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAdmin, *request, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   Status status;

@@ -63,7 +63,7 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServ
   using Out = v1::GetServerInfoResponse;
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAny, *reactor);
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAny, *request, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   // It says what the limits are, so none refuses it.
@@ -88,7 +88,8 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     // Strangers are not told which methods there are.
-    const Result<Caller> caller = CallerOf(context_, *call, call->method(), Scope::kAny);
+    const Result<Caller> caller =
+        CallerOf(context_, *call, call->method(), Scope::kAny, /*came=*/0);
     if (!caller.ok()) return new Refusal(ToGrpc(caller.status()));
     SetCaller(*caller, request);
     request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);

@@ -166,7 +166,7 @@ Status CheckOnce(const Metadata& metadata) {
 }
 
 Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& call,
-                        std::string_view method, Scope scope) {
+                        std::string_view method, Scope scope, int64_t came) {
   Decision decision = Decide(context, call, scope);
   Rejection rejection = RejectionOf(decision.refusal);
   if (decision.status.ok() && context.connections != nullptr) {
@@ -180,6 +180,8 @@ Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& ca
     }
   }
   if (decision.status.ok()) return std::move(decision.caller);
+  const bool known = decision.status.code() != kUnauthenticated;
+  if (known) context.limits.Came(decision.caller.tenant, came);
   return Refuse(context, call, method, std::move(decision), rejection);
 }
 
@@ -201,11 +203,13 @@ Status RecheckCaller(ServiceContext& context, grpc::CallbackServerContext& call,
 
 std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerContext& call,
                                   std::string_view method, Scope scope,
+                                  const grpc::ByteBuffer& request,
                                   grpc::ServerUnaryReactor& reactor) {
   grpc::Status refused;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    Result<Caller> caller = CallerOf(context, call, method, scope);
+    Result<Caller> caller =
+        CallerOf(context, call, method, scope, static_cast<int64_t>(request.Length()));
     if (caller.ok()) return std::move(*caller);
     refused = ToGrpc(caller.status());
   } catch (const std::bad_alloc&) {

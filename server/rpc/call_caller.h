@@ -35,9 +35,10 @@ Status CheckOnce(const std::multimap<grpc::string_ref, grpc::string_ref>& metada
 // The caller, if it may make a call that needs `scope`; the call's connection then counts among its
 // tenant's. Otherwise what the call ends with, which is counted and logged: UNAUTHENTICATED,
 // PERMISSION_DENIED, or RESOURCE_EXHAUSTED for one connection too many. `method` is the call's, for
-// the log. May throw std::bad_alloc.
+// the log. `came`: bytes that came with it; a refused caller that is known is charged them. May
+// throw std::bad_alloc.
 Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& call,
-                        std::string_view method, Scope scope);
+                        std::string_view method, Scope scope, int64_t came);
 // For a call that stays open, whose caller was `before`: whether it still may what it could then.
 // Another generation of the authenticator's is the time to ask. As CallerOf otherwise.
 Status RecheckCaller(ServiceContext& context, grpc::CallbackServerContext& call,
@@ -45,6 +46,7 @@ Status RecheckCaller(ServiceContext& context, grpc::CallbackServerContext& call,
 // The same for a unary call that answers by `reactor`, which is finished if there is no caller.
 std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerContext& call,
                                   std::string_view method, Scope scope,
+                                  const grpc::ByteBuffer& request,
                                   grpc::ServerUnaryReactor& reactor);
 
 // What a caller's refusal counts as.

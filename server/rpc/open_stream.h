@@ -48,7 +48,7 @@ RawStream* OpenStream(ServiceContext& context, std::string_view method,
   std::invoke_result_t<Make, const Caller&, CountHold> stream = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    const Result<Caller> caller = CallerOf(context, call, method, scope);
+    const Result<Caller> caller = CallerOf(context, call, method, scope, /*came=*/0);
     if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
     CountHold hold;
     const Status taken = TakeStream(context, method, *caller, call, hold);

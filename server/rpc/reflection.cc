@@ -180,6 +180,8 @@ class Stream final : public RawStream, public OpenCall {
   // Puts the answer in the request's place.
   Status Respond() try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
+    // It says how to call the server, so no rate refuses it.
+    context_.limits.Came(facts_.caller.tenant, static_cast<int64_t>(bytes_.Length()));
     ATTEND_RETURN_IF_ERROR(caller_.Check());
     if (bytes_.Length() > kRequestBytesMax) {
       return InvalidArgument("a reflection request has " + std::to_string(bytes_.Length()) +
@@ -198,6 +200,7 @@ class Stream final : public RawStream, public OpenCall {
     Answer(request, services_, *response);
     const grpc::Slice answer(response->SerializeAsString());
     response_bytes_ += static_cast<int64_t>(answer.size());
+    context_.limits.Came(facts_.caller.tenant, static_cast<int64_t>(answer.size()));
     bytes_ = grpc::ByteBuffer(&answer, 1);
     return Status();
   } catch (const std::bad_alloc&) {

@@ -97,7 +97,7 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondNow(Call* call, const By
                                                             InFlight in_flight) {
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *reactor);
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *request, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   std::shared_ptr<LimitHold> place;
@@ -120,7 +120,7 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const 
                                                               const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
   const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *reactor);
+      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *request, *reactor);
   if (!caller) return reactor;
   const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
   const auto place =

@@ -141,7 +141,8 @@ grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, std::string_view m
   UnaryCall* unary = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    const Result<Caller> caller = CallerOf(context, call, method, Scope::kCompute);
+    const Result<Caller> caller =
+        CallerOf(context, call, method, Scope::kCompute, static_cast<int64_t>(request.Length()));
     if (!caller.ok()) return Ended(call, ToGrpc(caller.status()));
     unary = new UnaryCall(context, FactsOf(context, method, *caller, call), format, pass, call,
                           response);

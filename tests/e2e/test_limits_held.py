@@ -2,6 +2,7 @@
 """What a tenant may hold (--limits): shared memory and connections; and what GetServerInfo tells
 callers of their limits."""
 
+import contextlib
 import json
 import re
 import signal
@@ -107,6 +108,53 @@ def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
 
 # A channel with a connection of its own.
 OWN = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
+
+
+@pytest.mark.parametrize("why", ["scope", "another tenant", "connections"])
+def test_known_callers_that_are_refused_are_charged_what_came(start_server, tmp_path, why):
+    """Their messages are read whole before anybody asks whose they are."""
+    tokens, flags = give_tokens(tmp_path, "info" if why == "scope" else "compute")
+    limits = Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\nconnections = 1\n")
+    server = start_server(*limits.flags, *flags)
+    message = wire.small_request(length=256).SerializeToString()
+    metadata = strangers.bearer(tokens["a"])
+    if why == "another tenant":
+        metadata.append(("x-attend-tenant", "b"))
+
+    def charged(tenant):
+        return server.metric("attend_tenant_used", tenant=tenant, limit="bytes")
+
+    with contextlib.ExitStack() as stack:
+        if why == "connections":
+            held = stack.enter_context(wire.connect(server.address))
+            held.GetServerInfo(wire.pb.GetServerInfoRequest(), metadata=metadata)
+        channel = stack.enter_context(grpc.insecure_channel(server.address, OWN))
+        answer = strangers.ask(channel, wire.ATTEND, metadata, message)
+        expected = "RESOURCE_EXHAUSTED" if why == "connections" else "PERMISSION_DENIED"
+        assert answer.code.name == expected, answer
+        assert 0 <= len(message) - charged("a") < 60
+        unknown = strangers.ask(channel, wire.ATTEND, strangers.bearer(strangers.token()), message)
+        assert unknown.code == grpc.StatusCode.UNAUTHENTICATED
+        assert 0 <= len(message) - charged("a") < 60
+        assert charged("default") == charged("b") == 0
+
+
+def test_reflection_is_charged_what_it_reads_and_answers(start_server, tmp_path):
+    limits = Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\n")
+    server = start_server(*limits.flags)
+
+    def charged():
+        return server.metric("attend_tenant_used", tenant="a", limit="bytes")
+
+    with grpc.insecure_channel(server.address) as channel:
+        for request in (strangers.LIST_SERVICES, b"\x22\x1aattend.v1.AttentionService"):
+            before = charged()
+            stream = channel.stream_stream(strangers.REFLECTION)(
+                iter([request]), metadata=[("x-attend-tenant", "a")], timeout=wire.SECONDS)
+            answers = list(stream)
+            assert len(answers) == 1
+            moved = len(request) + len(answers[0])
+            assert 0 <= before + moved - charged() < 60 and moved > 60
 
 
 @pytest.mark.parametrize("way", ["tcp", "ipv6", "unix", "tls"])
