@@ -54,8 +54,8 @@ void AddLimits(CLI::App& app, Config& c) {
   Group group(app, "Limits");
   group.Bytes("--max-request-bytes", c.max_request_bytes, 1024, kMessageBytesMax,
               "Largest request message, and largest answer to one. AttendChunked requests are "
-              "limited by three quarters of --memory-budget instead, tensors in shared memory by "
-              "--shared-memory-client-max");
+              "limited by their tenant's part of three quarters of --memory-budget instead, "
+              "tensors in shared memory by --shared-memory-client-max");
   group
       .Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
              "Host memory for the tensors of all requests together; requests that do not fit are "

@@ -10,6 +10,8 @@
 
 #include "server/app/options.h"
 #include "server/memory/host_memory.h"
+#include "server/memory/range_allocator.h"
+#include "server/memory/tenant_parts.h"
 #include "server/util/byte_size.h"
 
 namespace attend {
@@ -37,6 +39,18 @@ std::vector<std::string_view> KernelNames(const std::vector<Engine::DeviceState>
 // "1 lane", "2 lanes"
 std::string Count(int64_t number, const std::string& thing) {
   return std::to_string(number) + " " + thing + (number == 1 ? "" : "s");
+}
+
+// What of the memory budget each tenant has to itself.
+void LogParts(const Config& config, Logger& logger) {
+  const TenantParts parts = DivideByWeight(config.memory_budget_bytes, config.tenants.weights(),
+                                           RangeAllocator::kUnitBytes);
+  std::vector<std::string> of_tenants;
+  for (size_t i = 0; i < parts.own_bytes.size(); ++i) {
+    of_tenants.push_back(config.tenants.list()[i].name + " " + RoundByteSize(parts.own_bytes[i]));
+  }
+  logger.info("memory of one tenant alone: {}; of whoever comes first: {}",
+              fmt::join(of_tenants, ", "), RoundByteSize(parts.common_bytes));
 }
 
 const char* OnOff(bool on) { return on ? "on" : "off"; }
@@ -75,6 +89,7 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   }
   logger.info("tenants: {}; priorities age after {} ms", fmt::join(tenants, ", "),
               config.priority_aging_ms);
+  if (!config.tenants.single()) LogParts(config, logger);
   logger.info("tcp congestion control: {}; allocator tuning: {}; page-locked receive memory: {}",
               CongestionControl(), OnOff(config.allocator_tuning),
               RoundByteSize(facts.receive_memory_bytes));

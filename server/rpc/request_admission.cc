@@ -11,6 +11,24 @@
 #include "server/rpc/request_reader.h"
 
 namespace attend {
+namespace {
+
+// A request that can never have memory.
+Status TooLarge(const MemoryPlan& plan, const std::string& bound) {
+  return InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
+                         " bytes and its answer " + std::to_string(plan.output_bytes) + ", " +
+                         bound);
+}
+
+std::string BoundOf(const HostPool& pool, int tenant) {
+  const std::string budget = "the memory budget of " + std::to_string(pool.budget_bytes());
+  if (pool.own_bytes(tenant) == 0) return "together more than " + budget;
+  return "and they must fit, each in one piece, into the tenant's part of " + budget +
+         ", which has " + std::to_string(pool.own_bytes(tenant)) + ", and the common one of " +
+         std::to_string(pool.block_bytes_max());
+}
+
+}  // namespace
 
 Status RequestReader::OfTenant(Status status, Request& request) {
   if (status.ok()) return status;
@@ -55,15 +73,12 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
   // The sizes are whatever a chunked request's header claims: their sum may overflow.
   const bool beyond = input > bound || output > bound - input;
   if (beyond || !pool.CouldTake(request.tenant, plan.input_bytes, plan.output_bytes)) {
-    const std::string whose =
-        chunked && beyond ? "the tenant's " + std::to_string(bound) + " for incomplete uploads"
-                          : "the tenant can have";
     // Never, not later: a client must not try again.
+    const std::string uploads = "together more than the tenant's " + std::to_string(bound) +
+                                " for incomplete uploads of the memory budget of " +
+                                std::to_string(pool.budget_bytes());
     return Reject(Rejection::kTooLarge,
-                  InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
-                                  " bytes and its answer " + std::to_string(plan.output_bytes) +
-                                  ", together more than " + whose + " of the memory budget of " +
-                                  std::to_string(pool.budget_bytes())));
+                  TooLarge(plan, chunked && beyond ? uploads : BoundOf(pool, request.tenant)));
   }
   UploadBudget::Hold upload;
   if (chunked) {

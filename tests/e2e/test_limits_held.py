@@ -106,6 +106,23 @@ def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
         each.close()
 
 
+def test_what_never_fits_a_tenants_memory_names_its_parts(start_server):
+    """A quarter of the budget is for each of two tenants, and half for whoever comes first."""
+    server = start_server("--memory-budget=1MiB", "--tenant=a=1")
+    assert ("memory of one tenant alone: default 256KiB, a 256KiB; of whoever comes first: "
+            "512KiB") in server.log()
+    inputs, answer = 3 * 1024 * 64 * 4, 1024 * 64 * 4
+    with wire.connect(server.address) as service:
+        with pytest.raises(grpc.RpcError) as failure:
+            attend(service, wire.small_request(length=1024))
+        assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert failure.value.details() == (
+            f"the request's tensors take {inputs} bytes and its answer {answer}, and they must "
+            f"fit, each in one piece, into the tenant's part of the memory budget of {1 << 20}, "
+            f"which has {256 << 10}, and the common one of {512 << 10}")
+        attend(service, wire.small_request(length=512))
+
+
 # A channel with a connection of its own.
 OWN = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
 
