@@ -119,7 +119,8 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
       [changed = std::move(changed)](bool) { changed(); }};
   const Listener::Options options{*limits, Milliseconds(config.handshake_timeout_seconds),
                                   Milliseconds(config.first_call_timeout_seconds),
-                                  Milliseconds(config.message_timeout_seconds)};
+                                  Milliseconds(config.message_timeout_seconds),
+                                  server->intake_->message_memory()};
   Result<std::unique_ptr<Listener>> listener =
       Listener::Start(options, std::move(sockets), callbacks, metrics, logger, clock);
   if (!listener.ok()) return listener.status();

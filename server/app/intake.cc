@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <optional>
 #include <string_view>
@@ -37,6 +38,18 @@ int64_t HeapGrowthMax(const Config& config) {
   Config defaults = config;
   defaults.max_calls = 0;
   return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
+}
+
+// Where gRPC has more, it resets calls of anybody. The rest is for messages that are whole.
+int64_t MessageMemoryMax(const Config& config) {
+  const int64_t all = config.grpc_memory_max_bytes;
+  return all > 0 ? all / 4 * 3 : std::numeric_limits<int64_t>::max();
+}
+
+std::string WhyEnded(ClientRefusal reason) {
+  if (reason == ClientRefusal::kStranger) return "no call was let in on it";
+  if (reason == ClientRefusal::kStalled) return "a message came no further (--message-timeout)";
+  return "its unfinished messages take most, of too much (--grpc-memory-max)";
 }
 
 // How every record of a TLS handshake begins.
@@ -108,7 +121,8 @@ Intake::Intake(const Config& config, ConnectionHolds& connections, Metrics& metr
       tenants_(TenantsOfPeers(config)),
       method_bounds_(MethodBounds(config)),
       strangers_(!config.tokens.empty()),
-      calls_(std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config))) {
+      calls_(std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config))),
+      message_memory_(std::make_shared<MessageMemory>(MessageMemoryMax(config))) {
   limits_.streams = MaxStreams(config);
   limits_.method_bounds = method_bounds_;
   limits_.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
@@ -166,7 +180,7 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
   const std::string call_peer = CallPeer(socket, about.st_ino);
   const ConnectionHolds::Ref open = connections_.Begin(call_peer, peer);
   limits.kept = open;
-  limits.use = std::make_shared<ConnectionUse>();
+  limits.use = std::make_shared<ConnectionUse>(message_memory_);
   if (strangers_) limits.use->marks = open->marks();
   if (FamilyOf(socket) != AF_UNIX && tls_ != nullptr) {
     TakeTls(socket, about.st_ino, call_peer, limits);
@@ -255,9 +269,7 @@ bool Intake::Admits(int socket) {
 }
 
 void Intake::End(int socket, ino_t inode, ClientRefusal reason) {
-  End(socket, inode, reason,
-      reason == ClientRefusal::kStranger ? "no call was let in on it"
-                                         : "a message came no further (--message-timeout)");
+  End(socket, inode, reason, WhyEnded(reason));
 }
 
 void Intake::RecheckClients() {

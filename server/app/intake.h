@@ -20,6 +20,7 @@
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http2_frames.h"
+#include "server/net/message_memory.h"
 #include "server/net/open_calls.h"
 #include "server/net/read_guard.h"
 #include "server/rpc/caller_gate.h"
@@ -45,6 +46,8 @@ class Intake {
   // Hands over a connected socket that has something to read. One thread. Returns what it is used
   // for; null: it is closed.
   std::shared_ptr<const ConnectionUse> Take(int socket);
+  // What unfinished messages may take. Counts what is read on connections that are handed over.
+  std::shared_ptr<const MessageMemory> message_memory() const { return message_memory_; }
   // Ends what was handed over, if it is still open. Any thread.
   void End(int socket, ino_t inode, ClientRefusal reason);
 
@@ -79,6 +82,7 @@ class Intake {
   Http2Frames::Limits limits_;
   const bool strangers_;  // there may be some: --tokens
   const std::shared_ptr<OpenCalls> calls_;
+  const std::shared_ptr<MessageMemory> message_memory_;
   const ReadGuard::OnWrong on_wrong_ = [this](int socket, const char* what) {
     metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
     LogEnd(socket, ConnectionRefusalName(ConnectionRefusal::kFrames), what);

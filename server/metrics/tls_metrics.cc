@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::array<const char*, kTlsFileCount> kNames = {"cert", "client_ca", "crl",
                                                            "metrics_cert"};
-constexpr std::array<const char*, kClientRefusalCount> kRefusalNames = {"tls", "plaintext", "user",
-                                                                        "stranger", "stalled"};
+constexpr std::array<const char*, kClientRefusalCount> kRefusalNames = {
+    "tls", "plaintext", "user", "stranger", "stalled", "messages"};
 
 prometheus::Counter& Reloads(prometheus::Registry& registry, const char* result) {
   return MakeCounter(registry, "attend_tls_reloads_total",

@@ -24,8 +24,9 @@ enum class ClientRefusal {
   kUser,       // its user may not connect to the Unix socket
   kStranger,   // no call of a caller's came in time, or before others needed its place
   kStalled,    // a message came no further
+  kMessages,   // its unfinished messages took most, where all took too much
 };
-inline constexpr int kClientRefusalCount = 5;
+inline constexpr int kClientRefusalCount = 6;
 const char* ClientRefusalName(ClientRefusal reason);
 
 class TlsMetrics {

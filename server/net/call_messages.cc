@@ -38,8 +38,11 @@ void CallMessages::Bound(int32_t stream, const MethodBound& bound) {
   call.message_max = std::min(bound.bytes_max, bound.message_max);
 }
 
-const char* CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now) {
+const char* CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now,
+                              int64_t position) {
+  if (memory_ != nullptr) memory_->CountRead(std::ssize(bytes));
   const MutexLock lock(mutex_);
+  position_ = position;
   window_ -= std::ssize(bytes);
   const auto found = calls_.find(stream);
   if (found == calls_.end()) return nullptr;
@@ -47,21 +50,30 @@ const char* CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, Ti
   call.granted -= std::ssize(bytes);
   if (call.bytes_left != kUnbounded) call.bytes_left -= std::ssize(bytes);
   if (call.bytes_left < 0) return kWrong;
+  // What came between is in the same buffers, or in others.
+  const int64_t between = position == call.read ? 0 : position - std::ssize(bytes) - call.read;
+  call.held += std::clamp<int64_t>(between, 0, kBufferBytes);
+  call.read = position;
   while (!bytes.empty()) {
+    if (call.came == 0) Begin(call, now, position - std::ssize(bytes));
     if (!Take(call, bytes, now)) return kWrong;
   }
   return nullptr;
 }
 
+void CallMessages::Begin(Call& call, TimePoint now, int64_t position) {
+  call.length = call.marked = 0;
+  call.since = now;
+  call.held = kBufferBytes;
+  call.began = position;
+}
+
 bool CallMessages::Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now) {
-  if (call.came == 0) {
-    call.length = call.marked = 0;
-    call.since = now;
-  }
   const auto taken = std::min(call.Left(), static_cast<int64_t>(bytes.size()));
   // The first byte is no part of the length, which has 32 bits after the last.
   if (call.came < kPrefixBytes) call.length = (call.length << 8 | bytes.front()) & 0xffffffff;
   call.came += taken;
+  call.held += taken;
   bytes = bytes.subspan(static_cast<size_t>(taken));
   if (call.came < kPrefixBytes) return true;
   if (call.length > call.message_max) return false;
@@ -101,6 +113,18 @@ bool CallMessages::Stall(TimePoint now, Duration timeout) {
     }
   }
   return false;
+}
+
+int64_t CallMessages::Held() {
+  const MutexLock lock(mutex_);
+  int64_t held = 0, oldest = position_;
+  for (const auto& [stream, call] : calls_) {
+    if (call.came == 0) continue;
+    held += call.held;
+    oldest = std::min(oldest, call.began);
+  }
+  // No more than has come since, and the buffer that it began in.
+  return held == 0 ? 0 : std::min(held, position_ - oldest + kBufferBytes);
 }
 
 }  // namespace attend

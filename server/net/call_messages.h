@@ -10,10 +10,13 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
+#include "server/net/message_memory.h"
 #include "server/net/method_headers.h"
 
 namespace attend {
@@ -23,6 +26,13 @@ class CallMessages {
   static constexpr int64_t kUnbounded = MethodBound::kUnbounded;
   // A message that brings less than this, and not its end, in some time has stalled in it.
   static constexpr int64_t kProgressBytes = 4096;
+  // gRPC reads into buffers of up to so many bytes, and keeps each for as long as a part of it
+  // belongs to a message.
+  static constexpr int64_t kBufferBytes = int64_t{64} << 10;
+
+  // What is read counts in `memory`, unless that is null.
+  explicit CallMessages(std::shared_ptr<MessageMemory> memory = nullptr)
+      : memory_(std::move(memory)) {}
 
   // May throw std::bad_alloc, and has then done nothing.
   void Open(int32_t stream);
@@ -31,8 +41,9 @@ class CallMessages {
   int64_t CloseAll();
   // The first bound of a call counts.
   void Bound(int32_t stream, const MethodBound& bound);
-  // The next bytes of a call's messages. Returns null, or what is wrong with them.
-  const char* Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now);
+  // The next bytes of a call's messages. `position`: how many bytes of the connection have been
+  // read in all. Returns null, or what is wrong with them.
+  const char* Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now, int64_t position);
 
   // The server lets its client send so many bytes more on a call, or, as 0, on the connection.
   void Grant(int32_t stream, int64_t bytes);
@@ -42,6 +53,8 @@ class CallMessages {
   // Whether a message has stalled for so long though its client could have sent more. Look several
   // times in that time: what waits for the server now is given it anew.
   bool Stall(TimePoint now, Duration timeout);
+  // About how much memory gRPC keeps for messages that are not whole.
+  int64_t Held();
 
  private:
   static constexpr int64_t kHttp2Window = 65535;  // until the server says otherwise
@@ -55,18 +68,23 @@ class CallMessages {
     int64_t length = 0;
     int64_t came = 0;  // prefix included; 0: none is under way
     int64_t marked = 0;
-    TimePoint since;  // when it had brought as much as is marked
+    TimePoint since;              // when it had brought as much as is marked
+    int64_t held = 0;             // with what else is in the same buffers
+    int64_t began = 0, read = 0;  // the positions of its beginning and of what came last
     // What must come before the next step.
     int64_t Left() const { return came < kPrefixBytes ? 1 : kPrefixBytes + length - came; }
   };
 
-  // Takes what belongs to the message under way, or begins one. False: it may not be so long.
+  static void Begin(Call& call, TimePoint now, int64_t position);
+  // Takes what belongs to the message under way. False: it may not be so long.
   static bool Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now);
 
+  const std::shared_ptr<MessageMemory> memory_;
   Mutex mutex_;
   absl::flat_hash_map<int32_t, Call> calls_ ATTEND_GUARDED_BY(mutex_);
   int64_t window_ ATTEND_GUARDED_BY(mutex_) = kHttp2Window;  // of the connection
   int64_t first_window_ ATTEND_GUARDED_BY(mutex_) = kHttp2Window;
+  int64_t position_ ATTEND_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace attend

@@ -3,6 +3,7 @@
 #include "server/net/connection_table.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -174,6 +175,39 @@ std::vector<ConnectionTable::InUse> ConnectionTable::Stalled(TimePoint now,
     stalled.push_back({fd, entry.inode});
   }
   return stalled;
+}
+
+std::vector<ConnectionTable::InUse> ConnectionTable::Largest(int64_t most) const {
+  struct Holder {
+    InUse connection;
+    int64_t bytes = 0;
+  };
+  struct Peer {
+    int64_t bytes = 0;
+    std::vector<Holder> holders;
+  };
+  const auto less = [](const auto& a, const auto& b) { return a.bytes < b.bytes; };
+  std::unordered_map<std::string_view, size_t> places;
+  std::vector<Peer> peers;
+  int64_t all = 0;
+  for (const auto& [fd, entry] : connections_) {
+    const int64_t bytes = entry.use == nullptr ? 0 : entry.use->messages->Held();
+    if (bytes == 0) continue;
+    const size_t place = places.try_emplace(entry.peer, peers.size()).first->second;
+    if (place == peers.size()) peers.emplace_back();
+    peers[place].holders.push_back({{fd, entry.inode}, bytes});
+    peers[place].bytes += bytes;
+    all += bytes;
+  }
+  std::vector<InUse> largest;
+  while (all > most) {
+    Peer& peer = *std::max_element(peers.begin(), peers.end(), less);
+    Holder& holder = *std::max_element(peer.holders.begin(), peer.holders.end(), less);
+    largest.push_back(holder.connection);
+    all -= holder.bytes;
+    peer.bytes -= std::exchange(holder.bytes, 0);
+  }
+  return largest;
 }
 
 bool ConnectionTable::MayEnd(Room room, const std::string& peer) const {

@@ -85,6 +85,9 @@ class ConnectionTable {
   };
   // Those on which a message has stalled for so long.
   std::vector<InUse> Stalled(TimePoint now, Duration timeout) const;
+  // Those without which unfinished messages take no more than `most`: always the one that takes
+  // most, of the peer that does.
+  std::vector<InUse> Largest(int64_t most) const;
   // Whether another stranger's end would make room where `room` is full.
   bool MayEnd(Room room, const std::string& peer) const;
 

@@ -39,6 +39,7 @@ Http2Frames::Http2Frames(const Limits& limits)
 }
 
 const char* Http2Frames::Read(std::span<const uint8_t> bytes, TimePoint now) {
+  read_bytes_ += std::ssize(bytes);
   return read_.Read(
       bytes, [&](const uint8_t* head) { return Begin(head, now); },
       [&](std::span<const uint8_t> piece) { return ReadPayload(piece, now); });
@@ -46,7 +47,7 @@ const char* Http2Frames::Read(std::span<const uint8_t> bytes, TimePoint now) {
 
 const char* Http2Frames::ReadPayload(std::span<const uint8_t> bytes, TimePoint now) {
   // gRPC takes no padding.
-  if (reading_ == kData) return messages_->Add(reading_stream_, bytes, now);
+  if (reading_ == kData) return messages_->Add(reading_stream_, bytes, now, read_bytes_);
   if (!headers_ || (reading_ != kHeaders && reading_ != kContinuation)) return nullptr;
   if (const char* const wrong = headers_->Read(bytes)) return wrong;
   BoundStream();

@@ -131,7 +131,8 @@ class Http2Frames {
   bool Close(int32_t stream);  // false: it was not open
 
   const Limits limits_;
-  FrameHeads read_{24};        // after the preface
+  FrameHeads read_{24};  // after the preface
+  int64_t read_bytes_ = 0;
   bool acknowledged_ = false;  // the settings
   int32_t last_stream_ = 0;
   int64_t streams_ = 0;       // opened before that

@@ -78,6 +78,8 @@ Result<std::unique_ptr<Listener>> Listener::Start(const Options& options, std::v
   }
   bool watched = listener->Watch(EPOLL_CTL_ADD, listener->wake_.get(), true);
   for (const int fd : listener->sockets_) watched &= listener->Watch(EPOLL_CTL_ADD, fd, true);
+  const MessageMemory* const memory = options.message_memory.get();
+  if (memory != nullptr) watched &= listener->Watch(EPOLL_CTL_ADD, memory->look(), true);
   if (!watched) return Internal(std::string("listening sockets: ") + std::strerror(errno));
   listener->thread_ = std::thread([raw = listener.get()] { raw->Run(); });
   return listener;
@@ -106,6 +108,7 @@ void Listener::FindStrangers() {
 
 void Listener::Run() {
   NameThread("attend-listener");
+  const MessageMemory* const memory = options_.message_memory.get();
   std::array<epoll_event, kEventsInTurn> events;
   std::vector<int> readable;
   int wait_ms = -1;
@@ -113,12 +116,15 @@ void Listener::Run() {
     const int ready = epoll_wait(events_.get(), events.data(), kEventsInTurn, wait_ms);
     readable.clear();
     for (int i = 0; i < ready; ++i) {
-      if (events[i].data.fd != wake_.get()) {
-        readable.push_back(events[i].data.fd);
+      const int fd = events[i].data.fd;
+      const bool look = memory != nullptr && fd == memory->look();
+      if (!look && fd != wake_.get()) {
+        readable.push_back(fd);
         continue;
       }
+      look_ |= look;
       eventfd_t times = 0;
-      eventfd_read(wake_.get(), &times);
+      eventfd_read(fd, &times);
       if (ending_) return;
     }
     {
@@ -153,6 +159,7 @@ void Listener::Serve(const std::vector<int>& readable) {
   EndSilent();
   EndStrangers();
   EndStalled();
+  if (std::exchange(look_, false)) EndLargest();
   if (!spare_.valid() && !resting_) spare_ = OpenSpare();
 }
 
@@ -348,6 +355,12 @@ void Listener::EndStalled() {
   looked_ = now;
   for (const auto& [fd, inode] : table_.Stalled(now, options_.message_timeout)) {
     End(fd, inode, ClientRefusal::kStalled);
+  }
+}
+
+void Listener::EndLargest() {
+  for (const auto& [fd, inode] : table_.Largest(options_.message_memory->most())) {
+    End(fd, inode, ClientRefusal::kMessages);
   }
 }
 

@@ -4,7 +4,8 @@
 // error. One thread serves all addresses. A connection is kept here until its first byte arrives.
 // Connections are limited in total and per peer; at a limit, the one that has been silent for
 // longest is closed to make room, or else the oldest stranger's. One on which a message stalls is
-// ended. After a system error the listener pauses and tries again.
+// ended, and the one whose unfinished messages take most, if all together take too much. After a
+// system error the listener pauses and tries again.
 
 #pragma once
 
@@ -26,6 +27,7 @@
 #include "server/metrics/tls_metrics.h"
 #include "server/net/connection_limits.h"
 #include "server/net/connection_table.h"
+#include "server/net/message_memory.h"
 #include "server/util/unique_fd.h"
 
 namespace attend {
@@ -39,6 +41,8 @@ class Listener {
     Duration first_call_timeout = std::chrono::hours(24);
     // After which a connection is ended on which a message has stalled, at most a quarter later.
     Duration message_timeout = std::chrono::hours(24);
+    // What unfinished messages may take. Null: anything.
+    std::shared_ptr<const MessageMemory> message_memory = nullptr;
   };
   struct Callbacks {
     // Whether the client of a connection that was just accepted may connect. Null: any may. Called
@@ -94,6 +98,7 @@ class Listener {
   void EndSilent() ATTEND_REQUIRES(mutex_);
   void EndStrangers() ATTEND_REQUIRES(mutex_);
   void EndStalled() ATTEND_REQUIRES(mutex_);
+  void EndLargest() ATTEND_REQUIRES(mutex_);
   void End(int fd, ino_t inode, ClientRefusal reason) ATTEND_REQUIRES(mutex_);
   void CountRefused(int socket, ConnectionRefusal reason);
 
@@ -111,6 +116,7 @@ class Listener {
   ConnectionTable table_ ATTEND_GUARDED_BY(mutex_);
   TimePoint swept_{};     // the thread's, as what follows
   TimePoint looked_{};    // for messages that have stalled
+  bool look_ = false;     // whether messages take too much
   bool resting_ = false;  // the listeners are not looked at
   TimePoint rest_until_{};
   std::optional<TimePoint> failing_since_;

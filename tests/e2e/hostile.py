@@ -89,15 +89,16 @@ def leaves_nothing_of(server, assert_serves, seconds=30):
 # Sockets and frames.
 
 
-def open_socket(address, seconds=10):
-    """A connected socket to HOST:PORT, [HOST]:PORT or unix:PATH."""
+def open_socket(address, seconds=10, source=None):
+    """A connected socket to HOST:PORT, [HOST]:PORT or unix:PATH; from the host `source`."""
     if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(seconds)
         connection.connect(address.removeprefix("unix:"))
         return connection
     host, port = address.rsplit(":", 1)
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds,
+                                    source_address=(source, 0) if source else None)
 
 
 @contextlib.contextmanager
@@ -176,8 +177,8 @@ class Http2:
     """One connection, frame by frame. `window`: bytes that the server may answer on a stream
     before it is told of more, which happens only by grant()."""
 
-    def __init__(self, address, window=65535, seconds=10):
-        self.socket = open_socket(address, seconds)
+    def __init__(self, address, window=65535, seconds=10, source=None):
+        self.socket = open_socket(address, seconds, source)
         self._rest = b""
         self._next_stream = 1
         setting = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + window.to_bytes(4, "big")
@@ -254,8 +255,8 @@ class Http2:
 class Sender(Http2):
     """One call of a client that sends as fast as the server takes it, and reads no answer."""
 
-    def __init__(self, address, path, *more):
-        super().__init__(address)
+    def __init__(self, address, path, *more, source=None):
+        super().__init__(address, source=source)
         self._initial = 65535
         self._windows = {0: 65535, 1: 65535}
         self.stream = self.open(path, *more)

@@ -153,5 +153,5 @@ def test_all_at_once_take_what_the_documents_say_and_no_more(start_server):
             send(server.address, message())
         for sender in senders:
             sender.join(60)
-        assert hostile.rss_bytes(server) - before >= budget + grpc_max, "the attack is weak"
+        assert hostile.rss_bytes(server) - before >= budget + grpc_max // 2, "it is weak"
     wire.assert_serves(server.address)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages that are not whole: how long they are kept, and how long they may be."""
 
+import contextlib
 import threading
 
 import grpc
@@ -17,6 +18,7 @@ INFER_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
 HALF = hostile.grpc_message(bytes(1000), MIB)
 CODE = grpc.StatusCode
+ALONE = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 
 
 def call(path, data):
@@ -135,3 +137,49 @@ def test_a_message_of_a_stream_that_is_too_long_is_told(start_server):
             list(service.AttendChunked(iter([chunk]), timeout=wire.SECONDS))
         assert failed.value.code() is CODE.INVALID_ARGUMENT
     assert closed(server, "frames") == 0
+
+
+@pytest.mark.parametrize("paths", [[wire.ATTEND], [SERVICE + "AttendStream"]],
+                         ids=["unary", "stream"])
+def test_unfinished_messages_of_one_peer_end_no_calls_of_others(start_server, paths):
+    """They take three quarters of --grpc-memory-max (64 MiB here); then the largest give way."""
+    server = start_server(*hostile.SMALL_LIMITS)
+    done = threading.Event()
+
+    def attack():
+        with contextlib.ExitStack() as stack:
+            while not done.is_set():
+                half = stack.enter_context(
+                    hostile.Sender(server.address, paths[0], source="127.0.0.2"))
+                half.send_all(hostile.grpc_message(bytes(15 * MIB), 16 * MIB))
+
+    attackers = [threading.Thread(target=attack) for _ in range(4)]
+    for attacker in attackers:
+        attacker.start()
+    try:
+        with grpc.insecure_channel(server.address, options=ALONE) as channel:
+            service = wire.stub.AttentionServiceStub(channel)
+            large = hostile.shape_request(1, 1, 1 << 18, 16, 8, 8)  # 4 MiB
+            calls = 0
+            while closed(server, "messages") < 12 or calls < 20:
+                service.Attend(large, timeout=wire.SECONDS)
+                calls += 1
+    finally:
+        done.set()
+        for attacker in attackers:
+            attacker.join(60)
+    assert 'connection closed reason="messages" peer="127.0.0.2"' in server.log()
+    assert 'reason="messages" peer="127.0.0.1"' not in server.log()
+
+
+def test_one_peer_may_have_several_large_messages_under_way(start_server):
+    server = start_server(*hostile.SMALL_LIMITS)
+    with contextlib.ExitStack() as stack:
+        halves = [stack.enter_context(hostile.Sender(server.address, wire.ATTEND))
+                  for _ in range(3)]
+        for half in halves:
+            assert half.send_all(hostile.grpc_message(bytes(15 * MIB), 15 * MIB + 1))
+        for half in halves:
+            half.data(half.stream, b"\0", hostile.END_STREAM)
+            half.wait_for_frame(hostile.HEADERS, half.stream)
+    assert closed(server, "messages") == 0

@@ -64,6 +64,7 @@ def test_open_calls_of_tls_are_bounded(start_server, ca):
             assert hostile.ended(connection)
         harness.wait_for("the connection to count", lambda: server.metric(
             "attend_connections_refused_total", reason="frames") == turn + 1)
+        harness.wait_for("it to be closed", lambda: server.metric("attend_connections") == 0)
         assert_serves(ca, server.address)
     assert "more open calls than one peer may have" in server.log()
 

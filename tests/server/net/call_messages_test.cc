@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <random>
 #include <string>
 
@@ -32,7 +33,8 @@ class CallMessagesTest : public ::testing::Test {
   }
   std::string Add(int32_t stream, const std::string& bytes, TimePoint now = kStart) {
     const auto* const data = reinterpret_cast<const uint8_t*>(bytes.data());
-    const char* const wrong = messages_.Add(stream, {data, bytes.size()}, now);
+    read_ += std::ssize(bytes);
+    const char* const wrong = messages_.Add(stream, {data, bytes.size()}, now, read_);
     return wrong == nullptr ? "" : wrong;
   }
   bool Stalls(int after_seconds) {
@@ -40,6 +42,7 @@ class CallMessagesTest : public ::testing::Test {
   }
 
   CallMessages messages_;
+  int64_t read_ = 0;
 };
 
 TEST_F(CallMessagesTest, OpenUntilClosed) {
@@ -144,6 +147,55 @@ TEST_F(CallMessagesTest, LengthsAreOf32Bits) {
   messages_.Open(3);
   messages_.Bound(3, {"", CallMessages::kUnbounded, int64_t{0xfffffffe}});
   EXPECT_NE(Add(3, std::string("\xff\xff\xff\xff\xff", 5)), "");
+}
+
+TEST_F(CallMessagesTest, WhatIsNotWholeIsHeld) {
+  constexpr int64_t kBuffer = CallMessages::kBufferBytes;
+  const std::string large = Message(1 << 20);
+  Add(1, Message(100) + Message(0));
+  EXPECT_EQ(messages_.Held(), 0);
+  Add(1, large.substr(0, 1000));
+  EXPECT_EQ(messages_.Held(), 1000 + kBuffer);
+  Add(1, large.substr(1000, 500'000));
+  EXPECT_EQ(messages_.Held(), 501'000 + kBuffer);
+  messages_.Open(3);
+  Add(3, large.substr(0, 500'000));
+  EXPECT_EQ(messages_.Held(), 1'001'000 + kBuffer) << "no more than has come";
+  messages_.Close(1);
+  EXPECT_EQ(messages_.Held(), 500'000 + kBuffer);
+  Add(3, large.substr(500'000));
+  EXPECT_EQ(messages_.Held(), 0);
+}
+
+// A few bytes here and there keep whole buffers.
+TEST_F(CallMessagesTest, WhatIsInTheSameBuffersIsHeldToo) {
+  constexpr int64_t kBuffer = CallMessages::kBufferBytes;
+  const std::string large = Message(1 << 20);
+  Add(1, large.substr(0, 100));
+  for (int64_t i = 1; i <= 10; ++i) {
+    read_ += 10 * kBuffer;  // of other calls
+    Add(1, large.substr(100, 100));
+    EXPECT_EQ(messages_.Held(), 100 * (i + 1) + kBuffer * (i + 1));
+  }
+  read_ += 100 * kBuffer;
+  messages_.Open(3);
+  Add(3, Message(5));
+  EXPECT_EQ(messages_.Held(), 1100 + 11 * kBuffer) << "what comes later is not";
+}
+
+TEST(MessageMemoryTest, SaysWhenToLook) {
+  const auto memory = std::make_shared<MessageMemory>(1600);
+  CallMessages messages(memory);
+  const auto add = [&, bytes = std::string(99, '\0')](size_t number) {
+    messages.Add(1, {reinterpret_cast<const uint8_t*>(bytes.data()), number}, kStart, 0);
+    eventfd_t times = 0;
+    return eventfd_read(memory->look(), &times) == 0;
+  };
+  EXPECT_FALSE(add(99));
+  EXPECT_TRUE(add(1));
+  EXPECT_FALSE(add(50));
+  EXPECT_TRUE(add(99));
+  EXPECT_FALSE(add(50));
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 #include <chrono>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace attend {
 namespace {
@@ -86,7 +88,7 @@ TEST(ConnectionTableTest, MessagesStallOnConnectionsOfAnybody) {
   for (const int fd : {5, 6, 7, 8}) {
     auto use = fd == 6 ? MakeUse() : std::make_shared<ConnectionUse>();
     use->messages->Open(1);
-    if (fd < 8) use->messages->Add(1, half, kStart + seconds(fd));
+    if (fd < 8) use->messages->Add(1, half, kStart + seconds(fd), 2);
     table.Add({fd, static_cast<ino_t>(fd + 100), "a"}, kStart);
     table.Spoke(fd);
     table.Begin(fd, std::move(use), kStart);
@@ -101,6 +103,36 @@ TEST(ConnectionTableTest, MessagesStallOnConnectionsOfAnybody) {
   for (const auto& each : stalled) table.End(each.fd);
   EXPECT_FALSE(table.OldestStranger());
   EXPECT_EQ(table.Stalled(kStart + seconds(99), seconds(10)).size(), 1U) << "each ends once";
+}
+
+TEST(ConnectionTableTest, WhoseMessagesTakeMostIsFound) {
+  constexpr int64_t kBuffer = CallMessages::kBufferBytes;
+  ConnectionTable table(9, 9);
+  const auto add = [&](int fd, const char* peer, int64_t bytes) {
+    auto use = std::make_shared<ConnectionUse>();
+    std::vector<uint8_t> message(static_cast<size_t>(bytes), 0xff);
+    use->messages->Open(1);
+    use->messages->Add(1, message, kStart, bytes);
+    table.Add({fd, static_cast<ino_t>(fd + 100), peer}, kStart);
+    table.Spoke(fd);
+    table.Begin(fd, std::move(use), kStart);
+    return bytes + kBuffer;
+  };
+  int64_t all = add(1, "one", 500'000);
+  all += add(2, "many", 300'000);
+  all += add(3, "many", 200'000);
+  all += add(4, "many", 100'000);
+  EXPECT_TRUE(table.Largest(all).empty());
+  const auto found = [&](int64_t most) {
+    std::string fds;
+    for (const auto& each : table.Largest(most)) fds += std::to_string(each.fd);
+    return fds;
+  };
+  EXPECT_EQ(found(all - 1), "2") << "of the peer that has most";
+  EXPECT_EQ(found(all - 300'000 - kBuffer - 1), "21") << "and then has not";
+  EXPECT_EQ(found(0), "2134");
+  table.End(2);
+  EXPECT_EQ(found(0), "134") << "each ends once";
 }
 
 TEST(ConnectionTableTest, WhatIsEndedMakesRoomForSoMany) {
