@@ -357,6 +357,7 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
   {
     const MutexLock lock(mutex_);
     if (!failure_.ok()) request->status = failure_;
+    refusal_ = std::move(request->refusal);
   }
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
   span_ = RecordEnd(context_, *request, total_ns, request->status.ok() ? AnswerBytes(*request) : 0,
@@ -369,8 +370,7 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
     header = EncodeChunkedHeader(&response);
   }
   const AnswerChunks::Tensors whole = OutputsOf(request->attention, request->backward);
-  // Then the parts' answers are in answer_.
-  const bool by_parts = request->source.run() != nullptr;
+  const bool by_parts = request->source.run() != nullptr;  // whose answers are in answer_
   request.reset();                 // frees the input block before the answer is sent
   if (!status.ok()) DropAnswer();  // before any stream can finish
   {

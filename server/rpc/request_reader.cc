@@ -283,10 +283,22 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
   ATTEND_RETURN_IF_ERROR(ChargeTenant(validated, request));
   // Last, so that nobody's session loses pages to a request that is refused.
-  status = ReservePages(plan, request);
+  return OfSessions(ReservePages(plan, request), request);
+}
+
+Status RequestReader::OfSessions(Status status, const Request& request) {
   if (status.ok()) return status;
   const bool limited = request.refusal.tenant_limit;
   return RejectRefusal(limited ? Rejection::kTenantLimit : Rejection::kSessions, std::move(status));
+}
+
+Status RequestReader::TakeToEngine(const Call& call, std::unique_ptr<Request>& request) {
+  if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
+  if (CacheHold* const cache = request->source.cache()) {
+    ATTEND_RETURN_IF_ERROR(OfSessions(cache->Confirm(&request->refusal), *request));
+  }
+  Status status = engine_.Submit(request);
+  return status.ok() ? status : RejectRefusal(Rejection::kQueueFull, std::move(status));
 }
 
 Status RequestReader::FindShared(const v1::AttendRequest& message, const Validated& validated,
@@ -316,9 +328,7 @@ void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     call.OnQueueing(id);
-    status = call.cancelled() ? Status(Code::kCancelled, "the call was cancelled")
-                              : engine_.Submit(request);
-    if (!status.ok()) status = RejectRefusal(Rejection::kQueueFull, std::move(status));
+    status = TakeToEngine(call, request);
   } catch (const std::bad_alloc&) {
     if (request == nullptr) std::terminate();  // it was accepted, and nobody could end it
     status = Reject(Rejection::kMemory, OutOfMemory());

@@ -96,6 +96,10 @@ class RequestReader {
   Status ChargeTenant(const Validated& validated, Request& request);
   // Counts a refusal by a limit, and says when to come again.
   Status OfTenant(Status status, Request& request);
+  // Counts a refusal for want of pages, or because sessions are not as they were.
+  Status OfSessions(Status status, const Request& request);
+  // The request, which has all its bytes, is the engine's if that is OK.
+  Status TakeToEngine(const Call& call, std::unique_ptr<Request>& request);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
 

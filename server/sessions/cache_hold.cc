@@ -42,14 +42,19 @@ int64_t CacheHold::length_max() const {
   return length;
 }
 
-Status CacheHold::Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal) {
-  return table_.ReserveHold(*this, table, stride, refusal);
+Status CacheHold::Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal,
+                          Firmness firmness) {
+  pages_ = table;
+  stride_ = stride;
+  return table_.ReserveHold(*this, refusal, firmness);
 }
+
+Status CacheHold::Confirm(CacheRefusal* refusal) { return table_.ConfirmHold(*this, refusal); }
 
 void CacheHold::Commit() { table_.CommitHold(*this); }
 
 void CacheHold::End() {
-  if (!sessions_.empty()) table_.EndHold(*this);
+  if (!std::exchange(ended_, true)) table_.EndHold(*this);
 }
 
 Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session& session,
@@ -121,6 +126,7 @@ Status SessionTable::CheckFits(const CacheHold& hold) const {
 
 // Changes nothing, except that sessions in use are not evicted.
 Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
+  hold.tenant_ = tenant;
   int64_t there_count = 0;
   std::vector<SessionRef> sessions;
   for (int64_t n = 0; n < std::ssize(hold.uses_); ++n) {
@@ -158,6 +164,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   hold.new_rows_ = new_rows;
   hold.append_rows_ = there_count > 0 ? 0 : new_rows;
   for (CacheHold::Sequence& sequence : hold.sequences_) sequence.length += hold.append_rows_;
+  hold.number_ = ++last_hold_;
   holds_.insert(&hold);
   for (const SessionRef& session : sessions) ++session->in_use;
   hold.sessions_ = std::move(sessions);  // from now on the hold has something to give back
@@ -165,19 +172,19 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   return Status();
 }
 
-Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride,
-                                 CacheRefusal* refusal) {
+Status SessionTable::ReserveHold(CacheHold& hold, CacheRefusal* refusal,
+                                 CacheHold::Firmness firmness) {
   assert(hold.reserved_.empty());
   const MutexLock lock(mutex_);
   if (hold.sessions_.empty()) return Status();
-  Status status = TakeFor(hold, table, stride, refusal);
+  Status status = TakeFor(hold, refusal);
+  hold.provisional_ = status.ok() && firmness == CacheHold::Firmness::kProvisional;
   assert(ConsistentLocked());
   if (!status.ok()) Explain(status, hold.sessions_[0]->tenant, hold.uses_, refusal);
   return status;
 }
 
-Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
-                             CacheRefusal* refusal) {
+Status SessionTable::TakeFor(CacheHold& hold, CacheRefusal* refusal) {
   const size_t count = hold.sessions_.size();
   for (size_t n = 0; n < count; ++n) {
     const Session& session = *hold.sessions_[n];
@@ -197,7 +204,7 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
   int64_t needed = 0, pinned = 0;
   for (size_t n = 0; n < count; ++n) {
     const Session& session = *hold.sessions_[n];
-    assert(hold.PagesOf(n) <= stride);
+    assert(hold.PagesOf(n) <= hold.stride_);
     const int64_t more = hold.PagesOf(n) - std::ssize(session.layers[hold.uses_[n].layer].pages);
     needed += more;
     if (session.pinned) pinned += more;
@@ -220,7 +227,8 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
   const OnNoMemory wait(OnNoMemory::kWait);
   ATTEND_RETURN_IF_ERROR(TakePages(first, page_bytes, needed, fresh, refusal));
   auto next = fresh.begin();
-  for (size_t n = 0; n < count; ++n, table += stride) {
+  PageNumber* table = hold.pages_;
+  for (size_t n = 0; n < count; ++n, table += hold.stride_) {
     CacheHold::Sequence& sequence = hold.sequences_[n];
     Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
     if (layer.readers.empty() || !layer.readers.back().cut.empty()) {
@@ -232,7 +240,7 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
     const auto pages = static_cast<size_t>(hold.PagesOf(n));
     PageNumber* const added = std::copy(layer.pages.begin(), layer.pages.end(), table);
     const auto end = next + (static_cast<int64_t>(pages) - std::ssize(layer.pages));
-    std::fill(std::copy(next, end, added), table + stride, 0);
+    std::fill(std::copy(next, end, added), table + hold.stride_, 0);
     next = end;
     sequence.pages = {table, pages};
   }
@@ -243,7 +251,7 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
 void SessionTable::CommitHold(CacheHold& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  assert(!hold.reserved_.empty() && !hold.committed_);
+  assert(!hold.reserved_.empty() && !hold.committed_ && !hold.provisional_);
   hold.committed_ = true;
   for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
     Session& session = *hold.sessions_[n];
@@ -278,6 +286,11 @@ void SessionTable::EndRead(Session& session, Layer& layer, Readers& readers) {
 void SessionTable::EndHold(CacheHold& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
+  if (!hold.sessions_.empty()) LetGo(hold);
+  assert(ConsistentLocked());
+}
+
+void SessionTable::LetGo(CacheHold& hold) {
   for (size_t n = 0; n < hold.sessions_.size(); ++n) {
     Session& session = *hold.sessions_[n];
     Layer& layer = session.layers[hold.uses_[n].layer];
@@ -290,8 +303,27 @@ void SessionTable::EndHold(CacheHold& hold) {
     if (sessions_.contains(session.id)) Touch(session);
   }
   hold.sessions_.clear();
+  hold.reserved_.clear();
   holds_.erase(&hold);
+}
+
+Status SessionTable::ConfirmHold(CacheHold& hold, CacheRefusal* refusal) {
+  const MutexLock lock(mutex_);
+  if (!hold.provisional_) return Status();
+  Status status;
+  if (hold.sessions_.empty()) {
+    const int64_t append_rows = hold.append_rows_;
+    hold.sequences_.clear();
+    status = FillHold(hold.tenant_, hold.new_rows_, hold);
+    if (status.ok() && hold.append_rows_ != append_rows) {
+      status = Unavailable("sessions: another request has made or undone this append meanwhile");
+    }
+    if (status.ok()) status = TakeFor(hold, refusal);
+    if (!status.ok()) Explain(status, hold.tenant_, hold.uses_, refusal);
+  }
+  hold.provisional_ = false;
   assert(ConsistentLocked());
+  return status;
 }
 
 }  // namespace attend

@@ -7,7 +7,14 @@
 // the request reads it, and nothing is evicted. Rows that are appended count only once the hold is
 // committed, those of all sequences at once.
 //
+// While a request's bytes still arrive, which takes as long as its client likes, its hold is only
+// provisional: nothing reads or writes the pages yet, so it gives way to another tenant.
+//
 //   held --1--> reserved --2--> committed
+//     |          ^    |             |
+//     |          4    5             |
+//     |          |    v             |
+//     |         given up            |
 //     |            |                |
 //     +-----3------+-------3--------+--> ended
 //
@@ -15,6 +22,10 @@
 //      other append and no truncation may begin.
 //   2  Commit: the new rows are the sessions', and others may append. (Those of a session that was
 //      freed meanwhile are nobody's.)
+//   4  Confirm, if OK: the sessions are as they were, and there are pages. Confirm of a hold that
+//      is still reserved makes it firm.
+//   5  The hold is provisional, its tenant has more than its share of the memory, and another lacks
+//      pages of its own share: as 3.
 //   3  End: the hold no longer uses the sessions. Pages whose rows were not committed go at once,
 //      pages that were cut off meanwhile with their last reader.
 //
@@ -82,7 +93,13 @@ class CacheHold {
   // `stride` entries for each (the rest of them 0), which must outlive the hold: so long tables
   // count towards the request's memory. Once, before Commit. Returns the same errors as Hold, as
   // the sessions may have changed since; RESOURCE_EXHAUSTED: there is no memory for the pages.
-  Status Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal = nullptr);
+  // A provisional one must be confirmed before anything uses the pages.
+  enum class Firmness { kFirm, kProvisional };
+  Status Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal = nullptr,
+                 Firmness firmness = Firmness::kFirm);
+  // Makes a provisional hold firm; of a firm one it does nothing. The same errors as Reserve's, if
+  // the hold had to give way and its sessions, or the memory, are no longer as they were.
+  Status Confirm(CacheRefusal* refusal = nullptr);
   // The rows have been written: from now on they are the sessions'. Once, before End.
   void Commit();
   // The pages are not read any more. What the hold says stays. Also when it is destroyed.
@@ -106,10 +123,12 @@ class CacheHold {
   DeviceArena* arena_ = nullptr;
   LayerShape shape_;
   PageLayout layout_;
+  int tenant_ = 0;
   std::vector<Sequence> sequences_;
   int64_t new_rows_ = 0;  // that the request brought
   int64_t append_rows_ = 0;
   bool committed_ = false;
+  bool ended_ = false;
   std::vector<CacheUse> uses_;
   std::vector<std::shared_ptr<Session>> sessions_;
   // What the hold has of each sequence, from Reserve on.
@@ -118,6 +137,11 @@ class CacheHold {
     std::list<Readers>::iterator readers = {};
   };
   std::vector<Reserved> reserved_;
+  int64_t number_ = 0;  // in the order in which holds were made
+  // While it is provisional, the table's lock guards all that giving way and Confirm change.
+  bool provisional_ = false;
+  PageNumber* pages_ = nullptr;  // what Reserve was given
+  int64_t stride_ = 0;
 };
 
 }  // namespace attend

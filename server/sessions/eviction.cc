@@ -39,8 +39,12 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   Pool& pool = pools_[session.device];
   const auto enough = [&] { return pool.pages->Room(page_bytes) >= count; };
   // What the device cannot have room for evicts nobody, and is refused below.
-  if (enough() || (count <= pool.pages->stats().total_bytes / page_bytes &&
-                   EnoughToEvict(session, count * page_bytes))) {
+  const auto possible = [&]() ATTEND_REQUIRES(mutex_) {
+    return enough() || (count <= pool.pages->stats().total_bytes / page_bytes &&
+                        EnoughToEvict(session, count * page_bytes));
+  };
+  if (!possible()) GiveWay(session, count * page_bytes, enough);
+  if (possible()) {
     ATTEND_RETURN_IF_ERROR(KeepLimit(session, count * page_bytes, refusal));
     if (!enough()) Evict(session, From::kAll, enough);
   }
@@ -99,6 +103,19 @@ Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
   return ResourceExhausted("the tenant's pinned sessions would have " + std::to_string(pinned) +
                            " bytes, may have at most " + std::to_string(share) +
                            ", its share of the memory (session-memory)");
+}
+
+// A session that they read, and pages that they have taken, would be kept from others for as long
+// as a client likes to take to send its bytes. Those requests may still find all that they need
+// when their bytes have come.
+void SessionTable::GiveWay(const Session& needy, int64_t bytes, const Enough& enough) {
+  if (BeyondShare(needy.device, needy.tenant) + bytes > 0) return;
+  for (auto next = holds_.begin(); next != holds_.end() && !enough();) {
+    CacheHold& hold = **next++;
+    if (!hold.provisional_ || hold.device_ != needy.device || hold.tenant_ == needy.tenant)
+      continue;
+    if (BeyondShare(hold.device_, hold.tenant_) > 0) LetGo(hold);
+  }
 }
 
 bool SessionTable::MayEvict(const Session& session, const Session& needy) const {

@@ -18,8 +18,9 @@
 //                     v              v
 //                   ended <--4--- freed, in use
 //
-//   1  In use while it has a hold (cache_hold.h) or is being truncated. Only an idle session loses
-//      tokens to eviction; it stays idle, even with none left.
+//   1  In use while it has a hold (cache_hold.h) or is being truncated. A hold of a request whose
+//      bytes still arrive may have to give way to another tenant, if nobody idle can. Only an idle
+//      session loses tokens to eviction; it stays idle, even with none left.
 //   2  Free; the lease is over; or, unless it is pinned, it makes room for another tenant's session
 //      or page list (max-sessions, memory-budget). Its pages go, but for those that others refer
 //      to.
@@ -239,6 +240,9 @@ class SessionTable {
   enum class From { kAll, kOwn };
   // Whether what was evicted is enough. Called with the lock held.
   using Enough = std::function<bool()>;
+  // Where the needy one stays within its share, requests of tenants that have more than theirs give
+  // way if their bytes still arrive, the longest first.
+  void GiveWay(const Session& needy, int64_t bytes, const Enough& enough) ATTEND_REQUIRES(mutex_);
   // Evicts until it is enough, or nothing is left that may go: first pages that nobody shares.
   void Evict(const Session& needy, From from, const Enough& enough) ATTEND_REQUIRES(mutex_);
   void EvictTails(const Session& needy, From from, const Enough& enough, Holders* holders)
@@ -326,11 +330,12 @@ class SessionTable {
   // What `refusal` says of a request that ends with `status`.
   void Explain(const Status& status, int tenant, std::span<const CacheUse> uses,
                CacheRefusal* refusal) const ATTEND_REQUIRES(mutex_);
-  Status ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal);
-  Status TakeFor(CacheHold& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal)
-      ATTEND_REQUIRES(mutex_);
+  Status ReserveHold(CacheHold& hold, CacheRefusal* refusal, CacheHold::Firmness firmness);
+  Status ConfirmHold(CacheHold& hold, CacheRefusal* refusal);
+  Status TakeFor(CacheHold& hold, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   void CommitHold(CacheHold& hold);
   void EndHold(CacheHold& hold);
+  void LetGo(CacheHold& hold) ATTEND_REQUIRES(mutex_);
 
   const SessionOptions options_;
   const Clock& clock_;
@@ -341,8 +346,14 @@ class SessionTable {
   std::set<std::pair<TimePoint, Session*>> by_use_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_lease_end_ ATTEND_GUARDED_BY(mutex_);
   std::vector<TenantTable> tenants_ ATTEND_GUARDED_BY(mutex_);
-  // What uses sessions now, for the audit.
-  std::set<const CacheHold*> holds_ ATTEND_GUARDED_BY(mutex_);
+  // What uses sessions now.
+  struct Older {
+    bool operator()(const CacheHold* a, const CacheHold* b) const {
+      return a->number_ < b->number_;
+    }
+  };
+  std::set<CacheHold*, Older> holds_ ATTEND_GUARDED_BY(mutex_);
+  int64_t last_hold_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::set<const Cut*> cuts_ ATTEND_GUARDED_BY(mutex_);
   TableUse table_ ATTEND_GUARDED_BY(mutex_);  // of all tenants
   Stats stats_ ATTEND_GUARDED_BY(mutex_);

@@ -296,7 +296,9 @@ void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request
 Status ReservePages(const MemoryPlan& plan, Request& request) {
   CacheHold* const cache = request.source.cache();
   if (cache == nullptr) return Status();
-  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache), &request.refusal);
+  const auto firmness = request.transport == Transport::kChunked ? CacheHold::Firmness::kProvisional
+                                                                 : CacheHold::Firmness::kFirm;
+  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache), &request.refusal, firmness);
 }
 
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,

@@ -6,6 +6,8 @@ import time
 import grpc
 import pytest
 
+import chunked
+import wire
 from sessions import DIM, DIM_V, KV_HEADS, Sequence, client, refused, step
 
 
@@ -153,3 +155,29 @@ def test_a_tenant_that_fills_the_tables_keeps_no_other_out(start_server, pinned)
         for each in own:
             b.call("GetSession", session=each.id)
         assert (server.metric("attend_sessions_displaced_total") > 0) != pinned
+
+
+@pytest.mark.parametrize("appends", [False, True])
+def test_a_slow_upload_keeps_no_pages_from_a_tenant_within_its_share(start_server, random, appends):
+    server = start_server("--tenant=a=1,b=1", "--session-memory=16MiB")
+    with client(server.address, "a") as a, client(server.address, "b") as b:
+        sequence = Sequence(random, a.create())
+        if not appends:
+            a.attend(step(random, [sequence], 30000, 0)[0])
+        request, _ = step(random, [sequence], 30000 if appends else 0, 1)
+        stream = chunked.Stream(
+            a.attention, wire.pb.AttendChunkedRequest(header=chunked.header_of(request)),
+            metadata=a.metadata)
+        assert next(stream.call).HasField("grant")
+        b.attend(step(random, [Sequence(random, b.create())], 12000, 0)[0])
+        for chunk in chunked.chunks_of(request, 1 << 20):
+            stream.send(chunk)
+        code, details = stream.fail()
+        left = a.call("GetSession", session=sequence.session.id).length
+        if appends:
+            assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "session-memory" in details
+            assert left == 0
+        else:
+            assert code == grpc.StatusCode.OUT_OF_RANGE
+            assert f"the layer has {left} tokens: the others were evicted" in details
+            assert 0 < left < 30000
