@@ -47,7 +47,7 @@ int64_t MessageMemoryMax(const Config& config) {
 }
 
 std::string WhyEnded(ClientRefusal reason) {
-  if (reason == ClientRefusal::kStranger) return "no call was let in on it";
+  if (reason == ClientRefusal::kStranger) return "nobody who may call has called on it";
   if (reason == ClientRefusal::kStalled) return "a message came no further (--message-timeout)";
   return "its unfinished messages take most, of too much (--grpc-memory-max)";
 }
