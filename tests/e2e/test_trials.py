@@ -120,13 +120,27 @@ def test_a_soak_of_a_moment(tmp_path):
     assert "<svg" in (tmp_path / "soak.svg").read_text()
 
 
+def line(number, name, code, accepted=True):
+    return {"id": number, "request_id": name, "code": code,
+            **({"receive_us": 5} if accepted else {})}
+
+
 def test_a_request_that_is_dropped_is_found():
     import trial
-    lines = [{"request_id": "good-1", "code": "OK"}, {"request_id": "good-2", "code": "OK"},
-             {"request_id": "good-3", "code": "UNAVAILABLE"},
-             {"request_id": "good-4", "code": "CANCELLED"}]
-    found = trial.dropped(lines, unanswered=["good-2", "good-9"])
-    assert [line["request_id"] for line in found] == ["good-2", "good-3"]
+    lines = [line(1, "good-1", "OK"), line(2, "good-2", "OK"), line(3, "good-3", "UNAVAILABLE"),
+             line(4, "good-4", "CANCELLED"), line(5, "good-5", "UNAVAILABLE", accepted=False),
+             {"code": "OK", "method": "of no request"}]
+    found = trial.dropped(lines, unanswered=["good-2", "good-5", "good-9"])
+    assert [each["request_id"] for each in found] == ["good-2", "good-3"]
+
+
+def test_a_request_that_vanished_is_found():
+    """It has no line at all: lines come in any order."""
+    import trial
+    lines = [line(5, "good-5", "UNAVAILABLE", accepted=False), line(3, "good-3", "OK"),
+             line(1, "good-1", "OK"), {"code": "OK", "method": "of no request"}]
+    assert [each["id"] for each in trial.dropped(lines, unanswered=[])] == [2, 4]
+    assert not trial.dropped(lines[2:], unanswered=[]) and not trial.dropped([], unanswered=[])
 
 
 def test_a_server_that_refuses_is_not_one_that_was_tried():

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from signal import SIGTERM
 
 import trial  # first: it sets the path
 import harness
@@ -22,23 +23,26 @@ class Skipped(Exception):
     """This machine cannot do it."""
 
 
-def at_rest(server, outcomes, faults, share=trial.FAULTS_SHARE):
+def at_rest(server, outcomes, faults, share=trial.FAULTS_SHARE, lines=True):
     """What every trial ends with: no fault, enough good calls answered, nothing kept, a drain that
-    ends well. `share`: 0 where callers ask a server that is gone, which says nothing."""
+    ends well. `share`: 0 where callers ask a server that is gone, which says nothing. `lines`: its
+    access log has all of them."""
     assert not faults, "\n".join(fault["fault"] for fault in faults)
     assert any(outcomes[kind, "OK"] for kind in trial.FLOORS), "no good call was answered"
     few = trial.below_floor(outcomes, share, trial.FAULTS_ENOUGH)
     assert not few, "\n".join(few)
-    _ends_well(server)
+    _ends_well(server, lines)
     return outcomes
 
 
-def _ends_well(server):
-    trial.assert_serves(server)
+def _ends_well(server, lines=True):
+    trial.assert_serves(server)  # the last request
     await_rest(server)
     trial.assert_no_failed_check(server)
     code = server.stop()
     assert code == 0, f"exit code {code}:\n{server.log()[-3000:]}"
+    gone = trial.without_line(trial.lines_of(server)) if lines else []
+    assert not gone, f"{len(gone)} requests vanished, one is {gone[0]}"
 
 
 def _through_relay(folder, seed, seconds, locked, disturb):
@@ -171,6 +175,13 @@ class _Slow:
         self._calls[self._request.request_id] = self._stub.Attend.future(
             self._request, timeout=120, metadata=self._metadata)
 
+    def ask_in_vain(self):
+        """The name of one that a draining server refuses, and numbers after all it accepted."""
+        self._ask()
+        name, call = list(self._calls.items())[-1]
+        assert call.code().name == "UNAVAILABLE", f"a draining server said {call.code()}"
+        return name
+
     def unanswered(self):
         """Names of those that were refused; an accepted one is among the others."""
         names = [name for name, call in self._calls.items() if call.code().name != "OK"]
@@ -190,16 +201,21 @@ def drain(folder, seed, seconds, locked=False):
             callers = Callers(server, seed + turn, 1)
             time.sleep(0.5)
             slow = _Slow(server)
-            assert server.stop() == 0, server.log()[-3000:]
+            server.signal(SIGTERM)
+            harness.wait_for("the drain", lambda: "draining: " in server.log())
+            last = slow.ask_in_vain()
+            code = server.wait()
+            assert code == 0, f"exit code {code}:\n{server.log()[-3000:]}"
             callers.terminate()
             _, faults = callers.wait(120)
             assert not faults, "\n".join(fault["fault"] for fault in faults)
             waited = re.search(r"draining: (\d+) requests to finish", server.log())
             assert int(waited[1]) > 0, "nothing was under way"
-            lines = trial.accepted(server)
+            lines = trial.lines_of(server)
+            assert any(line.get("request_id") == last for line in lines), "lines are missing"
             lost = trial.dropped(lines, callers.unanswered + slow.unanswered())
             assert not lost, f"{len(lost)} accepted requests were dropped, one is {lost[0]}"
-            finished += len(lines)
+            finished += len(trial.accepted(lines))
         finally:
             server.kill()
         turn += 1

@@ -36,6 +36,8 @@ class Files:
 
     def __init__(self, folder):
         self.limits, self.access_log = folder / "limits.toml", folder / "access.log"
+        # Behind the lines of a server before.
+        self.access_log_begin = self.access_log.stat().st_size if self.access_log.exists() else 0
         self.admin = f"unix:{folder}/admin.sock"
         self.limits.write_text(LIMITS[1])
 

@@ -164,19 +164,33 @@ def below_floor(outcomes, share=1.0, enough=ENOUGH):
     return wrong
 
 
-def accepted(server):
-    """Lines of the access log, of requests that the engine took."""
-    lines = map(json.loads, server.files.access_log.read_text().splitlines())
+def lines_of(server):
+    """Of its access log, since it began; it has ended, or is at rest."""
+    with server.files.access_log.open(encoding="utf-8") as log:
+        log.seek(server.files.access_log_begin)
+        return [json.loads(line) for line in log]
+
+
+def accepted(lines):
+    """Those of requests that the engine took."""
     return [line for line in lines if "receive_us" in line]
 
 
 def dropped(lines, unanswered):
-    """Those of `lines` that had no good end, though nobody gave them up: by what the server says,
-    and by what their callers do."""
+    """Accepted requests that had no good end, though nobody gave them up: by what the server says,
+    and by what their callers do; and those without a line."""
     unanswered = set(unanswered)
     given_up = ("CANCELLED", "DEADLINE_EXCEEDED")
-    return [line for line in lines if line["request_id"] in unanswered or
-            line["code"] != "OK" and line["code"] not in given_up]
+    return [line for line in accepted(lines) if line["request_id"] in unanswered or
+            line["code"] != "OK" and line["code"] not in given_up] + without_line(lines)
+
+
+def without_line(lines):
+    """Requests that vanished, whatever became of them: a server numbers all that it reads from 1.
+    Those after the last line are not seen."""
+    there = {line["id"] for line in lines if "id" in line}
+    missing = set(range(1, max(there, default=0) + 1)) - there
+    return [{"id": number, "code": "no line"} for number in sorted(missing)]
 
 
 def describe(outcomes):
