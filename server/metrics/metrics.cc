@@ -6,8 +6,10 @@
 #include <array>
 #include <chrono>
 
+#include "server/metrics/code_counters.h"
 #include "server/metrics/device_metrics.h"
 #include "server/metrics/make_family.h"
+#include "server/metrics/tenant_metrics.h"
 
 namespace attend {
 namespace {
@@ -17,7 +19,6 @@ using prometheus::Gauge;
 using prometheus::Histogram;
 using prometheus::Registry;
 
-constexpr size_t kCodeCount = 15;  // gRPC's numbers up to UNAVAILABLE, with gaps
 constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
     "invalid",         "unimplemented",   "memory",         "queue_full",
     "draining",        "deadline_passed", "too_large",      "unknown_method",
@@ -43,11 +44,6 @@ Histogram::BucketBoundaries DurationBuckets() {
           5e-2, 0.1,    0.25, 0.5,  1,      2.5,  5,    10,     30,   60};
 }
 
-// Few, as each tenant has them; the bounds are those of DurationBuckets.
-Histogram::BucketBoundaries TenantDurationBuckets() {
-  return {1e-3, 1e-2, 0.1, 0.5, 1, 2.5, 10, 60};
-}
-
 double ErrorRatio(const RowsReport& report) {
   if (report.max_abs_error == 0) return 0;
   const double ratio = report.max_abs_error / report.bound;
@@ -59,19 +55,6 @@ CheckResult ResultOf(const RowsReport& report) {
   return report.of_inputs ? CheckResult::kInputs : CheckResult::kFailed;
 }
 
-// By code; the numbers between codes count as UNKNOWN.
-using CodeCounters = std::array<Counter*, kCodeCount>;
-
-CodeCounters MakeCodeCounters(Registry& registry, const char* name, const char* help,
-                              prometheus::Labels labels = {}) {
-  CodeCounters counters{};
-  for (size_t code = 0; code < kCodeCount; ++code) {  // what has no name is UNKNOWN's
-    labels["code"] = std::string(CodeName(static_cast<Code>(code)));
-    counters[code] = &MakeCounter(registry, name, help, labels);
-  }
-  return counters;
-}
-
 // No objective promises an answer in less time than this from when a request has arrived. Who
 // leaves it less, or none, has itself to blame.
 constexpr Duration kShortDeadline = std::chrono::milliseconds(10);
@@ -79,19 +62,6 @@ constexpr Duration kShortDeadline = std::chrono::milliseconds(10);
 bool HadShortDeadline(const Request& request) {
   return request.deadline != kNever && request.deadline - request.received < kShortDeadline;
 }
-
-void Count(const CodeCounters& counters, Code code) {
-  const auto index = static_cast<size_t>(code);
-  counters[index < counters.size() ? index : static_cast<size_t>(Code::kUnknown)]->Increment();
-}
-
-// The label sets of one tenant.
-struct TenantSeries {
-  CodeCounters requests{};
-  Counter* flops = nullptr;
-  Counter* session_rows = nullptr;
-  Histogram* duration = nullptr;
-};
 
 }  // namespace
 
@@ -101,17 +71,15 @@ std::string_view ConnectionRefusalName(ConnectionRefusal reason) {
 
 struct Metrics::Families {
   explicit Families(const std::string& version);
-  void AddTenant(const std::string& name);
   // Records it for the devices that computed it.
   void RecordAnswer(const Request& request) const;
 
   const std::shared_ptr<Registry> shared_registry = std::make_shared<Registry>();
   Registry& registry = *shared_registry;
-  const CodeCounters requests = MakeCodeCounters(registry, "attend_requests_total",
-                                                 "Requests that ended, by gRPC status code");
-  const CodeCounters backward_requests =
-      MakeCodeCounters(registry, "attend_backward_requests_total",
-                       "Requests for gradients that ended, by gRPC status code");
+  const CodeCounters requests{registry, "attend_requests_total",
+                              "Requests that ended, by gRPC status code"};
+  const CodeCounters backward_requests{registry, "attend_backward_requests_total",
+                                       "Requests for gradients that ended, by gRPC status code"};
   Counter& short_deadlines = MakeCounter(
       registry, "attend_short_deadlines_total",
       "Requests that ended with DEADLINE_EXCEEDED and had less than 10 ms left when they arrived");
@@ -211,28 +179,12 @@ void Metrics::Families::RecordAnswer(const Request& request) const {
   }
 }
 
-void Metrics::Families::AddTenant(const std::string& name) {
-  tenants.push_back(
-      {MakeCodeCounters(registry, "attend_tenant_requests_total",
-                        "Requests that ended, by tenant and gRPC status code", {{"tenant", name}}),
-       &MakeCounter(registry, "attend_tenant_flops_total",
-                    "Floating-point operations of answered requests, by tenant",
-                    {{"tenant", name}}),
-       &MakeCounter(registry, "attend_session_query_rows_total",
-                    "Query rows computed over sessions, by tenant: decoded tokens, where each step "
-                    "asks for one",
-                    {{"tenant", name}}),
-       &MakeHistogram(registry, "attend_tenant_request_duration_seconds",
-                      "Time from the arrival of answered requests to their answers, by tenant",
-                      TenantDurationBuckets(), {{"tenant", name}})});
-}
-
 Metrics::Metrics(const std::string& version) : families_(std::make_unique<Families>(version)) {}
 Metrics::~Metrics() = default;
 
 void Metrics::AddDevices(const std::vector<Device>& devices, const std::vector<Tenant>& tenants) {
   Families& f = *families_;
-  for (const Tenant& tenant : tenants) f.AddTenant(tenant.name);
+  for (const Tenant& tenant : tenants) f.tenants.emplace_back(f.registry, tenant.name);
   for (const Device& device : devices) {
     f.devices.emplace_back(f.registry, device.name, device.lanes, tenants);
   }
@@ -247,15 +199,14 @@ void Metrics::AddDevices(const std::vector<Device>& devices, const std::vector<T
 std::shared_ptr<Registry> Metrics::registry() const { return families_->shared_registry; }
 
 int64_t Metrics::answered() const {
-  return static_cast<int64_t>(families_->requests[static_cast<size_t>(Code::kOk)]->Value());
+  return static_cast<int64_t>(families_->requests.value(Code::kOk));
 }
 
 void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes) {
   Families& f = *families_;
-  const TenantSeries& tenant = f.tenants[request.tenant];
-  Count(f.requests, request.status.code());
-  if (request.asked == Pass::kBackward) Count(f.backward_requests, request.status.code());
-  Count(tenant.requests, request.status.code());
+  f.requests.Count(request.status.code());
+  if (request.asked == Pass::kBackward) f.backward_requests.Count(request.status.code());
+  f.tenants[request.tenant].RecordFinished(request, total_ns);
   if (request.status.code() == Code::kDeadlineExceeded && HadShortDeadline(request)) {
     f.short_deadlines.Increment();
   }
@@ -274,12 +225,6 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   f.phases[kKernel]->Observe(Seconds(request.kernel_ns));
   f.phases[kCopyOut]->Observe(Seconds(request.copy_out_ns));
   f.phases[kTotal]->Observe(Seconds(total_ns));
-  tenant.duration->Observe(Seconds(total_ns));
-  tenant.flops->Increment(request.flops);
-  if (request.source.cache() != nullptr) {
-    const Problem& p = request.attention.problem;
-    tenant.session_rows->Increment(static_cast<double>(p.batch * p.len_q));
-  }
   // Tensors in messages count as inline or chunked, even if others are in shared memory.
   const Transport messages =
       request.transport == Transport::kChunked ? Transport::kChunked : Transport::kInline;
@@ -300,6 +245,10 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
     }
   }
   f.RecordAnswer(request);
+}
+
+void Metrics::RecordSmallCall(int tenant, Code code) {
+  families_->tenants[tenant].RecordSmallCall(code);
 }
 
 void Metrics::RecordRejection(Rejection reason) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The Prometheus families that are counted as things happen, and their labels. Those by device are
-// in device_metrics.h. What is read at a scrape is in server/app: uploads and shared memory in
-// collectors.h, NVML in gpu_stats.h. The engine's families exist from the start, those by
-// device, tenant or split from AddDevices on; all label sets known at the
-// start begin at zero. Recording is thread-safe and takes well under a microsecond: families are
-// looked up once, at construction.
+// in device_metrics.h, those by tenant in tenant_metrics.h. What is read at a scrape is in
+// server/app: uploads and shared memory in collectors.h, NVML in gpu_stats.h. The engine's families
+// exist from the start, those by device, tenant or split from AddDevices on; all label sets known
+// at the start begin at zero. Recording is thread-safe and takes well under a microsecond: families
+// are looked up once, at construction.
 
 #pragma once
 
@@ -92,12 +92,15 @@ class Metrics {
   // Records a finished request, refused ones included (then only the status counts):
   // attend_requests_total{code}, attend_backward_requests_total{code},
   // attend_tenant_requests_total{tenant,code}, attend_tenant_flops_total{tenant},
+  // attend_tenant_limited_requests_total{tenant} of what a limit of its tenant's refused,
   // attend_phase_duration_seconds{phase}, attend_flops_total and
   // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
   // direction}, attend_reference_checks_total{result,transport}.
   void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);
   // Those of them that ended with OK.
   int64_t answered() const;
+  // attend_tenant_small_calls_total{tenant,code}, of a call that was no request.
+  void RecordSmallCall(int tenant, Code code);
   void RecordRejection(Rejection reason);  // attend_rejected_requests_total{reason}
   // attend_batch_requests, attend_batch_flops, attend_batches_total{closed}
   void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);

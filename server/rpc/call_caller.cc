@@ -177,6 +177,9 @@ Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& ca
       decision.status =
           context.connections->Call(call.peer(), decision.caller.tenant, decision.credential);
       rejection = Rejection::kTenantLimit;
+      if (!decision.status.ok()) {  // nobody has looked whether it is a request
+        context.metrics.RecordSmallCall(decision.caller.tenant, decision.status.code());
+      }
     }
   }
   if (decision.status.ok()) return std::move(decision.caller);

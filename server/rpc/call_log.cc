@@ -183,6 +183,7 @@ void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& e
   const bool event = !status.ok() && context.logger.should_log(LogLevel::warn);
   const bool line = WantsLine(context, status, total_ns);
   if (facts.own.valid()) EndSpan(context, status, facts);
+  context.metrics.RecordSmallCall(facts.caller.tenant, status.code());
   if (!event && !line) return;
   const std::string& tenant = TenantName(context, facts.caller.tenant);
   const std::string peer = call.peer();

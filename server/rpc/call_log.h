@@ -34,7 +34,7 @@ struct RefusedCall {
 void LogRefused(Logger& logger, AccessLog* access_log, const Status& status,
                 const RefusedCall& call);
 
-// Of any other call. `event` is the log line's, if it failed.
+// Of any other call, which is counted here too. `event` is the log line's, if it failed.
 struct SmallCallEnd {
   const char* event;
   int64_t request_bytes = 0;

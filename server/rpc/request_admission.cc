@@ -32,6 +32,7 @@ std::string BoundOf(const HostPool& pool, int tenant) {
 
 Status RequestReader::OfTenant(Status status, Request& request) {
   if (status.ok()) return status;
+  request.refusal.tenant_limit = true;
   request.refusal.retry_after_ms = request.limits.retry_after_ms();
   return Reject(Rejection::kTenantLimit, std::move(status));
 }

@@ -48,6 +48,7 @@ def test_requests_in_flight(start_server, tmp_path):
     assert server.metric("attend_tenant_limited_total", **limit) == 1
     assert server.metric("attend_tenant_limit", **limit) == 1
     assert server.metric("attend_tenant_limited_total") == 1  # no other
+    assert server.metric("attend_tenant_limited_requests_total", tenant="a") == 1
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 1
 
 
@@ -85,6 +86,13 @@ def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
     assert server.metric("attend_tenant_limited_total", tenant="a",
                          limit="in_flight") == len(SMALL)
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == len(SMALL)
+    # They are no requests, so they take nothing from what requests fail.
+    assert server.metric("attend_tenant_limited_requests_total") == 0
+    assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 0
+    small = {"tenant": "a", "code": "RESOURCE_EXHAUSTED"}
+    assert server.metric("attend_tenant_small_calls_total", **small) == len(SMALL)
+    assert server.metric("attend_tenant_small_calls_total", tenant="a") == 4 * len(SMALL) + 2
+    assert server.metric("attend_tenant_small_calls_total", tenant="b") == len(SMALL)
 
 
 def test_sessions_are_kept_and_freed_while_all_places_are_taken(start_server, tmp_path):
@@ -150,6 +158,7 @@ def test_rates(start_server, tmp_path, key, name, rate):
         limits.change(server, f"[a]\n{key} = none\n")
         attend(service, request)
     assert server.metric("attend_tenant_limited_total", tenant="a", limit=name) == 1
+    assert server.metric("attend_tenant_limited_requests_total", tenant="a") == 1
 
 
 def test_bytes_are_those_of_the_tensors(start_server, tmp_path):
@@ -232,6 +241,7 @@ def test_open_streams(start_server, tmp_path):
         assert len(list(stream("a", [wire.small_request()]))) == 1
     assert server.metric("attend_tenant_limited_total", tenant="a", limit="streams") == 1
     assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 1
+    assert server.metric("attend_tenant_limited_requests_total", tenant="a") == 1
 
 
 def charged(server):
@@ -320,6 +330,7 @@ def test_session_memory(start_server, tmp_path, random):
                              limit="session_memory") == 1
         assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 1
         assert server.metric("attend_rejected_requests_total", reason="sessions") == 0
+        assert server.metric("attend_tenant_limited_requests_total", tenant="a") == 1
         limits.change(server, "")
         a.attend(request)
 
@@ -338,6 +349,7 @@ def test_sessions(start_server, tmp_path):
         assert server.metric("attend_tenant_used", tenant="a", limit="sessions") == 2
         assert server.metric("attend_tenant_limited_total", tenant="a", limit="sessions") == 2
         assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
+        assert server.metric("attend_tenant_limited_requests_total") == 0
         a.call("FreeSession", session=made[0].id)
         a.call("ForkSession", session=made[1].id)
 

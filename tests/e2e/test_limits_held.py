@@ -214,6 +214,11 @@ def test_connections(start_server, tmp_path, way):
     assert used("b") == 2
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
     assert server.metric("attend_tenant_limited_total", tenant="a", limit="connections") == 2
+    # Nobody has looked what these calls were.
+    assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 0
+    assert server.metric("attend_tenant_limited_requests_total") == 0
+    assert server.metric("attend_tenant_small_calls_total", tenant="a",
+                         code="RESOURCE_EXHAUSTED") == 2
     assert words in server.log()
     channels[0].close()
     harness.wait_for("the connection to be closed", lambda: used() == 1)
