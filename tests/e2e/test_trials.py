@@ -3,6 +3,7 @@
 found soonest."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import harness
 import hostile
 import wire
-from system_calls import KINDS
+from system_calls import KINDS, SystemCalls
 
 TRIALS = pathlib.Path(__file__).resolve().parents[1] / "trials"
 sys.path.append(str(TRIALS))
@@ -77,6 +78,26 @@ def for_a_moment(trial, folder, **options):
         return trial(str(folder), SEED, SECONDS, **options)
     except network_trials.Skipped as why:
         pytest.skip(str(why))
+
+
+def test_a_connection_that_has_failed_stays_failed(tmp_path):
+    """Its peer must not get what comes behind lost bytes: with TLS, records that it cannot read."""
+    calls = SystemCalls(tmp_path / "calls")
+    calls.fail("write")
+    program = """
+import errno, socket
+one, other = socket.socketpair()
+for _ in range(2):
+    try:
+        one.send(b"x")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+print(other.recv(1))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          check=False, env={**os.environ, **calls.env})
+    assert done.stdout.split() == ["ECONNRESET", "EPIPE", "b''"], done
+    calls.close()
 
 
 @pytest.mark.parametrize("name", ["delay", "stall", "reset", "half_open", "partition", "lossy",

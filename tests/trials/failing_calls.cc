@@ -122,6 +122,20 @@ long Forward(Kind kind, long number, Args... args) {
   return Fails(kind) ? -1 : Kernel(number, args...);
 }
 
+// Of one that reads from or writes to `file`. A connection that is reset stays so, as the system's
+// do: otherwise its peer would take what comes after the lost bytes for them.
+bool FailsAt(Kind kind, long file) {
+  if (!Fails(kind)) return false;
+  const int error = errno;
+  if (error == ECONNRESET) Kernel(SYS_shutdown, file, SHUT_RDWR);
+  errno = error;
+  return true;
+}
+template <typename... Args>
+long ForwardAt(Kind kind, long number, int file, Args... args) {
+  return FailsAt(kind, file) ? -1 : Kernel(number, file, args...);
+}
+
 int64_t ClockOffset() {
   const Control* const shared = control.load(std::memory_order_acquire);
   return shared == nullptr ? 0 : shared->clock_offset_ns.load(std::memory_order_relaxed);
@@ -243,28 +257,28 @@ ATTEND_EXPORT int epoll_create1(int flags) noexcept {
 // Bytes.
 
 ATTEND_EXPORT ssize_t read(int fd, void* data, size_t bytes) {
-  return Forward(kRead, SYS_read, fd, data, bytes);
+  return ForwardAt(kRead, SYS_read, fd, data, bytes);
 }
 ATTEND_EXPORT ssize_t readv(int fd, const iovec* parts, int count) {
-  return Forward(kRead, SYS_readv, fd, parts, count);
+  return ForwardAt(kRead, SYS_readv, fd, parts, count);
 }
 ATTEND_EXPORT ssize_t recv(int fd, void* data, size_t bytes, int flags) {
-  return Forward(kRead, SYS_recvfrom, fd, data, bytes, flags, 0, 0);
+  return ForwardAt(kRead, SYS_recvfrom, fd, data, bytes, flags, 0, 0);
 }
 ATTEND_EXPORT ssize_t recvmsg(int fd, msghdr* message, int flags) {
-  return Forward(kRead, SYS_recvmsg, fd, message, flags);
+  return ForwardAt(kRead, SYS_recvmsg, fd, message, flags);
 }
 ATTEND_EXPORT ssize_t write(int fd, const void* data, size_t bytes) {
-  return Forward(kWrite, SYS_write, fd, data, bytes);
+  return ForwardAt(kWrite, SYS_write, fd, data, bytes);
 }
 ATTEND_EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
-  return Forward(kWrite, SYS_writev, fd, parts, count);
+  return ForwardAt(kWrite, SYS_writev, fd, parts, count);
 }
 ATTEND_EXPORT ssize_t send(int fd, const void* data, size_t bytes, int flags) {
-  return Forward(kWrite, SYS_sendto, fd, data, bytes, flags, 0, 0);
+  return ForwardAt(kWrite, SYS_sendto, fd, data, bytes, flags, 0, 0);
 }
 ATTEND_EXPORT ssize_t sendmsg(int fd, const msghdr* message, int flags) {
-  return Forward(kWrite, SYS_sendmsg, fd, message, flags);
+  return ForwardAt(kWrite, SYS_sendmsg, fd, message, flags);
 }
 ATTEND_EXPORT int epoll_ctl(int set, int operation, int fd, epoll_event* event) noexcept {
   return static_cast<int>(Forward(kPoll, SYS_epoll_ctl, set, operation, fd, event));
@@ -284,7 +298,8 @@ ATTEND_EXPORT long syscall(long number, ...) noexcept {
   for (long& each : a) each = va_arg(rest, long);
   va_end(rest);
   if (number == SYS_futex) return Futex(a[0], a[1], a[2], a[3], a[4], a[5]);
-  if ((number == SYS_recvmsg && Fails(kRead)) || (number == SYS_sendmsg && Fails(kWrite)) ||
+  if ((number == SYS_recvmsg && FailsAt(kRead, a[0])) ||
+      (number == SYS_sendmsg && FailsAt(kWrite, a[0])) ||
       (number == SYS_memfd_create && Fails(kOpen))) {
     return -1;
   }
