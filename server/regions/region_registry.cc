@@ -108,8 +108,8 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
       status = TooLarge(bytes, "shared-memory-client-max", limits_.client_bytes_max);
     }
   }
-  CountHold counted;
-  if (status.ok()) status = Reserve(client, rounded, counted, until);
+  TenantHold hold;
+  if (status.ok()) status = Reserve(client, rounded, hold, until);
   if (!status.ok()) return Refuse(std::move(status), until);
   // Without the lock, because pages are allocated and locked.
   Result<RegionMapping> mapping = memory_.Map(rounded);
@@ -119,11 +119,13 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
     ++stats_.refused;
     return mapping.status();
   }
+  // The work is done, whatever becomes of the region.
+  hold.making.End(rounded, /*bytes_used=*/true, /*cost_used=*/true);
   auto made = std::make_unique<SharedRegion>();
   made->data = static_cast<char*>(mapping->data);
   made->bytes = mapping->bytes;
   made->client = client;
-  made->counted = std::move(counted);
+  made->counted = std::move(hold.bytes);
   Result<std::string> token = Add(std::move(made));
   if (!token.ok()) return token.status();
   return Created{std::move(*token), mapping->bytes, std::move(mapping->file)};
@@ -134,7 +136,7 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest&
   if (importer_ == nullptr) {
     return Refuse(Unimplemented("the server takes no GPU memory; --cuda-ipc turns that on"));
   }
-  CountHold none;
+  TenantHold none;
   if (Status status = Reserve(client, 0, none, until); !status.ok()) {
     return Refuse(std::move(status), until);
   }

@@ -135,8 +135,13 @@ class RegionRegistry {
 
   // What is no tenant's counts as the first one's.
   static int TenantOf(int tenant) { return tenant < 0 ? 0 : tenant; }
+  // What a region that is being made has of its tenant's limits.
+  struct TenantHold {
+    CountHold bytes;   // as long as its memory is there
+    LimitHold making;  // as for a request that brings so many bytes
+  };
   // These decide who gets room (region_room.cc). Reserve: with `until` as in Create.
-  Status Reserve(uint64_t client, int64_t bytes, CountHold& hold, TimePoint* until);
+  Status Reserve(uint64_t client, int64_t bytes, TenantHold& hold, TimePoint* until);
   Status CheckClientLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   Status CheckLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   int64_t ShareOf(int tenant) const;

@@ -112,7 +112,7 @@ TimePoint RegionRegistry::WaitLocked(Client& client, int64_t bytes, bool displac
   return TimePoint();
 }
 
-Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, CountHold& hold, TimePoint* until) {
+Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold, TimePoint* until) {
   std::vector<RegionRef> displaced;  // let go of outside the lock
   const MutexLock lock(mutex_);
   const auto found = clients_.find(client);
@@ -130,7 +130,10 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, CountHold& hold, 
     if (until != nullptr && *until != TimePoint()) return Full(bytes, "room is being made");
   }
   if (status.ok() && counts) {
-    status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold, bytes);
+    status = limits_.tenants->Begin(tenant, /*check=*/false, hold.making, bytes);
+    if (status.ok()) {
+      status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold.bytes, bytes);
+    }
   }
   if (!status.ok()) return status;
   owner.claimed_bytes = 0;

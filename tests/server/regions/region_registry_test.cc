@@ -195,6 +195,30 @@ TEST_F(RegionRegistryTest, ATenantsClientsHaveItsBytesTogether) {
   EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 0);
 }
 
+TEST_F(RegionRegistryTest, MakingARegionIsChargedToItsTenant) {
+  std::vector<TenantBounds> bounds(2);
+  bounds[1].bytes = {kPage, 2 * kPage};
+  TenantLimits tenants(bounds, clock_);
+  RegionLimits limits{16 * kPage, 16 * kPage, 9};
+  limits.tenants = &tenants;
+  limits.tenant_weights = {1, 1};
+  Restart(limits);
+  const uint64_t one = registry_->AddClient(1);
+  memory_.Refuse(ResourceExhausted("no pages"));
+  ExpectRefused(one, 2 * kPage, Code::kResourceExhausted, "no pages");
+  EXPECT_EQ(tenants.use(1, Limit::kBytes).used, 0);
+  const std::string token = MustCreate(one, 4 * kPage);
+  EXPECT_EQ(tenants.use(1, Limit::kBytes).used, 4 * kPage);
+  EXPECT_EQ(tenants.use(1, Limit::kInFlight).used, 0);
+  ASSERT_TRUE(registry_->Release(one, token).ok());
+  ExpectRefused(one, kPage, Code::kResourceExhausted, "tenant limit bytes-per-second");
+  MustCreate(registry_->AddClient(0), kPage);
+  clock_.Advance(std::chrono::seconds(3));
+  MustCreate(one, kPage);
+  registry_.reset();
+  EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 0);
+}
+
 TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   MustCreate(client, 1);
