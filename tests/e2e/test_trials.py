@@ -141,6 +141,20 @@ def test_a_soak_of_a_moment(tmp_path):
     assert "<svg" in (tmp_path / "soak.svg").read_text()
 
 
+def test_what_callers_found_before_they_are_killed():
+    import trial
+    fault = {"fault": "a wrong answer"}
+    callers = trial.Callers.__new__(trial.Callers)
+    callers._processes = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for program in (f"print({json.dumps(json.dumps({'faults': [fault]}))})",
+                        "import time; time.sleep(3600)")]
+    callers._processes[0].wait()
+    assert callers.running()
+    assert callers.kill() == [fault]
+    assert not callers.running()
+
+
 def line(number, name, code, accepted=True):
     return {"id": number, "request_id": name, "code": code,
             **({"receive_us": 5} if accepted else {})}
