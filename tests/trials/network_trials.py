@@ -123,7 +123,8 @@ def kill_clients(folder, seed, seconds, locked=False):
             callers, before = Callers(server, seed + turn, 1), answered(server)
             harness.wait_for("answers", lambda before=before: answered(server) > before)
             time.sleep(turn % 3 * 0.2)
-            callers.kill()
+            faults = callers.kill()
+            assert not faults, faults[0]["fault"]
             turn += 1
         requests = answered(server)
         _ends_well(server)
