@@ -164,7 +164,9 @@ Decision Authenticator::Decide(const Credentials& credentials, Scope scope) cons
                                                ? "the token has expired"
                                                : "what the certificate allowed has expired");
   }
-  const auto deny = [&decision](CallerRefusal refusal, std::string message) {
+  const auto deny = [&](CallerRefusal refusal, std::string message) {
+    // Whoever may not call costs its own tenant, not the one that it names.
+    decision.caller.tenant = grant->tenant;
     decision.status = Status(Code::kPermissionDenied, std::move(message));
     decision.refusal = refusal;
     return decision;

@@ -56,7 +56,7 @@ enum class CallerRefusal {
 };
 
 struct Decision {
-  Caller caller;
+  Caller caller;  // of PERMISSION_DENIED: with its own tenant
   Status status;  // OK, UNAUTHENTICATED or PERMISSION_DENIED
   CallerRefusal refusal = CallerRefusal::kNoCredentials;
   TokenDigest credential = {};  // by which the caller is known

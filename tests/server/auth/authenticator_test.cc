@@ -141,6 +141,8 @@ TEST_F(AuthenticatorTest, OnlySomeSpeakForOthers) {
   }
   EXPECT_EQ(Ask("Bearer " + kOther).caller.tenant, 2);
   EXPECT_EQ(Ask("Bearer " + kOther, Scope::kCompute, "blue").caller.tenant, 1);
+  // What it is refused is charged to its own tenant.
+  EXPECT_EQ(Ask("Bearer " + kOther, Scope::kSessions, "blue").caller.tenant, 2);
   EXPECT_TRUE(Ask("Bearer " + kOther).caller.for_others);
   ExpectRefused(Ask("Bearer " + kOther, Scope::kCompute, "nobody"), CallerRefusal::kTenant,
                 "x-attend-tenant names none of the server's tenants");
