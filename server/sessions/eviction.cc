@@ -47,6 +47,9 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   if (possible()) {
     ATTEND_RETURN_IF_ERROR(KeepLimit(session, count * page_bytes, refusal));
     if (!enough()) Evict(session, From::kAll, enough);
+    // What sessions share was counted for each of them, so that it may be too little.
+    if (!enough()) GiveWay(session, count * page_bytes, enough);
+    if (!enough()) Evict(session, From::kAll, enough);
   }
   const Status taken = pool.pages->Take(page_bytes, count, pages);
   if (!taken.ok()) {
@@ -114,7 +117,9 @@ void SessionTable::GiveWay(const Session& needy, int64_t bytes, const Enough& en
     CacheHold& hold = **next++;
     if (!hold.provisional_ || hold.device_ != needy.device || hold.tenant_ == needy.tenant)
       continue;
-    if (BeyondShare(hold.device_, hold.tenant_) > 0) LetGo(hold);
+    if (BeyondShare(hold.device_, hold.tenant_) <= 0) continue;
+    LetGo(hold);
+    ++stats_.gave_way;
   }
 }
 

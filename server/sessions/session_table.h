@@ -112,6 +112,7 @@ class SessionTable {
     int64_t created = 0;  // since the start, as are the rest; forks too
     int64_t expired = 0;
     int64_t displaced = 0;         // ended for another tenant's
+    int64_t gave_way = 0;          // holds of requests whose bytes still arrived
     int64_t evictions_own = 0;     // for the tenant's own needs
     int64_t evictions_others = 0;  // for others', of what exceeded the tenant's share
     int64_t evictions_operator = 0;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,16 @@ TEST_F(ProvisionalHoldTest, WhoGaveWayGoesOnIfAllThatItNeedsIsThere) {
   ASSERT_TRUE(again->Confirm().ok());
   again->Commit();
   EXPECT_EQ(Length(0, written), 5 * kRows);
+}
+
+// Idle sessions seem to be enough, as each of those that share pages counts with all of them.
+TEST_F(ProvisionalHoldTest, WhatIsReadGoesWhereSharedPagesWereTooFew) {
+  const std::string shared = Make(0, 2 * kRows), greedy = Make(0, 14 * kRows), needy = Make(1);
+  for (int n = 0; n < 3; ++n) ASSERT_TRUE(table_->Fork(0, shared, std::nullopt).ok());
+  const auto upload = Upload(0, greedy, 14 * kRows, 0);
+  EXPECT_TRUE(Append(1, needy, 0, 8 * kRows).ok());
+  EXPECT_EQ(Length(0, shared), 0);
+  EXPECT_EQ(Length(0, greedy), 8 * kRows);
 }
 
 TEST_F(ProvisionalHoldTest, NobodyElseMakesItGiveWay) {

@@ -52,7 +52,8 @@ TEST(SessionModelTest, RandomHistories) {
     RunHistory(seed + n, 300, 0, counts);
   }
   ExpectMet(counts, {"displaced", "evictions", "evictions of others", "exhausted", "expired",
-                     "freed in use", "given up", "pinned refused", "refused", "refused as evicted",
+                     "freed in use", "gave way", "given up", "had all after giving way",
+                     "pinned refused", "refused", "refused after giving way", "refused as evicted",
                      "refused late", "repeated", "shared cuts"});
 }
 
@@ -64,8 +65,8 @@ TEST(SessionModelTest, MemoryRunsOutAnywhere) {
                  std::to_string(failing));
     RunHistory(seed + static_cast<uint64_t>(failing), 300, failing, counts);
   }
-  ExpectMet(counts, {"evictions", "expired", "failed allocations", "freed in use", "given up",
-                     "repeated", "shared cuts"});
+  ExpectMet(counts, {"evictions", "expired", "failed allocations", "freed in use", "gave way",
+                     "given up", "repeated", "shared cuts"});
 }
 
 }  // namespace

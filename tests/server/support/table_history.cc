@@ -128,6 +128,7 @@ void TableHistory::Meanwhile() {
   short_ = nullptr;
   if (!copying_) {
     copying_ = true;
+    NoteGivenWay(copies_.tenant, copies_.device);
     Settle();  // others may have given way for the copies
     for (int64_t steps = Range(0, 3); steps > 0; --steps) Step();
     copying_ = false;
@@ -176,6 +177,7 @@ void TableHistory::Fork() {
   const PinnedCopies outer = std::exchange(copies_, CopiesOf(origin, length, length));
   const Result<SessionInfo> fork = Try([&] { return table_->Fork(origin.tenant, id, length); });
   copies_ = outer;
+  NoteGivenWay(origin.tenant, origin.device);
   if (shortage_ && !fork.ok()) Renew(origin.tenant, id);
   if (lost) return ExpectCode(fork.status(), Code::kUnavailable);
   if (length > whole) return ExpectCode(fork.status(), Code::kOutOfRange);
@@ -210,6 +212,7 @@ void TableHistory::Truncate() {
   const Result<SessionInfo> cut = Try([&] { return table_->Truncate(before.tenant, id, length); });
   truncating_ = std::move(outer);
   copies_ = copies;
+  NoteGivenWay(before.tenant, before.device);
   if (shortage_ && !cut.ok()) Renew(before.tenant, id);
   const auto now = sessions_.find(id);
   if (!cut.ok()) {

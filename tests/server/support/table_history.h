@@ -2,7 +2,8 @@
 //
 // A history of a session table, and a model that keeps each layer's tokens in a vector. Requests
 // are taken step by step, so that several are under way at once, and steps come between while a
-// fork or a truncation copies its pages. What becomes free is poisoned. After each step the table
+// fork or a truncation copies its pages; the bytes of some still arrive, and those may have to give
+// way. What becomes free is poisoned. After each step the table
 // must list exactly the model's sessions, each open request must find its rows as they were, and
 // the pools' sums must be those of what refers to their pages. Memory may run out in the middle of
 // any operation: that is then refused, and has changed nothing.
@@ -49,7 +50,7 @@ class TableHistory {
   static constexpr int kTenants = 2, kDevices = 2;
   static constexpr int64_t kRows = 16;
   static constexpr int64_t kSlabBytes = 16 * 1024;
-  static constexpr int64_t kBytes = 12 * kSlabBytes + kPageUnitBytes;
+  static constexpr int64_t kBytes = 6 * kSlabBytes + kPageUnitBytes;
 
   // Every element of a token's rows of K and V is its own number.
   using Tokens = std::vector<uint16_t>;
@@ -81,7 +82,7 @@ class TableHistory {
   };
   // One that is under way.
   struct Open {
-    enum class State { kLooked, kReserved, kCommitted };
+    enum class State { kLooked, kArriving, kGaveWay, kReserved, kCommitted };
     Request request;
     std::vector<Tokens> tokens;  // of each sequence, with what is appended
     State state = State::kLooked;
@@ -103,6 +104,7 @@ class TableHistory {
   template <class Call>
   auto Try(const Call& call) -> decltype(call()) {
     try {
+      for (int n = 0; n < kDevices; ++n) held_[n] = table_->tenant_bytes(n);
       short_ = BeginShortage();
       auto result = call();
       short_ = nullptr;
@@ -164,6 +166,15 @@ class TableHistory {
   // That the pages were refused because there are fewer.
   void ExpectShort(const Open& open, const CacheRefusal& refusal) const;
   void Reserve(OpenRef open);
+  void Confirm(OpenRef open);
+  // The hold has its pages, for the tokens that its sessions have now.
+  void TakeTokens(Open& open);
+  // Reserve or Confirm was refused; but for memory, `code` was to be expected. `fits`: what is
+  // pinned does.
+  void CloseRefused(OpenRef open, const Status& status, Code code, bool fits,
+                    const CacheRefusal& refusal);
+  // Finds out which requests have given way for that tenant's pages.
+  void NoteGivenWay(int tenant, int device);
   void Commit(Open& open);
   void Close(OpenRef open);
   void ReadAll();
@@ -184,9 +195,10 @@ class TableHistory {
   std::unique_ptr<SessionTable> table_;
   Sessions sessions_;
   std::list<Open> open_;
-  std::vector<Request> requests_;  // the last ones, which may be sent again
-  std::string truncating_;         // the session of a truncation that copies
-  PinnedCopies copies_;            // while that one copies, or a fork
+  std::vector<Request> requests_;                    // the last ones, which may be sent again
+  std::string truncating_;                           // the session of a truncation that copies
+  PinnedCopies copies_;                              // while that one copies, or a fork
+  std::array<std::vector<int64_t>, kDevices> held_;  // by tenant, before the last call
   bool copying_ = false;
   bool lost_ = false;  // device 1 is
   int64_t ids_ = 0, settled_ = 0;

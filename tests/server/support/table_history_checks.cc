@@ -36,7 +36,8 @@ int64_t PagesOf(int64_t tokens, int64_t rows) { return (tokens + rows - 1) / row
 
 bool TableHistory::InUse(const std::string& id) const {
   const auto uses = [&](const Open& open) {
-    return std::any_of(open.request.uses.begin(), open.request.uses.end(),
+    return open.state != Open::State::kGaveWay &&
+           std::any_of(open.request.uses.begin(), open.request.uses.end(),
                        [&](const CacheUse& use) { return use.session == id; });
   };
   return id == truncating_ || std::any_of(open_.begin(), open_.end(), uses);
@@ -49,7 +50,8 @@ bool TableHistory::Over(const std::string& id) const {
 
 bool TableHistory::Changing(const std::string& id, int64_t layer) const {
   const auto appends = [&](const Open& open) {
-    return open.state == Open::State::kReserved && open.hold->append_rows() > 0 &&
+    const bool taken = open.state == Open::State::kArriving || open.state == Open::State::kReserved;
+    return taken && open.hold->append_rows() > 0 &&
            std::any_of(open.request.uses.begin(), open.request.uses.end(),
                        [&](const CacheUse& u) { return u.session == id && u.layer == layer; });
   };
@@ -164,6 +166,15 @@ void TableHistory::ExpectShort(const Open& open, const CacheRefusal& refusal) co
   EXPECT_LT(room, needed);
   EXPECT_GE(room, RoomFor(device, page_bytes) * page_bytes);
   EXPECT_LE(room, memory.total_bytes - memory.used_bytes);
+  const int tenant = open.request.tenant;
+  const std::vector<int64_t> held = table_->tenant_bytes(device);
+  if (held[tenant] + needed > ShareOf(device, tenant)) return;
+  for (const Open& each : open_) {
+    const int other = each.request.tenant;
+    if (each.state != Open::State::kArriving || other == tenant || each.hold->device() != device)
+      continue;
+    EXPECT_LE(held[other], ShareOf(device, other)) << "it should have given way";
+  }
 }
 
 void TableHistory::ReadAll() {
@@ -272,12 +283,15 @@ void TableHistory::Write(const Open& open) {
 }
 
 void TableHistory::ExpectTokens(const Open& open, int64_t first, int64_t step) {
+  if (open.state == Open::State::kGaveWay) return;
   for (size_t s = 0; s < open.tokens.size(); ++s) {
     const Tokens& tokens = open.tokens[s];
     ASSERT_EQ(open.hold->sequences()[s].length, std::ssize(tokens));
     if (open.state == Open::State::kLooked) continue;  // it shows no pages yet
+    const bool written = open.state != Open::State::kArriving;
+    const int64_t count = std::ssize(tokens) - (written ? 0 : open.hold->append_rows());
     int64_t wrong = 0;
-    for (int64_t n = first; n < std::ssize(tokens); n += step) {
+    for (int64_t n = first; n < count; n += step) {
       ForEachRow(*open.hold, s, n, [&](std::span<const uint16_t> row) {
         wrong += std::ssize(row) - std::count(row.begin(), row.end(), tokens[n]);
       });

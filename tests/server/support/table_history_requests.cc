@@ -90,6 +90,14 @@ void TableHistory::GoOn(OpenRef open) {
   switch (open->state) {
     case Open::State::kLooked:
       return Reserve(open);
+    case Open::State::kArriving:
+    case Open::State::kGaveWay: {
+      const int64_t step = Range(0, 9);
+      if (step < 6) return;  // its bytes take their time
+      if (step < 9) return Confirm(open);
+      ++counts_["given up"];
+      return Close(open);
+    }
     case Open::State::kReserved:
       if (open->hold->append_rows() == 0) return Close(open);
       if (Range(0, 4) == 4) {
@@ -109,36 +117,89 @@ void TableHistory::Reserve(OpenRef open) {
   int64_t there = 0;
   const Code code = Judge(open->request, &hold, there);
   const bool fits = code != Code::kOk || PinnedFits(*open);
+  const bool arriving = Range(0, 1) == 1;
+  const auto firmness = arriving ? CacheHold::Firmness::kProvisional : CacheHold::Firmness::kFirm;
   CacheRefusal refusal;
-  const Status status = Try([&] { return hold.Reserve(open->table.data(), stride, &refusal); });
+  const Status status =
+      Try([&] { return hold.Reserve(open->table.data(), stride, &refusal, firmness); });
+  NoteGivenWay(open->request.tenant, hold.device());
+  if (!fits || !status.ok()) return CloseRefused(open, status, code, fits, refusal);
+  open->state = arriving ? Open::State::kArriving : Open::State::kReserved;
+  TakeTokens(*open);
+  if (!arriving) Write(*open);
+}
+
+void TableHistory::Confirm(OpenRef open) {
+  CacheHold& hold = *open->hold;
+  const bool gave_way = open->state == Open::State::kGaveWay;
+  Code code = Code::kOk;
+  if (gave_way) {
+    Settle();  // its sessions may just have been evicted
+    int64_t there = 0;
+    code = Judge(open->request, nullptr, there);
+    const int64_t rows = there > 0 ? 0 : open->request.rows;
+    if (code == Code::kOk && rows != hold.append_rows()) code = Code::kUnavailable;
+  }
+  const bool fits = code != Code::kOk || !gave_way || PinnedFits(*open);
+  CacheRefusal refusal;
+  const Status status = Try([&] { return hold.Confirm(&refusal); });
+  NoteGivenWay(open->request.tenant, hold.device());
+  if (gave_way) {
+    for (const CacheUse& use : open->request.uses) Renew(open->request.tenant, use.session);
+    ++counts_[status.ok() ? "had all after giving way" : "refused after giving way"];
+  }
+  if (!fits || !status.ok()) return CloseRefused(open, status, code, fits, refusal);
+  open->state = Open::State::kReserved;
+  if (gave_way) TakeTokens(*open);
+  Write(*open);
+}
+
+void TableHistory::CloseRefused(OpenRef open, const Status& status, Code code, bool fits,
+                                const CacheRefusal& refusal) {
   if (!fits) {
     ExpectCode(status, Code::kResourceExhausted);
     EXPECT_EQ(refusal.missing_bytes, 0);
     ++counts_["pinned refused"];
-    return Close(open);
-  }
-  if (code == Code::kOk && status.code() == Code::kResourceExhausted) {
+  } else if (code == Code::kOk && status.code() == Code::kResourceExhausted) {
     if (!shortage_) ExpectShort(*open, refusal);
     ++counts_["exhausted"];
-    return Close(open);
-  }
-  ExpectCode(status, code);
-  if (!status.ok()) {
+  } else {
+    ExpectCode(status, code);
     ++counts_["refused late"];
-    return Close(open);
   }
-  open->state = Open::State::kReserved;
-  open->pinned_bytes = PinnedFreshBytes(*open);
-  // Its tokens may be others than when it was looked at: lengths are all that was compared.
-  for (size_t n = 0; n < open->tokens.size(); ++n) {
-    const CacheUse& use = open->request.uses[n];
+  Close(open);
+}
+
+// Its tokens may be others than when it was looked at: lengths are all that was compared.
+void TableHistory::TakeTokens(Open& open) {
+  open.pinned_bytes = PinnedFreshBytes(open);
+  const size_t stride = open.table.size() / open.tokens.size();
+  for (size_t n = 0; n < open.tokens.size(); ++n) {
+    const CacheUse& use = open.request.uses[n];
     const Tokens& now = sessions_.at(use.session).layers[use.layer].tokens;
-    std::copy(now.begin(), now.end(), open->tokens[n].begin());
+    std::copy(now.begin(), now.end(), open.tokens[n].begin());
+    EXPECT_EQ(open.table[(n + 1) * stride - 1], 0);
   }
-  for (size_t n = 1; n <= open->tokens.size(); ++n) {
-    EXPECT_EQ(open->table[n * static_cast<size_t>(stride) - 1], 0);
+}
+
+// Those that began first.
+void TableHistory::NoteGivenWay(int tenant, int device) {
+  int64_t more = table_->stats().gave_way - counts_["gave way"];
+  const int other = 1 - tenant;
+  EXPECT_TRUE(more == 0 || held_[device][other] > ShareOf(device, other)) << "within its share";
+  for (Open& open : open_) {
+    if (more == 0) break;
+    if (open.state != Open::State::kArriving || open.request.tenant != other ||
+        open.hold->device() != device) {
+      continue;
+    }
+    open.state = Open::State::kGaveWay;
+    open.pinned_bytes = 0;
+    for (const CacheUse& use : open.request.uses) Touch(use.session);
+    ++counts_["gave way"];
+    --more;
   }
-  Write(*open);
+  EXPECT_EQ(more, 0);
 }
 
 void TableHistory::Commit(Open& open) {
@@ -160,7 +221,9 @@ void TableHistory::Commit(Open& open) {
 
 void TableHistory::Close(OpenRef open) {
   ExpectTokens(*open, 0, 1);
-  for (const CacheUse& use : open->request.uses) Touch(use.session);
+  if (open->state != Open::State::kGaveWay) {
+    for (const CacheUse& use : open->request.uses) Touch(use.session);
+  }
   Must([&] { open_.erase(open); });
 }
 
