@@ -2,6 +2,7 @@
 """Messages that are not whole: how long they are kept, and how long they may be."""
 
 import contextlib
+import itertools
 import threading
 
 import grpc
@@ -160,10 +161,13 @@ def test_unfinished_messages_of_one_peer_end_no_calls_of_others(start_server, pa
         with grpc.insecure_channel(server.address, options=ALONE) as channel:
             service = wire.stub.AttentionServiceStub(channel)
             large = hostile.shape_request(1, 1, 1 << 18, 16, 8, 8)  # 4 MiB
-            calls = 0
-            while closed(server, "messages") < 12 or calls < 20:
+            calls = itertools.count(1)
+
+            def enough():
                 service.Attend(large, timeout=wire.SECONDS)
-                calls += 1
+                return next(calls) >= 20 and closed(server, "messages") >= 12
+
+            harness.wait_for("12 connections to be closed beside 20 calls", enough, 120)
     finally:
         done.set()
         for attacker in attackers:
