@@ -63,6 +63,13 @@ bool HadShortDeadline(const Request& request) {
   return request.deadline != kNever && request.deadline - request.received < kShortDeadline;
 }
 
+// Its client had given it up, or was gone, before anything was done for it. Whoever uploads in
+// chunks takes its time, and may give up in the middle: that says nothing of the server.
+bool CancelledEarly(const Request& request) {
+  return request.status.code() == Code::kCancelled && request.enqueued == TimePoint() &&
+         request.transport != Transport::kChunked;
+}
+
 }  // namespace
 
 std::string_view ConnectionRefusalName(ConnectionRefusal reason) {
@@ -83,6 +90,9 @@ struct Metrics::Families {
   Counter& short_deadlines = MakeCounter(
       registry, "attend_short_deadlines_total",
       "Requests that ended with DEADLINE_EXCEEDED and had less than 10 ms left when they arrived");
+  Counter& early_cancellations = MakeCounter(
+      registry, "attend_early_cancellations_total",
+      "Requests that ended with CANCELLED before they were accepted, except chunked ones");
   const std::array<Counter*, kRejectionCount> rejections = MakeCounters(
       registry, "attend_rejected_requests_total",
       "Requests refused before they were accepted, by reason", "reason", kRejectionNames);
@@ -210,6 +220,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   if (request.status.code() == Code::kDeadlineExceeded && HadShortDeadline(request)) {
     f.short_deadlines.Increment();
   }
+  if (CancelledEarly(request)) f.early_cancellations.Increment();
   if (request.report.has_value()) {
     RecordCheck(ResultOf(*request.report), request.transport);
     f.check_rows.Increment(static_cast<double>(request.report->rows_checked));

@@ -44,6 +44,8 @@ SEEN = {
                                 "attend_unread_calls_total", {}),
     "clients_give_no_time": Seen("request failed", 'code="DEADLINE_EXCEEDED".*peer=',
                                  "attend_short_deadlines_total", {}),
+    "the_server_reads_late": Seen("request failed", 'code="CANCELLED".*tenant=',
+                                  "attend_early_cancellations_total", {}),
     "more_connections_than_are_taken": Seen("connections:", " 4, of one peer 4",
                                             "attend_connections_refused_total", {}),
     "no_descriptor_is_left": Seen("no connection can be accepted", "Too many open files",

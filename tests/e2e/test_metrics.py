@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import urllib.parse
 import urllib.request
@@ -24,7 +25,7 @@ HISTOGRAMS = {"attend_phase_duration_seconds", "attend_tenant_request_duration_s
 FAMILIES = HISTOGRAMS | {
     "attend_tls_expiry_timestamp_seconds", "attend_tls_reloads_total",
     "attend_build_info", "attend_requests_total", "attend_rejected_requests_total",
-    "attend_short_deadlines_total",
+    "attend_short_deadlines_total", "attend_early_cancellations_total",
     "attend_kernel_requests_total", "attend_flops_total", "attend_transport_bytes_total",
     "attend_batches_total", "attend_tenant_requests_total", "attend_tenant_flops_total",
     "attend_tenant_queue_requests", "attend_tenant_limit", "attend_tenant_used",
@@ -87,6 +88,23 @@ def test_clean_and_complete_from_the_start(start_server):
     assert server.metric("attend_build_info") == 1
     wire.assert_serves(server.address)
     assert promtool_check(server.metrics_text()).returncode == 0
+
+
+def test_calls_given_up_before_they_are_read(start_server):
+    """To a server that reads late, its clients' deadlines have just begun."""
+    server = start_server()
+    message = hostile.grpc_message(wire.small_request(length=1, dim=8).SerializeToString())
+    with hostile.Http2(server.address) as client:
+        client.wait_for_frame(hostile.SETTINGS)
+        server.signal(signal.SIGSTOP)
+        for _ in range(4):
+            stream = client.open(wire.ATTEND, (b"grpc-timeout", b"60S"))
+            client.data(stream, message, hostile.END_STREAM)
+            client.reset(stream)
+        server.signal(signal.SIGCONT)
+        harness.wait_for("their ends", lambda: server.metric("attend_requests_total") == 4)
+    assert server.metric("attend_requests_total", code="CANCELLED") == 4
+    assert server.metric("attend_early_cancellations_total") == 4
 
 
 def test_counters_move(start_server):

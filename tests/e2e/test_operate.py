@@ -10,7 +10,6 @@ import shutil
 import signal
 
 import grpc
-import numpy as np
 import pytest
 
 import alerts
@@ -18,7 +17,7 @@ import certificates
 import evidence
 import harness
 import hostile
-import sessions
+import session_scenarios
 import strangers
 import wire
 
@@ -235,49 +234,6 @@ def it_restarts(watched, _):
         yield servers[0]
 
 
-def grow(server, tenant, rows, keep=True, **fields):
-    """A new session of so many tokens, or a refusal."""
-    with sessions.client(server.address, tenant) as caller, \
-            contextlib.suppress(grpc.RpcError):
-        session = caller.create(**fields)
-        if rows:
-            sequence = sessions.Sequence(np.random.default_rng(), session)
-            caller.attend(sessions.step(np.random.default_rng(), [sequence], rows, 0)[0])
-        if not keep:
-            caller.call("FreeSession", session=session.id)
-
-
-@contextlib.contextmanager
-def sessions_push_each_other_out(watched, _):
-    server = watched("--session-memory", "16MiB")
-    with harness.at_once(1, lambda: grow(server, "default", 20000)):
-        yield server
-
-
-@contextlib.contextmanager
-def sessions_end_for_others(watched, _):
-    """One tenant takes all places again and again, of which some are the other's."""
-    server = watched("--tenant", "a=1,b=1", "--max-sessions", "6")
-    for _ in range(5):
-        grow(server, "a", 0)
-
-    def turn():
-        grow(server, "a", 0)
-        grow(server, "b", 0, keep=False)
-
-    with harness.at_once(1, turn):
-        yield server
-
-
-@contextlib.contextmanager
-def sessions_have_no_room(watched, _):
-    server = watched("--session-memory", "8MiB")
-    rows = 8 * 2**20 // (64 * 4 * sessions.KV_HEADS * (sessions.DIM + sessions.DIM_V)) * 64
-    grow(server, "default", rows, pinned=True)
-    with harness.at_once(1, lambda: grow(server, "default", 2)):
-        yield server
-
-
 @contextlib.contextmanager
 def a_certificate_ends(watched, folder):
     """And what should replace it cannot be used."""
@@ -312,6 +268,24 @@ def clients_give_no_time(watched, _):
 
 
 @contextlib.contextmanager
+def the_server_reads_late(watched, _):
+    """It is stopped until the deadline of a call has passed, and goes on, again and again."""
+    server = watched()
+    with wire.connect(server.address) as service:
+        def turn():
+            with contextlib.suppress(grpc.RpcError):  # the server ends with the block
+                service.Attend(wire.small_request(), timeout=wire.SECONDS)
+                server.signal(signal.SIGSTOP)
+                try:
+                    service.Attend(wire.small_request(), timeout=0.1)
+                finally:
+                    server.signal(signal.SIGCONT)
+
+        with harness.at_once(1, turn):
+            yield server
+
+
+@contextlib.contextmanager
 def a_caller_has_no_token(watched, folder):
     """One client that comes again and again."""
     (folder / "tokens").write_text(strangers.line("me", strangers.token(), "scopes=compute"))
@@ -337,14 +311,15 @@ SCENARIOS = {
     memory_is_full: ["AttendMemoryBudgetNearlySpent", "AttendMemoryRefused"],
     clients_do_not_read: ["AttendAnswersUnread"],
     clients_give_no_time: ["AttendDeadlinesTooShort"],
+    the_server_reads_late: ["AttendCallersGiveUp"],
     more_connections_than_are_taken: ["AttendConnectionsRefused"],
     no_descriptor_is_left: ["AttendNotAccepting", "AttendDescriptorsNearlySpent"],
     a_drain_waits: ["AttendDrainLasts"],
     it_is_down: ["AttendDown"],
     it_restarts: ["AttendRestarting"],
-    sessions_push_each_other_out: ["AttendSessionsEvictedEarly"],
-    sessions_end_for_others: ["AttendSessionsDisplaced"],
-    sessions_have_no_room: ["AttendSessionsRefused"],
+    session_scenarios.sessions_push_each_other_out: ["AttendSessionsEvictedEarly"],
+    session_scenarios.sessions_end_for_others: ["AttendSessionsDisplaced"],
+    session_scenarios.sessions_have_no_room: ["AttendSessionsRefused"],
 }
 
 

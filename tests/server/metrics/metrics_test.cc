@@ -58,6 +58,7 @@ const char* const kFamilies[] = {"attend_build_info",
                                  "attend_requests_total",
                                  "attend_backward_requests_total",
                                  "attend_short_deadlines_total",
+                                 "attend_early_cancellations_total",
                                  "attend_rejected_requests_total",
                                  "attend_unread_calls_total",
                                  "attend_phase_duration_seconds",
@@ -210,26 +211,6 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   expect("attend_tenant_flops_total{tenant=\"a\"}", 2e6);
   expect("attend_tenant_queue_requests{device=\"cpu\",tenant=\"a\"}", 6);
   expect("attend_tenant_queue_requests{device=\"cpu\",tenant=\"default\"}", 0);
-}
-
-TEST(MetricsTest, OnlyADeadlineThatLeftNoTimeIsItsClientsDoing) {
-  using std::chrono::milliseconds;
-  Metrics metrics("1.2.3");
-  metrics.AddDevices({{"cpu", 2}});
-  Request request;
-  request.received = TimePoint(milliseconds(100));
-  const auto count = [&](Code code, TimePoint deadline) {
-    request.status = code == Code::kOk ? Status() : Status(code, "");
-    request.deadline = deadline;
-    metrics.RecordFinished(request, 1, 0);
-    return Exposition(Serialize(metrics)).samples["attend_short_deadlines_total"];
-  };
-  EXPECT_EQ(count(Code::kDeadlineExceeded, request.received + milliseconds(10)), 0);
-  EXPECT_EQ(count(Code::kDeadlineExceeded, kNever), 0);
-  EXPECT_EQ(count(Code::kDeadlineExceeded, request.received + milliseconds(9)), 1);
-  EXPECT_EQ(count(Code::kDeadlineExceeded, request.received - milliseconds(9)), 2);
-  EXPECT_EQ(count(Code::kUnavailable, request.received + milliseconds(9)), 2);
-  EXPECT_EQ(count(Code::kOk, request.received + milliseconds(9)), 2);
 }
 
 TEST(MetricsTest, ASplitRequestCountsOnceAndItsFlopsWhereTheyRan) {

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which requests count as ended by their clients' doing, whatever the server did: alerts take them
+// off the errors, or are about them.
+
+#include <gtest/gtest.h>
+#include <prometheus/registry.h>
+
+#include <chrono>
+#include <string>
+
+#include "server/metrics/metrics.h"
+
+namespace attend {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr TimePoint kReceived(milliseconds(100));
+
+class RequestEndsTest : public testing::Test {
+ protected:
+  RequestEndsTest() { metrics_.AddDevices({{"cpu", 2}}); }
+
+  // Ends the request so, and returns the family's only counter.
+  double Count(Request& request, Code code, const std::string& family) {
+    request.received = kReceived;
+    request.status = code == Code::kOk ? Status() : Status(code, "");
+    metrics_.RecordFinished(request, 1, 0);
+    for (const prometheus::MetricFamily& each : metrics_.registry()->Collect()) {
+      if (each.name == family) return each.metric.at(0).counter.value;
+    }
+    return -1;
+  }
+
+ private:
+  Metrics metrics_{"1.2.3"};
+};
+
+TEST_F(RequestEndsTest, OnlyADeadlineThatLeftNoTimeIsShort) {
+  const auto count = [&](Code code, TimePoint deadline) {
+    Request request;
+    request.deadline = deadline;
+    return Count(request, code, "attend_short_deadlines_total");
+  };
+  EXPECT_EQ(count(Code::kDeadlineExceeded, kReceived + milliseconds(10)), 0);
+  EXPECT_EQ(count(Code::kDeadlineExceeded, kNever), 0);
+  EXPECT_EQ(count(Code::kDeadlineExceeded, kReceived + milliseconds(9)), 1);
+  EXPECT_EQ(count(Code::kDeadlineExceeded, kReceived - milliseconds(9)), 2);
+  EXPECT_EQ(count(Code::kUnavailable, kReceived + milliseconds(9)), 2);
+  EXPECT_EQ(count(Code::kOk, kReceived + milliseconds(9)), 2);
+}
+
+TEST_F(RequestEndsTest, OnlyWhatIsCancelledBeforeItIsAcceptedIsCancelledEarly) {
+  const auto count = [&](Code code, TimePoint enqueued, Transport transport) {
+    Request request;
+    request.enqueued = enqueued;
+    request.transport = transport;
+    return Count(request, code, "attend_early_cancellations_total");
+  };
+  const TimePoint queued = kReceived + milliseconds(1);
+  EXPECT_EQ(count(Code::kCancelled, queued, Transport::kInline), 0);
+  EXPECT_EQ(count(Code::kCancelled, TimePoint(), Transport::kChunked), 0);
+  EXPECT_EQ(count(Code::kDeadlineExceeded, TimePoint(), Transport::kInline), 0);
+  EXPECT_EQ(count(Code::kOk, queued, Transport::kInline), 0);
+  EXPECT_EQ(count(Code::kCancelled, TimePoint(), Transport::kInline), 1);
+  EXPECT_EQ(count(Code::kCancelled, TimePoint(), Transport::kSharedMemory), 2);
+}
+
+}  // namespace
+}  // namespace attend
