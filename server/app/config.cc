@@ -231,7 +231,7 @@ void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
   }
   c.session_memory_is_default = !given("--session-memory");
   if (c.session_memory_is_default) c.session_memory_bytes = limit.bytes / 8 / kMiB * kMiB;
-  const int64_t slab = SessionOptions().slab_bytes;
+  const int64_t slab = SessionOptions::kSlabBytes;
   if (c.session_memory_bytes > 0 && c.session_memory_bytes < slab && given("--session-memory")) {
     throw CLI::ValidationError(
         "--session-memory",

@@ -44,15 +44,14 @@ bool SocketsArePrivate(const Config& config) {
 }
 
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config) {
-  SharedMemoryOptions options;
-  options.socket.path =
-      config.shared_memory_socket.empty() ? DefaultSocketPath() : config.shared_memory_socket;
-  options.socket.any_user = config.shared_memory_any_user;
-  options.limits = {config.shared_memory_max_bytes, config.shared_memory_client_max_bytes,
-                    config.shared_memory_client_regions};
-  options.limits.tenant_weights = options.socket.tenant_weights = config.tenants.weights();
-  options.cuda_ipc = config.cuda_ipc;
-  return options;
+  const TenantWeights weights = config.tenants.weights();
+  return {.socket = {.path = config.shared_memory_socket.empty() ? DefaultSocketPath()
+                                                                 : config.shared_memory_socket,
+                     .any_user = config.shared_memory_any_user,
+                     .tenant_weights = weights},
+          .limits = {weights, config.shared_memory_max_bytes, config.shared_memory_client_max_bytes,
+                     config.shared_memory_client_regions},
+          .cuda_ipc = config.cuda_ipc};
 }
 
 int64_t SessionTableBytes(const Config& config) {
@@ -67,10 +66,9 @@ std::vector<TenantBounds> MakeTenantBounds(const Config& config) {
 }
 
 SessionOptions MakeSessionOptions(const Config& config) {
-  SessionOptions options;
+  SessionOptions options{.tenant_weights = config.tenants.weights()};
   options.lease_default = Seconds(config.session_lease_seconds);
   options.sessions_max = config.max_sessions;
-  options.tenant_weights = config.tenants.weights();
   options.table_bytes_max = SessionTableBytes(config);
   return options;
 }

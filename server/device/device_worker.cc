@@ -16,12 +16,10 @@
 namespace attend {
 namespace {
 
-SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options) {
-  SchedulerOptions scheduler;
-  scheduler.lanes = options.lanes;
-  scheduler.queue = {options.queue_requests_max, options.tenant_weights, options.aging};
-  scheduler.batcher = options.batcher;
-  return scheduler;
+SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options,
+                                      const TenantWeights& tenant_weights) {
+  return {
+      options.lanes, {options.queue_requests_max, tenant_weights, options.aging}, options.batcher};
 }
 
 WorkItem ToWorkItem(Request& request) {
@@ -40,11 +38,11 @@ WorkItem ToWorkItem(Request& request) {
 }  // namespace
 
 Result<std::unique_ptr<DeviceWorker>> DeviceWorker::Make(
-    int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
-    const Clock& clock, CompletionThreads& completion,
-    std::function<void(std::unique_ptr<Request>)> finish) {
-  std::unique_ptr<DeviceWorker> worker(
-      new DeviceWorker(index, backend, options, metrics, clock, completion, std::move(finish)));
+    int index, Backend& backend, const DeviceWorkerOptions& options,
+    const TenantWeights& tenant_weights, Metrics& metrics, const Clock& clock,
+    CompletionThreads& completion, std::function<void(std::unique_ptr<Request>)> finish) {
+  std::unique_ptr<DeviceWorker> worker(new DeviceWorker(
+      index, backend, options, tenant_weights, metrics, clock, completion, std::move(finish)));
   for (LaneSlot& slot : worker->lanes_) {
     Result<std::unique_ptr<Lane>> lane = backend.MakeLane(options.lane);
     if (!lane.ok()) return lane.status();
@@ -55,7 +53,8 @@ Result<std::unique_ptr<DeviceWorker>> DeviceWorker::Make(
 }
 
 DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options,
-                           Metrics& metrics, const Clock& clock, CompletionThreads& completion,
+                           const TenantWeights& tenant_weights, Metrics& metrics,
+                           const Clock& clock, CompletionThreads& completion,
                            std::function<void(std::unique_ptr<Request>)> finish)
     : index_(index),
       backend_(backend),
@@ -63,7 +62,7 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
       clock_(clock),
       completion_(completion),
       finish_(std::move(finish)),
-      scheduler_(MakeSchedulerOptions(options)),
+      scheduler_(MakeSchedulerOptions(options, tenant_weights)),
       lanes_(std::max(1, options.lanes)) {}
 
 DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }

@@ -36,6 +36,7 @@
 #include "server/metrics/metrics.h"
 #include "server/request/request.h"
 #include "server/schedule/scheduler.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
@@ -43,8 +44,7 @@ struct DeviceWorkerOptions {
   int lanes = 4;
   LaneOptions lane;
   int64_t queue_requests_max = 1024;
-  Duration aging = std::chrono::seconds(1);   // QueueOptions::aging
-  std::vector<int32_t> tenant_weights = {1};  // the engine sets them
+  Duration aging = std::chrono::seconds(1);  // QueueOptions::aging
   BatcherOptions batcher;
 };
 
@@ -53,9 +53,9 @@ class DeviceWorker {
   // `backend`, `metrics`, `clock` and `completion` must outlive the worker. `finish` ends requests
   // that never reached a lane (expired, cancelled, stopped); it is called with no lock held.
   static Result<std::unique_ptr<DeviceWorker>> Make(
-      int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
-      const Clock& clock, CompletionThreads& completion,
-      std::function<void(std::unique_ptr<Request>)> finish);
+      int index, Backend& backend, const DeviceWorkerOptions& options,
+      const TenantWeights& tenant_weights, Metrics& metrics, const Clock& clock,
+      CompletionThreads& completion, std::function<void(std::unique_ptr<Request>)> finish);
   ~DeviceWorker();
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
@@ -97,9 +97,9 @@ class DeviceWorker {
     std::optional<CompletedBatch> ended;  // if it ended on that thread
   };
 
-  DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
-               const Clock& clock, CompletionThreads& completion,
-               std::function<void(std::unique_ptr<Request>)> finish);
+  DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options,
+               const TenantWeights& tenant_weights, Metrics& metrics, const Clock& clock,
+               CompletionThreads& completion, std::function<void(std::unique_ptr<Request>)> finish);
   void Run();
   // Ensures that the scheduler's thread wakes by the deadlines of what was started.
   bool WatchDeadlinesLocked() ATTEND_REQUIRES(mutex_);

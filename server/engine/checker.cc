@@ -26,13 +26,14 @@ Status WaitingStatus(Code code) {
 
 }  // namespace
 
-Checker::Checker(const CheckerOptions& options, const Clock& clock, HostPool& pool,
+Checker::Checker(const CheckerOptions& options, const TenantWeights& tenant_weights,
+                 const Clock& clock, HostPool& pool,
                  std::function<void(std::unique_ptr<Request>)> finish)
     : options_(options),
       clock_(clock),
       pool_(pool),
       finish_(std::move(finish)),
-      queue_(options.tenant_weights),
+      queue_(tenant_weights),
       workers_(std::make_unique<WorkerThreads>("attend-check", options.threads,
                                                thresholds::kCheckNiceness)) {
   running_.reserve(static_cast<size_t>(workers_->size()));

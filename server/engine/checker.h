@@ -23,6 +23,7 @@
 #include "server/request/request.h"
 #include "server/schedule/check_queue.h"
 #include "server/util/thresholds.h"
+#include "server/util/weight_share.h"
 #include "server/util/worker_threads.h"
 
 namespace attend {
@@ -38,7 +39,6 @@ struct CheckerOptions {
   // The most bytes of sessions' keys that one check copies, or its dump.
   int64_t copied_bytes_max = thresholds::kCheckedKeysBytesMax;
   int64_t places_max = 256;  // accepted requests that will be checked, at any stage
-  std::vector<int32_t> tenant_weights = {1};  // the engine sets them
   uint64_t seed = 1;
 };
 
@@ -49,8 +49,8 @@ class Checker {
   // passed or there was no memory for the check, with that as its status. A request that only the
   // server wanted checked, and that could not be, has no report and stays OK. Called on a checker
   // thread, or within Post, Cancel or Abort.
-  Checker(const CheckerOptions& options, const Clock& clock, HostPool& pool,
-          std::function<void(std::unique_ptr<Request>)> finish);
+  Checker(const CheckerOptions& options, const TenantWeights& tenant_weights, const Clock& clock,
+          HostPool& pool, std::function<void(std::unique_ptr<Request>)> finish);
   ~Checker();  // Stop() first, if not done
 
   // Whether the server wants request `id` checked: a seeded draw, the same for the same id.

@@ -18,12 +18,6 @@ namespace {
 // The first id of parts, out of reach of the requests' ids, which count from 1.
 constexpr uint64_t kFirstPartId = uint64_t{1} << 63;
 
-EngineOptions WithWeights(EngineOptions options) {
-  options.worker.tenant_weights = options.tenants.weights();
-  options.checker.tenant_weights = options.tenants.weights();
-  return options;
-}
-
 // Kernel cost of one request on the device.
 double CostMax(const EngineOptions& options, const DeviceInfo& info) {
   const double max =
@@ -36,7 +30,7 @@ Status DrainingStatus() { return Unavailable("the server is draining and takes n
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock)
-    : options_(WithWeights(options)),
+    : options_(options),
       batcher_(options.worker.batcher),
       metrics_(metrics),
       clock_(clock),
@@ -59,11 +53,11 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
     return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
   }
   engine->host_pool_ = std::move(*pool);
-  engine->checker_ =
-      std::make_unique<Checker>(engine->options_.checker, clock, *engine->host_pool_,
-                                [raw = engine.get()](std::unique_ptr<Request> request) {
-                                  raw->CheckDone(std::move(request));
-                                });
+  engine->checker_ = std::make_unique<Checker>(
+      options.checker, options.tenants.weights(), clock, *engine->host_pool_,
+      [raw = engine.get()](std::unique_ptr<Request> request) {
+        raw->CheckDone(std::move(request));
+      });
   engine->completion_ = std::make_unique<CompletionThreads>(
       options.completion_threads,
       [raw = engine.get()](CompletedBatch batch) { raw->BatchDone(std::move(batch)); });
@@ -78,12 +72,13 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   engine->MakeSplitter();
   metrics.AddDevices(devices, options.tenants.list());
   for (size_t i = 0; i < engine->backends_.size(); ++i) {
-    Result<std::unique_ptr<DeviceWorker>> worker = DeviceWorker::Make(
-        static_cast<int>(i), *engine->backends_[i], engine->options_.worker, metrics, clock,
-        *engine->completion_, [raw = engine.get()](std::unique_ptr<Request> request) {
-          raw->router_->Release(request->device, request->cost);
-          raw->EndRequest(std::move(request));
-        });
+    Result<std::unique_ptr<DeviceWorker>> worker =
+        DeviceWorker::Make(static_cast<int>(i), *engine->backends_[i], options.worker,
+                           options.tenants.weights(), metrics, clock, *engine->completion_,
+                           [raw = engine.get()](std::unique_ptr<Request> request) {
+                             raw->router_->Release(request->device, request->cost);
+                             raw->EndRequest(std::move(request));
+                           });
     if (!worker.ok()) return worker.status();
     engine->workers_.push_back(std::move(*worker));
     engine->cost_max_.push_back(CostMax(options, engine->backends_[i]->info()));
@@ -130,8 +125,8 @@ int64_t Engine::lost_devices() const {
 }
 
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
-                                int64_t input_bytes, int64_t output_bytes, int pinned, Pass pass,
-                                int tenant) {
+                                int64_t input_bytes, int64_t output_bytes, int tenant, int pinned,
+                                Pass pass) {
   if (draining()) return DrainingStatus();
   Admission admission;
   // Counted first: a device lost meanwhile makes the candidates stale.

@@ -32,7 +32,7 @@ void Allow([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
 void HostBlock::Return::operator()(char* data) const { pool->Return(data, bytes, part); }
 
 Result<std::unique_ptr<HostPool>> HostPool::Make(HostAllocator& allocator, int64_t budget_bytes,
-                                                 const std::vector<int32_t>& tenant_weights) {
+                                                 const TenantWeights& tenant_weights) {
   if (budget_bytes < 0) {
     return InvalidArgument("memory budget is " + std::to_string(budget_bytes) +
                            " bytes, must be at least 0");
@@ -44,7 +44,7 @@ Result<std::unique_ptr<HostPool>> HostPool::Make(HostAllocator& allocator, int64
 }
 
 HostPool::HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes,
-                   const std::vector<int32_t>& tenant_weights)
+                   const TenantWeights& tenant_weights)
     : allocator_(allocator),
       memory_(memory),
       budget_bytes_(budget_bytes),

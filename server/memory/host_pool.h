@@ -24,6 +24,7 @@
 #include "kernels/util/status.h"
 #include "server/memory/range_allocator.h"
 #include "server/memory/tenant_parts.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
@@ -54,7 +55,7 @@ class HostPool {
   // Allocates `budget_bytes` from `allocator`, which must outlive the pool. If that fails, the
   // error is the allocator's.
   static Result<std::unique_ptr<HostPool>> Make(HostAllocator& allocator, int64_t budget_bytes,
-                                                const std::vector<int32_t>& tenant_weights = {1});
+                                                const TenantWeights& tenant_weights);
   ~HostPool();  // every block must have been returned
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
@@ -86,7 +87,7 @@ class HostPool {
   };
 
   HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes,
-           const std::vector<int32_t>& tenant_weights);
+           const TenantWeights& tenant_weights);
   void Return(char* data, int64_t bytes, size_t index);
   Status Refusal(int tenant, int64_t bytes) const;
   // The index of a part that has room, and where in memory_; the latter is below 0 if none has.

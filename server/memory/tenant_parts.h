@@ -20,7 +20,7 @@ struct TenantParts {
 };
 
 // Each tenant's own part is a multiple of `unit_bytes`.
-inline TenantParts DivideByWeight(int64_t bytes, const std::vector<int32_t>& weights,
+inline TenantParts DivideByWeight(int64_t bytes, const TenantWeights& weights,
                                   int64_t unit_bytes = 1) {
   TenantParts parts{std::vector<int64_t>(weights.size()), bytes};
   if (weights.size() < 2) return parts;

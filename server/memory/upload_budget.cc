@@ -8,7 +8,7 @@
 
 namespace attend {
 
-UploadBudget::UploadBudget(int64_t budget_bytes, const std::vector<int32_t>& tenant_weights)
+UploadBudget::UploadBudget(int64_t budget_bytes, const TenantWeights& tenant_weights)
     : parts_(DivideByWeight(budget_bytes / 4 * 3, tenant_weights)),
       held_bytes_(tenant_weights.size()) {}
 

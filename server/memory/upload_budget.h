@@ -13,6 +13,7 @@
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/memory/tenant_parts.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
@@ -34,7 +35,7 @@ class UploadBudget {
   };
 
   // Of `budget_bytes`, uploads may hold three quarters.
-  UploadBudget(int64_t budget_bytes, const std::vector<int32_t>& tenant_weights);
+  UploadBudget(int64_t budget_bytes, const TenantWeights& tenant_weights);
   UploadBudget(const UploadBudget&) = delete;
   UploadBudget& operator=(const UploadBudget&) = delete;
 

@@ -43,17 +43,18 @@
 #include "server/regions/region.h"
 #include "server/regions/region_memory.h"
 #include "server/util/random_token.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
 struct RegionLimits {
+  TenantWeights tenant_weights;  // the shares of bytes_max
   int64_t bytes_max = int64_t{4} << 30;
   int64_t client_bytes_max = int64_t{4} << 30;
   int64_t client_regions_max = 64;  // lent ones too, whose bytes are not counted
   // What tenants may have besides; null: no such limits. Must outlive the registry. What is no
   // tenant's counts as the first one's, like calls that name none.
   TenantLimits* tenants = nullptr;
-  std::vector<int32_t> tenant_weights = {1};  // the shares of bytes_max
   // How long a client may wait for regions that others give up, or that are being closed.
   Duration return_wait = std::chrono::seconds(3);
 };

@@ -27,6 +27,7 @@
 #include "server/regions/region_registry.h"
 #include "server/regions/unix_listener.h"
 #include "server/util/unique_fd.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
@@ -39,7 +40,7 @@ class RegionSocket {
     // that is for those that have not, and there are as many places again for those that have.
     int connections_max = 256;
     // Their shares of these; what the tenants may have besides, or null.
-    std::vector<int32_t> tenant_weights = {1};
+    TenantWeights tenant_weights;
     TenantLimits* limits = nullptr;
     // The tenant of whoever has the token, speaking for `tenant` if that is not empty. Set: each
     // connection must say who it is before anything else. Empty: all regions are for any tenant.

@@ -89,8 +89,8 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
   }
   Result<Admission> admission =
       engine_.Admit(validated.attention.problem, request.kernel, plan.input_bytes,
-                    plan.output_bytes, request.source.pinned_device(),
-                    validated.gradients ? Pass::kBackward : Pass::kForward, request.tenant);
+                    plan.output_bytes, request.tenant, request.source.pinned_device(),
+                    validated.gradients ? Pass::kBackward : Pass::kForward);
   if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);

@@ -23,6 +23,7 @@
 #include "server/request/request.h"
 #include "server/rpc/call.h"
 #include "server/rpc/gathering.h"
+#include "server/util/weight_share.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/message_format.h"
 #include "server/wire/request_codec.h"
@@ -43,7 +44,7 @@ class RequestReader {
     int64_t answer_bytes_max = 0;
     // Bytes of messages that requests may keep until they have run; further ones are copied.
     int64_t held_bytes_max = 0;
-    std::vector<int32_t> tenant_weights = {1};
+    TenantWeights tenant_weights;
   };
 
   // All arguments must outlive the reader and every call in it. `tenants`: what each may take.

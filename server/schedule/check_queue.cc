@@ -8,8 +8,7 @@
 
 namespace attend {
 
-CheckQueue::CheckQueue(const std::vector<int32_t>& weights)
-    : share_(weights), lines_(weights.size()) {}
+CheckQueue::CheckQueue(const TenantWeights& weights) : share_(weights), lines_(weights.size()) {}
 
 void CheckQueue::Push(std::unique_ptr<Request>& request, int64_t cost) {
   Line one(1);  // all that is allocated

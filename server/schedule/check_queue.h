@@ -16,13 +16,14 @@
 #include "kernels/util/clock.h"
 #include "server/request/request.h"
 #include "server/schedule/fair_share.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
 class CheckQueue {
  public:
   // One weight for each tenant.
-  explicit CheckQueue(const std::vector<int32_t>& weights);
+  explicit CheckQueue(const TenantWeights& weights);
 
   // `cost` is the check's: kBatchCost for one that takes its whole budget of work. May throw
   // std::bad_alloc, and then has not taken the request.

@@ -16,8 +16,7 @@ int64_t VirtualCost(int64_t cost, int32_t weight) {
 
 }  // namespace
 
-FairShare::FairShare(const std::vector<int32_t>& weights)
-    : tags_(weights.size()), weights_(weights) {
+FairShare::FairShare(const TenantWeights& weights) : tags_(weights.size()), weights_(weights) {
   for (const int32_t weight : weights) batch_.push_back(VirtualCost(kBatchCost, weight));
 }
 

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "server/schedule/tenants.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
@@ -34,7 +35,7 @@ inline constexpr int64_t kCostMax = kBatchCost << 20;
 class FairShare {
  public:
   // One weight for each tenant, in [1, kTenantWeightMax].
-  explicit FairShare(const std::vector<int32_t>& weights);
+  explicit FairShare(const TenantWeights& weights);
 
   // A request of the tenant waits, and none did before.
   void Arrive(int tenant) { tags_[tenant] = std::max(tags_[tenant], virtual_time_); }
@@ -52,7 +53,7 @@ class FairShare {
 
   int64_t virtual_time_ = 0;
   std::vector<int64_t> tags_;
-  std::vector<int32_t> weights_;
+  TenantWeights weights_;
   std::vector<int64_t> batch_;
 };
 

@@ -21,13 +21,14 @@
 #include "kernels/util/status.h"
 #include "server/request/request.h"
 #include "server/schedule/fair_share.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
 struct QueueOptions {
   int64_t capacity = 1024;
-  std::vector<int32_t> tenant_weights = {1};  // of every tenant that a request may name
-  Duration aging = std::chrono::seconds(1);   // see QueueOrder
+  TenantWeights tenant_weights;              // of every tenant that a request may name
+  Duration aging = std::chrono::seconds(1);  // see QueueOrder
 };
 
 // A request that a batch takes, and FairShare's floor when it was chosen.
@@ -56,7 +57,7 @@ class RequestQueue {
   };
   // All requests of one priority.
   struct Level {
-    explicit Level(const std::vector<int32_t>& weights) : share(weights), tenants(weights.size()) {}
+    explicit Level(const TenantWeights& weights) : share(weights), tenants(weights.size()) {}
 
     FairShare share;
     std::vector<TenantLines> tenants;

@@ -70,10 +70,10 @@ int Tenants::Find(std::string_view name) const {
   return found == by_name_.end() ? 0 : found->second;
 }
 
-std::vector<int32_t> Tenants::weights() const {
+TenantWeights Tenants::weights() const {
   std::vector<int32_t> weights;
   for (const Tenant& tenant : list_) weights.push_back(tenant.weight);
-  return weights;
+  return TenantWeights(std::move(weights));
 }
 
 }  // namespace attend

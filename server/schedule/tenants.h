@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/util/status.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
@@ -43,7 +44,7 @@ class Tenants {
   // True if all callers are one tenant, whatever name they send.
   bool single() const { return list_.size() == 1; }
   const std::vector<Tenant>& list() const { return list_; }
-  std::vector<int32_t> weights() const;
+  TenantWeights weights() const;
 
  private:
   std::vector<Tenant> list_;  // "default" first

@@ -58,6 +58,7 @@
 #include "server/sessions/page_pool.h"
 #include "server/sessions/session.h"
 #include "server/util/random_token.h"
+#include "server/util/weight_share.h"
 
 namespace attend {
 
@@ -70,13 +71,14 @@ struct SessionDevice {
 
 struct SessionOptions {
   int64_t page_rows = 64;
-  int64_t slab_bytes = int64_t{8} << 20;
+  static constexpr int64_t kSlabBytes = int64_t{8} << 20;
+  int64_t slab_bytes = kSlabBytes;
   int64_t sessions_max = 65536;
   int64_t layers_max = 512;  // of one session
   Duration lease_default = std::chrono::seconds(60);
   Duration lease_max = std::chrono::hours(24);
   // A tenant's share of the memory, of the sessions, and of the tables is by its weight.
-  std::vector<int32_t> tenant_weights = {1};
+  TenantWeights tenant_weights;
   int64_t table_bytes_max = int64_t{1} << 60;  // host memory that says which pages whose are
   TenantLimits* limits = nullptr;  // what tenants may have besides; null: no such limits
 };

@@ -58,7 +58,7 @@ struct Server {
   }
 
   HeapAllocator allocator;
-  std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes);
+  std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes, {1});
   oip::RegionNames regions{FileRegions()};
   oip::ModelStatistics statistics;
   oip::InferFormat format{oip::InferFormat::Call::kUnary, regions, statistics};

@@ -57,8 +57,10 @@ struct Regions {
 
   HeapMemory memory;
   std::atomic<int> tokens{0};
-  RegionLimits limits{
-      .bytes_max = 64 * kPageBytes, .client_bytes_max = 32 * kPageBytes, .client_regions_max = 4};
+  RegionLimits limits{.tenant_weights = {1},
+                      .bytes_max = 64 * kPageBytes,
+                      .client_bytes_max = 32 * kPageBytes,
+                      .client_regions_max = 4};
   const SteadyClock clock;
   RegionRegistry registry{limits, memory, clock, [this]() -> Result<std::string> {
                             std::string token = "token-" + std::to_string(tokens++);
@@ -66,7 +68,7 @@ struct Regions {
                             return token;
                           }};
   Logger logger{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
-  RegionSocket::Options options;
+  RegionSocket::Options options{.path = {}, .tenant_weights = {1}};
   std::unique_ptr<RegionSocket> socket;
 };
 

@@ -67,14 +67,14 @@ struct Server {
     }
   }
   HeapAllocator allocator;
-  std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes);
+  std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes, {1});
   HeapMemory memory{allocator};
   char next = 'a';
   const SteadyClock clock;
   TwoSessions sessions;
-  RegionRegistry registry{RegionLimits(), memory, clock, [this]() -> Result<std::string> {
-                            return "region-" + std::string(kTokenBytes - 7, next++);
-                          }};
+  RegionRegistry registry{
+      RegionLimits{.tenant_weights = {1}}, memory, clock,
+      [this]() -> Result<std::string> { return "region-" + std::string(kTokenBytes - 7, next++); }};
 };
 
 struct Decoded {

@@ -38,8 +38,9 @@ class TwoSessions {
   char next_ = 'a';
   test::TestArena arena_{int64_t{2} << 20};
   SessionTable table_{
-      SessionOptions{.slab_bytes = 1 << 20, .lease_default = std::chrono::hours(24)}, clock_,
-      [this]() -> Result<std::string> { return std::string("session-") + next_++; },
+      SessionOptions{
+          .slab_bytes = 1 << 20, .lease_default = std::chrono::hours(24), .tenant_weights = {1}},
+      clock_, [this]() -> Result<std::string> { return std::string("session-") + next_++; },
       std::vector{SessionDevice{.arena = &arena_}}};
 };
 

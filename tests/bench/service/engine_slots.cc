@@ -103,7 +103,7 @@ Result<std::unique_ptr<AnswerSlots>> MakeEngineSlots(const std::string& devices,
   problem.return_lse = false;
   std::vector<Slot> made;
   for (int i = 0; i < slots; ++i) {
-    Result<Admission> admission = host->engine->Admit(problem, "", input_bytes, output_bytes);
+    Result<Admission> admission = host->engine->Admit(problem, "", input_bytes, output_bytes, 0);
     if (!admission.ok()) return admission.status();
     EngineSlot* const slot =
         host->slots

@@ -82,7 +82,7 @@ TEST_F(EngineTest, ARunningCheckTakesRoom) {
   options.backlog_max = 1;
   std::promise<void> begun;
   std::promise<void> release;
-  Checker checker(options, clock_, *pool_, [&](std::unique_ptr<Request>) {
+  Checker checker(options, {1}, clock_, *pool_, [&](std::unique_ptr<Request>) {
     begun.set_value();
     release.get_future().wait();
   });
@@ -106,7 +106,7 @@ TEST_F(EngineTest, ADeadlineIsWatchedBehindAnEarlierOneThatWasCancelled) {
   options.threads = 1;
   std::promise<void> begun, release;
   Collector ended;
-  Checker checker(options, clock, *pool_, [&](std::unique_ptr<Request> request) {
+  Checker checker(options, {1}, clock, *pool_, [&](std::unique_ptr<Request> request) {
     if (request->deadline == kNever) {  // the first, on the only thread
       begun.set_value();
       release.get_future().wait();
@@ -136,8 +136,8 @@ TEST_F(EngineTest, SamplingIsSeededAndKeepsItsShare) {
   CheckerOptions options;
   options.sample = 0.25;
   options.seed = seed_;
-  const Checker checker(options, clock_, *pool_, [](std::unique_ptr<Request>) {});
-  const Checker same(options, clock_, *pool_, [](std::unique_ptr<Request>) {});
+  const Checker checker(options, {1}, clock_, *pool_, [](std::unique_ptr<Request>) {});
+  const Checker same(options, {1}, clock_, *pool_, [](std::unique_ptr<Request>) {});
   int sampled = 0;
   for (uint64_t id = 1; id <= 20000; ++id) {
     sampled += checker.Sampled(id);

@@ -139,7 +139,8 @@ class Schedule {
     for (const Engine::DeviceState& state : engine_->Devices()) any_lost |= !state.healthy;
     sent_.push_back({std::move(memory), any_lost});
     Status status;
-    Result<Admission> admission = engine_->Admit(request->attention.problem, "", 1000, 500);
+    Result<Admission> admission =
+        engine_->Admit(request->attention.problem, "", 1000, 500, request->tenant);
     status = admission.status();
     if (status.ok()) {
       request->input = std::move(admission->input);

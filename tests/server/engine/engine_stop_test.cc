@@ -244,7 +244,7 @@ class StarvingClock final : public Clock {
 TEST_F(EngineStopTest, WithoutMemoryACheckFailsAndNotTheProcess) {
   StarvingClock clock;
   Collector ended;
-  Checker checker(CheckerOptions(), clock, *pool_,
+  Checker checker(CheckerOptions(), {1}, clock, *pool_,
                   [&](std::unique_ptr<Request> request) { ended.Finish(std::move(request)); });
   for (const bool sampled : {false, true}) {
     clock.Starve();

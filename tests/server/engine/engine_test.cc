@@ -85,7 +85,7 @@ TEST_F(EngineTest, MemoryAboveTheBudgetIsRefused) {
   Start();
   const auto request = NewRequest();
   const Result<Admission> refused =
-      engine_->Admit(request->attention.problem, "", options_.memory_budget_bytes + 1, 16);
+      engine_->Admit(request->attention.problem, "", options_.memory_budget_bytes + 1, 16, 0);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kResourceExhausted);
   EXPECT_EQ(engine_->host_pool().used_bytes(), 0);

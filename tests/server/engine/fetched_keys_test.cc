@@ -94,7 +94,7 @@ class FetchedKeysTest : public ::testing::Test {
   static constexpr int64_t kBudget = int64_t{64} << 20;
 
   static std::unique_ptr<HostPool> MakePool(HostAllocator& allocator) {
-    Result<std::unique_ptr<HostPool>> pool = HostPool::Make(allocator, kBudget);
+    Result<std::unique_ptr<HostPool>> pool = HostPool::Make(allocator, kBudget, {1});
     EXPECT_TRUE(pool.ok());
     // NaN wherever nothing is written.
     const Result<HostBlock> all = (*pool)->Take(0, kBudget);

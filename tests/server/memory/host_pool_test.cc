@@ -57,7 +57,7 @@ class CountingAllocator final : public HostAllocator {
 constexpr int64_t kMiB = 1 << 20;
 
 std::unique_ptr<HostPool> MakePool(CountingAllocator& allocator, int64_t budget_bytes,
-                                   const std::vector<int32_t>& tenant_weights = {1}) {
+                                   const TenantWeights& tenant_weights = {1}) {
   Result<std::unique_ptr<HostPool>> pool = HostPool::Make(allocator, budget_bytes, tenant_weights);
   EXPECT_TRUE(pool.ok()) << pool.status().ToString();
   return std::move(*pool);
@@ -85,8 +85,8 @@ TEST(HostPool, TakesItsMemoryOnceAndGivesItBack) {
 TEST(HostPool, NoMemoryIsTheMakersError) {
   CountingAllocator allocator;
   allocator.set_fail(true);
-  EXPECT_EQ(HostPool::Make(allocator, kMiB).status().code(), Code::kResourceExhausted);
-  EXPECT_EQ(HostPool::Make(allocator, -1).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(HostPool::Make(allocator, kMiB, {1}).status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(HostPool::Make(allocator, -1, {1}).status().code(), Code::kInvalidArgument);
 }
 
 TEST(HostPool, RefusesAboveTheBudgetAndChangesNothing) {
@@ -154,7 +154,7 @@ TEST(HostPool, ATenantsOwnPartIsNeitherTakenNorCutUpByOthers) {
 // CouldTake against an empty pool, by sizes around each bound.
 TEST(HostPool, KnowsWhatATenantCanNeverHave) {
   CountingAllocator allocator;
-  for (const std::vector<int32_t>& weights : {std::vector<int32_t>{1}, {1, 3}, {5, 1, 1}}) {
+  for (const TenantWeights& weights : {TenantWeights{1}, {1, 3}, {5, 1, 1}}) {
     const auto pool = MakePool(allocator, kMiB, weights);
     const int64_t own = DivideByWeight(kMiB, weights, 256).own_bytes[0];
     const int64_t most = pool->block_bytes_max();

@@ -167,9 +167,8 @@ TEST_F(RegionRegistryTest, ATenantsClientsHaveItsBytesTogether) {
   bounds[0][Limit::kSharedMemory] = kPage;
   bounds[1][Limit::kSharedMemory] = 4 * kPage;
   TenantLimits tenants(bounds, clock_);
-  RegionLimits limits{16 * kPage, 8 * kPage, 3};
+  RegionLimits limits{{1, 1}, 16 * kPage, 8 * kPage, 3};
   limits.tenants = &tenants;
-  limits.tenant_weights = {1, 1};
   Restart(limits);
   const uint64_t one = registry_->AddClient(1);
   const uint64_t two = registry_->AddClient(1);
@@ -199,9 +198,8 @@ TEST_F(RegionRegistryTest, MakingARegionIsChargedToItsTenant) {
   std::vector<TenantBounds> bounds(2);
   bounds[1].bytes = {kPage, 2 * kPage};
   TenantLimits tenants(bounds, clock_);
-  RegionLimits limits{16 * kPage, 16 * kPage, 9};
+  RegionLimits limits{{1, 1}, 16 * kPage, 16 * kPage, 9};
   limits.tenants = &tenants;
-  limits.tenant_weights = {1, 1};
   Restart(limits);
   const uint64_t one = registry_->AddClient(1);
   memory_.Refuse(ResourceExhausted("no pages"));
@@ -257,7 +255,7 @@ TEST_F(RegionRegistryTest, TheEndForgetsEverything) {
 
 // Clients come, go and use each other's regions from many threads; every count must return to zero.
 TEST_F(RegionRegistryTest, ManyThreads) {
-  Restart({64 * kPage, 16 * kPage, 8});
+  Restart({{1}, 64 * kPage, 16 * kPage, 8});
   std::mutex mutex;
   std::vector<std::string> tokens;
   std::atomic<bool> stop{false};

@@ -19,9 +19,7 @@ class RegionSharesTest : public test::RegionRegistryFixture {
  protected:
   // Two tenants of the same weight; the first has two clients.
   void RestartForTwo(int64_t client_bytes_max) {
-    RegionLimits limits{16 * kPage, client_bytes_max, 9};
-    limits.tenant_weights = {1, 1};
-    Restart(limits);
+    Restart({{1, 1}, 16 * kPage, client_bytes_max, 9});
     one_ = registry_->AddClient(0);
     two_ = registry_->AddClient(0);
     other_ = registry_->AddClient(1);

@@ -304,8 +304,7 @@ class SlowMemory final : public RegionMemory {
 
 // Whoever waits for room that others must make, or for memory that is being closed, waits alone.
 TEST_F(RegionSocketTest, AClientThatWaitsForRoomKeepsNobodyElseWaiting) {
-  RegionLimits limits{16 << 12, 16 << 12, 4};
-  limits.tenant_weights = {1, 1, 2};
+  RegionLimits limits{{1, 1, 2}, 16 << 12, 16 << 12, 4};
   limits.return_wait = std::chrono::hours(1);
   RegionRegistry registry(limits, memory_, clock_, RandomToken);
   options_.tenant_weights = limits.tenant_weights;
@@ -349,7 +348,7 @@ TEST_F(RegionSocketTest, AClientThatWaitsForRoomKeepsNobodyElseWaiting) {
 
 TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
   SlowMemory slow(memory_);
-  RegionRegistry registry({1 << 20, 1 << 19, 4}, slow, clock_, RandomToken);
+  RegionRegistry registry({{1}, 1 << 20, 1 << 19, 4}, slow, clock_, RandomToken);
   Result<std::unique_ptr<RegionSocket>> socket =
       RegionSocket::Start(options_, registry, logger_, clock_);
   ASSERT_TRUE(socket.ok());

@@ -29,7 +29,7 @@ class InputSourceTest : public ::testing::Test {
 
   test::ManualClock clock_;
   test::TestArena arena_{2 * kSlabBytes};
-  SessionTable table_{{.slab_bytes = kSlabBytes},
+  SessionTable table_{{.slab_bytes = kSlabBytes, .tenant_weights = {1}},
                       clock_,
                       []() -> Result<std::string> { return std::string("id"); },
                       std::vector{SessionDevice{&arena_, {}}}};

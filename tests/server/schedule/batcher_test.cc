@@ -42,7 +42,7 @@ Taken TakeIds(RequestQueue& queue, const BatchDecision& decision) {
 }
 
 TEST(Batcher, AFreeLaneTakesWhatWaitsWithoutDelay) {
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1});
   const BatchDecision decision = Batcher(Options()).Next(queue, {2, 2, 0}, kStart);
   EXPECT_EQ(decision.closed, BatchClosed::kEmpty);
@@ -50,7 +50,7 @@ TEST(Batcher, AFreeLaneTakesWhatWaitsWithoutDelay) {
 }
 
 TEST(Batcher, NoFreeLaneTakesNothingAndWakesForTheDeadline) {
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1, .deadline = kStart + microseconds(70)});
   const BatchDecision decision = Batcher(Options()).Next(queue, {2, 0, 0}, kStart);
   EXPECT_TRUE(decision.take.empty());
@@ -58,7 +58,7 @@ TEST(Batcher, NoFreeLaneTakesNothingAndWakesForTheDeadline) {
 }
 
 TEST(Batcher, StopsAtEachBudgetAndSaysWhich) {
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   const Batcher batcher(Options());
   const auto next = [&](BatchClosed closed) {
     const BatchDecision decision = batcher.Next(queue, {1, 1, 0}, kStart);
@@ -79,7 +79,7 @@ TEST(Batcher, StopsAtEachBudgetAndSaysWhich) {
 }
 
 TEST(Batcher, ALargeRequestRunsAlone) {
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1});
   Push(queue, {.id = 2, .flops = 1000});
   Push(queue, {.id = 3}, 1001);
@@ -98,7 +98,7 @@ TEST(Batcher, ALargeRequestRunsAlone) {
 }
 
 TEST(Batcher, LargeRequestsLeaveOneLaneToSmallOnes) {
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1, .flops = 1000});
   Push(queue, {.id = 2});
   const Batcher batcher(Options());
@@ -108,7 +108,7 @@ TEST(Batcher, LargeRequestsLeaveOneLaneToSmallOnes) {
 }
 
 TEST(Batcher, WithOneLaneALargeRequestStillRuns) {
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1, .flops = 1000});
   EXPECT_EQ(TakeIds(queue, Batcher(Options()).Next(queue, {1, 1, 0}, kStart)), Taken{1});
 }
@@ -117,7 +117,7 @@ TEST(Batcher, DelayWaitsForCompanyFromTheOldestRequest) {
   BatcherOptions options = Options();
   options.batch_delay = microseconds(50);
   const Batcher batcher(options);
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 2, .priority = -1});
   Push(queue, {.id = 1, .enqueued = kStart + microseconds(10)});
   const BatchDecision early = batcher.Next(queue, {1, 1, 0}, kStart + microseconds(20));

@@ -39,7 +39,7 @@ std::vector<int> ServeBacklog(RequestQueue& queue, std::vector<RequestSpec> kind
 }
 
 TEST(QueueOrder, PriorityThenDueThenArrival) {
-  RequestQueue queue({.aging = kAging});
+  RequestQueue queue({.tenant_weights = {1}, .aging = kAging});
   for (const RequestSpec& spec : {
            RequestSpec{.id = 1},
            RequestSpec{.id = 2, .deadline = kStart + milliseconds(9)},
@@ -55,7 +55,7 @@ TEST(QueueOrder, PriorityThenDueThenArrival) {
 }
 
 TEST(QueueOrder, ARequestIsOvertakenUntilItIsDueAndNoLonger) {
-  RequestQueue queue({.aging = kAging});
+  RequestQueue queue({.tenant_weights = {1}, .aging = kAging});
   EXPECT_TRUE(Push(queue, {.id = 1}).ok());
   const TimePoint before = kStart + milliseconds(98);
   EXPECT_TRUE(
@@ -150,7 +150,7 @@ TEST(QueueOrder, LargeOnesArePassedWhileNoLaneMayTakeThem) {
 }
 
 TEST(QueueOrder, EveryFourthBatchServesPrioritiesThatWaitTooLong) {
-  RequestQueue queue({.aging = kAging});
+  RequestQueue queue({.tenant_weights = {1}, .aging = kAging});
   for (uint64_t id = 1; id <= 40; ++id) EXPECT_TRUE(Push(queue, {.id = id, .priority = 9}).ok());
   EXPECT_TRUE(Push(queue, {.id = 101, .priority = 1}).ok());
   EXPECT_TRUE(Push(queue, {.id = 102, .priority = 1}).ok());

@@ -18,7 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 
 TEST(RequestQueue, RefusesWhenFullAndNamesTheBound) {
-  RequestQueue queue({.capacity = 2});
+  RequestQueue queue({.capacity = 2, .tenant_weights = {1}});
   EXPECT_TRUE(Push(queue, {.id = 1}).ok());
   EXPECT_TRUE(Push(queue, {.id = 2}).ok());
   const Status refused = Push(queue, {.id = 3});
@@ -52,7 +52,7 @@ TEST(RequestQueue, FurtherPartsOfAnUploadTakeNoPlace) {
 }
 
 TEST(RequestQueue, ExpiresAtTheDeadlineAndNotBefore) {
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   EXPECT_TRUE(Push(queue, {.id = 1, .priority = 9, .deadline = kStart + milliseconds(5)}).ok());
   EXPECT_TRUE(Push(queue, {.id = 2, .deadline = kStart + milliseconds(2)}).ok());
   EXPECT_TRUE(Push(queue, {.id = 3, .deadline = kStart + milliseconds(2), .large = true}).ok());
@@ -69,7 +69,7 @@ TEST(RequestQueue, ExpiresAtTheDeadlineAndNotBefore) {
 }
 
 TEST(RequestQueue, TakeByIdFindsOnlyWhatWaits) {
-  RequestQueue queue({});
+  RequestQueue queue({.tenant_weights = {1}});
   EXPECT_TRUE(Push(queue, {.id = 1}).ok());
   EXPECT_EQ(queue.TakeById(2), nullptr);
   EXPECT_NE(queue.TakeById(1), nullptr);
@@ -100,7 +100,7 @@ TEST(RequestQueue, AgreesWithAPlainModel) {
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
   constexpr Duration kAging = milliseconds(30);
-  RequestQueue queue({.capacity = 40, .aging = kAging});
+  RequestQueue queue({.capacity = 40, .tenant_weights = {1}, .aging = kAging});
   struct Item {
     int32_t negated_priority;
     TimePoint due;

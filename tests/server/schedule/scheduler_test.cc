@@ -17,10 +17,9 @@ namespace {
 using std::chrono::milliseconds;
 
 SchedulerOptions Options(int lanes) {
-  SchedulerOptions options;
-  options.lanes = lanes;
-  options.batcher = {.batch_requests_max = 4, .batch_flops_max = 100, .batch_bytes_max = 1000};
-  return options;
+  return {.lanes = lanes,
+          .queue = {.tenant_weights = {1}},
+          .batcher = {.batch_requests_max = 4, .batch_flops_max = 100, .batch_bytes_max = 1000}};
 }
 
 Status Push(Scheduler& scheduler, const RequestSpec& spec, TimePoint now = kStart) {

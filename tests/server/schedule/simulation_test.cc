@@ -39,10 +39,9 @@ TEST(Simulation, BacklogsShareByWeight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
-  const std::vector<int32_t> weights = {1, 2, 5, 20};
-  SchedulerOptions options;
-  options.queue.tenant_weights = weights;
-  options.batcher = {.batch_requests_max = 8, .batch_flops_max = 1e9};
+  const TenantWeights weights = {1, 2, 5, 20};
+  const SchedulerOptions options{.queue = {.tenant_weights = weights},
+                                 .batcher = {.batch_requests_max = 8, .batch_flops_max = 1e9}};
   Scheduler scheduler(options);
   TimePoint now(std::chrono::seconds(1000));
   std::vector<double> started(weights.size());

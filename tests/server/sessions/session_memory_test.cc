@@ -24,7 +24,7 @@ TEST(SessionMemoryTest, DebugBuildsPoisonWhatBecomesFreeInADevicesMemory) {
 #ifdef NDEBUG
   GTEST_SKIP() << "only debug builds do";
 #endif
-  SessionOptions options;
+  SessionOptions options{.tenant_weights = {1}};
   options.page_rows = 16;
   options.slab_bytes = 4 * kPageBytes;
   auto arena = std::make_unique<test::TestArena>(options.slab_bytes + kPageUnitBytes, false);

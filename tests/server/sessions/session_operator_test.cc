@@ -25,10 +25,9 @@ const LayerShape kShape{DType::kFloat16, 1, 8, 8};
 class SessionOperatorTest : public ::testing::Test {
  protected:
   SessionOperatorTest() {
-    SessionOptions options;
+    SessionOptions options{.tenant_weights = {1, 1}};
     options.page_rows = kRows;
     options.slab_bytes = 4 * kPageBytes;
-    options.tenant_weights = {1, 1};
     table_ = std::make_unique<SessionTable>(
         options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
         std::vector{SessionDevice{&arena_, {}}});

@@ -48,7 +48,7 @@ TEST_F(SessionRoomTest, AForkToo) {
 }
 
 TEST_F(SessionRoomTest, TheTablesMemoryIsBounded) {
-  SessionOptions options;
+  SessionOptions options = TwoTenants();
   options.table_bytes_max = 2 * FixedBytes(1) + 6 * kPageEntryBytes;
   Start(options);
   const std::string id = Make(0, 3 * kRows);
@@ -67,7 +67,7 @@ TEST_F(SessionRoomTest, TheTablesMemoryIsBounded) {
 }
 
 TEST_F(SessionRoomTest, FullTablesHaveRoomForWhoHasLessThanItsShare) {
-  SessionOptions options;
+  SessionOptions options = TwoTenants();
   options.table_bytes_max = 4 * FixedBytes(1) + 4 * kPageEntryBytes;
   Start(options);
   const std::string pinned = Make(0, kRows, true), idle = Make(0, kRows), used = Make(0, kRows);
@@ -116,7 +116,7 @@ TEST_F(SessionRoomTest, NoTenantPinsMoreSessionsThanItsShare) {
 }
 
 TEST_F(SessionRoomTest, NoTenantPinsMoreOfTheTablesThanItsShare) {
-  SessionOptions options;
+  SessionOptions options = TwoTenants();
   options.table_bytes_max = 4 * FixedBytes(1) + 8 * kPageEntryBytes;
   Start(options);
   const std::string id = Make(0, 3 * kRows, true);  // and a share of 2, with 4 pages
@@ -152,7 +152,7 @@ TEST_F(SessionRoomTest, ATenantMayHaveALimitOfSessions) {
 
 // Refusals are read by who is refused, and say nothing of others.
 TEST_F(SessionRoomTest, ARefusalTellsNothingOfOtherTenants) {
-  SessionOptions options;
+  SessionOptions options = TwoTenants();
   options.table_bytes_max = 4 * FixedBytes(1);
   Start(options);
   for (int n = 0; n < 2; ++n) Make(0, 0, true);

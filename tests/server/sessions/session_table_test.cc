@@ -28,11 +28,10 @@ const LayerShape kShape{DType::kFloat16, 1, 8, 8};
 class SessionTableTest : public ::testing::Test {
  protected:
   SessionTableTest() {
-    SessionOptions options;
+    SessionOptions options{.tenant_weights = {1, 1}};
     options.page_rows = kRows;
     options.slab_bytes = kSlabBytes;
     options.sessions_max = 8;
-    options.tenant_weights = {1, 1};
     table_ = std::make_unique<SessionTable>(
         options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
         std::vector{SessionDevice{&arena_, {}}, SessionDevice{&other_, {}}, SessionDevice{}});

@@ -32,7 +32,7 @@ constexpr int64_t kPoolBytes = int64_t{1} << 20;
 // The whole by its parts, over what `owned` holds.
 Status ComputeByParts(const OwnedAttention& owned, const std::vector<QuerySlice>& slices) {
   test::FakeBackend device;
-  const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), kPoolBytes);
+  const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), kPoolBytes, {1});
   const auto parts = test::ComputeParts(owned, slices, *pool);
   if (!parts.ok()) return parts.status();
   for (size_t n = 0; n < slices.size(); ++n) GatherLse(*(*parts)[n], slices[n], owned.attention);
@@ -189,7 +189,7 @@ TEST(SplitParts, WithoutMemoryForTheirBlocksThereAreNone) {
   spec.layout = test::Layout::kBLHD;
   const OwnedAttention owned = MakeAttention(spec, test::FreshSeed());
   test::FakeBackend device;
-  const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), 4096);
+  const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), 4096, {1});
   Request whole;
   whole.attention = owned.attention;
   const auto parts = MakeParts(whole, PlanSplit(owned.attention, 2), *pool);

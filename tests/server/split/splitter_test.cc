@@ -233,7 +233,8 @@ class Schedule {
   Coverage& coverage_;
   test::FakeBackend backend_{"cuda:0", DeviceKind::kCuda};
   Metrics metrics_{"test"};
-  const std::unique_ptr<HostPool> pool_ = *HostPool::Make(backend_.host_allocator(), kPoolBytes);
+  const std::unique_ptr<HostPool> pool_ =
+      *HostPool::Make(backend_.host_allocator(), kPoolBytes, {1});
   std::map<uint64_t, std::unique_ptr<test::OwnedAttention>> memory_;
   std::vector<test::ScatteredInputs> scattered_;
   std::deque<Held> held_;

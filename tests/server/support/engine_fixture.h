@@ -125,7 +125,7 @@ class EngineTest : public ::testing::Test {
   // Admits and submits; the contract of Submit is checked wherever a test submits.
   Status Submit(std::unique_ptr<Request> request) {
     Result<Admission> admission =
-        engine_->Admit(request->attention.problem, request->kernel, 4096, 1024);
+        engine_->Admit(request->attention.problem, request->kernel, 4096, 1024, request->tenant);
     if (!admission.ok()) return admission.status();
     request->input = std::move(admission->input);
     request->output = std::move(admission->output);
@@ -164,7 +164,7 @@ class EngineTest : public ::testing::Test {
   // For parts of an engine that are tested without one.
   test::FakeBackend pool_device_;
   const std::unique_ptr<HostPool> pool_ =
-      *HostPool::Make(pool_device_.host_allocator(), int64_t{1} << 20);
+      *HostPool::Make(pool_device_.host_allocator(), int64_t{1} << 20, {1});
   Metrics metrics_{"test"};
   Collector collector_;
   std::mutex mutex_;

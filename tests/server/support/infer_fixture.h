@@ -109,7 +109,8 @@ class InferRequestTest : public ::testing::Test {
   }
 
   FakeBackend backend_;
-  std::unique_ptr<HostPool> pool_ = *HostPool::Make(backend_.host_allocator(), int64_t{1} << 28);
+  std::unique_ptr<HostPool> pool_ =
+      *HostPool::Make(backend_.host_allocator(), int64_t{1} << 28, {1});
   oip::RegionNames regions_{InferFiles()};
   oip::ModelStatistics statistics_;
   oip::InferFormat format_{oip::InferFormat::Call::kUnary, regions_, statistics_};

@@ -90,7 +90,7 @@ class FakeRegionMemory final : public RegionMemory {
 
 class RegionRegistryFixture : public ::testing::Test {
  protected:
-  RegionRegistryFixture() { Restart({16 * kPage, 8 * kPage, 3}); }
+  RegionRegistryFixture() { Restart({{1}, 16 * kPage, 8 * kPage, 3}); }
 
   void Restart(RegionLimits limits) {
     limits.return_wait = kReturnWait;

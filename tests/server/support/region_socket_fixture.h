@@ -55,14 +55,9 @@ class RegionSocketFixture : public ::testing::Test {
   MemfdMemory memory_{backend_.host_allocator()};
   const SteadyClock clock_;
   // As many tenants as any test's socket has.
-  static RegionLimits Limits() {
-    RegionLimits limits{1 << 20, 1 << 19, 4};
-    limits.tenant_weights = {1, 1};
-    return limits;
-  }
-  RegionRegistry registry_{Limits(), memory_, clock_, RandomToken};
+  RegionRegistry registry_{{{1, 1}, 1 << 20, 1 << 19, 4}, memory_, clock_, RandomToken};
   Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
-  RegionSocket::Options options_;
+  RegionSocket::Options options_{.path = {}, .tenant_weights = {1}};
   std::unique_ptr<RegionSocket> socket_;
 };
 

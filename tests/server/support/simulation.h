@@ -112,7 +112,7 @@ class Simulation {
 
   std::mt19937_64 random_;
   SimulationCoverage& coverage_;
-  SchedulerOptions options_;
+  SchedulerOptions options_{.queue = {.tenant_weights = {1}}, .batcher = {}};
   int64_t requests_ = 0;
   int priorities_ = 1;
   double deadline_share_ = 0;

@@ -131,7 +131,7 @@ void Simulation::CheckShares(const Known& started) {
   const auto j = static_cast<size_t>(started.tenant);
   level.started[j] += started.cost;
   level.cost_max[j] = std::max(level.cost_max[j], started.cost);
-  const std::vector<int32_t>& weights = options_.queue.tenant_weights;
+  const TenantWeights& weights = options_.queue.tenant_weights;
   constexpr double kRounding = 1e-3;  // 2^-20 batches for each of some hundred requests
   for (const Known* each : Waiting()) {
     const auto i = static_cast<size_t>(each->tenant);

@@ -68,7 +68,7 @@ class StagingTest : public EngineTest {
     const std::array<const void**, 3> tensors = {&a.q.data, &a.k.data, &a.v.data};
     const auto aligned = [](int64_t n) { return (n + 255) / 256 * 256; };
     const int64_t lengths = aligned(bytes[0]) + aligned(bytes[1]) + aligned(bytes[2]);
-    Result<Admission> admission = engine_->Admit(p, "", lengths + p.batch * 8, 1024);
+    Result<Admission> admission = engine_->Admit(p, "", lengths + p.batch * 8, 1024, 0);
     if (!admission.ok()) {
       ADD_FAILURE() << admission.status().ToString();
       return upload;

@@ -40,11 +40,10 @@ TableHistory::TableHistory(Choose choose, Shortage shortage)
     Poison(static_cast<char*>(arena->memory().data), kBytes);
     devices.push_back({arena.get(), Poison});
   }
-  SessionOptions options;
+  SessionOptions options{.tenant_weights = {3, 1}};
   options.page_rows = kRows;
   options.slab_bytes = kSlabBytes;
   options.sessions_max = 16;
-  options.tenant_weights = {3, 1};
   table_ = std::make_unique<SessionTable>(
       options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); }, devices);
 }

@@ -24,15 +24,15 @@ inline const LayerShape kShape{DType::kFloat16, 1, 8, 8};
 
 class TwoTenantsTest : public ::testing::Test {
  protected:
-  TwoTenantsTest() { Start({}); }
+  TwoTenantsTest() { Start(TwoTenants()); }
   ~TwoTenantsTest() override { EXPECT_TRUE(table_->Consistent()); }
 
-  // Two tenants with equal shares.
+  // With equal shares.
+  static SessionOptions TwoTenants() { return {.tenant_weights = {1, 1}}; }
   void Start(SessionOptions options) {
     options.page_rows = kRows;
     options.slab_bytes = 4 * kPageBytes;
     options.sessions_max = 8;
-    options.tenant_weights = {1, 1};
     options.limits = &limits_;
     table_ = std::make_unique<SessionTable>(
         options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },

@@ -207,12 +207,12 @@ TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
     HeldDevice device;
     const DeviceImporter importer(std::vector<Backend*>{&device});
     MemfdMemory memory(device.host_allocator());
-    RegionLimits limits{1 << 20, 1 << 19, 2};
+    RegionLimits limits{{1}, 1 << 20, 1 << 19, 2};
     limits.return_wait = Duration::zero();
     const SteadyClock clock;
     RegionRegistry registry(limits, memory, clock, RandomToken, &importer);
     Logger logger({}, std::make_shared<spdlog::sinks::null_sink_mt>());
-    RegionSocket::Options options;
+    RegionSocket::Options options{.path = {}, .tenant_weights = {1}};
     options.path = folder / "shm.sock";
     const auto socket = RegionSocket::Start(options, registry, logger, clock);
     ASSERT_TRUE(socket.ok()) << socket.status().ToString();

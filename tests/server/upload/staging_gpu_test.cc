@@ -87,7 +87,7 @@ class CudaStagingTest : public ::testing::Test {
     std::array<int64_t, 4> at{};
     for (size_t t = 0; t < 3; ++t) at[t + 1] = (at[t] + bytes[t] + 255) / 256 * 256;
     const int64_t o_bytes = ElementsO(p) * size;
-    Result<Admission> admission = engine_->Admit(p, "", at[3] + p.batch * 8, o_bytes);
+    Result<Admission> admission = engine_->Admit(p, "", at[3] + p.batch * 8, o_bytes, 0);
     if (!admission.ok()) {
       ADD_FAILURE() << admission.status().ToString();
       return upload;

@@ -12,7 +12,7 @@ namespace {
 
 TEST(WeightShare, WhatDividesIsExact) {
   for (const int32_t weight : {1, 3, 7, 48, 1000}) {
-    const std::vector<int32_t> weights = {1, weight};
+    const TenantWeights weights = {1, weight};
     const int64_t part = int64_t{256} << 20;
     const int64_t all = (1 + weight) * part;
     EXPECT_EQ(ShareOf(weights, 0, all), part) << weight;
@@ -21,7 +21,7 @@ TEST(WeightShare, WhatDividesIsExact) {
 }
 
 TEST(WeightShare, AllSharesFit) {
-  const std::vector<int32_t> weights = {1, 1, 1};
+  const TenantWeights weights = {1, 1, 1};
   EXPECT_EQ(ShareOf(weights, 0, 8), 2);
   EXPECT_EQ(ShareOf(weights, 2, INT64_MAX), INT64_MAX / 3);
   EXPECT_EQ(ShareOf({INT32_MAX}, 0, INT64_MAX), INT64_MAX);

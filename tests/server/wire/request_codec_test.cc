@@ -64,7 +64,8 @@ class CodecTest : public ::testing::Test {
   }
 
   test::FakeBackend backend_;
-  std::unique_ptr<HostPool> pool_ = *HostPool::Make(backend_.host_allocator(), int64_t{1} << 30);
+  std::unique_ptr<HostPool> pool_ =
+      *HostPool::Make(backend_.host_allocator(), int64_t{1} << 30, {1});
 };
 
 // The bytes of tensor i, as the decoded request's pointers have it.
