@@ -156,7 +156,8 @@ void AddFairness(CLI::App& app, Config& c, std::vector<std::string>& tenants) {
       .Add("--tenant", tenants,
            "A tenant and its share of the server: NAME=WEIGHT, with a whole weight from 1 to 1000. "
            "Separate several by commas or repeat the flag. A call names its tenant in the metadata "
-           "x-attend-tenant; calls that name none of these belong to \"default\"")
+           "x-attend-tenant; calls that name none of these belong to \"default\". With --tokens it "
+           "has a part of its own only if it is given here, or alone")
       ->type_name("TENANT")
       ->delimiter(',')
       ->expected(1, kTenantsMax)
@@ -293,7 +294,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     app.parse(argc, argv);
     Result<Tenants> parsed = Tenants::Parse(tenants);
     if (!parsed.ok()) throw CLI::ValidationError("--tenant", parsed.status().message());
-    config.tenants = std::move(*parsed);
+    config.tenants = config.tokens.empty() ? std::move(*parsed) : parsed->ForKnownCallers();
     if (!config.limits_file.empty()) {
       Result<std::vector<TenantBounds>> limits = ReadLimits(config.limits_file, config.tenants);
       if (!limits.ok()) throw CLI::ValidationError("--limits", limits.status().message());

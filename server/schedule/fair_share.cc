@@ -17,7 +17,8 @@ int64_t VirtualCost(int64_t cost, int32_t weight) {
 }  // namespace
 
 FairShare::FairShare(const TenantWeights& weights) : tags_(weights.size()), weights_(weights) {
-  for (const int32_t weight : weights) batch_.push_back(VirtualCost(kBatchCost, weight));
+  for (int32_t& weight : weights_) weight = std::max(weight, 1);
+  for (const int32_t weight : weights_) batch_.push_back(VirtualCost(kBatchCost, weight));
 }
 
 void FairShare::Reset() {

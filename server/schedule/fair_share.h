@@ -34,7 +34,7 @@ inline constexpr int64_t kCostMax = kBatchCost << 20;
 
 class FairShare {
  public:
-  // One weight for each tenant, in [1, kTenantWeightMax].
+  // One weight for each tenant, at most kTenantWeightMax; 0 counts as 1.
   explicit FairShare(const TenantWeights& weights);
 
   // A request of the tenant waits, and none did before.

@@ -43,11 +43,10 @@ Tenants::Tenants() : list_{{kDefaultTenant, 1}}, by_name_{{kDefaultTenant, 0}} {
 
 Result<Tenants> Tenants::Parse(const std::vector<std::string>& settings) {
   Tenants tenants;
-  bool default_given = false;
   for (const std::string& text : settings) {
     Result<Tenant> tenant = ParseTenant(text);
     if (!tenant.ok()) return tenant.status();
-    if (tenant->name == kDefaultTenant && !std::exchange(default_given, true)) {
+    if (tenant->name == kDefaultTenant && !std::exchange(tenants.default_given_, true)) {
       tenants.list_.front().weight = tenant->weight;
       continue;
     }
@@ -62,6 +61,12 @@ Result<Tenants> Tenants::Parse(const std::vector<std::string>& settings) {
     }
     tenants.list_.push_back(std::move(*tenant));
   }
+  return tenants;
+}
+
+Tenants Tenants::ForKnownCallers() const {
+  Tenants tenants = *this;
+  if (!default_given_ && !single()) tenants.list_.front().weight = 0;
   return tenants;
 }
 

@@ -25,7 +25,7 @@ inline constexpr int32_t kTenantWeightMax = 1000;
 
 struct Tenant {
   std::string name;
-  int32_t weight = 1;  // in [1, kTenantWeightMax]
+  int32_t weight = 1;  // in [1, kTenantWeightMax]; 0: see Tenants::ForKnownCallers
 };
 
 // Parses "NAME=WEIGHT". INVALID_ARGUMENT says what is wrong with which part.
@@ -39,6 +39,10 @@ class Tenants {
   // given.
   static Result<Tenants> Parse(const std::vector<std::string>& settings);
 
+  // The same where nobody is "default" for want of a name. Unless it was given, or is alone, its
+  // weight is 0: it has no part of its own of what is divided, and in the queue it has weight 1.
+  Tenants ForKnownCallers() const;
+
   // The index of the tenant with this name; 0, which is "default", if there is none.
   int Find(std::string_view name) const;
   // True if all callers are one tenant, whatever name they send.
@@ -48,6 +52,7 @@ class Tenants {
 
  private:
   std::vector<Tenant> list_;  // "default" first
+  bool default_given_ = false;
   std::map<std::string, int, std::less<>> by_name_;
 };
 

@@ -93,7 +93,7 @@ def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
     attend("a", held[0])
     other = client("b")
     told = wire.shm.RegionReply.FromString(many[4].socket.recv(4096)).error  # unused for longest
-    assert told.message == "the connection makes room: its tenant has 256, more than its share, 85"
+    assert told.message == "the connection makes room: its tenant has 256, more than its share, 128"
     assert many[4].socket.recv(1) == b""
     region = create(other).created.token
     attend("b", region)
@@ -121,6 +121,30 @@ def test_what_never_fits_a_tenants_memory_names_its_parts(start_server):
             f"fit, each in one piece, into the tenant's part of the memory budget of {1 << 20}, "
             f"which has {256 << 10}, and the common one of {512 << 10}")
         attend(service, wire.small_request(length=512))
+
+
+def test_with_tokens_default_has_a_part_only_if_it_is_named(start_server, tmp_path):
+    """Nobody may be it. Who becomes it while the server runs gets what others leave."""
+    tokens, flags = give_tokens(tmp_path, "compute")
+    named = start_server("--memory-budget=1536KiB", "--tenant=default=1,a=1,b=1", *flags)
+    assert "tenants: default=1, a=1, b=1;" in named.log()
+    assert "memory of one tenant alone: default 256KiB, a 256KiB, b 256KiB;" in named.log()
+    named.stop()
+    server = start_server("--memory-budget=1536KiB", "--tenant=a=1,b=1", *flags)
+    assert "tenants: default=0, a=1, b=1;" in server.log()
+    assert ("memory of one tenant alone: default 0B, a 384KiB, b 384KiB; of whoever comes first: "
+            "768KiB") in server.log()
+    late = strangers.token()
+    (tmp_path / "new").write_text((tmp_path / "tokens").read_text() +
+                                  strangers.line("late", late, "scopes=compute"))
+    (tmp_path / "new").rename(tmp_path / "tokens")
+    harness.wait_for("the new file to be read", lambda: server.metric(
+        "attend_tokens_reloads_total", result="ok") == 1)
+    with wire.connect(server.address) as service:
+        for token in (late, tokens["a"]):
+            service.Attend(wire.small_request(), timeout=wire.SECONDS,
+                           metadata=strangers.bearer(token))
+    assert server.metric("attend_tenant_requests_total", tenant="default", code="OK") == 1
 
 
 # A channel with a connection of its own.

@@ -201,6 +201,17 @@ TEST(ConfigTest, TenantsOneByOneAndNoneTwice) {
   }
 }
 
+TEST(ConfigTest, WithTokensDefaultHasTheWeightThatItIsGiven) {
+  const auto weights = [](const char* tenants) {
+    const ParsedConfig parsed = ParseFlags({"--tenant", tenants, "--tokens", "tokens"});
+    EXPECT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
+    return parsed.config.tenants.weights();
+  };
+  EXPECT_EQ(weights("a=2,b=5"), (std::vector<int32_t>{0, 2, 5}));
+  EXPECT_EQ(weights("a=2,default=3"), (std::vector<int32_t>{3, 2}));
+  EXPECT_EQ(ParseFlags({"--tokens", "tokens"}).config.tenants.weights(), std::vector<int32_t>{1});
+}
+
 TEST(ConfigTest, GrpcMemoryHasRoomForSeveralMessages) {
   EXPECT_EQ(ParseFlags({"--grpc-memory-max", "0"}).config.grpc_memory_max_bytes, 0);
   const ParsedConfig few = ParseFlags({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4MiB"});

@@ -154,7 +154,7 @@ TEST(HostPool, ATenantsOwnPartIsNeitherTakenNorCutUpByOthers) {
 // CouldTake against an empty pool, by sizes around each bound.
 TEST(HostPool, KnowsWhatATenantCanNeverHave) {
   CountingAllocator allocator;
-  for (const TenantWeights& weights : {TenantWeights{1}, {1, 3}, {5, 1, 1}}) {
+  for (const TenantWeights& weights : {TenantWeights{1}, {1, 3}, {5, 1, 1}, {0, 1}}) {
     const auto pool = MakePool(allocator, kMiB, weights);
     const int64_t own = DivideByWeight(kMiB, weights, 256).own_bytes[0];
     const int64_t most = pool->block_bytes_max();

@@ -28,6 +28,14 @@ TEST(FairShare, ChargesByCostAndWeight) {
   EXPECT_EQ(share.Tag(1), share.Batch(1));
 }
 
+TEST(FairShare, WhoHasNoWeightIsServedAsWithTheLeast) {
+  FairShare share({0, 4});
+  share.Charge(0, kBatchCost, 0);
+  share.Charge(1, kBatchCost, 0);
+  EXPECT_EQ(share.Tag(0), 4 * share.Tag(1));
+  EXPECT_EQ(share.Tag(0), share.Batch(0));
+}
+
 TEST(FairShare, RoundsUpSoThatNothingIsFree) {
   FairShare share({kTenantWeightMax, 999});
   share.Charge(0, 1, 0);

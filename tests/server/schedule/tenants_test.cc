@@ -33,6 +33,15 @@ TEST(Tenants, AreFoundByNameAndStrangersAreDefault) {
   EXPECT_EQ(tenants->Find(std::string("research\0", 9)), 0);
 }
 
+TEST(Tenants, NobodyIsDefaultWhereCallersAreKnown) {
+  const auto weights = [](const std::vector<std::string>& settings) {
+    return Tenants::Parse(settings)->ForKnownCallers().weights();
+  };
+  EXPECT_EQ(weights({"a=3", "b=2"}), (std::vector<int32_t>{0, 3, 2}));
+  EXPECT_EQ(weights({"a=3", "default=1"}), (std::vector<int32_t>{1, 3})) << "given";
+  EXPECT_EQ(weights({}), std::vector<int32_t>{1}) << "alone";
+}
+
 TEST(Tenants, BadSettingsAreNamedWithTheirBound) {
   const std::string longest(64, 'n');
   EXPECT_TRUE(ParseTenant(longest + "=1").ok());
