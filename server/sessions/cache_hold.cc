@@ -216,10 +216,12 @@ Status SessionTable::TakeFor(CacheHold& hold, CacheRefusal* refusal) {
   const int64_t page_bytes = hold.layout_.page_bytes;
   ATTEND_RETURN_IF_ERROR(CheckPinned(first, pinned * page_bytes));
   for (size_t n = 0; n < count; ++n) {
-    std::vector<PageNumber>& pages = hold.sessions_[n]->layers[hold.uses_[n].layer].pages;
+    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    std::vector<PageNumber>& pages = layer.pages;
     const auto wanted = static_cast<size_t>(hold.PagesOf(n));
     // Twice as many at least, so that a list that grows by a page each time is rarely moved.
     if (pages.capacity() < wanted) pages.reserve(std::max(wanted, 2 * pages.capacity()));
+    CountList(*hold.sessions_[n], layer);
   }
   std::vector<CacheHold::Reserved> reserved(count);
   std::list<Readers> readers(count);
@@ -263,7 +265,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     const std::span<const PageNumber> fresh = hold.OwnPages(n);
     hold.reserved_[n].own = hold.sequences_[n].pages.size();
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
-    CountPages(session, std::ssize(fresh));
+    CountList(session, layer);
     layer.append_begin = layer.length;
     layer.append_id.swap(hold.uses_[n].append_id);  // an assignment might allocate
     layer.length = hold.sequences_[n].length;
@@ -299,6 +301,7 @@ void SessionTable::LetGo(CacheHold& hold) {
       DropPages(session, layer, hold.OwnPages(n));
       EndRead(session, layer, *hold.reserved_[n].readers);
     }
+    if (!hold.committed_ && !layer.changing) FitList(session, layer);  // room for nothing
     --session.in_use;
     if (sessions_.contains(session.id)) Touch(session);
   }

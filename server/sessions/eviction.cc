@@ -29,9 +29,9 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
     assert(layer.readers.empty());
     DropPages(session, layer, tail);
   }
-  CountPages(session, static_cast<int64_t>(keep) - std::ssize(layer.pages));
   layer.pages.resize(keep);
   layer.length = length;
+  FitList(session, layer);
 }
 
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,

@@ -32,6 +32,11 @@ int64_t FixedBytes(int64_t layers) {
          layers * static_cast<int64_t>(sizeof(Layer));
 }
 
+int64_t Layer::list_bytes() const {
+  const auto room = static_cast<int64_t>(pages.capacity() * sizeof(PageNumber));
+  return std::max(std::ssize(pages) * kPageEntryBytes, room);
+}
+
 int64_t Session::length() const {
   int64_t length = std::numeric_limits<int64_t>::max();
   for (const Layer& layer : layers) length = std::min(length, layer.length);

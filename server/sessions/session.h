@@ -61,10 +61,14 @@ struct Layer {
   // In the order in which they began; the last may be joined if nothing has been cut since. Empty:
   // nobody reads.
   std::list<Readers> readers = {};
+  int64_t counted_bytes = 0;  // of its list of pages, towards the table's memory
+
+  // What is to be counted.
+  int64_t list_bytes() const;
 };
 
-// What counts towards a table's memory: an entry of a page list, which has room for up to twice as
-// many as it has; and a session without its pages.
+// What counts towards a table's memory: an entry of a page list, which mostly has room for up to
+// twice as many as it has; and a session without its pages.
 inline constexpr int64_t kPageEntryBytes = 2 * sizeof(PageNumber);
 int64_t FixedBytes(int64_t layers);
 

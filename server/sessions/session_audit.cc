@@ -84,7 +84,7 @@ bool SessionTable::SessionsAddUp() const {
   TableUse table;
   std::vector<TenantTable> tenants(tenants_.size());
   const auto add = [&](const Session& session, int64_t sessions, int64_t bytes) {
-    for (const Layer& layer : session.layers) bytes += std::ssize(layer.pages) * kPageEntryBytes;
+    for (const Layer& layer : session.layers) bytes += layer.counted_bytes;
     TenantTable& tenant = tenants[session.tenant];
     for (TableUse* const each : {&table, &tenant.all, session.pinned ? &tenant.pinned : nullptr}) {
       if (each == nullptr) continue;
@@ -104,6 +104,9 @@ bool SessionTable::SessionsAddUp() const {
     const auto found = sessions_.find(session->id);
     const bool there = found != sessions_.end() && found->second.get() == session;
     add(*session, there ? 1 : 0, there ? FixedBytes(std::ssize(session->layers)) : 0);
+    for (const Layer& layer : session->layers) {
+      if (layer.counted_bytes != layer.list_bytes()) return false;
+    }
   }
   for (const Cut* const cut : cuts_) {
     if (cut->fork != nullptr) add(*cut->fork, 0, 0);

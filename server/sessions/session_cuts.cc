@@ -118,10 +118,10 @@ Status SessionTable::ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal)
         Layer{.shape = layer.shape, .layout = layer.layout, .length = length});
     mine.pages.assign(layer.pages.begin(), layer.pages.begin() + length / rows);
     pools_[origin.device].pages->AddReferences(mine.pages);
-    CountPages(fork, std::ssize(mine.pages));
+    CountList(fork, mine);
     if (length % rows == 0) continue;
     ATTEND_RETURN_IF_ERROR(TakeCopy(fork, n, length, cut, mine.pages, refusal));
-    CountPages(fork, 1);
+    CountList(fork, mine);
     AddToCut(n, mine.pages.back(), length, cut);
   }
   return Status();
@@ -190,7 +190,10 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t le
   }
   cut.pages.reserve(session.layers.size());
   for (const Layer& layer : session.layers) {
-    cut.room.emplace_back(1).front().cut.reserve(layer.pages.size() + 1);
+    std::vector<PageNumber>& room = cut.room.emplace_back(1).front().cut;
+    if (length >= layer.length) continue;
+    const int64_t kept = (length + options_.page_rows - 1) / options_.page_rows;
+    room.reserve(layer.pages.size() - kept + 1);
   }
   cut.arena = pools_[session.device].arena;
   cut.origin = *found;

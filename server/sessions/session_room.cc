@@ -5,7 +5,10 @@
 
 #include <cassert>
 #include <iterator>
+#include <new>
+#include <utility>
 
+#include "server/memory/memory_reserve.h"
 #include "server/sessions/session_table.h"
 
 namespace attend {
@@ -20,8 +23,24 @@ void SessionTable::Count(const Session& session, TableUse more) {
   }
 }
 
-void SessionTable::CountPages(const Session& session, int64_t pages) {
-  Count(session, {0, pages * kPageEntryBytes});
+void SessionTable::CountList(const Session& session, Layer& layer) {
+  const int64_t before = std::exchange(layer.counted_bytes, layer.list_bytes());
+  Count(session, {0, layer.counted_bytes - before});
+}
+
+void SessionTable::FitList(const Session& session, Layer& layer) {
+  std::vector<PageNumber>& pages = layer.pages;
+  if (pages.empty()) {
+    std::vector<PageNumber>().swap(pages);
+  } else if (2 * pages.size() < pages.capacity()) {
+    const OnNoMemory give_up(OnNoMemory::kThrow);
+    try {
+      pages.shrink_to_fit();
+    } catch (const std::bad_alloc&) {
+      // It stays where it is, and what it takes stays counted.
+    }
+  }
+  CountList(session, layer);
 }
 
 Status SessionTable::TakePlace(Session& session, CacheRefusal* refusal) {

@@ -314,7 +314,10 @@ class SessionTable {
   };
   // The session has so much more, or less.
   void Count(const Session& session, TableUse more) ATTEND_REQUIRES(mutex_);
-  void CountPages(const Session& session, int64_t pages) ATTEND_REQUIRES(mutex_);
+  // The layer's list of pages has changed.
+  void CountList(const Session& session, Layer& layer) ATTEND_REQUIRES(mutex_);
+  // It may have shrunk: a list that needs less than half of its memory moves to less.
+  void FitList(const Session& session, Layer& layer) ATTEND_REQUIRES(mutex_);
   // For `more` of the tenant's: where there is too little, sessions end of tenants that have more
   // than their share, if with it this one has no more than its own. `pinned`: what of `more` is of
   // pinned sessions, which may not go beyond the share.

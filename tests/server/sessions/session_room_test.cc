@@ -5,9 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "tests/kernels/support/counted_new.h"
 #include "tests/server/support/two_tenants_fixture.h"
 
 namespace attend {
@@ -64,6 +66,85 @@ TEST_F(SessionRoomTest, TheTablesMemoryIsBounded) {
     EXPECT_TRUE(table_->Free(0, info.id).ok());
   }
   EXPECT_EQ(table_->table_bytes(), 0);
+}
+
+// Lists of pages that are much longer than what is left of them.
+class LongListTest : public test::TwoTenantsTest {
+ protected:
+  static constexpr int64_t kMany = 1000;  // pages
+  LongListTest() {
+    SessionOptions options;
+    options.page_rows = kRows;
+    options.slab_bytes = 4 * kPageBytes;
+    table_ = std::make_unique<SessionTable>(
+        options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
+        std::vector{SessionDevice{&many_, {}}});
+  }
+  std::unique_ptr<CacheHold> Reserve(const std::string& id, int64_t length, int64_t rows) {
+    const CacheUse use{id, 0, length, ""};
+    auto hold = table_->Hold(0, {&use, 1}, rows);
+    EXPECT_TRUE(hold.ok() && (*hold)->Reserve(pages_.data(), kMany).ok());
+    return *std::move(hold);
+  }
+  // Beyond what the tables count, which is more than they need for the rest.
+  static constexpr int64_t kSlackBytes = 4 * kMany * sizeof(PageNumber);
+
+  test::TestArena many_{kMany * kPageBytes + kPageUnitBytes};
+  std::vector<PageNumber> pages_ = std::vector<PageNumber>(kMany);
+};
+
+TEST_F(LongListTest, WhatIsCutOffIsNotKept) {
+  const std::string origin = Make(0);
+  Reserve(origin, 0, kMany * kRows)->Commit();
+  const int64_t before = table_->table_bytes();
+  const test::HeapWatch heap;
+  for (const int64_t length : {int64_t{0}, kRows}) {
+    for (int n = 0; n < 40; ++n) {
+      const Result<SessionInfo> fork = table_->Fork(0, origin, {});
+      ASSERT_TRUE(fork.ok() && table_->Truncate(0, fork->id, length).ok());
+    }
+  }
+  EXPECT_EQ(table_->table_bytes(), before + 80 * FixedBytes(1) + 40 * kPageEntryBytes);
+  EXPECT_LE(heap.peak_bytes(), table_->table_bytes() - before + kSlackBytes);
+}
+
+TEST_F(LongListTest, WhatIsEvictedIsNotKept) {
+  const std::string origin = Make(0);
+  Reserve(origin, 0, kMany * kRows)->Commit();
+  const int64_t before = table_->table_bytes();
+  const test::HeapWatch heap;
+  for (int n = 0; n < 40; ++n) {
+    ASSERT_TRUE(table_->Fork(0, origin, {}).ok());
+    if (n % 10 == 9) table_->EvictTenant(0, false);
+    if (n % 10 == 9) Reserve(origin, 0, kMany * kRows)->Commit();
+  }
+  EXPECT_EQ(table_->table_bytes(), before + 40 * FixedBytes(1));
+  EXPECT_LE(heap.peak_bytes(), 40 * FixedBytes(1) + 4 * kSlackBytes);
+}
+
+TEST_F(LongListTest, WhatIsReservedInVainIsNotKept) {
+  const int64_t before = table_->table_bytes();
+  const test::HeapWatch heap;
+  for (int n = 0; n < 80; ++n) Reserve(Make(0), 0, kMany * kRows)->End();
+  EXPECT_EQ(table_->table_bytes(), before + 80 * FixedBytes(1));
+  EXPECT_LE(heap.peak_bytes(), table_->table_bytes() - before + kSlackBytes);
+}
+
+TEST_F(LongListTest, WhatAReaderKeepsIsAsLongAsWhatWasCutOff) {
+  const std::string origin = Make(0);
+  Reserve(origin, 0, kMany * kRows / 2)->Commit();
+  std::vector<PageNumber> pages(kMany);
+  const CacheUse use{origin, 0, kMany * kRows / 2, ""};
+  const auto reader = table_->Hold(0, {&use, 1}, 0);
+  ASSERT_TRUE(reader.ok() && (*reader)->Reserve(pages.data(), kMany).ok());
+  const test::HeapWatch heap;
+  for (int64_t cut = 1; cut <= 40; ++cut) {
+    ASSERT_TRUE(table_->Truncate(0, origin, kMany * kRows / 2 - cut * kRows).ok());
+    const CacheUse next{origin, 0, kMany * kRows / 2 - cut * kRows, ""};
+    const auto hold = table_->Hold(0, {&next, 1}, 0);
+    ASSERT_TRUE(hold.ok() && (*hold)->Reserve(pages_.data(), kMany).ok());
+  }
+  EXPECT_LE(heap.peak_bytes(), kSlackBytes);
 }
 
 TEST_F(SessionRoomTest, FullTablesHaveRoomForWhoHasLessThanItsShare) {
