@@ -282,7 +282,9 @@ void SessionTable::EndRead(Session& session, Layer& layer, Readers& readers) {
     DropPages(session, layer, all.front().cut);
   }
   // The last readers of a session that was freed meanwhile leave nothing.
-  if (all.empty() && !sessions_.contains(session.id)) Shorten(session, layer, 0);
+  if (all.empty() && !layer.changing && !sessions_.contains(session.id)) {
+    Shorten(session, layer, 0);
+  }
 }
 
 void SessionTable::EndHold(CacheHold& hold) {

@@ -33,6 +33,9 @@ std::set<const Session*> SessionTable::AllInUse() const {
   for (const CacheHold* const hold : holds_) {
     for (const SessionRef& session : hold->sessions_) all.insert(session.get());
   }
+  for (const Cut* const cut : cuts_) {
+    if (cut->fork == nullptr) all.insert(cut->origin.get());
+  }
   return all;
 }
 
@@ -57,8 +60,7 @@ bool SessionTable::PagesAddUp() const {
   }
   for (const Cut* const cut : cuts_) {
     for (const CutPage& page : cut->pages) {
-      add(*cut->origin, {&page.from, 1});
-      if (cut->fork == nullptr) add(*cut->origin, {&page.to, 1});
+      add(*cut->origin, {cut->fork == nullptr ? &page.to : &page.from, 1});
     }
     if (cut->fork == nullptr) continue;
     for (const Layer& layer : cut->fork->layers) add(*cut->fork, layer.pages);
@@ -98,6 +100,10 @@ bool SessionTable::SessionsAddUp() const {
     for (const Layer& layer : session->layers) {
       const int64_t pages = (layer.length + options_.page_rows - 1) / options_.page_rows;
       if (std::ssize(layer.pages) != pages) return false;
+      // Whoever shares a page shares all before it.
+      const PagePool& pool = *pools_[session->device].pages;
+      const auto shared = [&pool](PageNumber page) { return pool.references(page) > 1; };
+      if (!std::is_partitioned(layer.pages.begin(), layer.pages.end(), shared)) return false;
     }
   }
   for (const Session* const session : AllInUse()) {

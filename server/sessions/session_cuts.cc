@@ -2,9 +2,10 @@
 //
 // Forks and truncations. Both cut a sequence after some tokens. The page that the cut goes through
 // will be written to, so a session that shares it needs a copy. The copies are made while the table
-// is not locked, in three steps: take pages, copy, finish. Meanwhile the pages that are copied have
-// a reference more. Of a truncation no layer may be appended to meanwhile (`changing`), but its
-// pages may be read, and come to be shared: so if one of its pages is copied, all that it cuts are.
+// is not locked, in three steps: take pages, copy, finish. Meanwhile the pages that a fork copies
+// have a reference more. A session that is truncated keeps its pages meanwhile, even if it is
+// freed. No layer of it may be appended to (`changing`), but its pages may be read, and come to be
+// shared: so if one of its pages is copied, all that it cuts are.
 
 #include <algorithm>
 #include <cassert>
@@ -22,7 +23,7 @@ void SessionTable::AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cu
   PagePool& pool = *pools_[cut.origin->device].pages;
   const PageNumber from = of.pages[length / options_.page_rows];
   cut.pages.push_back({layer, from, to});  // for which Begin has made room: this cannot fail
-  pool.AddReferences({&from, 1});
+  if (cut.fork != nullptr) pool.AddReferences({&from, 1});
   char* const source = pool.data(from);
   char* const copy = pool.data(to);
   if (!cut.arena->on_host()) {  // fewer pieces are faster there, and what is beyond is not read
@@ -42,7 +43,8 @@ void SessionTable::AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cu
 void SessionTable::DropCut(Cut& cut) {
   for (; !cut.pages.empty(); cut.pages.pop_back()) {
     const CutPage& page = cut.pages.back();
-    DropPages(*cut.origin, cut.origin->layers[page.layer], {&page.from, 1});
+    if (cut.fork != nullptr)
+      DropPages(*cut.origin, cut.origin->layers[page.layer], {&page.from, 1});
   }
 }
 
@@ -258,6 +260,9 @@ Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, const St
     layer.evicted_from = -1;
   }
   if (cuts) Touch(session);
+  for (Layer& layer : session.layers) {
+    if (gone && layer.readers.empty()) Shorten(session, layer, 0);
+  }
   assert(ConsistentLocked());
   if (!status.ok()) return status;
   if (gone) return Status(Code::kNotFound, "session: it has been freed");

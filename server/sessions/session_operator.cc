@@ -3,6 +3,7 @@
 // What an operator does to sessions, whoever's they are.
 
 #include <cassert>
+#include <thread>
 
 #include "server/memory/memory_reserve.h"
 #include "server/sessions/session_table.h"
@@ -11,13 +12,9 @@ namespace attend {
 
 std::vector<SessionInfo> SessionTable::ListAll(const std::string& after, int64_t count_max) {
   const OnNoMemory wait(OnNoMemory::kWait);
-  const MutexLock lock(mutex_);
-  ExpireLocked();
   std::vector<SessionInfo> list;
-  for (auto it = sessions_.upper_bound(after); it != sessions_.end(); ++it) {
-    if (std::ssize(list) >= count_max) break;
-    list.push_back(InfoOf(*it->second));
-  }
+  std::string last = after;
+  while (ListSlice({}, count_max, last, list)) std::this_thread::yield();
   return list;
 }
 

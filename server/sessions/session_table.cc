@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cassert>
 #include <new>
+#include <thread>
 
 #include "kernels/contract/limits.h"
 #include "server/memory/memory_reserve.h"
@@ -33,6 +34,17 @@ Status CheckLayer(const LayerShape& shape, int64_t index, int64_t page_rows, int
   return InvalidArgument(name + "heads_kv " + std::to_string(shape.heads_kv) + " makes pages of " +
                          std::to_string(page_bytes) + " bytes, must be at most " +
                          std::to_string(slab_bytes));
+}
+
+// A list looks at so many sessions, or layers of those that it lists, before others get their turn.
+constexpr int64_t kListSlice = 1024;
+
+// The first ones: forks begin with the same pages, and every session loses pages from its end, so
+// that whoever shares a page shares all before it.
+int64_t SharedPages(const PagePool& pool, const Layer& layer) {
+  const auto shared = [&pool](PageNumber page) { return pool.references(page) > 1; };
+  if (layer.pages.empty() || !shared(layer.pages.front())) return 0;
+  return std::partition_point(layer.pages.begin(), layer.pages.end(), shared) - layer.pages.begin();
 }
 
 }  // namespace
@@ -115,7 +127,7 @@ void SessionTable::Remove(const SessionRef& session) {
   Count(*session, {-1, -FixedBytes(std::ssize(session->layers))});
   session->place.Release();
   for (Layer& layer : session->layers) {
-    if (layer.readers.empty()) Shorten(*session, layer, 0);
+    if (layer.readers.empty() && !layer.changing) Shorten(*session, layer, 0);
   }
 }
 
@@ -158,10 +170,7 @@ void SessionTable::Update(const Session& session, SessionInfo& info) const {
     const Layer& layer = session.layers[n];
     info.layer_lengths[n] = layer.length;
     info.bytes += std::ssize(layer.pages) * layer.layout.page_bytes;
-    info.shared_bytes +=
-        layer.layout.page_bytes *
-        std::count_if(layer.pages.begin(), layer.pages.end(),
-                      [&pool](PageNumber page) { return pool.pages->references(page) > 1; });
+    info.shared_bytes += SharedPages(*pool.pages, layer) * layer.layout.page_bytes;
   }
 }
 
@@ -237,14 +246,26 @@ Result<SessionInfo> SessionTable::Get(int tenant, const std::string& id) {
 std::vector<SessionInfo> SessionTable::List(int tenant, const std::string& after,
                                             int64_t count_max) {
   const OnNoMemory wait(OnNoMemory::kWait);
+  std::vector<SessionInfo> list;
+  std::string last = after;
+  while (ListSlice(tenant, count_max, last, list)) std::this_thread::yield();
+  return list;
+}
+
+bool SessionTable::ListSlice(std::optional<int> tenant, int64_t count_max, std::string& last,
+                             std::vector<SessionInfo>& list) {
   const MutexLock lock(mutex_);
   ExpireLocked();
-  std::vector<SessionInfo> list;
-  for (auto it = sessions_.upper_bound(after); it != sessions_.end(); ++it) {
-    if (std::ssize(list) >= count_max) break;
-    if (it->second->tenant == tenant) list.push_back(InfoOf(*it->second));
+  int64_t looked = 0;
+  for (auto it = sessions_.upper_bound(last); it != sessions_.end(); ++it) {
+    if (std::ssize(list) >= count_max) return false;
+    if (looked++ >= kListSlice) return true;
+    last = it->first;
+    if (tenant.has_value() && it->second->tenant != *tenant) continue;
+    list.push_back(InfoOf(*it->second));
+    looked += std::ssize(it->second->layers);
   }
-  return list;
+  return false;
 }
 
 void SessionTable::LoseDevice(int device) {

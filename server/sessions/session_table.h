@@ -221,6 +221,9 @@ class SessionTable {
   SessionInfo InfoOf(const Session& session) const ATTEND_REQUIRES(mutex_);
   // What may have changed since InfoOf. Takes no memory.
   void Update(const Session& session, SessionInfo& info) const ATTEND_REQUIRES(mutex_);
+  // Lists more, of one tenant's or all, after `last`, which it moves on. Whether there may be more.
+  bool ListSlice(std::optional<int> tenant, int64_t count_max, std::string& last,
+                 std::vector<SessionInfo>& list);
   // Its last use is now; it is filed under that, or (Forget) no longer filed. Touch allocates
   // nothing for a session that is filed.
   void Touch(Session& session) ATTEND_REQUIRES(mutex_);
@@ -263,7 +266,7 @@ class SessionTable {
   // The page that a cut after `length` tokens goes through, of one layer.
   struct CutPage {
     size_t layer = 0;
-    PageNumber from = 0;  // which the cut refers to until it is copied
+    PageNumber from = 0;  // to which a fork refers until it is copied
     PageNumber to = 0;
   };
   struct Cut {

@@ -314,6 +314,31 @@ TEST_F(SessionTableTest, ATruncationThatTakesNothingAwayForgetsNothing) {
   EXPECT_EQ((*again)->append_rows(), 0);
 }
 
+TEST_F(SessionTableTest, WhatIsTruncatedIsSharedUntilTheEnd) {
+  const std::string id = Make(0, 3 * kRows);
+  const std::string fork = table_->Fork(0, id, {})->id;
+  arena_.on_copy = [&] {
+    EXPECT_TRUE(table_->Free(0, id).ok());
+    EXPECT_TRUE(table_->Consistent());
+    EXPECT_EQ(table_->Get(0, fork)->shared_bytes, 3 * kPageBytes);
+  };
+  EXPECT_EQ(table_->Truncate(0, id, kRows + 1).status().code(), Code::kNotFound);
+  EXPECT_EQ(table_->Get(0, fork)->shared_bytes, 0);
+  EXPECT_EQ(table_->memory(0).used_bytes, 3 * kPageBytes);
+}
+
+// Others get their turn in between.
+TEST_F(SessionTableTest, ListsManyLayers) {
+  for (int n = 0; n < 8; ++n) {
+    const std::vector<LayerShape> layers(512, kShape);
+    ASSERT_TRUE(table_->Create(n % 2, {0, layers}).ok());
+  }
+  EXPECT_EQ(table_->List(0, "", 256).size(), 4);
+  EXPECT_EQ(table_->List(1, "", 3).size(), 3);
+  EXPECT_EQ(table_->ListAll("2", 256).size(), 6);
+  EXPECT_EQ(table_->ListAll("2", 256).front().id, "3");
+}
+
 TEST_F(SessionTableTest, ListsInPages) {
   for (int n = 0; n < 5; ++n) Make(n % 2, 1);
   const auto first = table_->List(0, "", 2);
