@@ -32,7 +32,8 @@ void AddConnections(Group& group, Config& c) {
   seconds(
       "--message-timeout", c.message_timeout_seconds,
       "Seconds in which a message that has begun must bring 4 KiB, or its end, while the server "
-      "takes more of it; otherwise its connection is closed");
+      "takes more of it, or its connection 4 KiB for each that has begun; otherwise the "
+      "connection is closed");
   seconds(
       "--connection-idle-timeout", c.connection_idle_timeout_seconds,
       "Seconds after which a connection without calls is closed; clients reconnect by themselves");

@@ -19,11 +19,16 @@ void CallMessages::Open(int32_t stream) {
 
 bool CallMessages::Close(int32_t stream) {
   const MutexLock lock(mutex_);
-  return calls_.erase(stream) > 0;
+  const auto found = calls_.find(stream);
+  if (found == calls_.end()) return false;
+  if (found->second.came > 0) --under_way_;
+  calls_.erase(found);
+  return true;
 }
 
 int64_t CallMessages::CloseAll() {
   const MutexLock lock(mutex_);
+  under_way_ = 0;
   return std::ssize(std::exchange(calls_, {}));
 }
 
@@ -44,6 +49,7 @@ const char* CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, Ti
   const MutexLock lock(mutex_);
   position_ = position;
   window_ -= std::ssize(bytes);
+  CountProgress(std::ssize(bytes), now);
   const auto found = calls_.find(stream);
   if (found == calls_.end()) return nullptr;
   Call& call = found->second;
@@ -61,7 +67,15 @@ const char* CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, Ti
   return nullptr;
 }
 
+void CallMessages::CountProgress(int64_t bytes, TimePoint now) {
+  progress_ += bytes;
+  if (progress_ < kProgressBytes * under_way_) return;
+  progress_ = 0;
+  since_ = now;
+}
+
 void CallMessages::Begin(Call& call, TimePoint now, int64_t position) {
+  ++under_way_;
   call.length = call.marked = 0;
   call.since = now;
   call.held = kBufferBytes;
@@ -79,6 +93,7 @@ bool CallMessages::Take(Call& call, std::span<const uint8_t>& bytes, TimePoint n
   if (call.length > call.message_max) return false;
   if (call.came == kPrefixBytes + call.length) {
     call.came = 0;
+    --under_way_;
   } else if (call.came - call.marked >= kProgressBytes) {
     call.marked = call.came;
     call.since = now;
@@ -108,7 +123,7 @@ bool CallMessages::Stall(TimePoint now, Duration timeout) {
     const int64_t window = std::min(window_, first_window_ + call.granted);
     if (window < std::min(call.Left(), kProgressBytes)) {
       call.since = now;
-    } else if (now - call.since >= timeout) {
+    } else if (now - std::max(call.since, since_) >= timeout) {
       return true;
     }
   }

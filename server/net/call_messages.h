@@ -24,7 +24,8 @@ namespace attend {
 class CallMessages {
  public:
   static constexpr int64_t kUnbounded = MethodBound::kUnbounded;
-  // A message that brings less than this, and not its end, in some time has stalled in it.
+  // A message that brings less than this, and not its end, in some time has stalled in it, unless
+  // the connection brings so much for each message that is under way: clients send them in turn.
   static constexpr int64_t kProgressBytes = 4096;
   // gRPC reads into buffers of up to so many bytes, and keeps each for as long as a part of it
   // belongs to a message.
@@ -75,9 +76,10 @@ class CallMessages {
     int64_t Left() const { return came < kPrefixBytes ? 1 : kPrefixBytes + length - came; }
   };
 
-  static void Begin(Call& call, TimePoint now, int64_t position);
+  void CountProgress(int64_t bytes, TimePoint now) ATTEND_REQUIRES(mutex_);
+  void Begin(Call& call, TimePoint now, int64_t position) ATTEND_REQUIRES(mutex_);
   // Takes what belongs to the message under way. False: it may not be so long.
-  static bool Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now);
+  bool Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now) ATTEND_REQUIRES(mutex_);
 
   const std::shared_ptr<MessageMemory> memory_;
   Mutex mutex_;
@@ -85,6 +87,9 @@ class CallMessages {
   int64_t window_ ATTEND_GUARDED_BY(mutex_) = kHttp2Window;  // of the connection
   int64_t first_window_ ATTEND_GUARDED_BY(mutex_) = kHttp2Window;
   int64_t position_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t under_way_ ATTEND_GUARDED_BY(mutex_) = 0;  // messages
+  int64_t progress_ ATTEND_GUARDED_BY(mutex_) = 0;   // what all calls have brought
+  TimePoint since_ ATTEND_GUARDED_BY(mutex_);        // from then on
 };
 
 }  // namespace attend

@@ -39,7 +39,8 @@ class Listener {
     Duration first_byte_timeout;
     // In which a stranger's connection must become a caller's.
     Duration first_call_timeout = std::chrono::hours(24);
-    // After which a connection is ended on which a message has stalled, at most a quarter later.
+    // After which a connection is ended on which a message has stalled, at most a quarter later;
+    // see CallMessages.
     Duration message_timeout = std::chrono::hours(24);
     // What unfinished messages may take. Null: anything.
     std::shared_ptr<const MessageMemory> message_memory = nullptr;

@@ -253,7 +253,8 @@ class Http2:
 
 
 class Sender(Http2):
-    """One call of a client that sends as fast as the server takes it, and reads no answer."""
+    """One call at a time of a client that sends as fast as the server takes it, and reads no
+    answer."""
 
     def __init__(self, address, path, *more, source=None):
         super().__init__(address, source=source)
@@ -261,6 +262,11 @@ class Sender(Http2):
         self._windows = {0: 65535, 1: 65535}
         self.stream = self.open(path, *more)
         self.sent = 0
+
+    def begin(self, path, *more):
+        """Another call, on which it sends from now on."""
+        self.stream = self.open(path, *more)
+        self._windows[self.stream] = self._initial
 
     def send_all(self, data):
         """False once the server takes no more."""

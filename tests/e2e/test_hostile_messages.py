@@ -110,6 +110,25 @@ def test_who_waits_for_the_server_does_not_stall(start_server):
     harness.wait_for("the lane to be free", lambda: server.metric("attend_lanes_busy") == 0, 30)
 
 
+def test_what_waits_for_its_turn_on_a_busy_connection_does_not_stall(start_server):
+    """A client that sends one message after the other over a slow link."""
+    server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "1")
+    with hostile.Sender(server.address, wire.ATTEND) as sender:
+        assert sender.send_all(HALF)
+        sender.begin(wire.ATTEND)
+        assert sender.send_all(hostile.grpc_message(b"", 15 * MIB))
+        other = threading.Thread(target=wait_for_stalls, args=(
+            server, lambda: hostile.open_socket(server.address), 3))
+        other.start()
+        while other.is_alive():
+            assert sender.send_all(bytes(10 * KIB))
+            other.join(0.02)
+        assert closed(server, "stalled") == 3, "of the others"
+        assert hostile.ended(sender.socket)  # when nothing comes any more
+        assert closed(server, "stalled") == 4
+    wire.assert_serves(server.address)
+
+
 def test_a_message_is_refused_by_what_it_says_of_its_length(start):
     """Far above what its method takes; nothing else of it needs to come."""
     server, connect = start("60", "--oip")

@@ -104,6 +104,54 @@ TEST_F(CallMessagesTest, WhatBringsEnoughHasAsMuchTimeAgain) {
   EXPECT_TRUE(Stalls(35)) << "each for itself";
 }
 
+// Clients send windows in turn: over a link of 4 MiB a second, eight messages of 16 MiB wait for
+// each other.
+TEST_F(CallMessagesTest, WhatWaitsForOthersOfABusyConnectionDoesNotStall) {
+  const std::string large = Message(16 << 20);
+  constexpr int kCalls = 8, kSecondsOfEach = 4;
+  for (int i = 0; i < kCalls; ++i) {
+    messages_.Open(3 + 2 * i);
+    Add(3 + 2 * i, large.substr(0, 1 << 10));
+  }
+  int now = 0;
+  for (int i = 0; i < kCalls; ++i) {
+    for (int n = 0; n < kSecondsOfEach; ++n) {
+      Add(3 + 2 * i, large.substr((1 << 10) + (n << 22), 4 << 20), kStart + seconds(++now));
+      ASSERT_FALSE(Stalls(now)) << "call " << i;
+    }
+  }
+  EXPECT_FALSE(Stalls(1000)) << "all are whole";
+}
+
+TEST_F(CallMessagesTest, AConnectionIsBusyByWhatItBringsForEachMessage) {
+  constexpr int kCalls = 8;
+  for (int i = 0; i < kCalls; ++i) {
+    messages_.Open(3 + 2 * i);
+    Add(3 + 2 * i, Message(16 << 20).substr(0, 10));
+  }
+  const auto bring = [this](int64_t bytes, int at) {
+    Add(99, std::string(static_cast<size_t>(bytes), 'd'), kStart + seconds(at));  // of any call
+  };
+  constexpr int64_t kEnough = kCalls * CallMessages::kProgressBytes;
+  bring(kEnough, 0);
+  bring(kEnough, 9);
+  EXPECT_FALSE(Stalls(18));
+  bring(kEnough - 1, 18);
+  EXPECT_TRUE(Stalls(19)) << "a byte too few";
+  bring(1, 19);
+  EXPECT_FALSE(Stalls(28));
+  EXPECT_TRUE(Stalls(29));
+  messages_.Close(3);
+  bring(kEnough - CallMessages::kProgressBytes, 30);
+  EXPECT_FALSE(Stalls(39)) << "there is one message less";
+  for (int i = 1; i < kCalls; ++i) Add(3 + 2 * i, Message(16 << 20).substr(10), kStart);
+  EXPECT_FALSE(Stalls(1000)) << "all are whole";
+  Add(1, "d", kStart + seconds(50));
+  bring(CallMessages::kProgressBytes, 59);
+  EXPECT_FALSE(Stalls(68)) << "one is left";
+  EXPECT_TRUE(Stalls(69));
+}
+
 // A server that takes no more, as too much waits there already, is no fault of its client.
 TEST_F(CallMessagesTest, WhoMaySendNoMoreDoesNotStall) {
   const auto begin = [this](int32_t stream) {
