@@ -71,7 +71,9 @@ TEST_F(CallMessagesTest, AMessageStallsUntilItIsWhole) {
 }
 
 TEST_F(CallMessagesTest, PiecesOfAnySizeEndWhereTheMessagesDo) {
-  std::mt19937 random(std::random_device{}());
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
   std::string bytes;
   std::string whole;  // of each byte, whether a message ends with it
   for (int i = 0; i < 200; ++i) {

@@ -85,7 +85,9 @@ class Http2FramesTest : public ::testing::Test {
 };
 
 TEST_F(Http2FramesTest, OrdinaryTrafficPassesInPiecesOfAnySize) {
-  std::mt19937 random(std::random_device{}());
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
   std::string traffic = Frame(kSettings, kAck, 0);
   for (int i = 0; i < 2000; ++i) {
     traffic += Frame(kHeaders, i % 2 == 0 ? kEndHeaders : 0, 200);
