@@ -8,6 +8,7 @@
 #include <grpc/grpc_security.h>
 #include <grpc/grpc_security_constants.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -20,6 +21,7 @@ extern "C" __attribute__((visibility("default"))) void grpc_auth_context_add_cst
       dlsym(RTLD_NEXT, "grpc_auth_context_add_cstring_property"));
   add(context, name, value);
   if (name != std::string_view(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME)) return;
-  const std::string peer = attend::TlsConnection::TakePeer();
-  if (!peer.empty()) add(context, attend::kPeerProperty, peer.c_str());
+  const bool of_tls = value == std::string_view(GRPC_SSL_TRANSPORT_SECURITY_TYPE);
+  const std::shared_ptr<const std::string> peer = attend::TlsConnection::TakePeer(of_tls);
+  if (peer != nullptr) add(context, attend::kPeerProperty, peer->c_str());
 }

@@ -208,7 +208,7 @@ void Intake::TakeTls(int socket, ino_t inode, const std::string& peer,
   TlsConnection::Options options;
   options.socket = socket;
   options.inode = inode;
-  options.peer = peer;
+  options.peer = std::make_shared<const std::string>(peer);
   options.certificates = certificates_.get();
   options.clients = tls_clients_;
   options.generation = certificates_->generation();

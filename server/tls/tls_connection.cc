@@ -17,7 +17,8 @@ namespace attend {
 namespace {
 
 thread_local TlsConnection::HandOver* handed_over = nullptr;
-thread_local const TlsConnection* examined = nullptr;
+// Of the connection that the thread has examined last, which may have ended since.
+thread_local std::shared_ptr<const std::string> examined_peer;
 
 // What went wrong, in OpenSSL's words, which gRPC reads too: nothing is taken from its queue.
 std::string Why(const SSL* ssl) {
@@ -75,11 +76,15 @@ TlsConnection* TlsConnection::Of(const SSL* ssl) {
   return static_cast<TlsConnection*>(SSL_get_ex_data(ssl, Index()));
 }
 
-void TlsConnection::Examine(const TlsConnection* connection) { examined = connection; }
+void TlsConnection::Examine(const TlsConnection* connection) {
+  examined_peer = connection == nullptr ? nullptr : connection->options_.peer;
+}
 
-std::string TlsConnection::TakePeer() {
-  const TlsConnection* const connection = std::exchange(examined, nullptr);
-  return connection == nullptr ? "" : connection->options_.peer;
+// Nobody has taken the peer of a connection that gRPC has examined and refused. What is described
+// next may be without TLS, and is not examined.
+std::shared_ptr<const std::string> TlsConnection::TakePeer(bool of_tls) {
+  std::shared_ptr<const std::string> peer = std::exchange(examined_peer, nullptr);
+  return of_tls ? peer : nullptr;
 }
 
 // A client could ask for new keys without end.

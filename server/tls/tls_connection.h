@@ -33,7 +33,7 @@ class TlsConnection {
   struct Options {
     int socket = -1;
     ino_t inode = 0;
-    std::string peer;                               // as calls over the connection have it
+    std::shared_ptr<const std::string> peer;        // as calls over the connection have it
     const TlsCertificates* certificates = nullptr;  // must outlive the connection
     std::shared_ptr<TlsClients> clients;            // are told of the certificate that is shown
     std::shared_ptr<const TlsContext> context;      // theirs, of `generation` or later
@@ -69,10 +69,11 @@ class TlsConnection {
   // The handshake has failed: says why, and sends the client the alert that OpenSSL has written.
   void Refuse(SSL* ssl);
   // gRPC looks at what the handshake of this connection, if it is one, has come to. On the same
-  // thread it then describes the connection to those who ask who calls: see TakePeer.
+  // thread it then describes the connection to those who ask who calls (see TakePeer), or ends it.
   static void Examine(const TlsConnection* connection);
-  // The peer of the connection that this thread has just examined; empty: there is none. Once.
-  static std::string TakePeer();
+  // gRPC describes a connection. The peer of the one that this thread has examined last, which is
+  // the one described if that is of TLS. Null: nobody's, or the thread has taken it before.
+  static std::shared_ptr<const std::string> TakePeer(bool of_tls);
   // The handshake is done.
   void Begin(const SSL* ssl);
   // What has just been decrypted. False if gRPC must not get it, nor anything after it.

@@ -81,6 +81,20 @@ int64_t FirstExpiry(const std::vector<Certificate>& certificates) {
   return first;
 }
 
+// SelectHttp2 is asked only where the client names protocols, and a client that names none would
+// get a connection.
+int RequireProtocols(SSL* ssl, int* alert, void*) {
+  const unsigned char* names = nullptr;
+  size_t size = 0;
+  if (SSL_client_hello_get0_ext(ssl, TLSEXT_TYPE_application_layer_protocol_negotiation, &names,
+                                &size) == 1) {
+    return SSL_CLIENT_HELLO_SUCCESS;
+  }
+  ERR_raise(ERR_LIB_SSL, SSL_R_NO_APPLICATION_PROTOCOL);  // before OpenSSL's "callback failed"
+  *alert = SSL_AD_NO_APPLICATION_PROTOCOL;
+  return SSL_CLIENT_HELLO_ERROR;
+}
+
 int SelectHttp2(SSL*, const unsigned char** out, unsigned char* out_size, const unsigned char* in,
                 unsigned int in_size, void*) {
   unsigned char* selected = nullptr;
@@ -121,7 +135,10 @@ Status TlsContext::SetProtocol(bool http2) {
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_num_tickets(context, 0);
   SSL_CTX_set_verify_depth(context, kChainMax);
-  if (http2) SSL_CTX_set_alpn_select_cb(context, SelectHttp2, nullptr);
+  if (http2) {
+    SSL_CTX_set_client_hello_cb(context, RequireProtocols, nullptr);
+    SSL_CTX_set_alpn_select_cb(context, SelectHttp2, nullptr);
+  }
   return Status();
 }
 

@@ -87,11 +87,17 @@ def test_older_versions_and_other_protocols_are_refused(start_server, ca):
     http1 = ca.context()
     http1.set_alpn_protocols(["http/1.1"])
     assert "alert no application protocol" in certificates.greet(server.address, http1)
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        without = ssl.create_default_context(cafile=ca.ca)  # names no protocol at all
+        without.minimum_version = without.maximum_version = version
+        assert "alert no application protocol" in certificates.greet(server.address, without)
+    harness.wait_for("the lines", lambda: server.log().count(
+        'error="no application protocol"') == 3)
     weak = ca.context()
     weak.maximum_version = ssl.TLSVersion.TLSv1_2
     weak.set_ciphers("AES128-SHA:@SECLEVEL=0")  # whose recorded traffic the server's key decrypts
     assert certificates.greet(server.address, weak) == "SSLV3_ALERT_HANDSHAKE_FAILURE"
-    assert server.metric("attend_connections_refused_total", reason="tls") == 3
+    assert server.metric("attend_connections_refused_total", reason="tls") == 5
     assert_serves(ca, server.address)
 
 
