@@ -130,6 +130,11 @@ bool CallMessages::Stall(TimePoint now, Duration timeout) {
   return false;
 }
 
+void CallMessages::Restart(TimePoint now) {
+  const MutexLock lock(mutex_);
+  since_ = now;
+}
+
 int64_t CallMessages::Held() {
   const MutexLock lock(mutex_);
   int64_t held = 0, oldest = position_;

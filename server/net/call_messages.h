@@ -54,6 +54,8 @@ class CallMessages {
   // Whether a message has stalled for so long though its client could have sent more. Look several
   // times in that time: what waits for the server now is given it anew.
   bool Stall(TimePoint now, Duration timeout);
+  // Messages have their time anew: nobody has read what came.
+  void Restart(TimePoint now);
   // About how much memory gRPC keeps for messages that are not whole.
   int64_t Held();
 

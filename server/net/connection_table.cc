@@ -67,6 +67,11 @@ void ConnectionTable::Renew(int fd, TimePoint now) {
   Queue(fd, entry);
 }
 
+void ConnectionTable::RenewStrangers(TimePoint now) {
+  const Order strangers = all_.strangers;
+  for (const auto& [arrival, fd] : strangers) Renew(fd, now);
+}
+
 void ConnectionTable::Queue(int fd, Entry& entry) {
   Order& strangers = peers_[entry.peer].strangers;
   strangers[entry.arrival] = fd;
@@ -175,6 +180,12 @@ std::vector<ConnectionTable::InUse> ConnectionTable::Stalled(TimePoint now,
     stalled.push_back({fd, entry.inode});
   }
   return stalled;
+}
+
+void ConnectionTable::RestartMessages(TimePoint now) const {
+  for (const auto& [fd, entry] : connections_) {
+    if (entry.use != nullptr) entry.use->messages->Restart(now);
+  }
 }
 
 std::vector<ConnectionTable::InUse> ConnectionTable::Largest(int64_t most) const {

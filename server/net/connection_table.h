@@ -76,6 +76,7 @@ class ConnectionTable {
   std::optional<Stranger> OldestStranger();
   std::optional<Stranger> OldestStranger(const std::string& peer);
   void Renew(int fd, TimePoint now);
+  void RenewStrangers(TimePoint now);  // all
   // Those on which nobody calls any more, by their use, are strangers' again from now on.
   void FindStrangers(TimePoint now);
 
@@ -85,6 +86,8 @@ class ConnectionTable {
   };
   // Those on which a message has stalled for so long.
   std::vector<InUse> Stalled(TimePoint now, Duration timeout) const;
+  // All messages have their time anew.
+  void RestartMessages(TimePoint now) const;
   // Those without which unfinished messages take no more than `most`: always the one that takes
   // most, of the peer that does.
   std::vector<InUse> Largest(int64_t most) const;

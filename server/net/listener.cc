@@ -31,7 +31,8 @@ constexpr Duration kRest = milliseconds(100);
 constexpr Duration kFailing = seconds(1);
 // At the bound, connections that come do not look through all others more often than this.
 constexpr Duration kSweepInterval = milliseconds(20);
-// So many times in the time that a message may stall.
+// So many times in the time that a message may stall. Who looks up later by such a part of a time
+// has stood still.
 constexpr int kLooks = 4;
 constexpr int kAcceptsInTurn = 64;
 constexpr int kEventsInTurn = 64;
@@ -156,6 +157,7 @@ void Listener::Serve(const std::vector<int>& readable) {
       Accept(fd);
     }
   }
+  ForgetStandstill();
   EndSilent();
   EndStrangers();
   EndStalled();
@@ -170,9 +172,12 @@ int Listener::WaitMs() {
   const auto stranger = table_.OldestStranger();
   if (stranger) until = std::min(until, stranger->since + options_.first_call_timeout);
   if (table_.size() > 0) until = std::min(until, looked_ + options_.message_timeout / kLooks);
+  due_ = until;
   if (until == kNever) return -1;
-  const auto left = std::chrono::ceil<milliseconds>(until - clock_.Now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+  const TimePoint now = clock_.Now();
+  due_ = std::min(until, now + seconds(60));
+  const auto left = std::chrono::ceil<milliseconds>(due_ - now).count();
+  return static_cast<int>(std::max<int64_t>(left, 0));
 }
 
 bool Listener::IsListener(int fd) const {
@@ -323,6 +328,15 @@ bool Listener::IsSilent(int fd) {
 void Listener::Close(int fd) {
   table_.Remove(fd);
   close(fd);  // which takes it out of the epoll set
+}
+
+void Listener::ForgetStandstill() {
+  // What clients sent meanwhile has not been read. (Whether silent ones have sent something is
+  // looked at before they end.)
+  const TimePoint now = clock_.Now();
+  const Duration late = now - due_;
+  if (late > options_.message_timeout / kLooks) table_.RestartMessages(now);
+  if (late > options_.first_call_timeout / kLooks) table_.RenewStrangers(now);
 }
 
 void Listener::EndSilent() {

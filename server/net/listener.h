@@ -96,6 +96,8 @@ class Listener {
   // still open and silent.
   bool IsSilent(int fd) ATTEND_REQUIRES(mutex_);
   void Close(int fd) ATTEND_REQUIRES(mutex_);
+  // Gives connections their time anew if the process stood still (stopped, frozen, or its machine).
+  void ForgetStandstill() ATTEND_REQUIRES(mutex_);
   void EndSilent() ATTEND_REQUIRES(mutex_);
   void EndStrangers() ATTEND_REQUIRES(mutex_);
   void EndStalled() ATTEND_REQUIRES(mutex_);
@@ -115,10 +117,11 @@ class Listener {
   UniqueFd spare_;
   Mutex mutex_;
   ConnectionTable table_ ATTEND_GUARDED_BY(mutex_);
-  TimePoint swept_{};     // the thread's, as what follows
-  TimePoint looked_{};    // for messages that have stalled
-  bool look_ = false;     // whether messages take too much
-  bool resting_ = false;  // the listeners are not looked at
+  TimePoint swept_{};       // the thread's, as what follows
+  TimePoint looked_{};      // for messages that have stalled
+  TimePoint due_ = kNever;  // when it must look up at the latest
+  bool look_ = false;       // whether messages take too much
+  bool resting_ = false;    // the listeners are not looked at
   TimePoint rest_until_{};
   std::optional<TimePoint> failing_since_;
   std::atomic<bool> accepting_{true};

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which connections that were handed over make room for others, or end in time.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <deque>
+#include <iterator>
+#include <mutex>
+
+#include "tests/server/support/listener_fixture.h"
+
+namespace attend {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::ConnectTo;
+using test::ExpectClosed;
+
+using ListenerStrangersTest = test::ListenerFixture;
+
+TEST_F(ListenerStrangersTest, TheOldestStrangerMakesRoom) {
+  ExpectStrangers(5);
+  Start(3, 3);
+  uses_[0].marks->called = true;  // no stranger's
+  std::deque<UniqueFd> clients;
+  for (size_t i = 1; i <= 3; ++i) {
+    clients.push_back(ConnectTo(tcp_.port, "x"));
+    Taken(i);
+  }
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  EXPECT_GE(Taken(4), 0) << "it does not wait until the other is closed";
+  EXPECT_EQ(Ended(1), 2U);
+  CloseTaken(2);
+  uses_[2].marks->called = true;
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  Taken(5);
+  EXPECT_EQ(Ended(2), 4U);
+  CloseTaken(4);
+  uses_[4].marks->called = true;
+  const UniqueFd refused = ConnectTo(tcp_.port, "x");
+  ExpectClosed(refused);  // all others are callers'
+  EXPECT_EQ(listener_->CountOpen(), 3);
+}
+
+TEST_F(ListenerStrangersTest, StrangersEndInTime) {
+  ExpectStrangers(4);
+  Start(8, 8);
+  std::deque<UniqueFd> clients;
+  for (size_t i = 1; i <= 3; ++i) {
+    clients.push_back(ConnectTo(tcp_.port, "x"));
+    Taken(i);
+  }
+  uses_[0].marks->called = uses_[3].marks->called = true;
+  uses_[1].use->data_bytes = ConnectionTable::kStrangerBytes;  // perhaps a caller's long message
+  EXPECT_EQ(listener_->CountOpen(), 3);                        // the thread is done with them
+  clock_.Advance(seconds(61));
+  clients.push_back(ConnectTo(tcp_.port, "x"));  // the thread waits by the true time
+  Taken(4);
+  EXPECT_EQ(Ended(1), 3U);
+  EXPECT_EQ(listener_->CountOpen(), 4) << "until it is closed";
+  CloseTaken(3);
+  EXPECT_EQ(listener_->CountOpen(), 3);
+  clock_.Advance(seconds(59));
+  ExpectStrangers(1);
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  Taken(5);
+  clock_.Advance(seconds(2));
+  ExpectStrangers(1);
+  clients.push_back(ConnectTo(tcp_.port, "x"));
+  Taken(6);
+  EXPECT_EQ(Ended(2), 2U) << "it has sent no more";
+}
+
+TEST_F(ListenerStrangersTest, AConnectionWithoutCallersIsAStrangersAgain) {
+  ExpectStrangers(4);
+  Start(8, 8);
+  std::deque<UniqueFd> clients;
+  for (size_t i = 1; i <= 2; ++i) {
+    uses_[i - 1].marks->called = true;
+    clients.push_back(ConnectTo(tcp_.port, "x"));
+    Taken(i);
+  }
+  EXPECT_EQ(listener_->CountOpen(), 2);
+  clock_.Advance(seconds(61));
+  uses_[0].marks->called = false;
+  listener_->FindStrangers();  // its time begins here
+  listener_->FindStrangers();
+  uses_[2].marks->called = uses_[3].marks->called = true;
+  for (const int after_seconds : {0, 59}) {
+    clock_.Advance(seconds(after_seconds));
+    clients.push_back(ConnectTo(tcp_.port, "x"));
+    Taken(clients.size());
+    EXPECT_EQ(listener_->CountOpen(), std::ssize(clients)) << "the thread is done with it";
+  }
+  clock_.Advance(seconds(2));
+  listener_->FindStrangers();  // and wakes the thread
+  EXPECT_EQ(Ended(1), 1U);
+}
+
+// As after SIGSTOP, or in a paused container: what clients sent meanwhile waits to be read.
+TEST_F(ListenerStrangersTest, WhatStoodStillEndsNobody) {
+  message_timeout_ = seconds(10);
+  ExpectStrangers(12);
+  for (Use& each : uses_) each.marks->called = true;
+  Start(16, 16);
+  std::deque<UniqueFd> clients;
+  const auto connect = [&] {
+    clients.push_back(ConnectTo(tcp_.port, "x"));
+    Taken(clients.size());
+    EXPECT_EQ(listener_->CountOpen(), std::ssize(clients)) << "the thread is done with it";
+  };
+  const auto count_ended = [this] {
+    const std::lock_guard lock(mutex_);
+    return ended_.size();
+  };
+  const uint8_t half[] = {0, 0};
+  uses_[0].use->messages->Open(1);
+  uses_[0].use->messages->Add(1, half, clock_.Now(), 2);
+  uses_[1].marks->called = false;
+  connect();
+  connect();
+  clock_.Advance(seconds(600));
+  connect();
+  EXPECT_EQ(count_ended(), 0U);
+  for (int i = 0; i < 3; ++i) {
+    clock_.Advance(milliseconds(2500));
+    connect();
+    EXPECT_EQ(count_ended(), 0U);
+  }
+  clock_.Advance(milliseconds(2500));
+  connect();
+  EXPECT_EQ(Ended(1), 1U) << "the message has stalled since";
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(count_ended(), 1U);
+    clock_.Advance(seconds(10));
+    connect();
+  }
+  EXPECT_EQ(Ended(2), 2U) << "nor has the stranger called since";
+}
+
+}  // namespace
+}  // namespace attend
