@@ -53,6 +53,7 @@ void Callers::Guard(RegionSocket::Options& socket) const {
   socket.identify = [this](const std::string& token, const std::string& tenant) {
     return TenantOf(token, tenant);
   };
+  socket.on_nobody = [this] { metrics_.RecordRejection(Rejection::kNoCredentials); };
   socket.generation = [this] { return authenticator_->generation(); };
 }
 

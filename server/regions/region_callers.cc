@@ -61,6 +61,7 @@ TimePoint RegionSocket::EndLate() {
       next = std::min(next, end);
       continue;
     }
+    if (options_.on_nobody) options_.on_nobody();
     EndWith(connection,
             Status(kUnauthenticated, "no token: the connection has not said who it is in time"));
   }

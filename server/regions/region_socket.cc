@@ -222,6 +222,7 @@ std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
   const uint64_t client = connection.client;
   if (request.has_identify()) return Identify(connection, request.identify());
   if (client == 0) {
+    if (options_.on_nobody) options_.on_nobody();
     return Refuse(client, Status(kUnauthenticated,
                                  "no token: the connection's first packet must be identify"));
   }

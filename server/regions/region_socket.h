@@ -45,6 +45,9 @@ class RegionSocket {
     // The tenant of whoever has the token, speaking for `tenant` if that is not empty. Set: each
     // connection must say who it is before anything else. Empty: all regions are for any tenant.
     std::function<Result<int>(const std::string& token, const std::string& tenant)> identify = {};
+    // With it: called when a connection asked for something else, or for nothing, before it said
+    // who it is.
+    std::function<void()> on_nobody = {};
     // With it: another number once what it says may be something else.
     std::function<uint64_t()> generation = {};
     // How long a connection may take for that. Meanwhile a newer one may take its place.

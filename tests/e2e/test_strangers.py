@@ -223,6 +223,11 @@ def test_the_regions_socket_asks_who_connects(locked):
     path = locked.folder.parent / "regions" / "sock"
     unauthenticated, denied = CODE.UNAUTHENTICATED.value[0], CODE.PERMISSION_DENIED.value[0]
     regions = strangers.Regions(path)
+
+    def counted(reason):
+        return locked.metric("attend_rejected_requests_total", reason=reason)
+
+    before = {reason: counted(reason) for reason in ("no_credentials", "unknown_caller", "expired")}
     for request in ({"create": wire.shm.CreateRegion(bytes=4096)},
                     {"release": wire.shm.ReleaseRegion(token=bytes(16))}):
         error = regions.ask(**request).error
@@ -236,6 +241,10 @@ def test_the_regions_socket_asks_who_connects(locked):
             (TOKENS["blue"], "green", denied, "may speak for no other")):
         error = regions.identify(token, tenant).error
         assert error.code == code and message in error.message, error
+    # As calls are, so that the alert AttendCallersUnknown sees them. No token is a wrong one here.
+    assert counted("no_credentials") == before["no_credentials"] + 2
+    assert counted("unknown_caller") == before["unknown_caller"] + 2
+    assert counted("expired") == before["expired"] + 1
     assert regions.identify(TOKENS["gate"], "green").HasField("identified")
     assert regions.identify(TOKENS["gate"]).error.code == CODE.FAILED_PRECONDITION.value[0]
     regions.close()

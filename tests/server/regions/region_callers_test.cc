@@ -110,6 +110,8 @@ TEST_F(RegionCallersTest, ATenantsLimitOnConnections) {
 }
 
 TEST_F(RegionCallersTest, WhoDoesNotSayInTimeWhoItIsMustGo) {
+  std::atomic<int> nobodies = 0;
+  options_.on_nobody = [&nobodies] { ++nobodies; };
   options_.identify = [](const std::string&, const std::string&) -> Result<int> { return 0; };
   options_.identify_time = std::chrono::milliseconds(50);
   ASSERT_TRUE(Start().ok());
@@ -117,6 +119,8 @@ TEST_F(RegionCallersTest, WhoDoesNotSayInTimeWhoItIsMustGo) {
   EXPECT_NE(silent.Receive()->error().message().find("has not said who it is in time"),
             std::string::npos);
   EXPECT_FALSE(silent.Receive());
+  EXPECT_EQ(nobodies, 1);
+  socket_.reset();  // before what it calls
 }
 
 // Also of those that say nothing more.
