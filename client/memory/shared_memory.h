@@ -114,7 +114,8 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   // its reason.
   Result<std::shared_ptr<SharedRegion>> Lend(std::shared_ptr<DeviceMemory> device);
   // Releases a region of this object now, even if it is still referenced: calls that name it from
-  // then on fail. OK: lent memory is closed, and every request over it has ended, including
+  // then on fail. Host memory stays mapped, but its bytes are gone: it reads as zeros once no
+  // request uses it. OK: lent memory is closed, and every request over it has ended, including
   // cancelled ones, so the memory may be freed. Waits for that, and so does every other exchange
   // with this server meanwhile. UNAVAILABLE: the connection is lost. The server, if it lives, then
   // closes the memory too, but there is no telling when. FAILED_PRECONDITION: the region was

@@ -21,6 +21,13 @@ struct RegionMapping {
   int64_t bytes = 0;
 };
 
+// What becomes of a region's pages, which other processes may have mapped, when it is unmapped
+// here.
+enum class Pages {
+  kFreed,  // those processes' memory is zeros from then on
+  kKept,   // as it was, for as long as one of them has the file or a mapping
+};
+
 // Thread-safe. Both calls may take long, for page-locking or for a device's synchronisation.
 class RegionMemory {
  public:
@@ -28,7 +35,7 @@ class RegionMemory {
   // `bytes` must be a multiple of page_bytes(). RESOURCE_EXHAUSTED if there is not enough memory.
   virtual Result<RegionMapping> Map(int64_t bytes) = 0;
   // The memory must no longer be in use here; other processes' mappings of it stay.
-  virtual void Unmap(void* data, int64_t bytes) = 0;
+  virtual void Unmap(void* data, int64_t bytes, Pages pages) = 0;
   virtual int64_t page_bytes() const = 0;
 };
 
@@ -38,7 +45,7 @@ class MemfdMemory final : public RegionMemory {
   explicit MemfdMemory(HostAllocator& allocator);
 
   Result<RegionMapping> Map(int64_t bytes) override;
-  void Unmap(void* data, int64_t bytes) override;
+  void Unmap(void* data, int64_t bytes, Pages pages) override;
   int64_t page_bytes() const override { return page_bytes_; }
 
  private:

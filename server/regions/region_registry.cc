@@ -29,14 +29,14 @@ RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory,
       clock_(clock),
       tokens_(std::move(tokens)),
       importer_(importer),
-      open_bytes_(limits.tenant_weights.size()),
+      tenant_bytes_(limits.tenant_weights.size()),
       thread_([this] { Run(); }) {}
 
 RegionRegistry::~RegionRegistry() {
-  std::unordered_map<std::string, RegionRef> forgotten;
+  std::vector<RegionRef> forgotten;
   {
     const MutexLock lock(mutex_);
-    forgotten.swap(regions_);
+    while (!regions_.empty()) forgotten.push_back(ForgetLocked(regions_.begin(), Pages::kKept));
   }
   forgotten.clear();
   {
@@ -50,30 +50,34 @@ RegionRegistry::~RegionRegistry() {
 
 uint64_t RegionRegistry::AddClient(int tenant) {
   const MutexLock lock(mutex_);
-  assert(static_cast<size_t>(TenantOf(tenant)) < open_bytes_.size());
+  assert(static_cast<size_t>(TenantOf(tenant)) < tenant_bytes_.size());
   Client& client = clients_[++last_client_];
   client.tenant = tenant;
   client.last_use = ++uses_;
   return last_client_;
 }
 
-void RegionRegistry::RemoveClient(uint64_t client) {
+void RegionRegistry::RemoveClient(uint64_t client, Pages pages) {
   std::vector<RegionRef> forgotten;  // released outside the lock
   const MutexLock lock(mutex_);
   const auto found = clients_.find(client);
   if (found == clients_.end()) return;
   while (!found->second.tokens.empty()) {
-    forgotten.push_back(ForgetLocked(regions_.find(*found->second.tokens.begin())));
+    forgotten.push_back(ForgetLocked(regions_.find(*found->second.tokens.begin()), pages));
   }
   clients_.erase(found);
 }
 
-RegionRef RegionRegistry::ForgetLocked(Regions::iterator region) {
+RegionRef RegionRegistry::ForgetLocked(Regions::iterator region, Pages pages) {
   assert(region != regions_.end());
   RegionRef forgotten = std::move(region->second);
   clients_.at(forgotten->client).tokens.erase(region->first);
   regions_.erase(region);
   CountOpenLocked(*forgotten, -1);
+  if (pages == Pages::kKept) {
+    forgotten->displaced = true;
+    CountDisplacedLocked(*forgotten, 1);
+  }
   return forgotten;
 }
 
@@ -115,7 +119,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   Result<RegionMapping> mapping = memory_.Map(rounded);
   if (!mapping.ok()) {
     const MutexLock lock(mutex_);
-    UncountLocked(client, rounded);
+    UncountLocked(client, hold.tenant, rounded);
     ++stats_.refused;
     return mapping.status();
   }
@@ -125,6 +129,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   made->data = static_cast<char*>(mapping->data);
   made->bytes = mapping->bytes;
   made->client = client;
+  made->tenant = hold.tenant;
   made->counted = std::move(hold.bytes);
   Result<std::string> token = Add(std::move(made));
   if (!token.ok()) return token.status();
@@ -144,7 +149,7 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest&
   {
     const MutexLock lock(mutex_);
     if (!memory.ok()) {
-      UncountLocked(client, 0);
+      UncountLocked(client, none.tenant, 0);
       ++stats_.refused;
       return memory.status();
     }
@@ -155,6 +160,7 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest&
   made->data = memory->data;
   made->bytes = memory->bytes;
   made->client = client;
+  made->tenant = none.tenant;
   made->device = memory->device;
   made->imported = std::move(*memory);
   return Add(std::move(made));
@@ -175,7 +181,6 @@ Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
   const MutexLock lock(mutex_);
   const auto owner = clients_.find(region->client);
   if (token.ok() && owner == clients_.end()) token = Internal("the client has gone");
-  if (token.ok()) region->tenant = owner->second.tenant;
   if (token.ok() && !regions_.emplace(*token, region).second) {
     token = Internal("a token came twice");
   }
@@ -194,8 +199,13 @@ void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
   if (region.device != SharedRegion::kHost) return;
   stats_.regions += sign;
   stats_.bytes += sign * region.bytes;
-  open_bytes_[TenantOf(region.tenant)] += sign * region.bytes;
   assert(0 <= stats_.bytes && stats_.bytes <= taken_bytes_);
+}
+
+void RegionRegistry::CountDisplacedLocked(const SharedRegion& region, int sign) {
+  if (region.device != SharedRegion::kHost) return;
+  displaced_bytes_ += sign * region.bytes;
+  tenant_bytes_[TenantOf(region.tenant)].displaced += sign * region.bytes;
 }
 
 Status RegionRegistry::Release(uint64_t client, const std::string& token,
@@ -208,7 +218,7 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
       return Status(Code::kNotFound, "the token names no region of this connection");
     }
     owner->second.last_use = ++uses_;
-    forgotten = ForgetLocked(regions_.find(token));
+    forgotten = ForgetLocked(regions_.find(token), Pages::kFreed);
     // The client may free lent memory as soon as it is told. The server owns the memory it made.
     if (forgotten->device != SharedRegion::kHost) {
       if (closed) closed_.emplace(token, std::exchange(closed, {}));
@@ -251,9 +261,11 @@ void RegionRegistry::Reap(SharedRegion* region) {
   changed_.NotifyOne();
 }
 
-void RegionRegistry::UncountLocked(uint64_t client, int64_t bytes) {
+void RegionRegistry::UncountLocked(uint64_t client, int tenant, int64_t bytes) {
   taken_bytes_ -= bytes;
-  assert(taken_bytes_ >= 0);
+  int64_t& tenants = tenant_bytes_[TenantOf(tenant)].taken;
+  tenants -= bytes;
+  assert(taken_bytes_ >= tenants && tenants >= 0);
   const auto owner = clients_.find(client);
   if (owner == clients_.end()) return;
   owner->second.bytes -= bytes;
@@ -282,11 +294,11 @@ void RegionRegistry::Run() {
     if (lent) {
       importer_->Release(std::move(region->imported));
     } else {
-      memory_.Unmap(region->data, region->bytes);
+      memory_.Unmap(region->data, region->bytes, region->displaced ? Pages::kKept : Pages::kFreed);
     }
     lock.Lock();
-    UncountLocked(region->client, lent ? 0 : region->bytes);
-    if (region->displaced) displaced_bytes_ -= region->bytes;
+    UncountLocked(region->client, region->tenant, lent ? 0 : region->bytes);
+    if (region->displaced) CountDisplacedLocked(*region, -1);
     if (lent) {
       --stats_.lent_regions;
       stats_.lent_bytes -= region->bytes;

@@ -12,15 +12,20 @@
 //
 // Tokens find what is open. "In use" is passed at once where no request holds the region.
 //
-// A tenant may have all bytes as long as no other wants them. What it has beyond its share, by its
-// weight, is forgotten when another tenant needs the room within its own share: first what no
-// request uses, the longest unused before the others. What a request uses stays until that ends.
-// Until then the client that needs the room has a claim to it, for a bounded time, and whoever is
-// beyond its share leaves that much free.
+// A tenant may have all bytes as long as no other wants them. They count as its own until they are
+// closed. What it has beyond its share, by its weight, is forgotten when another tenant needs the
+// room within its own share: first what no request uses, the longest unused before the others. What
+// a request uses stays until that ends. Until then the client that needs the room has a claim to
+// it, for a bounded time, and whoever is beyond its share leaves that much free.
 //
-// Thread-safe. Create, Import, Release and RemoveClient are called by the socket's thread, Find by
-// gRPC's, and a RegionRef may be dropped on any. Nothing waits for a request or for memory that is
-// being closed: who wants that room asks again. The registry must outlive every RegionRef.
+// What its client has given up is emptied when it is closed, because the client can keep the memory
+// and nobody would count it any more. What was taken from the client is left to it as it is: it may
+// hold an answer that the client has not read, or what the client will send another way now.
+//
+// Thread-safe. A client's calls are made by the socket's thread, or where memory is lent by name
+// (server/oip) by calls' threads, several at once; Find by gRPC's; and a RegionRef may be dropped
+// on any. Nothing waits for a request or for memory that is being closed: who wants that room asks
+// again. The registry must outlive every RegionRef.
 
 #pragma once
 
@@ -88,8 +93,9 @@ class RegionRegistry {
 
   // Its regions are for requests of that tenant, or kAnyTenant, and do not exist for others.
   uint64_t AddClient(int tenant);
-  // Releases all of the client's regions.
-  void RemoveClient(uint64_t client);
+  // Releases all of the client's regions. `pages` is kKept if it was not the client that ended: it
+  // may still read there.
+  void RemoveClient(uint64_t client, Pages pages = Pages::kFreed);
   // Whether a request uses a region of the client's, and which of all uses was the client's latest.
   struct ClientUse {
     bool in_use = false;
@@ -133,13 +139,18 @@ class RegionRegistry {
     TimePoint claimed_until = {};
   };
   using Regions = std::unordered_map<std::string, RegionRef>;
+  struct TenantBytes {
+    int64_t taken = 0;      // of taken_bytes_
+    int64_t displaced = 0;  // of these: taken from clients and not yet closed
+  };
 
   // What is no tenant's counts as the first one's.
   static int TenantOf(int tenant) { return tenant < 0 ? 0 : tenant; }
   // What a region that is being made has of its tenant's limits.
   struct TenantHold {
-    CountHold bytes;   // as long as its memory is there
-    LimitHold making;  // as for a request that brings so many bytes
+    CountHold bytes;                        // as long as its memory is there
+    LimitHold making;                       // as for a request that brings so many bytes
+    int tenant = SharedRegion::kAnyTenant;  // whose it is
   };
   // These decide who gets room (region_room.cc). Reserve: with `until` as in Create.
   Status Reserve(uint64_t client, int64_t bytes, TenantHold& hold, TimePoint* until);
@@ -163,11 +174,13 @@ class RegionRegistry {
   Status Refuse(Status status, const TimePoint* until = nullptr);
   // The last reference is gone. Any thread.
   void Reap(SharedRegion* region);
-  RegionRef ForgetLocked(Regions::iterator region) ATTEND_REQUIRES(mutex_);
-  void UncountLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
+  // kKept: it is displaced.
+  RegionRef ForgetLocked(Regions::iterator region, Pages pages) ATTEND_REQUIRES(mutex_);
+  void UncountLocked(uint64_t client, int tenant, int64_t bytes) ATTEND_REQUIRES(mutex_);
   // The function to call when the region is closed; may be empty.
   std::function<void()> TakeClosedLocked(const SharedRegion& region) ATTEND_REQUIRES(mutex_);
   void CountOpenLocked(const SharedRegion& region, int sign) ATTEND_REQUIRES(mutex_);
+  void CountDisplacedLocked(const SharedRegion& region, int sign) ATTEND_REQUIRES(mutex_);
   void Run();
 
   const RegionLimits limits_;
@@ -182,11 +195,11 @@ class RegionRegistry {
   std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
   uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
   mutable uint64_t uses_ ATTEND_GUARDED_BY(mutex_) = 0;
-  std::vector<int64_t> open_bytes_ ATTEND_GUARDED_BY(mutex_);  // of stats_.bytes, by tenant
-  Stats stats_ ATTEND_GUARDED_BY(mutex_);                      // but for clients and changing_bytes
+  std::vector<TenantBytes> tenant_bytes_ ATTEND_GUARDED_BY(mutex_);
+  Stats stats_ ATTEND_GUARDED_BY(mutex_);  // but for clients and changing_bytes
   // Bytes of host memory: open regions, those being made and those not yet closed.
   int64_t taken_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t displaced_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;  // of these: given up and not yet closed
+  int64_t displaced_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;  // of these, as in TenantBytes
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   // From the first unreaped region until the last one's bytes are free.
   bool reaping_ ATTEND_GUARDED_BY(mutex_) = false;

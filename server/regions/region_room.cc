@@ -49,7 +49,7 @@ Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
     return Full(bytes, "the bound of all regions (shared-memory-max), " +
                            std::to_string(limits_.bytes_max) +
                            ", has too little left; the tenant has " +
-                           std::to_string(open_bytes_[TenantOf(client.tenant)]) +
+                           std::to_string(tenant_bytes_[TenantOf(client.tenant)].taken) +
                            ", its share is " + std::to_string(ShareOf(TenantOf(client.tenant))));
   }
   return Status();
@@ -66,19 +66,20 @@ int64_t RegionRegistry::ClaimedLocked(const Client& except, std::optional<int> t
 
 bool RegionRegistry::WithinShareLocked(const Client& client, int64_t bytes) const {
   const int tenant = TenantOf(client.tenant);
-  return bytes <= ShareOf(tenant) - open_bytes_[tenant] - ClaimedLocked(client, tenant);
+  return bytes <= ShareOf(tenant) - tenant_bytes_[tenant].taken - ClaimedLocked(client, tenant);
 }
 
 std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int64_t bytes) {
   std::vector<RegionRef> displaced;
   const int64_t wanted = bytes + ClaimedLocked(client, std::nullopt);
   const auto enough = [&]() ATTEND_REQUIRES(mutex_) {
-    return wanted <= limits_.bytes_max - stats_.bytes;
+    return wanted <= limits_.bytes_max - (taken_bytes_ - displaced_bytes_);
   };
   if (enough()) return displaced;
   const auto beyond_share = [&](const SharedRegion& region) ATTEND_REQUIRES(mutex_) {
     const int owner = TenantOf(region.tenant);
-    return region.device == SharedRegion::kHost && open_bytes_[owner] > ShareOf(owner);
+    const TenantBytes& has = tenant_bytes_[owner];
+    return region.device == SharedRegion::kHost && has.taken - has.displaced > ShareOf(owner);
   };
   std::map<std::pair<ClientUse, std::string>, Regions::iterator> candidates;
   for (auto each = regions_.begin(); each != regions_.end(); ++each) {
@@ -89,9 +90,7 @@ std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int6
   for (const auto& [use, region] : candidates) {
     if (enough()) break;
     if (!beyond_share(*region->second)) continue;
-    displaced.push_back(ForgetLocked(region));
-    displaced.back()->displaced = true;
-    displaced_bytes_ += displaced.back()->bytes;
+    displaced.push_back(ForgetLocked(region, Pages::kKept));
   }
   stats_.displaced += std::ssize(displaced);
   return displaced;
@@ -102,7 +101,8 @@ TimePoint RegionRegistry::WaitLocked(Client& client, int64_t bytes, bool displac
   // A client may take again what it has just released. The time counts from the start of the
   // reaping: a device that hangs costs a client this time once, not once for each region.
   TimePoint until = reaping_ ? reaping_since_ + limits_.return_wait : TimePoint();
-  if (displacing && displaced_bytes_ > 0) {
+  // What it lacks, another has beyond its share: displaced now, or released and still in use.
+  if (displacing && taken_bytes_ > stats_.bytes) {
     if (client.claimed_bytes == 0) client.claimed_until = now + limits_.return_wait;
     client.claimed_bytes = bytes;
     until = std::max(until, client.claimed_until);
@@ -141,6 +141,8 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   ++owner.regions;
   owner.last_use = ++uses_;
   taken_bytes_ += bytes;
+  tenant_bytes_[tenant].taken += bytes;
+  hold.tenant = owner.tenant;
   assert(taken_bytes_ <= limits_.bytes_max && owner.bytes <= limits_.client_bytes_max);
   return status;
 }

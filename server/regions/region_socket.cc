@@ -132,7 +132,9 @@ void RegionSocket::Run() {
     if (polled[1].revents != 0) Accept();
   }
   StopListening(&listener_);
-  for (const auto& [fd, connection] : connections_) registry_.RemoveClient(connection.client);
+  for (const auto& [fd, connection] : connections_) {
+    registry_.RemoveClient(connection.client, Pages::kKept);
+  }
   connections_.clear();
   const MutexLock lock(mutex_);
   ended_ = true;
@@ -142,13 +144,14 @@ void RegionSocket::Run() {
 void RegionSocket::End(Connections::iterator connection) {
   logger_.Log(LogLevel::debug, "shared memory client disconnected",
               {{"client", connection->second.client}});
-  registry_.RemoveClient(connection->second.client);
+  registry_.RemoveClient(connection->second.client, connection->second.pages);
   std::erase(waiting_, connection->first);
   connections_.erase(connection);
 }
 
 void RegionSocket::EndWith(Connections::iterator connection, const Status& status) {
   Send(connection->first, Refuse(connection->second.client, status), UniqueFd());
+  connection->second.pages = Pages::kKept;
   End(connection);
 }
 
@@ -209,6 +212,7 @@ bool RegionSocket::Serve(Connection& connection) {
   }
   if (const Status known = Recheck(connection); !known.ok()) {
     Send(socket, Refuse(connection.client, known), UniqueFd());
+    connection.pages = Pages::kKept;
     return false;
   }
   UniqueFd file;

@@ -89,6 +89,8 @@ class RegionSocket {
     int tenant = 0;
     uint64_t generation = 0;
     CountHold place = {};  // among its tenant's connections
+    // Its regions', when it ends: kKept if it is not the client that ends it.
+    Pages pages = Pages::kFreed;
   };
   using Connections = std::map<int, Connection>;  // by descriptor
   // Completed releases: added by any thread, even when the socket is gone. Woken also when memory

@@ -147,6 +147,22 @@ def test_limits_and_modes(shm_server):
     assert_nothing_left(server)
 
 
+def test_whoever_keeps_what_it_has_given_up_keeps_no_memory(shm_server):
+    server = shm_server("--shared-memory-max", "1MiB")
+    client = Client(info(server).shared_memory.socket)
+    kept = []
+    for _ in range(3):
+        kept.append(client.create(1 << 20))
+        kept[-1].memory[:5] = b"bytes"
+        if len(kept) < 3:
+            reply, _ = client.ask(release=wire.shm.ReleaseRegion(token=kept[-1].token))
+            assert reply.HasField("released"), reply
+    client.close()
+    assert_nothing_left(server)
+    assert [os.fstat(region.file).st_blocks for region in kept] == [0, 0, 0]
+    assert kept[0].memory[:5] == bytes(5)
+
+
 def test_off_by_default(server):
     request = wire.small_request()
     request.q.shared_memory.region = b"x" * 16

@@ -36,7 +36,7 @@ class HeapMemory final : public RegionMemory {
     mapping.data = std::malloc(static_cast<size_t>(bytes));
     return mapping;
   }
-  void Unmap(void* data, int64_t) override { std::free(data); }
+  void Unmap(void* data, int64_t, Pages) override { std::free(data); }
   int64_t page_bytes() const override { return kPageBytes; }
 };
 

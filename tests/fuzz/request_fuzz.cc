@@ -49,7 +49,7 @@ class HeapMemory final : public RegionMemory {
     mapping.data = *allocator_.Allocate(bytes);
     return mapping;
   }
-  void Unmap(void* data, int64_t bytes) override { allocator_.Free(data, bytes); }
+  void Unmap(void* data, int64_t bytes, Pages) override { allocator_.Free(data, bytes); }
   int64_t page_bytes() const override { return 4096; }
 
  private:

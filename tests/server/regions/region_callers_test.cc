@@ -65,6 +65,9 @@ TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsShareOfTheConnections) {
   }
   const auto used = blue[0]->Create(1);
   const auto idle = blue[2]->Create(1);
+  const auto lost = blue[3]->Create(1);
+  lost->data()[0] = 'a';
+  EXPECT_NE(registry_.Find(idle->token(), 0), nullptr);  // later than the other
   const RegionRef request = registry_.Find(used->token(), 0);
   const auto expect_ended = [&](int n) {
     const auto told = blue[n]->Receive();
@@ -78,6 +81,8 @@ TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsShareOfTheConnections) {
   expect_ended(1);
   ASSERT_TRUE(Identify(second, "1"));
   expect_ended(3);
+  while (registry_.stats().changing_bytes > 0) std::this_thread::yield();
+  EXPECT_EQ(lost->data()[0], 'a') << "an answer there may not have been read";
   v1::RegionReply refused;
   EXPECT_FALSE(Identify(third, "1", &refused)) << "more is another's share";
   EXPECT_NE(refused.error().message().find("the tenant has 2, its share is 2"), std::string::npos);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +13,12 @@
 
 namespace attend {
 namespace {
+
+int64_t PagesOf(int file) {
+  struct stat about {};
+  EXPECT_EQ(fstat(file, &about), 0);
+  return int64_t{about.st_blocks} * 512 / sysconf(_SC_PAGESIZE);
+}
 
 TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
   class NoLock final : public HostAllocator {
@@ -50,10 +57,21 @@ TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
   // A hole is zeros, not a fault.
   EXPECT_EQ(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes), 0);
   EXPECT_EQ(server[5], 0);
-  munmap(client, static_cast<size_t>(bytes));
-  server[0] = 'c';
-  memory.Unmap(mapping->data, bytes);
+  client[0] = 'c';
+  memory.Unmap(mapping->data, bytes, Pages::kFreed);
   EXPECT_EQ(allocator.locked, 0);
+  EXPECT_EQ(PagesOf(file), 0) << "a client that keeps the memory keeps none of its pages";
+  EXPECT_EQ(client[0], 0);
+  munmap(client, static_cast<size_t>(bytes));
+
+  const Result<RegionMapping> kept = memory.Map(bytes);
+  ASSERT_TRUE(kept.ok());
+  static_cast<char*>(kept->data)[0] = 'd';
+  memory.Unmap(kept->data, bytes, Pages::kKept);
+  EXPECT_EQ(allocator.locked, 0);
+  char byte = 0;
+  EXPECT_EQ(pread(kept->file.get(), &byte, 1, 0), 1);
+  EXPECT_EQ(byte, 'd');
 
   allocator.refusal = ResourceExhausted("no page may be locked");
   const Result<RegionMapping> refused = memory.Map(bytes);

@@ -48,6 +48,7 @@ TEST_F(RegionSharesTest, WhatIsBeyondATenantsShareMakesRoomWithinAnothers) {
   EXPECT_TRUE(found(0) && found(3));
   EXPECT_EQ(registry_->stats().displaced, 2);
   EXPECT_EQ(registry_->Release(one_, tokens[1]).code(), Code::kNotFound);
+  EXPECT_EQ(memory_.kept(), 8 * kPage) << "their client may still read there";
   MustCreate(other_, 3 * kPage);
   ExpectRefused(registry_->AddClient(1), kPage, Code::kResourceExhausted,
                 "has too little left; the tenant has 32768, its share is 32768");
@@ -115,6 +116,41 @@ TEST_F(RegionSharesTest, WhoIsBeyondItsShareLeavesTheRoomThatAnotherWaitsFor) {
     ExpectRefused(one_, 1, Code::kResourceExhausted, "has too little left");
   }
   MustCreate(other_, 6 * kPage);
+  EXPECT_EQ(registry_->stats().displaced, 4);
+}
+
+// What is released is its tenant's until no request uses it, and not a way around the share.
+TEST_F(RegionSharesTest, WhatIsReleasedAndStillInUseCountsAmongItsTenants) {
+  RestartForTwo(16 * kPage);
+  std::vector<RegionRef> requests;
+  for (int n = 0; n < 2; ++n) {
+    const std::string token = MustCreate(one_, 8 * kPage);
+    requests.push_back(registry_->Find(token, 0));
+    ASSERT_TRUE(registry_->Release(one_, token).ok());
+  }
+  EXPECT_EQ(WaitFor(two_, kPage), TimePoint()) << "its tenant has all that it may";
+  EXPECT_EQ(WaitFor(other_, 8 * kPage), clock_.Now() + kReturnWait);
+  requests[0].reset();
+  WaitUntilTaken(8 * kPage);
+  ExpectRefused(two_, kPage, Code::kResourceExhausted, "the tenant has 32768, its share is 32768");
+  MustCreate(other_, 8 * kPage);
+  EXPECT_EQ(registry_->stats().displaced, 0);
+}
+
+// As long as a tenant has enough that no request uses, nobody waits for a request.
+TEST_F(RegionSharesTest, WhatNoRequestUsesMakesRoomBeforeWhatIsReleasedAndStillInUse) {
+  RestartForTwo(16 * kPage);
+  const std::string used = MustCreate(one_, 8 * kPage);
+  const RegionRef request = registry_->Find(used, 0);
+  ASSERT_TRUE(registry_->Release(one_, used).ok());
+  std::vector<std::string> idle;
+  for (int n = 0; n < 4; ++n) idle.push_back(MustCreate(one_, 2 * kPage));
+  const auto found = [&](int n) { return registry_->Find(idle[n], 0) != nullptr; };
+  EXPECT_TRUE(found(0));
+  MustCreate(other_, 4 * kPage);
+  EXPECT_EQ(registry_->stats().displaced, 2);
+  EXPECT_TRUE(found(0) && found(3)) << "no more than is needed";
+  MustCreate(other_, 4 * kPage);
   EXPECT_EQ(registry_->stats().displaced, 4);
 }
 

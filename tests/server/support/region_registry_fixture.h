@@ -40,9 +40,10 @@ class FakeRegionMemory final : public RegionMemory {
     mapped_.emplace(mapping.data, std::move(memory));
     return mapping;
   }
-  void Unmap(void* data, int64_t bytes) override {
+  void Unmap(void* data, int64_t bytes, Pages pages) override {
     EXPECT_GT(bytes, 0);
     std::unique_lock lock(mutex_);
+    kept_ += pages == Pages::kKept ? bytes : 0;
     unmapper_ = std::this_thread::get_id();
     ++unmapping_;
     changed_.notify_all();
@@ -73,6 +74,10 @@ class FakeRegionMemory final : public RegionMemory {
     const std::lock_guard lock(mutex_);
     return mapped_.size();
   }
+  int64_t kept() {  // bytes that were unmapped and left to others
+    const std::lock_guard lock(mutex_);
+    return kept_;
+  }
   std::thread::id unmapper() {
     const std::lock_guard lock(mutex_);
     return unmapper_;
@@ -85,6 +90,7 @@ class FakeRegionMemory final : public RegionMemory {
   Status refusal_;
   bool held_ = false;
   int unmapping_ = 0;
+  int64_t kept_ = 0;
   std::thread::id unmapper_;
 };
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -22,7 +23,7 @@ using test::RegionClient;
 using test::WireProblem;
 
 // The client's connection to the socket goes while its request is on a lane: the request ends well,
-// the memory stays until then, and the client finds its answer where it still maps it.
+// the memory stays until then, and what the client still maps is emptied afterwards.
 TEST_F(SharedMemoryTest, ARequestInFlightKeepsItsRegion) {
   for (const bool release : {false, true}) {
     SCOPED_TRACE(release);
@@ -34,6 +35,8 @@ TEST_F(SharedMemoryTest, ARequestInFlightKeepsItsRegion) {
     v1::AttendResponse response;
     auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
     server_->backend().WaitForWaiting(1);
+    const RegionRegistry& registry = server_->server().shared_memory()->registry();
+    RegionRef used = registry.Find(region->token(), 0);
     if (release) {
       EXPECT_TRUE(client->Release(region->token()).has_released());
     } else {
@@ -46,8 +49,10 @@ TEST_F(SharedMemoryTest, ARequestInFlightKeepsItsRegion) {
     server_->backend().Release();
     ASSERT_TRUE(call.get().ok());
     EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
+    used.reset();
     client.reset();
     WaitUntilEmpty();
+    EXPECT_EQ(std::count(region->data(), region->data() + region->bytes(), '\0'), region->bytes());
     ExpectServes();
     server_.reset();
     fs::remove_all(folder_);
