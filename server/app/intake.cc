@@ -273,10 +273,10 @@ void Intake::End(int socket, ino_t inode, ClientRefusal reason) {
 }
 
 void Intake::RecheckClients() {
-  tls_clients_->Recheck(*certificates_->current(), [this](TlsClient& client, const auto& why) {
-    if (client.refused.exchange(true)) return;
-    End(client.socket, client.inode, ClientRefusal::kTls, why);
-  });
+  tls_clients_->Recheck(*certificates_->current(),
+                        [this](const TlsClient& client, const auto& why) {
+                          End(client.socket, client.inode, ClientRefusal::kTls, why);
+                        });
 }
 
 void Intake::End(int socket, ino_t inode, ClientRefusal reason, const std::string& error) {

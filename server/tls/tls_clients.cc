@@ -19,7 +19,7 @@ void TlsClients::Remove(const std::shared_ptr<TlsClient>& client) {
 
 void TlsClients::Recheck(
     const TlsContext& context,
-    const std::function<void(TlsClient& client, const std::string& why)>& refuse) {
+    const std::function<void(const TlsClient& client, const std::string& why)>& refuse) {
   std::vector<std::shared_ptr<TlsClient>> clients;
   {
     const MutexLock lock(mutex_);
@@ -27,7 +27,7 @@ void TlsClients::Recheck(
   }
   for (const std::shared_ptr<TlsClient>& client : clients) {
     const std::string why = context.WhyNot(client->certificate.get(), client->chain.get());
-    if (!why.empty()) refuse(*client, why);
+    if (!why.empty() && !client->refused.exchange(true)) refuse(*client, why);
   }
 }
 

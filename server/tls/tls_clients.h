@@ -37,10 +37,10 @@ class TlsClients {
  public:
   void Add(std::shared_ptr<TlsClient> client);  // may throw std::bad_alloc
   void Remove(const std::shared_ptr<TlsClient>& client);
-  // Calls `refuse` for each client that `context` would not let in. Connections begin and end
-  // meanwhile.
+  // Calls `refuse` for each client that `context` would not let in, unless it has been told of.
+  // Connections begin and end meanwhile.
   void Recheck(const TlsContext& context,
-               const std::function<void(TlsClient& client, const std::string& why)>& refuse);
+               const std::function<void(const TlsClient& client, const std::string& why)>& refuse);
 
  private:
   Mutex mutex_;

@@ -75,6 +75,7 @@ class TlsEnds {
 
   SSL* server() const { return server_.get(); }
   SSL* client() const { return client_.get(); }
+  TlsConnection* connection() const { return TlsConnection::Of(server_.get()); }
   // Why the client was refused, each time that it was told.
   const std::vector<std::string>& refused() const { return refused_; }
   // What has been sent through the socket itself, and whether it has been ended.

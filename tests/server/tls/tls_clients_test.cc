@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Revocation beside handshakes: whoever would not be let in by the files as they are keeps no
+// connection, whichever comes first, and is told of once.
+
+#include "server/tls/tls_clients.h"
+
+#include <gtest/gtest.h>
+#include <prometheus/registry.h>
+#include <spdlog/sinks/ostream_sink.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/tls/self_signed.h"
+#include "server/tls/tls_certificates.h"
+#include "tests/server/support/temporary_directory.h"
+#include "tests/server/support/test_authority.h"
+#include "tests/server/support/tls_ends.h"
+
+namespace attend {
+namespace {
+
+using test::TestAuthority;
+using test::TlsEnds;
+using Refusals = std::vector<std::string>;
+
+class TlsClientsTest : public ::testing::Test {
+ protected:
+  TlsClientsTest() {
+    Put("cert", server_.certificate);
+    Put("key", server_.key);
+    Put("ca", authority_.certificate());
+    Put("crl", authority_.Revoke({}));
+    TlsCertificates::Options options;
+    options.cert = folder_.path() / "cert";
+    options.key = folder_.path() / "key";
+    options.client_ca = folder_.path() / "ca";
+    options.crl = folder_.path() / "crl";
+    certificates_ = std::move(*TlsCertificates::Load(std::move(options), metrics_, logger_));
+  }
+  // Under a new inode, so that the change is seen within the time that a file system resolves.
+  void Put(const std::string& name, const std::string& text) {
+    std::ofstream(folder_.path() / "new") << text;
+    std::filesystem::rename(folder_.path() / "new", folder_.path() / name);
+  }
+  void Use(const std::vector<std::string>& revoked) {
+    const uint64_t before = certificates_->generation();
+    Put("crl", authority_.Revoke(revoked));
+    certificates_->Look();
+    EXPECT_NE(certificates_->generation(), before) << log_.str();
+  }
+  // As the server's intake begins a connection.
+  std::unique_ptr<TlsEnds> Open(const KeyAndCertificate& client) {
+    TlsConnection::Options options;
+    options.peer = std::make_shared<const std::string>("ipv4:192.0.2.1:1");
+    options.certificates = certificates_.get();
+    options.clients = clients_;
+    options.generation = certificates_->generation();
+    options.context = certificates_->current();
+    auto ends = std::make_unique<TlsEnds>(std::move(options), TlsEnds::Client{.shown = &client});
+    ends->Greet();
+    return ends;
+  }
+  // Why anybody is refused now.
+  Refusals Recheck() {
+    Refusals refusals;
+    clients_->Recheck(*certificates_->current(),
+                      [&](const TlsClient&, const std::string& why) { refusals.push_back(why); });
+    return refusals;
+  }
+  static bool Serves(const TlsEnds& ends) { return ends.connection()->Passes(nullptr, 0); }
+
+  const test::TemporaryDirectory folder_;
+  const KeyAndCertificate server_ = *MakeSelfSigned("localhost");
+  const TestAuthority authority_{"authority"};
+  const KeyAndCertificate gone_ = authority_.Issue("gone");
+  const KeyAndCertificate stays_ = authority_.Issue("stays");
+  const Refusals revoked_ = {"certificate revoked"};
+  std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
+  TlsMetrics metrics_{*registry_};
+  std::ostringstream log_;
+  Logger logger_{{}, std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)};
+  std::unique_ptr<TlsCertificates> certificates_;
+  const std::shared_ptr<TlsClients> clients_ = std::make_shared<TlsClients>();
+};
+
+TEST_F(TlsClientsTest, WhoIsRevokedIsFoundAndNobodyElse) {
+  const auto gone = Open(gone_);
+  const auto stays = Open(stays_);
+  EXPECT_TRUE(gone->Finish() && stays->Finish());
+  EXPECT_EQ(Recheck(), Refusals{});
+  Use({gone_.certificate});
+  EXPECT_EQ(Recheck(), revoked_);
+  EXPECT_EQ(Recheck(), Refusals{}) << "it has been told";
+  // What it sends meanwhile is not used.
+  EXPECT_FALSE(Serves(*gone));
+  EXPECT_TRUE(Serves(*stays));
+  EXPECT_TRUE(gone->refused().empty()) << "it has been told";
+}
+
+TEST_F(TlsClientsTest, WhatItSendsMayBeTheFirstToBeAskedAfter) {
+  const auto gone = Open(gone_);
+  EXPECT_TRUE(gone->Finish());
+  Use({gone_.certificate});
+  EXPECT_FALSE(Serves(*gone));
+  EXPECT_TRUE(gone->Received().second);
+  EXPECT_EQ(gone->refused(), revoked_);
+  EXPECT_EQ(Recheck(), Refusals{});
+}
+
+// Its handshake is good by the files from before, and the one look at all clients misses it.
+TEST_F(TlsClientsTest, WhoIsRevokedDuringItsHandshakeIsEndedWithIt) {
+  const auto gone = Open(gone_);
+  const auto stays = Open(stays_);
+  Use({gone_.certificate});
+  EXPECT_EQ(Recheck(), Refusals{});
+  EXPECT_TRUE(gone->Finish() && stays->Finish());
+  EXPECT_EQ(gone->refused(), revoked_);
+  EXPECT_TRUE(gone->Received().second) << "whether or not it sends anything";
+  EXPECT_FALSE(Serves(*gone));
+  EXPECT_FALSE(stays->Received().second);
+  EXPECT_TRUE(Serves(*stays));
+}
+
+TEST_F(TlsClientsTest, WhoComesBetweenTheNewFilesAndTheLookIsToldOfOnce) {
+  const auto gone = Open(gone_);
+  const auto stays = Open(stays_);
+  Use({gone_.certificate});
+  EXPECT_TRUE(gone->Finish() && stays->Finish());
+  EXPECT_EQ(Recheck(), Refusals{});
+  EXPECT_EQ(gone->refused(), revoked_);
+  EXPECT_FALSE(Serves(*gone));
+  EXPECT_TRUE(Serves(*stays));
+}
+
+TEST_F(TlsClientsTest, WhoHasLeftIsNotAskedAfter) {
+  auto gone = Open(gone_);
+  EXPECT_TRUE(gone->Finish());
+  gone.reset();
+  Use({gone_.certificate});
+  EXPECT_EQ(Recheck(), Refusals{});
+}
+
+// Handshakes on one thread, new lists and looks on another: in the end who is revoked has been
+// told of once each time that it came, and nobody else.
+TEST_F(TlsClientsTest, HandshakesAndRevocationsRace) {
+  constexpr int kConnections = 24;
+  std::vector<std::unique_ptr<TlsEnds>> gone;
+  std::vector<std::unique_ptr<TlsEnds>> stays;
+  std::atomic<int> opened{0};
+  std::atomic<size_t> told{0};
+  std::thread clients([&] {
+    for (int i = 0; i < kConnections; ++i) {
+      for (auto [all, who] : {std::pair(&gone, &gone_), std::pair(&stays, &stays_)}) {
+        all->push_back(Open(*who));
+        opened.fetch_add(1);
+        all->back()->Finish();
+      }
+    }
+  });
+  while (opened < kConnections) std::this_thread::yield();
+  Use({gone_.certificate});
+  told += Recheck().size();
+  clients.join();
+  EXPECT_EQ(Recheck(), Refusals{}) << "one look is enough";
+  for (const auto& each : gone) {
+    told += each->refused().size();
+    EXPECT_FALSE(SSL_is_init_finished(each->server()) && Serves(*each));
+  }
+  for (const auto& each : stays) {
+    EXPECT_TRUE(Serves(*each));
+    EXPECT_TRUE(each->refused().empty());
+  }
+  EXPECT_EQ(told, gone.size());
+}
+
+}  // namespace
+}  // namespace attend
