@@ -73,7 +73,7 @@ class LongListTest : public test::TwoTenantsTest {
  protected:
   static constexpr int64_t kMany = 1000;  // pages
   LongListTest() {
-    SessionOptions options;
+    SessionOptions options = TwoTenants();
     options.page_rows = kRows;
     options.slab_bytes = 4 * kPageBytes;
     table_ = std::make_unique<SessionTable>(
