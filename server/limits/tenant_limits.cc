@@ -130,6 +130,16 @@ Status TenantLimits::Begin(int index, bool check, LimitHold& hold, int64_t came)
   return Status();
 }
 
+Status TenantLimits::Spend(int index, int64_t bytes) {
+  Tenant& tenant = *tenants_[index];
+  const TimePoint now = clock_.Now();
+  LimitHold none;
+  const MutexLock lock(tenant.mutex);
+  ATTEND_RETURN_IF_ERROR(CheckRate(tenant, Limit::kBytes, tenant.bytes, 0, now, none));
+  tenant.bytes.Charge(bytes, now);
+  return Status();
+}
+
 Status TenantLimits::BeginSmall(int index, LimitHold& hold, int64_t came) {
   assert(hold.limits_ == nullptr);
   Tenant& tenant = *tenants_[index];

@@ -107,6 +107,10 @@ class TenantLimits {
   // its tenant into no debt: what the rate does not have now is owed with the next request.
   void Came(int tenant, int64_t bytes);
 
+  // Charges what is done for no request, in full, and takes no place. Refused as Begin does, if the
+  // rate of bytes is in debt already; of 0 bytes it is only asked.
+  Status Spend(int tenant, int64_t bytes);
+
   // Takes `amount`, from 1 up, of a limit that is counted. Refuses as Begin does.
   Status Take(int tenant, Limit limit, CountHold& hold, int64_t amount = 1);
   // Whether so much could be taken now.

@@ -123,8 +123,6 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
     ++stats_.refused;
     return mapping.status();
   }
-  // The work is done, whatever becomes of the region.
-  hold.making.End(rounded, /*bytes_used=*/true, /*cost_used=*/true);
   auto made = std::make_unique<SharedRegion>();
   made->data = static_cast<char*>(mapping->data);
   made->bytes = mapping->bytes;

@@ -149,7 +149,6 @@ class RegionRegistry {
   // What a region that is being made has of its tenant's limits.
   struct TenantHold {
     CountHold bytes;                        // as long as its memory is there
-    LimitHold making;                       // as for a request that brings so many bytes
     int tenant = SharedRegion::kAnyTenant;  // whose it is
   };
   // These decide who gets room (region_room.cc). Reserve: with `until` as in Create.

@@ -118,9 +118,14 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   const auto found = clients_.find(client);
   if (found == clients_.end()) return Internal("the client has gone");
   Client& owner = found->second;
-  Status status = CheckLocked(owner, bytes);
   const bool counts = limits_.tenants != nullptr && bytes > 0;
   const int tenant = TenantOf(owner.tenant);
+  Status status = counts ? limits_.tenants->Spend(tenant, 0) : Status();
+  if (!status.ok()) {  // before anybody makes room for it
+    owner.claimed_bytes = 0;
+    return status;
+  }
+  status = CheckLocked(owner, bytes);
   const bool limit_fits = !counts || limits_.tenants->Fits(tenant, Limit::kSharedMemory, bytes);
   if (!status.ok() || !limit_fits) {
     const bool displacing =
@@ -130,13 +135,11 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
     if (until != nullptr && *until != TimePoint()) return Full(bytes, "room is being made");
   }
   if (status.ok() && counts) {
-    status = limits_.tenants->Begin(tenant, /*check=*/false, hold.making, bytes);
-    if (status.ok()) {
-      status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold.bytes, bytes);
-    }
+    status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold.bytes, bytes);
+    if (status.ok()) status = limits_.tenants->Spend(tenant, bytes);
   }
-  if (!status.ok()) return status;
   owner.claimed_bytes = 0;
+  if (!status.ok()) return status;
   owner.bytes += bytes;
   ++owner.regions;
   owner.last_use = ++uses_;

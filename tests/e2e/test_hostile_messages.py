@@ -112,7 +112,7 @@ def test_who_waits_for_the_server_does_not_stall(start_server):
 
 def test_what_waits_for_its_turn_on_a_busy_connection_does_not_stall(start_server):
     """A client that sends one message after the other over a slow link."""
-    server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "1")
+    server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "3")
     with hostile.Sender(server.address, wire.ATTEND) as sender:
         assert sender.send_all(HALF)
         sender.begin(wire.ATTEND)

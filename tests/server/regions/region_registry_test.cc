@@ -202,12 +202,8 @@ TEST_F(RegionRegistryTest, MakingARegionIsChargedToItsTenant) {
   limits.tenants = &tenants;
   Restart(limits);
   const uint64_t one = registry_->AddClient(1);
-  memory_.Refuse(ResourceExhausted("no pages"));
-  ExpectRefused(one, 2 * kPage, Code::kResourceExhausted, "no pages");
-  EXPECT_EQ(tenants.use(1, Limit::kBytes).used, 0);
   const std::string token = MustCreate(one, 4 * kPage);
   EXPECT_EQ(tenants.use(1, Limit::kBytes).used, 4 * kPage);
-  EXPECT_EQ(tenants.use(1, Limit::kInFlight).used, 0);
   ASSERT_TRUE(registry_->Release(one, token).ok());
   ExpectRefused(one, kPage, Code::kResourceExhausted, "tenant limit bytes-per-second");
   MustCreate(registry_->AddClient(0), kPage);
@@ -215,6 +211,28 @@ TEST_F(RegionRegistryTest, MakingARegionIsChargedToItsTenant) {
   MustCreate(one, kPage);
   registry_.reset();
   EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 0);
+}
+
+TEST_F(RegionRegistryTest, WhoMayMakeNoneAnyMoreClaimsNoRoom) {
+  std::vector<TenantBounds> bounds(2);
+  bounds[1].bytes = {kPage, kPage};
+  TenantLimits tenants(bounds, clock_);
+  RegionLimits limits{{1, 1}, 16 * kPage, 16 * kPage, 9};
+  limits.tenants = &tenants;
+  Restart(limits);
+  const uint64_t one = registry_->AddClient(0);
+  const uint64_t other = registry_->AddClient(1);
+  const std::string used = MustCreate(one, 16 * kPage);
+  RegionRef request = registry_->Find(used, 0);
+  EXPECT_NE(WaitFor(other, 8 * kPage), TimePoint());
+  request.reset();
+  WaitUntilTaken(0);
+  ASSERT_TRUE(tenants.Spend(1, 9 * kPage).ok());
+  ExpectRefused(other, 8 * kPage, Code::kResourceExhausted, "tenant limit bytes-per-second");
+  MustCreate(one, 16 * kPage);
+  ExpectRefused(other, 8 * kPage, Code::kResourceExhausted, "tenant limit bytes-per-second");
+  EXPECT_EQ(registry_->stats().displaced, 1) << "and displaces nobody's";
+  registry_.reset();
 }
 
 TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
