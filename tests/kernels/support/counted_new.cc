@@ -69,7 +69,8 @@ size_t Rounded(size_t bytes, std::align_val_t alignment) {
 
 }  // namespace
 
-HeapWatch::HeapWatch() { held_bytes = attend::test::peak_bytes = 0; }
+HeapWatch::HeapWatch() { attend::test::held_bytes = attend::test::peak_bytes = 0; }
+int64_t HeapWatch::held_bytes() const { return attend::test::held_bytes; }
 int64_t HeapWatch::peak_bytes() const { return attend::test::peak_bytes; }
 
 HeapFault::HeapFault(int64_t nth, bool (*only)()) {

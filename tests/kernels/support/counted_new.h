@@ -15,6 +15,7 @@ namespace attend::test {
 class HeapWatch {
  public:
   HeapWatch();
+  int64_t held_bytes() const;
   int64_t peak_bytes() const;
 };
 
