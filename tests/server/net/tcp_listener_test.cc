@@ -11,21 +11,13 @@
 #include <string>
 
 #include "server/net/peer.h"
+#include "tests/server/support/listener_fixture.h"
 
 namespace attend {
 namespace {
 
 using std::chrono::seconds;
-
-UniqueFd ConnectTo(int port) {
-  UniqueFd client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(port));
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(connect(client.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
-  return client;
-}
+using test::ConnectTo;
 
 TEST(TcpListenerTest, NamesPortsAndReasons) {
   const Result<TcpListeners> any = ListenTcp("0.0.0.0:0");
