@@ -14,6 +14,7 @@
 
 #include "server/metrics/make_family.h"
 #include "server/net/connection_limits.h"
+#include "server/net/heap_pressure.h"
 
 namespace attend {
 namespace {
@@ -77,7 +78,11 @@ std::vector<MetricFamily> ProcessStats::Collect() const {
       Gauge("process_virtual_memory_bytes", "Address space of the process", stat[kVirtualBytes]),
       Gauge("process_open_fds", "Descriptors that are open", CountDescriptors()),
       Gauge("process_max_fds", "Bound of open descriptors", static_cast<double>(DescriptorsMax())),
-      Gauge("process_threads", "Threads of the process", stat[kThreads])};
+      Gauge("process_threads", "Threads of the process", stat[kThreads]),
+      Gauge("attend_heap_used_bytes",
+            "Memory that malloc has given out and not got back; pools and receive buffers are not "
+            "malloc's",
+            static_cast<double>(HeapPressure::MallocBytes()))};
 }
 
 }  // namespace attend

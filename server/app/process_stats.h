@@ -3,7 +3,8 @@
 // What the system says of this process, read at each scrape under the names that Prometheus's
 // clients have for it: process_cpu_seconds_total, process_resident_memory_bytes,
 // process_virtual_memory_bytes, process_open_fds, process_max_fds and process_threads; zeros where
-// there is no /proc. process_start_time_seconds is in Metrics. Thread-safe.
+// there is no /proc. And what malloc says: attend_heap_used_bytes. process_start_time_seconds is in
+// Metrics. Thread-safe.
 
 #pragma once
 

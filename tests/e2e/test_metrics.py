@@ -52,7 +52,8 @@ FAMILIES = HISTOGRAMS | {
     "attend_staging_memory_bytes", "attend_staging_memory_limit_bytes",
     "attend_gpu_utilization_ratio", "attend_gpu_memory_used_bytes", "attend_gpu_power_watts",
     "process_start_time_seconds", "process_cpu_seconds_total", "process_resident_memory_bytes",
-    "process_virtual_memory_bytes", "process_open_fds", "process_max_fds", "process_threads"}
+    "process_virtual_memory_bytes", "process_open_fds", "process_max_fds", "process_threads",
+    "attend_heap_used_bytes"}
 NEEDS_A_GPU = {f for f in FAMILIES if f.startswith("attend_gpu_")}
 
 
@@ -161,6 +162,21 @@ def test_the_process_is_what_the_system_says(start_server):
         "process_virtual_memory_bytes")
     seconds = server.metric("process_cpu_seconds_total")
     assert 0 < seconds <= hostile.cpu_seconds(server)
+
+
+def test_the_heap_is_what_is_held(start_server):
+    """Unlike resident memory, it falls again."""
+    server = start_server()
+    wire.assert_serves(server.address)
+    idle, more = server.metric("attend_heap_used_bytes"), 1 << 20
+    assert more < idle < server.metric("process_resident_memory_bytes")
+    with hostile.Http2(server.address) as client:
+        client.wait_for_frame(hostile.SETTINGS)
+        for _ in range(400):  # calls whose message does not come
+            client.open(wire.ATTEND, (b"x-held", b"x" * 4000))
+        harness.wait_for("what calls take",
+                         lambda: server.metric("attend_heap_used_bytes") > idle + 2 * more)
+    harness.wait_for("their end", lambda: server.metric("attend_heap_used_bytes") < idle + more)
 
 
 def test_tenants_from_the_settings_only(start_server):
