@@ -64,10 +64,11 @@ bool HadShortDeadline(const Request& request) {
 }
 
 // Its client had given it up, or was gone, before anything was done for it. Whoever uploads in
-// chunks takes its time, and may give up in the middle: that says nothing of the server.
+// chunks takes its time, and may give up in the middle: that says nothing of the server once it has
+// taken the header.
 bool CancelledEarly(const Request& request) {
-  return request.status.code() == Code::kCancelled && request.enqueued == TimePoint() &&
-         request.transport != Transport::kChunked;
+  if (request.status.code() != Code::kCancelled || request.enqueued != TimePoint()) return false;
+  return request.transport != Transport::kChunked || request.placement.candidates.empty();
 }
 
 }  // namespace
@@ -92,7 +93,8 @@ struct Metrics::Families {
       "Requests that ended with DEADLINE_EXCEEDED and had less than 10 ms left when they arrived");
   Counter& early_cancellations = MakeCounter(
       registry, "attend_early_cancellations_total",
-      "Requests that ended with CANCELLED before they were accepted, except chunked ones");
+      "Requests that ended with CANCELLED before they were accepted; of chunked ones, before their "
+      "header was");
   const std::array<Counter*, kRejectionCount> rejections = MakeCounters(
       registry, "attend_rejected_requests_total",
       "Requests refused before they were accepted, by reason", "reason", kRejectionNames);

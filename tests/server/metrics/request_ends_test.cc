@@ -52,19 +52,22 @@ TEST_F(RequestEndsTest, OnlyADeadlineThatLeftNoTimeIsShort) {
 }
 
 TEST_F(RequestEndsTest, OnlyWhatIsCancelledBeforeItIsAcceptedIsCancelledEarly) {
-  const auto count = [&](Code code, TimePoint enqueued, Transport transport) {
+  const auto count = [&](Code code, TimePoint enqueued, Transport transport,
+                         bool header_taken = false) {
     Request request;
     request.enqueued = enqueued;
     request.transport = transport;
+    if (header_taken) request.placement.candidates.resize(1);
     return Count(request, code, "attend_early_cancellations_total");
   };
   const TimePoint queued = kReceived + milliseconds(1);
   EXPECT_EQ(count(Code::kCancelled, queued, Transport::kInline), 0);
-  EXPECT_EQ(count(Code::kCancelled, TimePoint(), Transport::kChunked), 0);
+  EXPECT_EQ(count(Code::kCancelled, TimePoint(), Transport::kChunked, true), 0);
   EXPECT_EQ(count(Code::kDeadlineExceeded, TimePoint(), Transport::kInline), 0);
   EXPECT_EQ(count(Code::kOk, queued, Transport::kInline), 0);
   EXPECT_EQ(count(Code::kCancelled, TimePoint(), Transport::kInline), 1);
   EXPECT_EQ(count(Code::kCancelled, TimePoint(), Transport::kSharedMemory), 2);
+  EXPECT_EQ(count(Code::kCancelled, TimePoint(), Transport::kChunked), 3);
 }
 
 }  // namespace
