@@ -88,6 +88,10 @@ struct Metrics::Families {
                               "Requests that ended, by gRPC status code"};
   const CodeCounters backward_requests{registry, "attend_backward_requests_total",
                                        "Requests for gradients that ended, by gRPC status code"};
+  const CodeCounters objective_requests{registry, "attend_objective_requests_total",
+                                        "Requests that ended, by gRPC status code, without those "
+                                        "that left the server no time or were "
+                                        "refused by a limit of their tenant's"};
   Counter& short_deadlines = MakeCounter(
       registry, "attend_short_deadlines_total",
       "Requests that ended with DEADLINE_EXCEEDED and had less than 10 ms left when they arrived");
@@ -219,9 +223,10 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   f.requests.Count(request.status.code());
   if (request.asked == Pass::kBackward) f.backward_requests.Count(request.status.code());
   f.tenants[request.tenant].RecordFinished(request, total_ns);
-  if (request.status.code() == Code::kDeadlineExceeded && HadShortDeadline(request)) {
-    f.short_deadlines.Increment();
-  }
+  const bool in_short =
+      request.status.code() == Code::kDeadlineExceeded && HadShortDeadline(request);
+  if (in_short) f.short_deadlines.Increment();
+  if (!in_short && !LimitedByTenant(request)) f.objective_requests.Count(request.status.code());
   if (CancelledEarly(request)) f.early_cancellations.Increment();
   if (request.report.has_value()) {
     RecordCheck(ResultOf(*request.report), request.transport);

@@ -90,7 +90,9 @@ class Metrics {
   std::shared_ptr<prometheus::Registry> registry() const;
 
   // Records a finished request, refused ones included (then only the status counts):
-  // attend_requests_total{code}, attend_backward_requests_total{code},
+  // attend_requests_total{code}, attend_objective_requests_total{code},
+  // attend_short_deadlines_total, attend_early_cancellations_total,
+  // attend_backward_requests_total{code},
   // attend_tenant_requests_total{tenant,code}, attend_tenant_flops_total{tenant},
   // attend_tenant_limited_requests_total{tenant} of what a limit of its tenant's refused,
   // attend_phase_duration_seconds{phase}, attend_flops_total and

@@ -10,6 +10,10 @@ prometheus::Histogram::BucketBoundaries Buckets() { return {1e-3, 1e-2, 0.1, 0.5
 
 }  // namespace
 
+bool LimitedByTenant(const Request& request) {
+  return request.status.code() == Code::kResourceExhausted && request.refusal.tenant_limit;
+}
+
 TenantSeries::TenantSeries(prometheus::Registry& registry, const std::string& name)
     : requests_(registry, "attend_tenant_requests_total",
                 "Requests that ended, by tenant and gRPC status code", {{"tenant", name}}),
@@ -34,9 +38,7 @@ TenantSeries::TenantSeries(prometheus::Registry& registry, const std::string& na
 
 void TenantSeries::RecordFinished(const Request& request, int64_t total_ns) const {
   requests_.Count(request.status.code());
-  if (request.status.code() == Code::kResourceExhausted && request.refusal.tenant_limit) {
-    limited_.Increment();
-  }
+  if (LimitedByTenant(request)) limited_.Increment();
   if (!request.status.ok()) return;
   duration_.Observe(Seconds(total_ns));
   flops_.Increment(request.flops);

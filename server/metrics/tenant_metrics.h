@@ -14,6 +14,9 @@
 
 namespace attend {
 
+// Whether it ended because of a limit of its tenant's.
+bool LimitedByTenant(const Request& request);
+
 class TenantSeries {
  public:
   TenantSeries(prometheus::Registry& registry, const std::string& name);

@@ -25,7 +25,8 @@ HISTOGRAMS = {"attend_phase_duration_seconds", "attend_tenant_request_duration_s
 FAMILIES = HISTOGRAMS | {
     "attend_tls_expiry_timestamp_seconds", "attend_tls_reloads_total",
     "attend_build_info", "attend_requests_total", "attend_rejected_requests_total",
-    "attend_short_deadlines_total", "attend_early_cancellations_total",
+    "attend_objective_requests_total", "attend_short_deadlines_total",
+    "attend_early_cancellations_total",
     "attend_kernel_requests_total", "attend_flops_total", "attend_transport_bytes_total",
     "attend_batches_total", "attend_tenant_requests_total", "attend_tenant_flops_total",
     "attend_tenant_queue_requests", "attend_tenant_limit", "attend_tenant_used",

@@ -56,6 +56,7 @@ std::string Serialize(const Metrics& metrics) {
 // All of the contract's families but those that NVML fills.
 const char* const kFamilies[] = {"attend_build_info",
                                  "attend_requests_total",
+                                 "attend_objective_requests_total",
                                  "attend_backward_requests_total",
                                  "attend_short_deadlines_total",
                                  "attend_early_cancellations_total",
@@ -105,6 +106,7 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
   for (const char* sample :
        {"attend_requests_total{code=\"OK\"}",
         "attend_requests_total{code=\"UNAVAILABLE\"}",
+        "attend_objective_requests_total{code=\"UNAVAILABLE\"}",
         "attend_rejected_requests_total{reason=\"queue_full\"}",
         "attend_rejected_requests_total{reason=\"too_large\"}",
         "attend_phase_duration_seconds_count{phase=\"receive\"}",

@@ -22,15 +22,20 @@ class RequestEndsTest : public testing::Test {
  protected:
   RequestEndsTest() { metrics_.AddDevices({{"cpu", 2}}); }
 
-  // Ends the request so, and returns the family's only counter.
+  // Ends the request so, and returns what the family has counted.
   double Count(Request& request, Code code, const std::string& family) {
     request.received = kReceived;
     request.status = code == Code::kOk ? Status() : Status(code, "");
     metrics_.RecordFinished(request, 1, 0);
+    return Counted(family);
+  }
+  double Counted(const std::string& family) const {
+    double count = 0;
     for (const prometheus::MetricFamily& each : metrics_.registry()->Collect()) {
-      if (each.name == family) return each.metric.at(0).counter.value;
+      if (each.name != family) continue;
+      for (const prometheus::ClientMetric& metric : each.metric) count += metric.counter.value;
     }
-    return -1;
+    return count;
   }
 
  private:
@@ -49,6 +54,8 @@ TEST_F(RequestEndsTest, OnlyADeadlineThatLeftNoTimeIsShort) {
   EXPECT_EQ(count(Code::kDeadlineExceeded, kReceived - milliseconds(9)), 2);
   EXPECT_EQ(count(Code::kUnavailable, kReceived + milliseconds(9)), 2);
   EXPECT_EQ(count(Code::kOk, kReceived + milliseconds(9)), 2);
+  EXPECT_EQ(Counted("attend_requests_total"), 6);
+  EXPECT_EQ(Counted("attend_objective_requests_total"), 4);
 }
 
 TEST_F(RequestEndsTest, OnlyWhatIsCancelledBeforeItIsAcceptedIsCancelledEarly) {

@@ -15,18 +15,18 @@
 namespace attend {
 namespace {
 
-// Of the tenant a, by all codes if there is none.
+// Of the tenant a where the family is by tenant, by all codes if there is none.
 double Value(const Metrics& metrics, const std::string& family, const std::string& code = "") {
   double sum = 0;
   for (const prometheus::MetricFamily& each : metrics.registry()->Collect()) {
     if (each.name != family) continue;
     for (const prometheus::ClientMetric& metric : each.metric) {
-      bool wanted = code.empty(), tenant = false;
+      bool wanted = code.empty(), others = false;
       for (const auto& [name, value] : metric.label) {
         wanted |= name == "code" && value == code;
-        tenant |= name == "tenant" && value == "a";
+        others |= name == "tenant" && value != "a";
       }
-      if (wanted && tenant) sum += metric.counter.value;
+      if (wanted && !others) sum += metric.counter.value;
     }
   }
   return sum;
@@ -56,6 +56,8 @@ TEST_F(TenantMetricsTest, OnlyARequestThatEndedForItsTenantsLimitIsLimited) {
   EXPECT_EQ(Value(metrics_, limited), 1);
   EXPECT_EQ(Value(metrics_, "attend_tenant_requests_total", "RESOURCE_EXHAUSTED"), 2);
   EXPECT_EQ(Value(metrics_, "attend_tenant_requests_total"), 4);
+  EXPECT_EQ(Value(metrics_, "attend_objective_requests_total", "RESOURCE_EXHAUSTED"), 1);
+  EXPECT_EQ(Value(metrics_, "attend_objective_requests_total"), 3);
 }
 
 TEST_F(TenantMetricsTest, SmallCallsAreNoRequests) {
