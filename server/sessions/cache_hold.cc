@@ -260,8 +260,9 @@ void SessionTable::CommitHold(CacheHold& hold) {
     Layer& layer = session.layers[hold.uses_[n].layer];
     assert(layer.changing);
     layer.changing = false;
-    if (!sessions_.contains(session.id)) continue;
-    assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
+    // Its tail was evicted meanwhile, as if that had been after the commit.
+    const bool cut = layer.length + hold.append_rows_ != hold.sequences_[n].length;
+    if (cut || !sessions_.contains(session.id)) continue;
     const std::span<const PageNumber> fresh = hold.OwnPages(n);
     hold.reserved_[n].own = hold.sequences_[n].pages.size();
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());

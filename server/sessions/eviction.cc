@@ -5,12 +5,51 @@
 #include <algorithm>
 #include <cassert>
 #include <chrono>
-#include <limits>
+#include <cstddef>
+#include <functional>
+#include <numeric>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "server/sessions/session_table.h"
-#include "server/util/weight_share.h"
 
 namespace attend {
+namespace {
+
+// An order in which lists that begin with the same pages are neighbours. Whoever shares a page
+// shares all before it, so that few are looked at.
+bool PagesBefore(std::span<const PageNumber> a, std::span<const PageNumber> b) {
+  size_t same = 0, end = std::min(a.size(), b.size());
+  while (same < end) {
+    const size_t middle = same + (end - same) / 2;
+    if (a[middle] == b[middle]) {
+      same = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  if (same == a.size() || same == b.size()) return a.size() < b.size();
+  return a[same] < b[same];
+}
+
+// Those of `sessions`, sorted by their pages, that share a page of the one at `at`: the `index`-th,
+// of all layers or none, as all layers of a session are forked, and cut, alike. The first layer
+// tells, as it has a page wherever another one shares one.
+std::span<Session* const> WhoShare(std::span<Session* const> sessions, size_t at, size_t index) {
+  const std::vector<PageNumber>& own = sessions[at]->layers[0].pages;
+  if (index >= own.size()) return sessions.subspan(at, 1);
+  const auto shares = [index, page = own[index]](const Session* each) {
+    const std::vector<PageNumber>& pages = each->layers[0].pages;
+    return index < pages.size() && pages[index] == page;
+  };
+  const auto self = sessions.begin() + static_cast<std::ptrdiff_t>(at);
+  const auto first = std::partition_point(sessions.begin(), self, std::not_fn(shares));
+  return {first, std::partition_point(self, sessions.end(), shares)};
+}
+
+}  // namespace
 
 void SessionTable::DropPages(const Session& session, const Layer& layer,
                              std::span<const PageNumber> pages) {
@@ -36,212 +75,181 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
 
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
                                std::vector<PageNumber>& pages, CacheRefusal* refusal) {
+  if (count == 0) return Status();
   Pool& pool = pools_[session.device];
-  const auto enough = [&] { return pool.pages->Room(page_bytes) >= count; };
-  // What the device cannot have room for evicts nobody, and is refused below.
-  const auto possible = [&]() ATTEND_REQUIRES(mutex_) {
-    return enough() || (count <= pool.pages->stats().total_bytes / page_bytes &&
-                        EnoughToEvict(session, count * page_bytes));
+  Need need{session, count * page_bytes};
+  const int64_t kept = KeptForOthers(need);
+  const auto left = [&] { return pool.pages->Room(page_bytes) * page_bytes - kept; };
+  const auto enough = [&] { return left() >= need.bytes; };
+  const auto coming = [&]() ATTEND_REQUIRES(mutex_) {
+    return left() + ComingBytes(need) >= need.bytes;
   };
-  if (!possible()) GiveWay(session, count * page_bytes, enough);
-  if (possible()) {
-    ATTEND_RETURN_IF_ERROR(KeepLimit(session, count * page_bytes, refusal));
-    if (!enough()) Evict(session, From::kAll, enough);
-    // What sessions share was counted for each of them, so that it may be too little.
-    if (!enough()) GiveWay(session, count * page_bytes, enough);
-    if (!enough()) Evict(session, From::kAll, enough);
-  }
-  const Status taken = pool.pages->Take(page_bytes, count, pages);
-  if (!taken.ok()) {
-    if (refusal != nullptr) {
-      refusal->missing_bytes = (count - pool.pages->Room(page_bytes)) * page_bytes;
+  // Who goes beyond its share takes nothing from anybody, if that would not be enough.
+  const bool fits = count <= pool.pages->stats().total_bytes / page_bytes;
+  const auto may_take = [&]() ATTEND_REQUIRES(mutex_) {
+    return WithinShare(need) || (fits && EnoughToEvict(need, need.bytes + kept));
+  };
+  bool claims = false;
+  if (enough() || may_take()) {
+    ATTEND_RETURN_IF_ERROR(KeepLimit(need, refusal));
+    if (!enough() && may_take()) Evict(need, From::kIdle, enough);
+    // What is its own by right it gets now, or when running requests have ended.
+    if (!enough() && WithinShare(need)) {
+      GiveWay(need, enough);
+      Evict(need, From::kIdle, enough);
     }
-    return taken;
+    claims = !enough() && WithinShare(need);
+    if (claims) {
+      Evict(need, From::kRunning, coming);
+      Claim(need);
+    }
   }
-  pool.tenant_bytes[session.tenant] += count * page_bytes;
+  if (!enough()) {
+    if (refusal != nullptr) refusal->missing_bytes = need.bytes - left();
+    const Status lacking = pool.pages->Lacking(page_bytes, count, kept);
+    return claims ? ResourceExhausted(lacking.message() + "; room is being made: ask again")
+                  : lacking;
+  }
+  ATTEND_RETURN_IF_ERROR(pool.pages->Take(page_bytes, count, pages));
+  pool.tenant_bytes[session.tenant] += need.bytes;
+  int64_t& claim = pool.claims[session.tenant].bytes;
+  claim = std::max<int64_t>(0, claim - need.bytes);
   return Status();
 }
 
-int64_t SessionTable::ShareOf(int tenant, int64_t all) const {
-  return attend::ShareOf(options_.tenant_weights, tenant, all);
-}
-
-// The bytes of pages in use that the tenant has beyond its share; negative: it has fewer.
-int64_t SessionTable::BeyondShare(int device, int tenant) const {
-  const Pool& pool = pools_[device];
-  return pool.tenant_bytes[tenant] - ShareOf(tenant, pool.pages->stats().total_bytes);
-}
-
-// Pinned memory cannot be evicted, so a tenant may pin no more than its share. What its sessions
-// share counts for each, and so do the pages that appends, forks and truncations under way have
-// taken. A tenant that has no more than its share in all need not be asked.
-Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
-  if (bytes == 0) return Status();
-  if (BeyondShare(session.device, session.tenant) + bytes <= 0) return Status();
-  int64_t pinned = bytes;
-  const auto counts = [&session](const Session& each) {
-    return each.pinned && each.tenant == session.tenant && each.device == session.device;
-  };
-  for (const auto& [unused, each] : by_use_) {
-    if (!counts(*each)) continue;
-    for (const Layer& layer : each->layers) {
-      pinned += std::ssize(layer.pages) * layer.layout.page_bytes;
+void SessionTable::CutForOthers(Session& session, int64_t length) {
+  for (Layer& layer : session.layers) {
+    if (layer.length <= length) continue;
+    std::vector<PageNumber>* cut = nullptr;
+    if (!layer.readers.empty()) {
+      cut = &layer.readers.back().cut;
+      const size_t more = layer.pages.size() - static_cast<size_t>(length / options_.page_rows);
+      // Twice as many at least, as pages come one by one.
+      if (cut->capacity() - cut->size() < more) {
+        cut->reserve(std::max(cut->size() + more, 2 * cut->size()));
+      }
     }
+    Shorten(session, layer, length, cut);
+    layer.evicted_from = length;
+    layer.append_id.clear();
   }
-  for (const CacheHold* const hold : holds_) {
-    for (size_t n = 0; n < hold->reserved_.size(); ++n) {
-      if (!counts(*hold->sessions_[n])) continue;
-      pinned += std::ssize(hold->OwnPages(n)) * hold->layout_.page_bytes;
-    }
-  }
-  for (const Cut* const cut : cuts_) {
-    const Session& owner = cut->fork == nullptr ? *cut->origin : *cut->fork;
-    if (!counts(owner)) continue;
-    for (const CutPage& page : cut->pages) {
-      pinned += owner.layers[page.layer].layout.page_bytes;
-    }
-  }
-  const int64_t share = ShareOf(session.tenant, pools_[session.device].pages->stats().total_bytes);
-  if (pinned <= share) return Status();
-  return ResourceExhausted("the tenant's pinned sessions would have " + std::to_string(pinned) +
-                           " bytes, may have at most " + std::to_string(share) +
-                           ", its share of the memory (session-memory)");
 }
 
 // A session that they read, and pages that they have taken, would be kept from others for as long
 // as a client likes to take to send its bytes. Those requests may still find all that they need
 // when their bytes have come.
-void SessionTable::GiveWay(const Session& needy, int64_t bytes, const Enough& enough) {
-  if (BeyondShare(needy.device, needy.tenant) + bytes > 0) return;
+void SessionTable::GiveWay(Need& need, const Enough& enough) {
   for (auto next = holds_.begin(); next != holds_.end() && !enough();) {
     CacheHold& hold = **next++;
-    if (!hold.provisional_ || hold.device_ != needy.device || hold.tenant_ == needy.tenant)
-      continue;
+    const bool others = hold.device_ == need.session.device && hold.tenant_ != need.session.tenant;
+    if (!others || !hold.provisional_ || hold.sessions_.empty()) continue;
     if (BeyondShare(hold.device_, hold.tenant_) <= 0) continue;
     LetGo(hold);
     ++stats_.gave_way;
+    need.coming.clear();  // some of it may have come
   }
 }
 
-bool SessionTable::MayEvict(const Session& session, const Session& needy) const {
-  if (session.device != needy.device || session.in_use > 0 || session.pinned) return false;
-  return session.tenant == needy.tenant || BeyondShare(session.device, session.tenant) > 0;
+bool SessionTable::MayLose(const Session& session, Need& need, From from) const {
+  if (session.device != need.session.device || session.pinned) return false;
+  const bool own = session.tenant == need.session.tenant;
+  if (from == From::kOwn && !own) return false;
+  if (session.in_use > 0) {
+    if (from != From::kRunning || own) return false;
+    const auto truncated = [&session](const Cut* cut) {
+      return cut->fork == nullptr && cut->origin.get() == &session;
+    };
+    if (std::any_of(cuts_.begin(), cuts_.end(), truncated)) return false;
+  }
+  return own || MayLoseBytes(session.tenant, need) > 0;
 }
 
 // An upper bound: pages that sessions share are counted for each of them. Looks no further than it
 // has to.
-bool SessionTable::EnoughToEvict(const Session& needy, int64_t bytes) const {
-  const PagePool::Stats& stats = pools_[needy.device].pages->stats();
+bool SessionTable::EnoughToEvict(Need& need, int64_t bytes) const {
+  const PagePool::Stats& stats = pools_[need.session.device].pages->stats();
   int64_t found = stats.total_bytes - stats.used_bytes;
-  std::vector<int64_t> left(options_.tenant_weights.size(), std::numeric_limits<int64_t>::max());
+  std::vector<int64_t> left(options_.tenant_weights.size());
   for (size_t tenant = 0; tenant < left.size(); ++tenant) {
-    if (static_cast<int>(tenant) == needy.tenant) continue;
-    left[tenant] = std::max<int64_t>(0, BeyondShare(needy.device, static_cast<int>(tenant)));
+    left[tenant] = MayLoseBytes(static_cast<int>(tenant), need);
   }
   for (const auto& [unused, each] : by_use_) {
     if (found >= bytes) return true;
-    if (!MayEvict(*each, needy)) continue;
-    int64_t own = 0;
-    for (const Layer& layer : each->layers) {
-      own += std::ssize(layer.pages) * layer.layout.page_bytes;
-    }
-    own = std::min(own, left[each->tenant]);
-    left[each->tenant] -= own;
-    found += own;
+    if (!MayLose(*each, need, From::kIdle)) continue;
+    const int64_t loses = std::min(each->page_bytes(), left[each->tenant]);
+    left[each->tenant] -= loses;
+    found += loses;
   }
   return found >= bytes;
 }
 
-Status SessionTable::KeepLimit(const Session& session, int64_t bytes, CacheRefusal* refusal) {
-  if (options_.limits == nullptr) return Status();
-  const int64_t most = options_.limits->most(session.tenant, Limit::kSessionMemory);
-  const int64_t& held = pools_[session.device].tenant_bytes[session.tenant];
-  const auto enough = [&] { return held + bytes <= most; };
-  if (enough()) return Status();
-  int64_t own = 0;  // that may go; an upper bound, as in EnoughToEvict
-  for (const auto& [unused, each] : by_use_) {
-    if (each->tenant != session.tenant || !MayEvict(*each, session)) continue;
-    for (const Layer& layer : each->layers) {
-      own += std::ssize(layer.pages) * layer.layout.page_bytes;
-    }
-  }
-  if (held - std::min(own, held) + bytes <= most) Evict(session, From::kOwn, enough);
-  if (enough()) return Status();
-  if (refusal != nullptr) {
-    refusal->missing_bytes = held + bytes - most;
-    refusal->tenant_limit = true;
-  }
-  options_.limits->CountRefusal(session.tenant, Limit::kSessionMemory);
-  return ResourceExhausted("tenant limit session-memory: the tenant's sessions would have " +
-                           std::to_string(held + bytes) + " bytes on a device, may have at most " +
-                           std::to_string(most));
-}
-
-void SessionTable::Evict(const Session& needy, From from, const Enough& enough) {
-  EvictTails(needy, from, enough, nullptr);
-  if (enough()) return;
-  // What is left is shared: a page goes if all sessions that refer to it may lose it.
-  Holders holders;
-  for (const auto& [unused, each] : by_use_) {
-    if (!MayEvict(*each, needy)) continue;
-    for (const Layer& layer : each->layers) {
-      for (const PageNumber page : layer.pages) holders[page].push_back(each);
-    }
-  }
-  EvictTails(needy, from, enough, &holders);
-}
-
-void SessionTable::EvictTails(const Session& needy, From from, const Enough& enough,
-                              Holders* holders) {
+void SessionTable::Evict(Need& need, From from, const Enough& enough) {
+  std::vector<Session*> by_use;
   for (const auto& [unused, each] : by_use_) {
     if (enough()) return;
-    if (from == From::kOwn && each->tenant != needy.tenant) continue;
-    if (MayEvict(*each, needy)) EvictTail(*each, needy, enough, holders);
+    if (!MayLose(*each, need, from)) continue;
+    Session* const alone = each;
+    EvictTail({&alone, 1}, 0, need, enough);
+    if (!each->layers[0].pages.empty()) by_use.push_back(each);
+  }
+  if (enough()) return;
+  // What is left is shared: a page goes if all sessions that refer to it may lose it. Those that
+  // share a page are neighbours if all are sorted by their pages, and stay so when all of them lose
+  // it.
+  std::vector<size_t> order(by_use.size()), place(by_use.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&by_use](size_t a, size_t b) {
+    return PagesBefore(by_use[a]->layers[0].pages, by_use[b]->layers[0].pages);
+  });
+  std::vector<Session*> by_pages;
+  for (const size_t n : order) {
+    place[n] = by_pages.size();
+    by_pages.push_back(by_use[n]);
+  }
+  std::set<PageNumber> kept;  // who ends with one of these cannot lose it either
+  for (size_t n = 0; n < by_use.size() && !enough(); ++n) {
+    const std::vector<PageNumber>& pages = by_use[n]->layers[0].pages;
+    if (pages.empty() || kept.contains(pages.back())) continue;
+    if (!MayLose(*by_use[n], need, from)) continue;
+    EvictTail(by_pages, place[n], need, enough);
+    if (!pages.empty()) kept.insert(pages.back());
   }
 }
 
 // Pages go from the end, of all layers alike, until it is enough, nothing is left, what is left
-// would free nothing, or the tenant would have less than its share. With `holders`, pages that
-// several of them share go too, from all of them.
-void SessionTable::EvictTail(Session& session, const Session& needy, const Enough& enough,
-                             Holders* holders) {
+// would free nothing, or the tenant would have less than its share. A page that several of
+// `sessions` share goes from all of these, once it is the last one of each: so it goes with the one
+// of them that was used last.
+void SessionTable::EvictTail(std::span<Session* const> sessions, size_t at, Need& need,
+                             const Enough& enough) {
+  const Session& session = *sessions[at];
   const PagePool& pool = *pools_[session.device].pages;
-  const int64_t before = pool.stats().used_bytes;
   const int64_t rows = options_.page_rows;
+  int64_t evicted = 0;
   while (!enough()) {
-    int64_t longest = 0;
-    for (const Layer& layer : session.layers) longest = std::max(longest, layer.length);
-    if (longest == 0) break;
-    const int64_t left = (longest - 1) / rows * rows;
-    std::set<Session*> losers = {&session};
-    int64_t frees = 0;
-    for (const Layer& layer : session.layers) {
+    if (session.longest() == 0) break;
+    const int64_t left = (session.longest() - 1) / rows * rows;
+    const auto losers = WhoShare(sessions, at, static_cast<size_t>(left / rows));
+    int64_t frees = 0, later = 0;
+    for (size_t n = 0; n < session.layers.size(); ++n) {
+      const Layer& layer = session.layers[n];
       if (layer.length <= left) continue;
-      const PageNumber page = layer.pages[left / rows];
-      int64_t by_losers = 1;
-      if (holders != nullptr) {
-        const std::vector<Session*>& all = (*holders)[page];
-        by_losers = std::ssize(all);
-        losers.insert(all.begin(), all.end());
-      }
-      if (pool.references(page) <= by_losers) frees += layer.layout.page_bytes;
+      if (pool.references(layer.pages[left / rows]) > std::ssize(losers)) continue;
+      frees += layer.layout.page_bytes;
+      const auto reads = [n](const Session* each) { return !each->layers[n].readers.empty(); };
+      const bool read = std::any_of(losers.begin(), losers.end(), reads);
+      later += read ? layer.layout.page_bytes : 0;
     }
-    if (frees == 0) break;
-    if (session.tenant != needy.tenant && BeyondShare(session.device, session.tenant) < frees)
-      break;
-    for (Session* const loser : losers) {
-      for (Layer& layer : loser->layers) {
-        if (layer.length <= left) continue;
-        Shorten(*loser, layer, left);
-        layer.evicted_from = left;
-        layer.append_id.clear();
-      }
-    }
+    if (frees == 0 || MayLoseBytes(session.tenant, need) < frees) break;
+    const auto goes_on = [end = left + rows](const Session* each) { return each->longest() > end; };
+    if (std::any_of(losers.begin(), losers.end(), goes_on)) break;
+    for (Session* const loser : losers) CutForOthers(*loser, left);
+    if (later > 0) need.coming[session.tenant] += later;
+    evicted += frees;
   }
-  const int64_t freed = before - pool.stats().used_bytes;
-  if (freed == 0) return;
-  ++(session.tenant == needy.tenant ? stats_.evictions_own : stats_.evictions_others);
-  stats_.evicted_bytes += freed;
+  if (evicted == 0) return;
+  ++(session.tenant == need.session.tenant ? stats_.evictions_own : stats_.evictions_others);
+  stats_.evicted_bytes += evicted;
   const double idle = std::chrono::duration<double>(clock_.Now() - session.last_used).count();
   stats_.evicted_idle_seconds += idle;
   const auto* const bound =

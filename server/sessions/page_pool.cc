@@ -41,15 +41,20 @@ int64_t PagePool::Room(int64_t page_bytes) const {
   return pages + std::ssize(unused_) * PagesOf(page_bytes);
 }
 
+Status PagePool::Lacking(int64_t page_bytes, int64_t count, int64_t kept_bytes) const {
+  const int64_t missing = (count - Room(page_bytes)) * page_bytes + kept_bytes;
+  std::string message = "sessions need " + std::to_string(count) + " more pages of " +
+                        std::to_string(page_bytes) + " bytes, " + std::to_string(missing) +
+                        " bytes more than are free of " + std::to_string(stats_.total_bytes);
+  if (kept_bytes > 0) {
+    message += " beside " + std::to_string(kept_bytes) + " for tenants within their shares";
+  }
+  return ResourceExhausted(message + " (session-memory)");
+}
+
 Status PagePool::Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages) {
   assert(page_bytes > 0 && page_bytes % kPageUnitBytes == 0);
-  const int64_t room = Room(page_bytes);
-  if (count > room) {
-    return ResourceExhausted(
-        "sessions need " + std::to_string(count) + " more pages of " + std::to_string(page_bytes) +
-        " bytes, " + std::to_string((count - room) * page_bytes) + " bytes more than are free of " +
-        std::to_string(stats_.total_bytes) + " (session-memory)");
-  }
+  if (count > Room(page_bytes)) return Lacking(page_bytes, count);
   const size_t before = pages.size();
   pages.reserve(before + static_cast<size_t>(count));
   try {

@@ -49,6 +49,8 @@ class PagePool {
   // names the bytes that are missing. `page_bytes` is a multiple of kPageUnitBytes, at most
   // the bytes of a slab.
   Status Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages);
+  // What Take says if there is no room for them beside `kept_bytes`, which others wait for.
+  Status Lacking(int64_t page_bytes, int64_t count, int64_t kept_bytes = 0) const;
   // How many pages of that size could be taken now.
   int64_t Room(int64_t page_bytes) const;
 

@@ -43,4 +43,22 @@ int64_t Session::length() const {
   return length;
 }
 
+int64_t Session::longest() const {
+  int64_t longest = 0;
+  for (const Layer& layer : layers) longest = std::max(longest, layer.length);
+  return longest;
+}
+
+int64_t Session::page_count() const {
+  int64_t count = 0;
+  for (const Layer& layer : layers) count += std::ssize(layer.pages);
+  return count;
+}
+
+int64_t Session::page_bytes() const {
+  int64_t bytes = 0;
+  for (const Layer& layer : layers) bytes += std::ssize(layer.pages) * layer.layout.page_bytes;
+  return bytes;
+}
+
 }  // namespace attend

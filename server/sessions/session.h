@@ -85,6 +85,31 @@ struct Session {
 
   // The length of its shortest layer.
   int64_t length() const;
+  int64_t longest() const;     // the length of its longest layer
+  int64_t page_bytes() const;  // of all of its pages
+  int64_t page_count() const;
+};
+
+// What a session is made as, and what is said of it.
+struct SessionSpec {
+  int device = 0;
+  std::vector<LayerShape> layers;
+  Duration lease{};  // zero: the default
+  bool pinned = false;
+};
+
+struct SessionInfo {
+  std::string id;
+  int tenant = 0;
+  int device = 0;
+  int64_t length = 0;  // of the shortest layer
+  std::vector<LayerShape> layers = {};
+  std::vector<int64_t> layer_lengths = {};
+  Duration lease_left{};
+  bool pinned = false;
+  int64_t bytes = 0;         // of its pages
+  int64_t shared_bytes = 0;  // of those that others refer to as well
+  bool lost = false;         // its device is: it can only be freed
 };
 
 }  // namespace attend

@@ -21,7 +21,7 @@ bool SessionTable::Consistent() const {
 
 bool SessionTable::ConsistentLocked() const {
   try {
-    return PagesAddUp() && SessionsAddUp() && UsesAddUp();
+    return PagesAddUp() && SharedAlike() && SessionsAddUp() && UsesAddUp();
   } catch (const std::bad_alloc&) {
     return true;  // nothing was found out
   }
@@ -78,6 +78,29 @@ bool SessionTable::PagesAddUp() const {
       if (bytes != pools_[device].tenant_bytes[tenant]) return false;
     }
     if (!pool.Consistent(std::move(all))) return false;
+  }
+  return true;
+}
+
+// All layers of a session are forked and cut alike: those that share a page share that of each
+// layer which is as long (WhoShare in eviction.cc).
+bool SessionTable::SharedAlike() const {
+  std::map<std::pair<size_t, PageNumber>, PageNumber> firsts;
+  for (const auto& [id, session] : sessions_) {
+    const std::vector<PageNumber>& first = session->layers[0].pages;
+    for (size_t n = 1; n < session->layers.size(); ++n) {
+      const std::vector<PageNumber>& pages = session->layers[n].pages;
+      const auto device = static_cast<size_t>(session->device);
+      for (size_t i = 0; i < pages.size(); ++i) {
+        const PageNumber with = i < first.size() ? first[i] : 0;
+        // Of one layer's page the first layer's, and the other way round.
+        const size_t key = 2 * (device * static_cast<size_t>(options_.layers_max) + n);
+        if (firsts.emplace(std::pair(key, pages[i]), with).first->second != with) return false;
+        if (with == 0) continue;
+        if (firsts.emplace(std::pair(key + 1, with), pages[i]).first->second != pages[i])
+          return false;
+      }
+    }
   }
   return true;
 }

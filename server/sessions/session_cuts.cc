@@ -182,8 +182,7 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t le
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
   Session& session = **found;
-  int64_t longest = 0;
-  for (const Layer& layer : session.layers) longest = std::max(longest, layer.length);
+  const int64_t longest = session.longest();
   if (length < 0 || length > longest) {
     return Status(Code::kOutOfRange, OutOfBounds("length", length, 0, longest));
   }

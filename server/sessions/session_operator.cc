@@ -30,18 +30,27 @@ bool SessionTable::FreeAny(const std::string& id) {
 }
 
 int64_t SessionTable::FreeTenant(int tenant) {
+  int64_t freed = 0;
+  std::string last;
+  while (FreeSlice(tenant, last, freed)) std::this_thread::yield();
+  return freed;
+}
+
+bool SessionTable::FreeSlice(int tenant, std::string& last, int64_t& freed) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  ExpireLocked();
-  int64_t freed = 0;
-  for (auto it = sessions_.begin(); it != sessions_.end();) {
+  int64_t pages = 0;
+  for (auto it = sessions_.upper_bound(last);
+       it != sessions_.end() && pages < options_.pages_slice;) {
     const SessionRef session = (it++)->second;
     if (session->tenant != tenant) continue;
+    last = session->id;
+    pages += session->page_count();
+    ++(Over(*session) ? stats_.expired : freed);
     Remove(session);
-    ++freed;
   }
   assert(ConsistentLocked());
-  return freed;
+  return pages >= options_.pages_slice;
 }
 
 int64_t SessionTable::UsedBytes() const {
@@ -51,26 +60,37 @@ int64_t SessionTable::UsedBytes() const {
 }
 
 SessionTable::Evicted SessionTable::EvictTenant(int tenant, bool pinned) {
+  Evicted evicted;
+  std::string last;
+  while (EvictSlice(tenant, pinned, last, evicted)) std::this_thread::yield();
+  return evicted;
+}
+
+bool SessionTable::EvictSlice(int tenant, bool pinned, std::string& last, Evicted& evicted) {
   const MutexLock lock(mutex_);
   const int64_t before = UsedBytes();
-  Evicted evicted;
-  for (const auto& [unused, each] : by_use_) {
-    if (each->tenant != tenant || each->in_use > 0 || (each->pinned && !pinned)) continue;
-    bool had_tokens = false;
-    for (Layer& layer : each->layers) {
+  int64_t sessions = 0, pages = 0;
+  auto next = sessions_.upper_bound(last);
+  for (; next != sessions_.end() && pages < options_.pages_slice; ++next) {
+    Session& each = *next->second;
+    last = each.id;
+    if (each.tenant != tenant || each.in_use > 0 || (each.pinned && !pinned)) continue;
+    if (each.longest() == 0) continue;
+    pages += each.page_count();
+    for (Layer& layer : each.layers) {
       if (layer.length == 0) continue;
-      had_tokens = true;
-      Shorten(*each, layer, 0);
+      Shorten(each, layer, 0);
       layer.evicted_from = 0;
       layer.append_id.clear();
     }
-    evicted.sessions += had_tokens ? 1 : 0;
+    ++sessions;
   }
-  evicted.bytes = before - UsedBytes();
-  stats_.evictions_operator += evicted.sessions;
-  stats_.evicted_bytes += evicted.bytes;
+  evicted.sessions += sessions;
+  evicted.bytes += before - UsedBytes();
+  stats_.evictions_operator += sessions;
+  stats_.evicted_bytes += before - UsedBytes();
   assert(ConsistentLocked());
-  return evicted;
+  return next != sessions_.end();
 }
 
 std::vector<int64_t> SessionTable::tenant_sessions() const {

@@ -62,16 +62,21 @@ SessionTable::SessionTable(const SessionOptions& options, const Clock& clock, To
     const HostSpan memory = device.arena == nullptr ? HostSpan() : device.arena->memory();
     pool.pages = std::make_unique<PagePool>(memory, options.slab_bytes, device.on_free);
     pool.tenant_bytes.resize(options.tenant_weights.size());
+    pool.claims.resize(options.tenant_weights.size());
     pools_.push_back(std::move(pool));
   }
 }
 
 SessionTable::~SessionTable() = default;
 
+bool SessionTable::Over(const Session& session) const {
+  return session.in_use == 0 && session.last_used + session.lease <= clock_.Now();
+}
+
 SessionTable::SessionRef SessionTable::Look(int tenant, const std::string& id) const {
   const auto found = sessions_.find(id);
   const bool own = found != sessions_.end() && found->second->tenant == tenant;
-  return own ? found->second : nullptr;
+  return own && !Over(*found->second) ? found->second : nullptr;
 }
 
 Result<SessionTable::SessionRef> SessionTable::Find(int tenant, const std::string& id) {
@@ -131,22 +136,30 @@ void SessionTable::Remove(const SessionRef& session) {
   }
 }
 
-void SessionTable::ExpireLocked() {
+bool SessionTable::ExpireLocked() {
   const TimePoint now = clock_.Now();
   [[maybe_unused]] const int64_t before = stats_.expired;
-  for (auto next = by_lease_end_.begin(); next != by_lease_end_.end() && next->first <= now;) {
+  int64_t pages = 0;
+  auto next = by_lease_end_.begin();
+  while (next != by_lease_end_.end() && next->first <= now && pages < options_.pages_slice) {
     Session& session = *(next++)->second;
     if (session.in_use > 0) continue;
+    pages += session.page_count();
     Remove(SessionRef(sessions_.at(session.id)));
     ++stats_.expired;
   }
   assert(stats_.expired == before || ConsistentLocked());
+  return pages >= options_.pages_slice;
+}
+
+bool SessionTable::ExpireSlice() {
+  const OnNoMemory wait(OnNoMemory::kWait);
+  const MutexLock lock(mutex_);
+  return ExpireLocked();
 }
 
 void SessionTable::Expire() {
-  const OnNoMemory wait(OnNoMemory::kWait);
-  const MutexLock lock(mutex_);
-  ExpireLocked();
+  while (ExpireSlice()) std::this_thread::yield();
 }
 
 SessionInfo SessionTable::InfoOf(const Session& session) const {
@@ -261,7 +274,7 @@ bool SessionTable::ListSlice(std::optional<int> tenant, int64_t count_max, std::
     if (std::ssize(list) >= count_max) return false;
     if (looked++ >= kListSlice) return true;
     last = it->first;
-    if (tenant.has_value() && it->second->tenant != *tenant) continue;
+    if ((tenant.has_value() && it->second->tenant != *tenant) || Over(*it->second)) continue;
     list.push_back(InfoOf(*it->second));
     looked += std::ssize(it->second->layers);
   }

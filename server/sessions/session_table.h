@@ -19,8 +19,9 @@
 //                   ended <--4--- freed, in use
 //
 //   1  In use while it has a hold (cache_hold.h) or is being truncated. A hold of a request whose
-//      bytes still arrive may have to give way to another tenant, if nobody idle can. Only an idle
-//      session loses tokens to eviction; it stays idle, even with none left.
+//      bytes still arrive may have to give way to another tenant, if nobody idle can. A session in
+//      use loses tokens to eviction only for a tenant within its share, and where nothing else is
+//      enough; its pages go when those that read them have ended.
 //   2  Free; the lease is over; or, unless it is pinned, it makes room for another tenant's session
 //      or page list (max-sessions, memory-budget). Its pages go, but for those that others refer
 //      to.
@@ -81,27 +82,10 @@ struct SessionOptions {
   TenantWeights tenant_weights;
   int64_t table_bytes_max = int64_t{1} << 60;  // host memory that says which pages whose are
   TenantLimits* limits = nullptr;  // what tenants may have besides; null: no such limits
-};
-
-struct SessionSpec {
-  int device = 0;
-  std::vector<LayerShape> layers;
-  Duration lease{};  // zero: the default
-  bool pinned = false;
-};
-
-struct SessionInfo {
-  std::string id;
-  int tenant = 0;
-  int device = 0;
-  int64_t length = 0;  // of the shortest layer
-  std::vector<LayerShape> layers = {};
-  std::vector<int64_t> layer_lengths = {};
-  Duration lease_left{};
-  bool pinned = false;
-  int64_t bytes = 0;         // of its pages
-  int64_t shared_bytes = 0;  // of those that others refer to as well
-  bool lost = false;         // its device is: it can only be freed
+  // How long room is kept for who was refused and will ask again.
+  Duration claim_time = std::chrono::seconds(3);
+  // What ends many sessions lets others have their turn after so many pages.
+  int64_t pages_slice = int64_t{1} << 18;
 };
 
 class SessionTable {
@@ -201,15 +185,22 @@ class SessionTable {
  private:
   friend class CacheHold;
   using SessionRef = std::shared_ptr<Session>;
+  // Room that is being made for a tenant within its share.
+  struct TenantClaim {
+    int64_t bytes = 0;
+    TimePoint until = {};
+  };
   struct Pool {
     std::unique_ptr<PagePool> pages;
     DeviceArena* arena = nullptr;
     std::vector<int64_t> tenant_bytes;
+    std::vector<TenantClaim> claims;  // by tenant
     bool lost = false;
   };
 
   bool ConsistentLocked() const ATTEND_REQUIRES(mutex_);
   bool PagesAddUp() const ATTEND_REQUIRES(mutex_);
+  bool SharedAlike() const ATTEND_REQUIRES(mutex_);
   bool SessionsAddUp() const ATTEND_REQUIRES(mutex_);
   bool UsesAddUp() const ATTEND_REQUIRES(mutex_);
   // Also those that were freed while requests use them.
@@ -231,33 +222,57 @@ class SessionTable {
   int64_t UsedBytes() const ATTEND_REQUIRES(mutex_);  // on all devices
   SessionInfo Insert(const SessionRef& session) ATTEND_REQUIRES(mutex_);
   void Remove(const SessionRef& session) ATTEND_REQUIRES(mutex_);
-  void ExpireLocked() ATTEND_REQUIRES(mutex_);
+  // Its lease is, and it has not been freed yet.
+  bool Over(const Session& session) const ATTEND_REQUIRES(mutex_);
+  // Whether there may be more.
+  bool ExpireLocked() ATTEND_REQUIRES(mutex_);
+  bool ExpireSlice();
+  // Of the tenant's sessions after `last`, which it moves on.
+  bool FreeSlice(int tenant, std::string& last, int64_t& freed);
+  bool EvictSlice(int tenant, bool pinned, std::string& last, Evicted& evicted);
   void DropPages(const Session& session, const Layer& layer, std::span<const PageNumber> pages)
       ATTEND_REQUIRES(mutex_);
   // Takes pages, and evicts others' for it. `refusal` is told what is missing.
   Status TakePages(const Session& session, int64_t page_bytes, int64_t count,
                    std::vector<PageNumber>& pages, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
-  // The sessions that refer to a page, of those that may lose it.
-  using Holders = std::unordered_map<PageNumber, std::vector<Session*>>;
-  bool MayEvict(const Session& session, const Session& needy) const ATTEND_REQUIRES(mutex_);
-  int64_t BeyondShare(int device, int tenant) const ATTEND_REQUIRES(mutex_);
-  bool EnoughToEvict(const Session& needy, int64_t bytes) const ATTEND_REQUIRES(mutex_);
-  // Which sessions shared pages may be taken from: of all tenants, or of the needy one's alone.
-  enum class From { kAll, kOwn };
+  // Pages that a session needs.
+  struct Need {
+    const Session& session;
+    int64_t bytes = 0;
+    // By tenant, once asked for: bytes of pages that come back when running requests have read
+    // them.
+    std::vector<int64_t> coming = {};
+  };
+  // Whose sessions lose pages: the needy tenant's idle ones; others' idle ones too, of what those
+  // have beyond their share; or, for who stays within its own share, also those that requests of
+  // others use: their pages come back when these have ended.
+  enum class From { kOwn, kIdle, kRunning };
   // Whether what was evicted is enough. Called with the lock held.
   using Enough = std::function<bool()>;
-  // Where the needy one stays within its share, requests of tenants that have more than theirs give
-  // way if their bytes still arrive, the longest first.
-  void GiveWay(const Session& needy, int64_t bytes, const Enough& enough) ATTEND_REQUIRES(mutex_);
+  int64_t BeyondShare(int device, int tenant) const ATTEND_REQUIRES(mutex_);
+  // Whether the needy tenant has no more than its share with what it needs.
+  bool WithinShare(const Need& need) const ATTEND_REQUIRES(mutex_);
+  const std::vector<int64_t>& Coming(Need& need) const ATTEND_REQUIRES(mutex_);
+  int64_t ComingBytes(Need& need) const ATTEND_REQUIRES(mutex_);
+  // What the tenant has beyond its share, and all that is the needy one's own.
+  int64_t MayLoseBytes(int tenant, Need& need) const ATTEND_REQUIRES(mutex_);
+  bool MayLose(const Session& session, Need& need, From from) const ATTEND_REQUIRES(mutex_);
+  bool EnoughToEvict(Need& need, int64_t bytes) const ATTEND_REQUIRES(mutex_);
+  // Requests of tenants beyond their share let go if their bytes still arrive, the longest first.
+  void GiveWay(Need& need, const Enough& enough) ATTEND_REQUIRES(mutex_);
   // Evicts until it is enough, or nothing is left that may go: first pages that nobody shares.
-  void Evict(const Session& needy, From from, const Enough& enough) ATTEND_REQUIRES(mutex_);
-  void EvictTails(const Session& needy, From from, const Enough& enough, Holders* holders)
+  void Evict(Need& need, From from, const Enough& enough) ATTEND_REQUIRES(mutex_);
+  // `sessions`, sorted by their pages, may all lose what the one at `at` loses.
+  void EvictTail(std::span<Session* const> sessions, size_t at, Need& need, const Enough& enough)
       ATTEND_REQUIRES(mutex_);
-  void EvictTail(Session& session, const Session& needy, const Enough& enough, Holders* holders)
-      ATTEND_REQUIRES(mutex_);
-  // Makes room for so many bytes more within the limit of the session's tenant.
-  Status KeepLimit(const Session& session, int64_t bytes, CacheRefusal* refusal)
-      ATTEND_REQUIRES(mutex_);
+  // The session's tail is evicted; what is read stays until it has been read.
+  void CutForOthers(Session& session, int64_t length) ATTEND_REQUIRES(mutex_);
+  // Keeps room for the need's tenant, which asks again when it has come; what is kept from a need
+  // that goes beyond its tenant's share.
+  void Claim(const Need& need) ATTEND_REQUIRES(mutex_);
+  int64_t KeptForOthers(const Need& need) const ATTEND_REQUIRES(mutex_);
+  // Makes room for the need within the limit of its tenant.
+  Status KeepLimit(Need& need, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   // Cuts the layer to `length` tokens. Its other pages are freed, and nobody may read the layer; or
   // `cut`, which has room for them, gets the pages.
   void Shorten(Session& session, Layer& layer, int64_t length,

@@ -51,10 +51,11 @@ TEST(SessionModelTest, RandomHistories) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n));
     RunHistory(seed + n, 300, 0, counts);
   }
-  ExpectMet(counts, {"displaced", "evictions", "evictions of others", "exhausted", "expired",
-                     "freed in use", "gave way", "given up", "had all after giving way",
-                     "pinned refused", "refused", "refused after giving way", "refused as evicted",
-                     "refused late", "repeated", "shared cuts"});
+  ExpectMet(counts,
+            {"claims", "displaced", "evicted before the commit", "evicted in use", "evictions",
+             "evictions of others", "exhausted", "expired", "freed in use", "gave way", "given up",
+             "had all after giving way", "pinned refused", "refused", "refused after giving way",
+             "refused as evicted", "refused late", "repeated", "shared cuts"});
 }
 
 TEST(SessionModelTest, MemoryRunsOutAnywhere) {

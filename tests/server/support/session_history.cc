@@ -271,7 +271,7 @@ void SessionHistory::Settle(int needy, const std::set<std::string>& kept) {
       continue;
     }
     const bool may_lose = needy >= 0 && !session.pinned && !kept.contains(session.id) &&
-                          !in_flight_.contains(session.id);
+                          (session.tenant != needy || !in_flight_.contains(session.id));
     TakeEvictions(session, found->second, needy, may_lose);
     ++it;
   }
@@ -305,6 +305,22 @@ void SessionHistory::TakeEvictions(Model& session, const v1::Session& listed, in
   const auto tenant = static_cast<size_t>(session.tenant);
   EXPECT_GT(tenant_bytes_[static_cast<size_t>(session.device)][tenant], share);
   EXPECT_GE(server_.server().sessions()->tenant_bytes(session.device)[tenant], share);
+}
+
+bool SessionHistory::EvictedMeanwhile(const Request& request, size_t n, const Layer& layer) {
+  return layer.tokens.length() + request.step.rows < request.step.problem.spec.kv_lengths[n];
+}
+
+void SessionHistory::Append(const Request& request) {
+  for (size_t n = 0; n < request.uses.size(); ++n) {
+    const auto found = sessions_.find(request.uses[n].id);
+    if (found == sessions_.end()) continue;
+    Layer& layer = found->second.layers[static_cast<size_t>(request.uses[n].layer)];
+    if (EvictedMeanwhile(request, n, layer)) continue;
+    layer.tokens.k += request.step.k_rows[n];
+    layer.tokens.v += request.step.v_rows[n];
+    if (request.step.rows > 0) layer.evicted = false;
+  }
 }
 
 void SessionHistory::End() {

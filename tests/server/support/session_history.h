@@ -107,7 +107,10 @@ class SessionHistory {
   // Without `rows`: as many as lead to the end of the first layer's page, or one more or less.
   Request MakeRequest(Model& first, std::optional<int64_t> rows, int64_t len_q);
   void Judge(Request& request, const v1::AttendResponse& response);
-  // The rows are the sessions'; those that were freed meanwhile have none.
+  // Tokens that its n-th sequence had when it began.
+  static bool EvictedMeanwhile(const Request& request, size_t n, const Layer& layer);
+  // The rows are the sessions'; those that were freed meanwhile have none, and those of which
+  // tokens were evicted meanwhile have not these.
   void Append(const Request& request);
   void AskAgain(Request& request, const v1::AttendResponse& first);
   // While a request of these sessions is under way.

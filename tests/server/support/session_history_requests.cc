@@ -84,17 +84,6 @@ void SessionHistory::Judge(Request& request, const v1::AttendResponse& response)
   ++counts_["answered"];
 }
 
-void SessionHistory::Append(const Request& request) {
-  for (size_t n = 0; n < request.uses.size(); ++n) {
-    const auto found = sessions_.find(request.uses[n].id);
-    if (found == sessions_.end()) continue;
-    Layer& layer = found->second.layers[static_cast<size_t>(request.uses[n].layer)];
-    layer.tokens.k += request.step.k_rows[n];
-    layer.tokens.v += request.step.v_rows[n];
-    if (request.step.rows > 0) layer.evicted = false;
-  }
-}
-
 void SessionHistory::Attend() {
   Model* const session = Any();
   if (session == nullptr) return;
@@ -388,6 +377,8 @@ void SessionHistory::EndInFlight(Request& request, const grpc::Status& status,
     if (!sessions_.contains(use.id)) continue;
     const grpc::Status found = calls(request.tenant).Get(use.id, now);
     if (!found.ok()) continue;  // the device is lost, and its sessions with it
+    const Model& session = sessions_.at(use.id);
+    if (EvictedMeanwhile(request, n, session.layers[static_cast<size_t>(use.layer)])) continue;
     const int64_t length = now.layer_lengths(static_cast<int>(use.layer));
     const int64_t longer = request.step.problem.spec.kv_lengths[n];
     EXPECT_TRUE(length == longer || length == longer - request.step.rows) << length;

@@ -181,6 +181,7 @@ void TableHistory::Fork() {
   if (lost) return ExpectCode(fork.status(), Code::kUnavailable);
   if (length > whole) return ExpectCode(fork.status(), Code::kOutOfRange);
   if (!fork.ok()) {
+    NoteClaim(origin.tenant, origin.device, fork.status());
     ++counts_["exhausted"];
     return ExpectCode(fork.status(), Code::kResourceExhausted);
   }
@@ -221,6 +222,7 @@ void TableHistory::Truncate() {
                       : now == sessions_.end() ? Code::kNotFound
                                                : Code::kResourceExhausted;
     if (code == Code::kResourceExhausted) ++counts_["exhausted"];
+    NoteClaim(before.tenant, before.device, cut.status());
     return ExpectCode(cut.status(), code);
   }
   ASSERT_TRUE(!lost && length <= longest && !changing && now != sessions_.end());

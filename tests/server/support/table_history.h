@@ -175,6 +175,8 @@ class TableHistory {
                     const CacheRefusal& refusal);
   // Finds out which requests have given way for that tenant's pages.
   void NoteGivenWay(int tenant, int device);
+  // Room is being made for it.
+  void NoteClaim(int tenant, int device, const Status& status);
   void Commit(Open& open);
   void Close(OpenRef open);
   void ReadAll();
@@ -199,6 +201,8 @@ class TableHistory {
   std::string truncating_;                           // the session of a truncation that copies
   PinnedCopies copies_;                              // while that one copies, or a fork
   std::array<std::vector<int64_t>, kDevices> held_;  // by tenant, before the last call
+  // Until when room may be kept for a tenant.
+  std::array<std::array<TimePoint, kTenants>, kDevices> claims_{};
   bool copying_ = false;
   bool lost_ = false;  // device 1 is
   int64_t ids_ = 0, settled_ = 0;

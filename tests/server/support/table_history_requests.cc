@@ -87,6 +87,7 @@ void TableHistory::Begin() {
 }
 
 void TableHistory::GoOn(OpenRef open) {
+  Settle();  // tokens of its sessions may just have been evicted
   switch (open->state) {
     case Open::State::kLooked:
       return Reserve(open);
@@ -134,7 +135,6 @@ void TableHistory::Confirm(OpenRef open) {
   const bool gave_way = open->state == Open::State::kGaveWay;
   Code code = Code::kOk;
   if (gave_way) {
-    Settle();  // its sessions may just have been evicted
     int64_t there = 0;
     code = Judge(open->request, nullptr, there);
     const int64_t rows = there > 0 ? 0 : open->request.rows;
@@ -161,6 +161,7 @@ void TableHistory::CloseRefused(OpenRef open, const Status& status, Code code, b
     EXPECT_EQ(refusal.missing_bytes, 0);
     ++counts_["pinned refused"];
   } else if (code == Code::kOk && status.code() == Code::kResourceExhausted) {
+    NoteClaim(open->request.tenant, open->hold->device(), status);
     if (!shortage_) ExpectShort(*open, refusal);
     ++counts_["exhausted"];
   } else {
@@ -180,6 +181,12 @@ void TableHistory::TakeTokens(Open& open) {
     std::copy(now.begin(), now.end(), open.tokens[n].begin());
     EXPECT_EQ(open.table[(n + 1) * stride - 1], 0);
   }
+}
+
+void TableHistory::NoteClaim(int tenant, int device, const Status& status) {
+  if (status.message().find("room is being made") == std::string::npos) return;
+  claims_[device][tenant] = clock_.Now() + table_->options().claim_time;
+  ++counts_["claims"];
 }
 
 // Those that began first.
@@ -211,6 +218,11 @@ void TableHistory::Commit(Open& open) {
     const auto session = sessions_.find(use.session);
     if (session == sessions_.end()) continue;
     ModelLayer& layer = session->second.layers[use.layer];
+    if (layer.length() + open.hold->append_rows() < std::ssize(open.tokens[n])) {
+      EXPECT_TRUE(layer.evicted);
+      ++counts_["evicted before the commit"];
+      continue;
+    }
     layer.append_begin = layer.length();
     layer.append_id = use.append_id;
     layer.evicted = false;

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What of the memory tenants may have, and lose to others.
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/sessions/session_table.h"
+#include "server/util/weight_share.h"
+
+namespace attend {
+
+int64_t SessionTable::ShareOf(int tenant, int64_t all) const {
+  return attend::ShareOf(options_.tenant_weights, tenant, all);
+}
+
+// The bytes of pages in use that the tenant has beyond its share; negative: it has fewer.
+int64_t SessionTable::BeyondShare(int device, int tenant) const {
+  const Pool& pool = pools_[device];
+  return pool.tenant_bytes[tenant] - ShareOf(tenant, pool.pages->stats().total_bytes);
+}
+
+bool SessionTable::WithinShare(const Need& need) const {
+  return BeyondShare(need.session.device, need.session.tenant) + need.bytes <= 0;
+}
+
+// Pinned memory cannot be evicted, so a tenant may pin no more than its share. What its sessions
+// share counts for each, and so do the pages that appends, forks and truncations under way have
+// taken. A tenant that has no more than its share in all need not be asked.
+Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
+  if (bytes == 0) return Status();
+  if (BeyondShare(session.device, session.tenant) + bytes <= 0) return Status();
+  int64_t pinned = bytes;
+  const auto counts = [&session](const Session& each) {
+    return each.pinned && each.tenant == session.tenant && each.device == session.device;
+  };
+  for (const auto& [unused, each] : by_use_) {
+    if (counts(*each)) pinned += each->page_bytes();
+  }
+  for (const CacheHold* const hold : holds_) {
+    for (size_t n = 0; n < hold->reserved_.size(); ++n) {
+      if (!counts(*hold->sessions_[n])) continue;
+      pinned += std::ssize(hold->OwnPages(n)) * hold->layout_.page_bytes;
+    }
+  }
+  for (const Cut* const cut : cuts_) {
+    const Session& owner = cut->fork == nullptr ? *cut->origin : *cut->fork;
+    if (!counts(owner)) continue;
+    for (const CutPage& page : cut->pages) {
+      pinned += owner.layers[page.layer].layout.page_bytes;
+    }
+  }
+  const int64_t share = ShareOf(session.tenant, pools_[session.device].pages->stats().total_bytes);
+  if (pinned <= share) return Status();
+  return ResourceExhausted("the tenant's pinned sessions would have " + std::to_string(pinned) +
+                           " bytes, may have at most " + std::to_string(share) +
+                           ", its share of the memory (session-memory)");
+}
+
+Status SessionTable::KeepLimit(Need& need, CacheRefusal* refusal) {
+  if (options_.limits == nullptr) return Status();
+  const int tenant = need.session.tenant;
+  const int64_t most = options_.limits->most(tenant, Limit::kSessionMemory);
+  const int64_t& held = pools_[need.session.device].tenant_bytes[tenant];
+  const auto enough = [&] { return held + need.bytes <= most; };
+  if (enough()) return Status();
+  int64_t own = 0;  // that may go; an upper bound, as in EnoughToEvict
+  for (const auto& [unused, each] : by_use_) {
+    if (MayLose(*each, need, From::kOwn)) own += each->page_bytes();
+  }
+  if (held - std::min(own, held) + need.bytes <= most) Evict(need, From::kOwn, enough);
+  if (enough()) return Status();
+  if (refusal != nullptr) {
+    refusal->missing_bytes = held + need.bytes - most;
+    refusal->tenant_limit = true;
+  }
+  options_.limits->CountRefusal(tenant, Limit::kSessionMemory);
+  return ResourceExhausted("tenant limit session-memory: the tenant's sessions would have " +
+                           std::to_string(held + need.bytes) +
+                           " bytes on a device, may have at most " + std::to_string(most));
+}
+
+void SessionTable::Claim(const Need& need) {
+  TenantClaim& claim = pools_[need.session.device].claims[need.session.tenant];
+  const TimePoint now = clock_.Now();
+  if (claim.bytes == 0 || claim.until <= now) claim = {0, now + options_.claim_time};
+  claim.bytes = std::max(claim.bytes, need.bytes);
+}
+
+int64_t SessionTable::KeptForOthers(const Need& need) const {
+  if (WithinShare(need)) return 0;
+  const Pool& pool = pools_[need.session.device];
+  int64_t bytes = 0;
+  for (size_t tenant = 0; tenant < pool.claims.size(); ++tenant) {
+    const TenantClaim& claim = pool.claims[tenant];
+    const auto each = static_cast<int>(tenant);
+    if (each == need.session.tenant || claim.bytes == 0 || claim.until <= clock_.Now()) continue;
+    bytes += std::clamp<int64_t>(-BeyondShare(need.session.device, each), 0, claim.bytes);
+  }
+  return bytes;
+}
+
+// Found out from what is there, once for each need, as few requests need it.
+const std::vector<int64_t>& SessionTable::Coming(Need& need) const {
+  if (!need.coming.empty()) return need.coming;
+  const PagePool& pool = *pools_[need.session.device].pages;
+  need.coming.resize(options_.tenant_weights.size());
+  std::set<const Session*> seen;
+  for (const CacheHold* const hold : holds_) {
+    if (hold->device_ != need.session.device) continue;
+    for (const SessionRef& session : hold->sessions_) {
+      if (!seen.insert(session.get()).second) continue;
+      // A page in several lists, which has as many references, comes back once.
+      const auto add = [&](std::span<const PageNumber> pages) {
+        for (const PageNumber page : pages) {
+          need.coming[session->tenant] += pool.page_bytes(page) / pool.references(page);
+        }
+      };
+      for (const Layer& layer : session->layers) {
+        for (const Readers& readers : layer.readers) add(readers.cut);
+        if (!sessions_.contains(session->id)) add(layer.pages);
+      }
+    }
+  }
+  return need.coming;
+}
+
+int64_t SessionTable::ComingBytes(Need& need) const {
+  const std::vector<int64_t>& coming = Coming(need);
+  return std::accumulate(coming.begin(), coming.end(), int64_t{0});
+}
+
+int64_t SessionTable::MayLoseBytes(int tenant, Need& need) const {
+  if (tenant == need.session.tenant) return std::numeric_limits<int64_t>::max();
+  return std::max<int64_t>(0, BeyondShare(need.session.device, tenant) - Coming(need)[tenant]);
+}
+
+}  // namespace attend
