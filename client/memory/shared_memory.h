@@ -56,8 +56,9 @@ class SharedRegion {
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
-  // Host memory: page-aligned, initially zero. Device memory: its address, which the host cannot
-  // read.
+  // Host memory: page-aligned, initially zero. Its bytes stay until it is released, even if the
+  // server takes the region away, so that calls that name it fail. Device memory: its address,
+  // which the host cannot read.
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   // Names the region in messages. Any client that has the token can make requests read and write

@@ -63,10 +63,11 @@ std::vector<MetricFamily> SharedMemoryStats::Collect() const {
   if (registry_ != nullptr) stats = registry_->stats();
   MetricFamily bytes = EmptyFamily(
       MetricType::Gauge, "attend_shared_memory_bytes",
-      "Shared memory of regions that are open, and of those being made or no longer named but in "
-      "use");
+      "Shared memory of regions that are open, of those being made or no longer named but in use, "
+      "and of those that were taken from clients that keep them");
   for (const auto& [state, value] :
-       {std::pair{"open", stats.bytes}, std::pair{"changing", stats.changing_bytes}}) {
+       {std::pair{"open", stats.bytes}, std::pair{"changing", stats.changing_bytes},
+        std::pair{"kept", stats.kept_bytes}}) {
     AddMetric(bytes, "state", state).gauge.value = static_cast<double>(value);
   }
   return {

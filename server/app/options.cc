@@ -139,9 +139,11 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
       config.oip_shared_memory.empty()
           ? 0
           : config.oip_shared_memory_bytes * std::ssize(config.tenants.list());
-  return config.memory_budget_bytes + config.grpc_memory_max_bytes +
-         (config.shared_memory ? config.shared_memory_max_bytes : 0) + oip_files + sessions +
-         config.check_threads * dumped + MaxCalls(config) * kOpenCallBytes;
+  // As much again where tenants lose regions to each other and keep them.
+  const int64_t regions =
+      config.shared_memory ? config.shared_memory_max_bytes * (config.tokens.empty() ? 1 : 2) : 0;
+  return config.memory_budget_bytes + config.grpc_memory_max_bytes + regions + oip_files +
+         sessions + config.check_threads * dumped + MaxCalls(config) * kOpenCallBytes;
 }
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }

@@ -11,6 +11,7 @@
 
 #include "server/limits/tenant_limits.h"
 #include "server/regions/device_importer.h"
+#include "server/regions/region_memory.h"
 
 namespace attend {
 
@@ -29,9 +30,14 @@ struct SharedRegion {
   DeviceImport imported;    // if lent
   CountHold counted;        // its bytes among its tenant's; lent ones are not counted
   // The registry's.
-  mutable uint64_t last_use = 0;   // which of its uses was the latest
-  mutable bool displaced = false;  // its tenant had to give it up
-  SharedRegion* next = nullptr;    // once the region is unused
+  // Whose room its bytes are: its tenant's, soon others', or others' although its client has it.
+  enum class Room { kTenants, kComing, kOthers };
+  Room room = Room::kTenants;
+  uint64_t last_use = 0;         // which of its uses was the latest
+  bool kept = false;             // forgotten, and its client's until that gives it up
+  bool unlocked = false;         // nothing here uses it
+  Pages pages = Pages::kFreed;   // when it is closed
+  SharedRegion* next = nullptr;  // while it waits to be unlocked or closed
 };
 // Keeps the memory alive.
 using RegionRef = std::shared_ptr<const SharedRegion>;

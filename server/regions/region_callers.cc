@@ -113,40 +113,51 @@ Status RegionSocket::TakePlace(int tenant, CountHold& place) {
   return options_.limits->Take(std::max(0, tenant), Limit::kConnections, place);
 }
 
+int64_t RegionSocket::PlacesOf(int tenant) const {
+  return std::max<int64_t>(1, ShareOf(options_.tenant_weights, tenant, options_.connections_max));
+}
+
+RegionSocket::Connections::iterator RegionSocket::FindBeyondShare(
+    const std::vector<int64_t>& counts) {
+  auto first = connections_.end();
+  std::pair<bool, RegionRegistry::ClientUse> first_use;
+  for (auto each = connections_.begin(); each != connections_.end(); ++each) {
+    const Connection& connection = each->second;
+    if (connection.client == 0 || connection.displaced) continue;
+    if (counts[connection.tenant] <= PlacesOf(connection.tenant)) continue;
+    const std::pair use(!connection.ended, registry_.UseOf(connection.client));
+    if (first != connections_.end() && use >= first_use) continue;
+    first = each;
+    first_use = use;
+  }
+  return first;
+}
+
 Status RegionSocket::MakePlace(int tenant) {
   std::vector<int64_t> counts(options_.tenant_weights.size());
   int64_t known = 0;
+  int64_t displaced = 0;
   for (const auto& [fd, connection] : connections_) {
     if (connection.client == 0) continue;
-    ++counts[connection.tenant];
-    ++known;
+    ++(connection.displaced ? displaced : known);
+    if (!connection.displaced) ++counts[connection.tenant];
   }
-  if (known < options_.connections_max) return Status();
-  const auto share = [this](int each) {
-    return std::max<int64_t>(1, ShareOf(options_.tenant_weights, each, options_.connections_max));
-  };
-  auto first = connections_.end();
-  RegionRegistry::ClientUse first_use;
-  if (counts[tenant] < share(tenant)) {
-    for (auto each = connections_.begin(); each != connections_.end(); ++each) {
-      const Connection& connection = each->second;
-      if (connection.client == 0 || counts[connection.tenant] <= share(connection.tenant)) continue;
-      const RegionRegistry::ClientUse use = registry_.UseOf(connection.client);
-      if (first != connections_.end() && use >= first_use) continue;
-      first = each;
-      first_use = use;
-    }
-  }
+  const bool within = counts[tenant] < PlacesOf(tenant);
+  if (known + (within ? 0 : displaced) < options_.connections_max) return Status();
+  const auto first = within ? FindBeyondShare(counts) : connections_.end();
   if (first == connections_.end()) {
     return ResourceExhausted("the socket has as many connections as it takes, " +
                              std::to_string(options_.connections_max) + "; the tenant has " +
                              std::to_string(counts[tenant]) + ", its share is " +
-                             std::to_string(share(tenant)));
+                             std::to_string(PlacesOf(tenant)));
   }
+  const int beyond = first->second.tenant;
+  first->second.displaced = true;
+  first->second.place.Release();
+  if (first->second.ended) return Status();
   EndWith(first, ResourceExhausted("the connection makes room: its tenant has " +
-                                   std::to_string(counts[first->second.tenant]) +
-                                   ", more than its share, " +
-                                   std::to_string(share(first->second.tenant))));
+                                   std::to_string(counts[beyond]) + ", more than its share, " +
+                                   std::to_string(PlacesOf(beyond))));
   return Status();
 }
 
@@ -176,7 +187,7 @@ v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identif
 }
 
 Status RegionSocket::Recheck(Connection& connection) const {
-  if (connection.client == 0 || !options_.generation) return Status();
+  if (connection.client == 0 || connection.ended || !options_.generation) return Status();
   const uint64_t generation = options_.generation();
   if (connection.generation == generation) return Status();
   const v1::Identify& said = connection.said;

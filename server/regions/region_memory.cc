@@ -72,9 +72,10 @@ Result<RegionMapping> MemfdMemory::Map(int64_t bytes) {
   return mapping;
 }
 
+void MemfdMemory::Unlock(void* data, int64_t bytes) { allocator_.Unregister(data, bytes); }
+
 void MemfdMemory::Unmap(void* data, int64_t bytes, Pages pages) {
   const auto size = static_cast<size_t>(bytes);
-  allocator_.Unregister(data, bytes);
   // Otherwise they would stay as long as anybody has the file. They are not locked any more, and
   // the file is not sealed against writing, so this does not fail.
   if (pages == Pages::kFreed) madvise(data, size, MADV_REMOVE);

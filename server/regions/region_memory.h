@@ -28,13 +28,15 @@ enum class Pages {
   kKept,   // as it was, for as long as one of them has the file or a mapping
 };
 
-// Thread-safe. Both calls may take long, for page-locking or for a device's synchronisation.
+// Thread-safe. Calls may take long, for page-locking or for a device's synchronisation.
 class RegionMemory {
  public:
   virtual ~RegionMemory() = default;
   // `bytes` must be a multiple of page_bytes(). RESOURCE_EXHAUSTED if there is not enough memory.
   virtual Result<RegionMapping> Map(int64_t bytes) = 0;
-  // The memory must no longer be in use here; other processes' mappings of it stay.
+  // The memory must no longer be in use here.
+  virtual void Unlock(void* data, int64_t bytes) = 0;
+  // Once it is unlocked. Other processes' mappings of it stay.
   virtual void Unmap(void* data, int64_t bytes, Pages pages) = 0;
   virtual int64_t page_bytes() const = 0;
 };
@@ -45,6 +47,7 @@ class MemfdMemory final : public RegionMemory {
   explicit MemfdMemory(HostAllocator& allocator);
 
   Result<RegionMapping> Map(int64_t bytes) override;
+  void Unlock(void* data, int64_t bytes) override;
   void Unmap(void* data, int64_t bytes, Pages pages) override;
   int64_t page_bytes() const override { return page_bytes_; }
 

@@ -37,6 +37,11 @@ RegionRegistry::~RegionRegistry() {
   {
     const MutexLock lock(mutex_);
     while (!regions_.empty()) forgotten.push_back(ForgetLocked(regions_.begin(), Pages::kKept));
+    for (auto& [number, client] : clients_) {
+      for (const auto& [token, region] : std::exchange(client.kept, {})) {
+        GiveUpLocked(region, Pages::kKept);
+      }
+    }
   }
   forgotten.clear();
   {
@@ -45,7 +50,7 @@ RegionRegistry::~RegionRegistry() {
   }
   changed_.NotifyOne();
   thread_.join();
-  assert(taken_bytes_ == 0 && closed_.empty() && "a region outlived its registry");
+  assert(bytes_.taken == 0 && closed_.empty() && "a region outlived its registry");
 }
 
 uint64_t RegionRegistry::AddClient(int tenant) {
@@ -65,20 +70,46 @@ void RegionRegistry::RemoveClient(uint64_t client, Pages pages) {
   while (!found->second.tokens.empty()) {
     forgotten.push_back(ForgetLocked(regions_.find(*found->second.tokens.begin()), pages));
   }
+  for (const auto& [token, region] : found->second.kept) GiveUpLocked(region, pages);
   clients_.erase(found);
 }
 
-RegionRef RegionRegistry::ForgetLocked(Regions::iterator region, Pages pages) {
+bool RegionRegistry::EndClient(uint64_t client) {
+  std::vector<RegionRef> forgotten;  // released outside the lock
+  const MutexLock lock(mutex_);
+  const auto found = clients_.find(client);
+  if (found == clients_.end()) return false;
+  found->second.ended = true;
+  while (!found->second.tokens.empty()) {
+    forgotten.push_back(KeepLocked(regions_.find(*found->second.tokens.begin())));
+  }
+  return !found->second.kept.empty();
+}
+
+std::shared_ptr<SharedRegion> RegionRegistry::ForgetLocked(Regions::iterator region, Pages pages) {
   assert(region != regions_.end());
-  RegionRef forgotten = std::move(region->second);
+  std::shared_ptr<SharedRegion> forgotten = std::move(region->second);
   clients_.at(forgotten->client).tokens.erase(region->first);
   regions_.erase(region);
   CountOpenLocked(*forgotten, -1);
-  if (pages == Pages::kKept) {
-    forgotten->displaced = true;
-    CountDisplacedLocked(*forgotten, 1);
-  }
+  forgotten->pages = pages;
   return forgotten;
+}
+
+std::shared_ptr<SharedRegion> RegionRegistry::KeepLocked(Regions::iterator region) {
+  std::shared_ptr<SharedRegion> kept = ForgetLocked(region, Pages::kFreed);
+  if (kept->device != SharedRegion::kHost) return kept;
+  kept->kept = true;
+  clients_.at(kept->client).kept.emplace(kept->token, kept.get());
+  return kept;
+}
+
+void RegionRegistry::GiveUpLocked(SharedRegion* region, Pages pages) {
+  region->kept = false;
+  region->pages = pages;
+  if (!region->unlocked) return;  // it is on its way
+  stats_.kept_bytes -= region->bytes;
+  PushLocked(region);
 }
 
 RegionRegistry::ClientUse RegionRegistry::UseOf(uint64_t client) const {
@@ -197,13 +228,28 @@ void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
   if (region.device != SharedRegion::kHost) return;
   stats_.regions += sign;
   stats_.bytes += sign * region.bytes;
-  assert(0 <= stats_.bytes && stats_.bytes <= taken_bytes_);
+  assert(0 <= stats_.bytes && stats_.bytes <= bytes_.taken);
 }
 
-void RegionRegistry::CountDisplacedLocked(const SharedRegion& region, int sign) {
-  if (region.device != SharedRegion::kHost) return;
-  displaced_bytes_ += sign * region.bytes;
-  tenant_bytes_[TenantOf(region.tenant)].displaced += sign * region.bytes;
+void RegionRegistry::SetComingLocked(SharedRegion& region) {
+  if (region.room == SharedRegion::Room::kTenants) {
+    SetRoomLocked(region, SharedRegion::Room::kComing);
+  }
+}
+
+void RegionRegistry::SetRoomLocked(SharedRegion& region, SharedRegion::Room room) {
+  CountRoomLocked(region, -1);
+  region.room = room;
+  CountRoomLocked(region, 1);
+}
+
+void RegionRegistry::CountRoomLocked(const SharedRegion& region, int sign) {
+  if (region.device != SharedRegion::kHost || region.room == SharedRegion::Room::kTenants) return;
+  for (Bytes* const each : {&bytes_, &tenant_bytes_[TenantOf(region.tenant)]}) {
+    (region.room == SharedRegion::Room::kComing ? each->coming : each->others) +=
+        sign * region.bytes;
+  }
+  assert(bytes_.others <= limits_.bytes_max);
 }
 
 Status RegionRegistry::Release(uint64_t client, const std::string& token,
@@ -212,14 +258,18 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
     RegionRef forgotten;  // released outside the lock
     const MutexLock lock(mutex_);
     const auto owner = clients_.find(client);
-    if (owner == clients_.end() || !owner->second.tokens.contains(token)) {
+    const bool found = owner != clients_.end();
+    if (found && owner->second.kept.contains(token)) {
+      GiveUpLocked(owner->second.kept.extract(token).mapped(), Pages::kFreed);
+    } else if (found && owner->second.tokens.contains(token)) {
+      owner->second.last_use = ++uses_;
+      forgotten = ForgetLocked(regions_.find(token), Pages::kFreed);
+      // The client may free lent memory as soon as it is told. The server owns the memory it made.
+      if (forgotten->device != SharedRegion::kHost) {
+        if (closed) closed_.emplace(token, std::exchange(closed, {}));
+      }
+    } else {
       return Status(Code::kNotFound, "the token names no region of this connection");
-    }
-    owner->second.last_use = ++uses_;
-    forgotten = ForgetLocked(regions_.find(token), Pages::kFreed);
-    // The client may free lent memory as soon as it is told. The server owns the memory it made.
-    if (forgotten->device != SharedRegion::kHost) {
-      if (closed) closed_.emplace(token, std::exchange(closed, {}));
     }
   }
   if (closed) closed();
@@ -244,26 +294,30 @@ void RegionRegistry::OnClosed(std::function<void()> closed) {
 RegionRegistry::Stats RegionRegistry::stats() const {
   const MutexLock lock(mutex_);
   Stats stats = stats_;
-  stats.clients = static_cast<int64_t>(clients_.size());
-  stats.changing_bytes = taken_bytes_ - stats.bytes;
+  stats.clients = std::count_if(clients_.begin(), clients_.end(),
+                                [](const auto& each) { return !each.second.ended; });
+  stats.changing_bytes = bytes_.taken - stats.bytes - stats.kept_bytes;
   return stats;
 }
 
 void RegionRegistry::Reap(SharedRegion* region) {
-  {
-    const MutexLock lock(mutex_);
-    region->next = unreaped_;
-    unreaped_ = region;
-    if (!std::exchange(reaping_, true)) reaping_since_ = clock_.Now();
-  }
+  const MutexLock lock(mutex_);
+  PushLocked(region);
+}
+
+void RegionRegistry::PushLocked(SharedRegion* region) {
+  if (!region->kept) SetComingLocked(*region);
+  region->next = unreaped_;
+  unreaped_ = region;
+  if (!std::exchange(reaping_, true)) reaping_since_ = clock_.Now();
   changed_.NotifyOne();
 }
 
 void RegionRegistry::UncountLocked(uint64_t client, int tenant, int64_t bytes) {
-  taken_bytes_ -= bytes;
+  bytes_.taken -= bytes;
   int64_t& tenants = tenant_bytes_[TenantOf(tenant)].taken;
   tenants -= bytes;
-  assert(taken_bytes_ >= tenants && tenants >= 0);
+  assert(bytes_.taken >= tenants && tenants >= 0);
   const auto owner = clients_.find(client);
   if (owner == clients_.end()) return;
   owner->second.bytes -= bytes;
@@ -286,23 +340,21 @@ void RegionRegistry::Run() {
     while (!stop_ && unreaped_ == nullptr) changed_.Wait(mutex_);
     if (unreaped_ == nullptr) return;
     SharedRegion* const region = std::exchange(unreaped_, unreaped_->next);
-    const bool lent = region->device != SharedRegion::kHost;
     reaping_since_ = clock_.Now();
-    lock.Unlock();
-    if (lent) {
-      importer_->Release(std::move(region->imported));
-    } else {
-      memory_.Unmap(region->data, region->bytes, region->displaced ? Pages::kKept : Pages::kFreed);
+    if (region->device == SharedRegion::kHost && !region->unlocked) {
+      lock.Unlock();
+      memory_.Unlock(region->data, region->bytes);
+      lock.Lock();
+      region->unlocked = true;
+      if (region->kept) stats_.kept_bytes += region->bytes;
     }
-    lock.Lock();
-    UncountLocked(region->client, region->tenant, lent ? 0 : region->bytes);
-    if (region->displaced) CountDisplacedLocked(*region, -1);
-    if (lent) {
-      --stats_.lent_regions;
-      stats_.lent_bytes -= region->bytes;
+    std::function<void()> closed;
+    if (!region->kept) {
+      closed = TakeClosedLocked(*region);
+      CloseLocked(region);
+    } else if (region->room == SharedRegion::Room::kComing) {
+      SetRoomLocked(*region, SharedRegion::Room::kOthers);
     }
-    const std::function<void()> closed = TakeClosedLocked(*region);
-    delete region;
     reaping_ = unreaped_ != nullptr;
     if (on_closed_) on_closed_();
     if (!closed) continue;
@@ -310,6 +362,25 @@ void RegionRegistry::Run() {
     closed();
     lock.Lock();
   }
+}
+
+void RegionRegistry::CloseLocked(SharedRegion* region) {
+  const bool lent = region->device != SharedRegion::kHost;
+  SetComingLocked(*region);
+  mutex_.Unlock();
+  if (lent) {
+    importer_->Release(std::move(region->imported));
+  } else {
+    memory_.Unmap(region->data, region->bytes, region->pages);
+  }
+  mutex_.Lock();
+  CountRoomLocked(*region, -1);
+  UncountLocked(region->client, region->tenant, lent ? 0 : region->bytes);
+  if (lent) {
+    --stats_.lent_regions;
+    stats_.lent_bytes -= region->bytes;
+  }
+  delete region;
 }
 
 }  // namespace attend

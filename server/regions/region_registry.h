@@ -7,20 +7,30 @@
 // registry's own, because that may wait for a device.
 //
 //                         Release, RemoveClient,
-//   Create, Import        DisplaceLocked               the last RegionRef          Run
-//   --------------> open ---------------------> in use ------------------> unreaped ---> closed
+//   Create, Import        EndClient, DisplaceLocked        the last RegionRef          Run
+//   --------------> open -------------------------> in use ------------------> unreaped ---> closed
+//                                                                                 |            ^
+//                                                                                 v            |
+//                                                                                kept ---------+
+//                                                                        Release, RemoveClient
 //
 // Tokens find what is open. "In use" is passed at once where no request holds the region.
 //
 // A tenant may have all bytes as long as no other wants them. They count as its own until they are
-// closed. What it has beyond its share, by its weight, is forgotten when another tenant needs the
+// closed. What it has beyond its share, by its weight, is displaced when another tenant needs the
 // room within its own share: first what no request uses, the longest unused before the others. What
 // a request uses stays until that ends. Until then the client that needs the room has a claim to
 // it, for a bounded time, and whoever is beyond its share leaves that much free.
 //
 // What its client has given up is emptied when it is closed, because the client can keep the memory
-// and nobody would count it any more. What was taken from the client is left to it as it is: it may
-// hold an answer that the client has not read, or what the client will send another way now.
+// and nobody would count it any more. What the registry takes from a client (it is displaced, or
+// EndClient) may hold an answer that the client has not read, or what the client will send another
+// way now. So it is kept as it is, without being locked, until the client gives it up.
+//
+// What was displaced and is kept is in nobody's way: others get their shares beside it. But nobody
+// gets more than its share unless all memory, kept or not, stays within bytes_max. So what was
+// displaced and is kept never is more than bytes_max: only tenants beyond their shares lose
+// regions, and when the last of them got there, their regions and all that was kept were within it.
 //
 // Thread-safe. A client's calls are made by the socket's thread, or where memory is lent by name
 // (server/oip) by calls' threads, several at once; Find by gRPC's; and a RegionRef may be dropped
@@ -32,6 +42,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -75,7 +86,8 @@ class RegionRegistry {
     int64_t clients = 0;
     int64_t regions = 0;         // in host memory, with a valid token
     int64_t bytes = 0;           // of these regions
-    int64_t changing_bytes = 0;  // being made, or released and not yet closed
+    int64_t changing_bytes = 0;  // being made, or on their way to be closed or kept
+    int64_t kept_bytes = 0;      // taken from clients that have not given them up
     int64_t created = 0;         // since the start
     int64_t refused = 0;         // since the start
     int64_t displaced = 0;       // the same: forgotten to make room for other tenants
@@ -93,9 +105,12 @@ class RegionRegistry {
 
   // Its regions are for requests of that tenant, or kAnyTenant, and do not exist for others.
   uint64_t AddClient(int tenant);
-  // Releases all of the client's regions. `pages` is kKept if it was not the client that ended: it
-  // may still read there.
+  // Releases all of the client's regions, kept ones too. `pages` is kKept if it is the server that
+  // ends: the client may still read there, and nobody will count it.
   void RemoveClient(uint64_t client, Pages pages = Pages::kFreed);
+  // The client must go, and gets no more regions; those that it has are kept until it gives them
+  // up, by Release or RemoveClient. Returns whether there are any left.
+  bool EndClient(uint64_t client);
   // Whether a request uses a region of the client's, and which of all uses was the client's latest.
   struct ClientUse {
     bool in_use = false;
@@ -112,13 +127,14 @@ class RegionRegistry {
   // client has as many regions as it may; `until` as above. Otherwise the importer's error.
   Result<std::string> Import(uint64_t client, const ImportRequest& request,
                              TimePoint* until = nullptr);
-  // NOT_FOUND unless the region is this client's. Does not wait. If OK, `closed` is called once:
-  // for host memory, before Release returns; for lent memory, on the registry's thread, when no
-  // request uses it any more and it was closed. `closed` must not wait, nor call the registry.
+  // NOT_FOUND unless the region is this client's, open or kept. Does not wait. If OK, `closed` is
+  // called once: for host memory, before Release returns; for lent memory, on the registry's
+  // thread, when no request uses it any more and it was closed. `closed` must not wait, nor call
+  // the registry.
   Status Release(uint64_t client, const std::string& token, std::function<void()> closed = {});
 
-  // `closed` is called on the registry's thread whenever the memory of a region was closed. It must
-  // not wait, nor call the registry.
+  // `closed` is called on the registry's thread whenever the memory of a region was closed, or
+  // unlocked to be kept. It must not wait, nor call the registry.
   void OnClosed(std::function<void()> closed);
 
   // Null if no region for that tenant's requests has this token.
@@ -130,18 +146,24 @@ class RegionRegistry {
  private:
   struct Client {
     int tenant = SharedRegion::kAnyTenant;
-    std::set<std::string> tokens;
-    int64_t bytes = 0;    // until they are closed
-    int64_t regions = 0;  // the same
+    bool ended = false;
+    std::set<std::string> tokens;               // of open regions
+    std::map<std::string, SharedRegion*> kept;  // those that still are in use, too
+    int64_t bytes = 0;                          // until they are closed
+    int64_t regions = 0;                        // the same
     uint64_t last_use = 0;
     // What it waits for while others give it up.
     int64_t claimed_bytes = 0;
     TimePoint claimed_until = {};
   };
-  using Regions = std::unordered_map<std::string, RegionRef>;
-  struct TenantBytes {
-    int64_t taken = 0;      // of taken_bytes_
-    int64_t displaced = 0;  // of these: taken from clients and not yet closed
+  using Regions = std::unordered_map<std::string, std::shared_ptr<SharedRegion>>;
+  // Host memory: open regions, those being made and those not yet closed.
+  struct Bytes {
+    int64_t taken = 0;
+    int64_t coming = 0;  // of these: Room::kComing
+    int64_t others = 0;  // of these: Room::kOthers
+    int64_t held() const { return taken - others; }
+    int64_t lasting() const { return held() - coming; }
   };
 
   // What is no tenant's counts as the first one's.
@@ -160,7 +182,7 @@ class RegionRegistry {
   int64_t ClaimedLocked(const Client& except, std::optional<int> tenant) const
       ATTEND_REQUIRES(mutex_);
   bool WithinShareLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
-  // Forgets what others must give up so that the client gets what is its tenant's share. The
+  // Takes what others must give up so that the client gets what is its tenant's share. The
   // references are to be let go of outside the lock.
   std::vector<RegionRef> DisplaceLocked(const Client& client, int64_t bytes)
       ATTEND_REQUIRES(mutex_);
@@ -173,14 +195,25 @@ class RegionRegistry {
   Status Refuse(Status status, const TimePoint* until = nullptr);
   // The last reference is gone. Any thread.
   void Reap(SharedRegion* region);
-  // kKept: it is displaced.
-  RegionRef ForgetLocked(Regions::iterator region, Pages pages) ATTEND_REQUIRES(mutex_);
+  void PushLocked(SharedRegion* region) ATTEND_REQUIRES(mutex_);
+  std::shared_ptr<SharedRegion> ForgetLocked(Regions::iterator region, Pages pages)
+      ATTEND_REQUIRES(mutex_);
+  // Forgets it too, but keeps it for its client, unless it is lent.
+  std::shared_ptr<SharedRegion> KeepLocked(Regions::iterator region) ATTEND_REQUIRES(mutex_);
+  // It is kept no longer.
+  void GiveUpLocked(SharedRegion* region, Pages pages) ATTEND_REQUIRES(mutex_);
+  void SetRoomLocked(SharedRegion& region, SharedRegion::Room room) ATTEND_REQUIRES(mutex_);
+  // Unless it is others' room already.
+  void SetComingLocked(SharedRegion& region) ATTEND_REQUIRES(mutex_);
+  // Counts the bytes of its room, in all and among its tenant's.
+  void CountRoomLocked(const SharedRegion& region, int sign) ATTEND_REQUIRES(mutex_);
   void UncountLocked(uint64_t client, int tenant, int64_t bytes) ATTEND_REQUIRES(mutex_);
   // The function to call when the region is closed; may be empty.
   std::function<void()> TakeClosedLocked(const SharedRegion& region) ATTEND_REQUIRES(mutex_);
   void CountOpenLocked(const SharedRegion& region, int sign) ATTEND_REQUIRES(mutex_);
-  void CountDisplacedLocked(const SharedRegion& region, int sign) ATTEND_REQUIRES(mutex_);
   void Run();
+  // Unmaps it, or gives back what was lent, without the lock.
+  void CloseLocked(SharedRegion* region) ATTEND_REQUIRES(mutex_);
 
   const RegionLimits limits_;
   RegionMemory& memory_;
@@ -194,11 +227,9 @@ class RegionRegistry {
   std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
   uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
   mutable uint64_t uses_ ATTEND_GUARDED_BY(mutex_) = 0;
-  std::vector<TenantBytes> tenant_bytes_ ATTEND_GUARDED_BY(mutex_);
-  Stats stats_ ATTEND_GUARDED_BY(mutex_);  // but for clients and changing_bytes
-  // Bytes of host memory: open regions, those being made and those not yet closed.
-  int64_t taken_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t displaced_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;  // of these, as in TenantBytes
+  Bytes bytes_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<Bytes> tenant_bytes_ ATTEND_GUARDED_BY(mutex_);  // of these
+  Stats stats_ ATTEND_GUARDED_BY(mutex_);                      // but for clients and changing_bytes
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   // From the first unreaped region until the last one's bytes are free.
   bool reaping_ ATTEND_GUARDED_BY(mutex_) = false;

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -42,17 +43,20 @@ Status RegionRegistry::CheckClientLocked(const Client& client, int64_t bytes) co
 
 Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
   ATTEND_RETURN_IF_ERROR(CheckClientLocked(client, bytes));
-  int64_t left = limits_.bytes_max - taken_bytes_;
-  if (!WithinShareLocked(client, bytes)) left -= ClaimedLocked(client, std::nullopt);
-  if (bytes > std::max<int64_t>(0, left)) {
-    // How much others use is told by the metrics alone.
-    return Full(bytes, "the bound of all regions (shared-memory-max), " +
-                           std::to_string(limits_.bytes_max) +
-                           ", has too little left; the tenant has " +
-                           std::to_string(tenant_bytes_[TenantOf(client.tenant)].taken) +
-                           ", its share is " + std::to_string(ShareOf(TenantOf(client.tenant))));
+  int64_t left = limits_.bytes_max - bytes_.held();
+  if (!WithinShareLocked(client, bytes))
+    left -= bytes_.others + ClaimedLocked(client, std::nullopt);
+  if (bytes <= std::max<int64_t>(0, left)) return Status();
+  // How much others use is told by the metrics alone.
+  const Bytes& has = tenant_bytes_[TenantOf(client.tenant)];
+  std::string why = "the bound of all regions (shared-memory-max), " +
+                    std::to_string(limits_.bytes_max) + ", has too little left; the tenant has " +
+                    std::to_string(has.held()) + ", its share is " +
+                    std::to_string(ShareOf(TenantOf(client.tenant)));
+  if (has.others > 0) {
+    why += "; it has not released " + std::to_string(has.others) + " that made room for others";
   }
-  return Status();
+  return Full(bytes, why);
 }
 
 int64_t RegionRegistry::ClaimedLocked(const Client& except, std::optional<int> tenant) const {
@@ -66,33 +70,39 @@ int64_t RegionRegistry::ClaimedLocked(const Client& except, std::optional<int> t
 
 bool RegionRegistry::WithinShareLocked(const Client& client, int64_t bytes) const {
   const int tenant = TenantOf(client.tenant);
-  return bytes <= ShareOf(tenant) - tenant_bytes_[tenant].taken - ClaimedLocked(client, tenant);
+  return bytes <= ShareOf(tenant) - tenant_bytes_[tenant].held() - ClaimedLocked(client, tenant);
 }
 
 std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int64_t bytes) {
   std::vector<RegionRef> displaced;
   const int64_t wanted = bytes + ClaimedLocked(client, std::nullopt);
   const auto enough = [&]() ATTEND_REQUIRES(mutex_) {
-    return wanted <= limits_.bytes_max - (taken_bytes_ - displaced_bytes_);
+    return wanted <= limits_.bytes_max - bytes_.lasting();
   };
   if (enough()) return displaced;
   const auto beyond_share = [&](const SharedRegion& region) ATTEND_REQUIRES(mutex_) {
     const int owner = TenantOf(region.tenant);
-    const TenantBytes& has = tenant_bytes_[owner];
-    return region.device == SharedRegion::kHost && has.taken - has.displaced > ShareOf(owner);
+    return region.device == SharedRegion::kHost && region.room == SharedRegion::Room::kTenants &&
+           tenant_bytes_[owner].lasting() > ShareOf(owner);
   };
-  std::map<std::pair<ClientUse, std::string>, Regions::iterator> candidates;
-  for (auto each = regions_.begin(); each != regions_.end(); ++each) {
-    if (!beyond_share(*each->second)) continue;
-    const ClientUse use{each->second.use_count() > 1, each->second->last_use};
-    candidates.emplace(std::pair(use, each->first), each);
+  // What is in use goes last, and what nobody can name any more goes before what is open.
+  std::map<std::tuple<bool, bool, uint64_t, std::string>, SharedRegion*> candidates;
+  const auto consider = [&](SharedRegion* region, bool used) ATTEND_REQUIRES(mutex_) {
+    if (!beyond_share(*region)) return;
+    candidates.emplace(std::tuple(used, !region->kept, region->last_use, region->token), region);
+  };
+  for (const auto& [token, region] : regions_) consider(region.get(), region.use_count() > 1);
+  for (const auto& [number, each] : clients_) {
+    for (const auto& [token, region] : each.kept) consider(region, !region->unlocked);
   }
-  for (const auto& [use, region] : candidates) {
+  for (const auto& [order, region] : candidates) {
     if (enough()) break;
-    if (!beyond_share(*region->second)) continue;
-    displaced.push_back(ForgetLocked(region, Pages::kKept));
+    if (!beyond_share(*region)) continue;
+    ++stats_.displaced;
+    if (!region->kept) displaced.push_back(KeepLocked(regions_.find(region->token)));
+    SetRoomLocked(*region,
+                  region->unlocked ? SharedRegion::Room::kOthers : SharedRegion::Room::kComing);
   }
-  stats_.displaced += std::ssize(displaced);
   return displaced;
 }
 
@@ -102,7 +112,7 @@ TimePoint RegionRegistry::WaitLocked(Client& client, int64_t bytes, bool displac
   // reaping: a device that hangs costs a client this time once, not once for each region.
   TimePoint until = reaping_ ? reaping_since_ + limits_.return_wait : TimePoint();
   // What it lacks, another has beyond its share: displaced now, or released and still in use.
-  if (displacing && taken_bytes_ > stats_.bytes) {
+  if (displacing && bytes_.held() > stats_.bytes) {
     if (client.claimed_bytes == 0) client.claimed_until = now + limits_.return_wait;
     client.claimed_bytes = bytes;
     until = std::max(until, client.claimed_until);
@@ -116,7 +126,7 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   std::vector<RegionRef> displaced;  // let go of outside the lock
   const MutexLock lock(mutex_);
   const auto found = clients_.find(client);
-  if (found == clients_.end()) return Internal("the client has gone");
+  if (found == clients_.end() || found->second.ended) return Internal("the client has gone");
   Client& owner = found->second;
   const bool counts = limits_.tenants != nullptr && bytes > 0;
   const int tenant = TenantOf(owner.tenant);
@@ -130,9 +140,14 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   if (!status.ok() || !limit_fits) {
     const bool displacing =
         limit_fits && CheckClientLocked(owner, bytes).ok() && WithinShareLocked(owner, bytes);
-    if (displacing) displaced = DisplaceLocked(owner, bytes);
-    if (until != nullptr) *until = WaitLocked(owner, bytes, displacing);
-    if (until != nullptr && *until != TimePoint()) return Full(bytes, "room is being made");
+    if (displacing) {
+      displaced = DisplaceLocked(owner, bytes);
+      status = CheckLocked(owner, bytes);  // what nobody here used has made room at once
+    }
+    if (!status.ok() || !limit_fits) {
+      if (until != nullptr) *until = WaitLocked(owner, bytes, displacing);
+      if (until != nullptr && *until != TimePoint()) return Full(bytes, "room is being made");
+    }
   }
   if (status.ok() && counts) {
     status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold.bytes, bytes);
@@ -143,10 +158,10 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   owner.bytes += bytes;
   ++owner.regions;
   owner.last_use = ++uses_;
-  taken_bytes_ += bytes;
+  bytes_.taken += bytes;
   tenant_bytes_[tenant].taken += bytes;
   hold.tenant = owner.tenant;
-  assert(taken_bytes_ <= limits_.bytes_max && owner.bytes <= limits_.client_bytes_max);
+  assert(bytes_.held() <= limits_.bytes_max && owner.bytes <= limits_.client_bytes_max);
   return status;
 }
 

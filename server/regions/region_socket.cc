@@ -30,9 +30,9 @@ v1::RegionReply ErrorReply(const Status& status) {
   return reply;
 }
 
-// Sends one packet, with `file` if it is valid. False if the client does not read or has
-// disconnected.
-bool Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
+// Sends one packet, with `file` if it is valid. Returns 0 or errno: the client does not read
+// (EAGAIN) or has disconnected (EPIPE, ECONNRESET).
+int Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
   std::string bytes = reply.SerializeAsString();
   iovec data{bytes.data(), bytes.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
@@ -53,7 +53,7 @@ bool Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
   do {
     sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (sent < 0 && errno == EINTR);
-  return sent >= 0;
+  return sent < 0 ? errno : 0;
 }
 
 }  // namespace
@@ -126,7 +126,11 @@ void RegionSocket::Run() {
       if (polled[i].revents == 0) continue;
       const auto found = connections_.find(polled[i].fd);
       if (found == connections_.end()) continue;  // it made room for one before it
-      if (found->second.busy() || !Serve(found->second)) End(found);
+      if (found->second.busy()) {
+        End(found);
+      } else {
+        Serve(found);
+      }
     }
     if (woken) AnswerReleases();
     if (polled[1].revents != 0) Accept();
@@ -144,15 +148,20 @@ void RegionSocket::Run() {
 void RegionSocket::End(Connections::iterator connection) {
   logger_.Log(LogLevel::debug, "shared memory client disconnected",
               {{"client", connection->second.client}});
-  registry_.RemoveClient(connection->second.client, connection->second.pages);
+  registry_.RemoveClient(connection->second.client);
   std::erase(waiting_, connection->first);
   connections_.erase(connection);
 }
 
 void RegionSocket::EndWith(Connections::iterator connection, const Status& status) {
-  Send(connection->first, Refuse(connection->second.client, status), UniqueFd());
-  connection->second.pages = Pages::kKept;
-  End(connection);
+  Connection& ended = connection->second;
+  Send(connection->first, Refuse(ended.client, status), UniqueFd());
+  if (!registry_.EndClient(ended.client)) return End(connection);
+  ended.ended = true;
+  ended.releasing = false;
+  ended.wait.reset();
+  std::erase(waiting_, connection->first);
+  shutdown(connection->first, SHUT_WR);
 }
 
 void RegionSocket::Accept() {
@@ -184,40 +193,53 @@ void RegionSocket::Accept() {
   }
 }
 
-bool RegionSocket::Serve(Connection& connection) {
+void RegionSocket::Serve(Connections::iterator connection) {
   std::array<char, kPacketBytesMax> packet;
-  const int socket = connection.socket.get();
   iovec data{packet.data(), packet.size()};
   msghdr message{};  // without room for descriptors: the system drops received ones
   message.msg_iov = &data;
   message.msg_iovlen = 1;
-  const ssize_t bytes = recvmsg(socket, &message, MSG_TRUNC);
-  if (bytes < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-  if (bytes == 0) return false;  // end of the connection
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    Send(socket,
-         ErrorReply(InvalidArgument("descriptors came with the packet; a RegionRequest has "
-                                    "none")),
-         UniqueFd());
-    return false;
-  }
+  const ssize_t bytes = recvmsg(connection->first, &message, MSG_TRUNC);
+  if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  if (bytes <= 0) return End(connection);
   v1::RegionRequest request;
-  if (bytes > static_cast<ssize_t>(packet.size()) ||
-      !request.ParseFromArray(packet.data(), static_cast<int>(bytes))) {
-    const Status malformed = InvalidArgument("the packet of " + std::to_string(bytes) +
-                                             " bytes is not a RegionRequest of at most " +
-                                             std::to_string(kPacketBytesMax));
-    Send(socket, ErrorReply(malformed), UniqueFd());
-    return false;
+  Status malformed;
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    malformed = InvalidArgument("descriptors came with the packet; a RegionRequest has none");
+  } else if (bytes > static_cast<ssize_t>(packet.size()) ||
+             !request.ParseFromArray(packet.data(), static_cast<int>(bytes))) {
+    malformed = InvalidArgument("the packet of " + std::to_string(bytes) +
+                                " bytes is not a RegionRequest of at most " +
+                                std::to_string(kPacketBytesMax));
   }
-  if (const Status known = Recheck(connection); !known.ok()) {
-    Send(socket, Refuse(connection.client, known), UniqueFd());
-    connection.pages = Pages::kKept;
-    return false;
+  if (malformed.ok()) return ServePacket(connection, request);
+  Send(connection->first, ErrorReply(malformed), UniqueFd());
+  End(connection);
+}
+
+void RegionSocket::ServePacket(Connections::iterator connection, const v1::RegionRequest& request) {
+  Connection& from = connection->second;
+  if (from.ended) {
+    // What it has lost it may release all the same; there are no answers any more.
+    static_cast<void>(registry_.Release(from.client, request.release().token()));
+    if (!registry_.EndClient(from.client)) End(connection);
+    return;
   }
+  if (const Status known = Recheck(from); !known.ok()) return EndWith(connection, known);
   UniqueFd file;
-  const std::optional<v1::RegionReply> reply = Answer(connection, request, file);
-  return !reply || Send(socket, *reply, file);
+  const std::optional<v1::RegionReply> reply = Answer(from, request, file);
+  if (reply) Reply(connection, *reply, file);
+}
+
+void RegionSocket::Reply(Connections::iterator connection, const v1::RegionReply& reply,
+                         const UniqueFd& file) {
+  const int error = Send(connection->first, reply, file);
+  if (error == 0) return;
+  if (error == EPIPE || error == ECONNRESET) return End(connection);
+  // Nobody will ever know of a region that was in the reply.
+  static_cast<void>(registry_.Release(connection->second.client, reply.created().token()));
+  EndWith(connection, ResourceExhausted("the reply cannot be sent, and the connection ends: " +
+                                        std::string(std::strerror(error))));
 }
 
 std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
@@ -263,13 +285,12 @@ TimePoint RegionSocket::Retry(bool room) {
     } else {
       const v1::RegionRequest request = std::exchange(wait, std::nullopt)->request;
       UniqueFd file;
-      const auto reply = Answer(connection->second, request, file);
-      if (reply && !Send(fd, *reply, file)) {
-        End(connection);
+      if (const auto reply = Answer(connection->second, request, file)) {
+        Reply(connection, *reply, file);
         continue;
       }
     }
-    if (wait) next = std::min(next, wait->until);
+    next = std::min(next, wait->until);
   }
   return next;
 }
@@ -300,8 +321,7 @@ void RegionSocket::AnswerReleases() {
   for (const Done::Release& release : releases) {
     const auto found = connections_.find(release.fd);
     if (found == connections_.end() || found->second.client != release.client) continue;
-    found->second.releasing = false;
-    if (!Send(release.fd, reply, UniqueFd())) End(found);
+    if (std::exchange(found->second.releasing, false)) Reply(found, reply);
   }
 }
 

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The socket from which clients get shared regions: shared_memory.proto on one thread. A connection
-// is a client of the registry; whatever ends it, its regions are released with it. A release of
+// is a client of the registry; once it is closed, its regions are released with it. A release of
 // lent memory is answered once that is closed, which may take as long as a device does; a region
 // for which room is being made, once there is room or the wait is over. Only that connection waits,
 // including its later packets.
+//
+// A connection that the server ends gets no more packets, and its regions no more requests. But its
+// client may still want to read what is in them. So they are kept, and the server's end of the
+// connection is only half closed, until the client has released them or closes its end.
 
 #pragma once
 
@@ -88,9 +92,9 @@ class RegionSocket {
     v1::Identify said = {};
     int tenant = 0;
     uint64_t generation = 0;
-    CountHold place = {};  // among its tenant's connections
-    // Its regions', when it ends: kKept if it is not the client that ends it.
-    Pages pages = Pages::kFreed;
+    CountHold place = {};    // among its tenant's connections
+    bool ended = false;      // by the server; its client has not closed it
+    bool displaced = false;  // the same, and its place is another's
   };
   using Connections = std::map<int, Connection>;  // by descriptor
   // Completed releases: added by any thread, even when the socket is gone. Woken also when memory
@@ -121,16 +125,26 @@ class RegionSocket {
   // next one's is.
   TimePoint Retry(bool room);
   int PollTime(TimePoint until) const;
-  // False if the connection is over.
-  bool Serve(Connection& connection);
+  // These may end the connection.
+  void Serve(Connections::iterator connection);
+  void ServePacket(Connections::iterator connection, const v1::RegionRequest& request);
+  void Reply(Connections::iterator connection, const v1::RegionReply& reply,
+             const UniqueFd& file = {});
+  // The client has ended it.
   void End(Connections::iterator connection);
+  // The server ends it, and says why.
   void EndWith(Connections::iterator connection, const Status& status);
   // Takes a place among the tenant's connections.
   Status TakePlace(int tenant, CountHold& place);
   // One more of those that are known needs a place: within its share, a tenant takes that of
-  // another that has more than its own, first one whose regions no request uses, the longest unused
-  // before the others.
+  // another that has more than its own, first one that has ended already, then one whose regions no
+  // request uses, the longest unused before the others. Displaced connections that are not closed
+  // need none; but as long as they are there, nobody gets more than its share beside them. So there
+  // are never more of them than there are places, as with the bytes of regions.
   Status MakePlace(int tenant);
+  // The one that makes place for another tenant's; `counts` are of all tenants. end(): none.
+  Connections::iterator FindBeyondShare(const std::vector<int64_t>& counts);
+  int64_t PlacesOf(int tenant) const;  // its share of them
   // Nothing: AnswerReleases or Retry will answer.
   std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
                                         UniqueFd& file);

@@ -102,6 +102,19 @@ def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
         attend("a", held[1])
     assert failure.value.code() == grpc.StatusCode.NOT_FOUND
     assert server.metric("attend_shared_memory_regions_displaced_total") == 1
+
+    def kept():
+        return server.metric("attend_shared_memory_bytes", state="kept")
+
+    # What was lost is its client's, and counts, until that gives it up.
+    harness.wait_for("the region to be unlocked", lambda: kept() == 1 << 20)
+    assert other.ask(release=wire.shm.ReleaseRegion(token=region)).HasField("released")
+    refused = create(many[5]).error
+    assert refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert "it has not released 1048576 that made room for others" in refused.message
+    assert many[1].ask(release=wire.shm.ReleaseRegion(token=held[1])).HasField("released")
+    assert create(many[5]).HasField("created")
+    assert kept() == 0
     for each in (*many, other):
         each.close()
 

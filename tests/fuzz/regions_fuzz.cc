@@ -36,6 +36,7 @@ class HeapMemory final : public RegionMemory {
     mapping.data = std::malloc(static_cast<size_t>(bytes));
     return mapping;
   }
+  void Unlock(void*, int64_t) override {}
   void Unmap(void* data, int64_t, Pages) override { std::free(data); }
   int64_t page_bytes() const override { return kPageBytes; }
 };
@@ -131,7 +132,8 @@ void RunOne(std::string_view input) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   for (;;) {
     const RegionRegistry::Stats stats = regions->registry.stats();
-    if (stats.clients + stats.regions + stats.bytes + stats.changing_bytes == 0) return;
+    if (stats.clients + stats.regions + stats.bytes + stats.changing_bytes + stats.kept_bytes == 0)
+      return;
     ATTEND_FUZZ_REQUIRE(std::chrono::steady_clock::now() < until, "regions stay");
     std::this_thread::yield();
   }

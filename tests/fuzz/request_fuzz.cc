@@ -49,6 +49,7 @@ class HeapMemory final : public RegionMemory {
     mapping.data = *allocator_.Allocate(bytes);
     return mapping;
   }
+  void Unlock(void*, int64_t) override {}
   void Unmap(void* data, int64_t bytes, Pages) override { allocator_.Free(data, bytes); }
   int64_t page_bytes() const override { return 4096; }
 

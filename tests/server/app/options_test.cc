@@ -75,6 +75,15 @@ TEST(MemoryMost, WithoutSessionsADumpCopiesNoKeys) {
   EXPECT_EQ(MemoryMost(config, gpu), MemoryMost(config, {}));
 }
 
+TEST(MemoryMost, CountsRegionsThatTenantsLostAndKeep) {
+  Config config = SmallConfig();
+  const int64_t none = MemoryMost(config, {});
+  config.shared_memory = true;
+  EXPECT_EQ(MemoryMost(config, {}), none + config.shared_memory_max_bytes);
+  config.tokens = "tokens";
+  EXPECT_EQ(MemoryMost(config, {}), none + 2 * config.shared_memory_max_bytes);
+}
+
 TEST(SessionBytes, AGpuHasAShareOfItsOwnMemoryUnlessTold) {
   Config config = SmallConfig();
   config.session_memory_is_default = false;

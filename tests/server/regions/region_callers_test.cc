@@ -81,7 +81,7 @@ TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsShareOfTheConnections) {
   expect_ended(1);
   ASSERT_TRUE(Identify(second, "1"));
   expect_ended(3);
-  while (registry_.stats().changing_bytes > 0) std::this_thread::yield();
+  WaitUntilKept(lost->bytes());
   EXPECT_EQ(lost->data()[0], 'a') << "an answer there may not have been read";
   v1::RegionReply refused;
   EXPECT_FALSE(Identify(third, "1", &refused)) << "more is another's share";
@@ -89,6 +89,71 @@ TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsShareOfTheConnections) {
   EXPECT_FALSE(Identify(third, "0", &refused));
   EXPECT_NE(registry_.Find(idle->token(), 0), nullptr);
   green.Create(1);
+  blue[3]->Close();
+  WaitUntilKept(0);
+  EXPECT_EQ(lost->data()[0], 0) << "and has gone with its client";
+}
+
+// As the bytes of regions: what lost its place is in nobody's way, but nobody has more than its
+// share beside it.
+TEST_F(RegionCallersTest, ConnectionsThatMadePlaceCountUntilTheyAreClosed) {
+  options_.connections_max = 2;
+  options_.identify = TenantOf;
+  options_.tenant_weights = {1, 1};
+  ASSERT_TRUE(Start().ok());
+  RegionClient first(options_.path), second(options_.path);
+  ASSERT_TRUE(Identify(first, "0"));
+  ASSERT_TRUE(Identify(second, "0"));
+  const auto lost = first.Create(1), open = second.Create(1);
+  auto other = std::make_unique<RegionClient>(options_.path);
+  ASSERT_TRUE(Identify(*other, "1"));
+  EXPECT_TRUE(first.Receive()->has_error());
+  other.reset();
+  WaitForClients(1);
+  RegionClient third(options_.path);
+  v1::RegionReply refused;
+  EXPECT_FALSE(Identify(third, "0", &refused));
+  EXPECT_NE(refused.error().message().find("the tenant has 1, its share is 1"), std::string::npos);
+  other = std::make_unique<RegionClient>(options_.path);
+  EXPECT_TRUE(Identify(*other, "1")) << "within its share";
+  other.reset();
+  WaitForClients(1);
+  EXPECT_NE(registry_.Find(open->token(), 0), nullptr);
+  first.Close();
+  WaitUntilKept(0);
+  EXPECT_TRUE(Identify(third, "0"));
+}
+
+// It has nothing to lose but its place.
+TEST_F(RegionCallersTest, WhatHasEndedMakesPlaceBeforeAnythingElse) {
+  std::atomic<bool> known = true;
+  std::atomic<uint64_t> generation = 1;
+  options_.connections_max = 2;
+  options_.tenant_weights = {1, 1};
+  options_.identify = [&](const std::string& token, const std::string&) -> Result<int> {
+    if (token == "2" && !known) return Status(Code::kPermissionDenied, "no more");
+    return token == "1" ? 1 : 0;
+  };
+  options_.generation = [&] { return generation.load(); };
+  ASSERT_TRUE(Start().ok());
+  RegionClient stays(options_.path), goes(options_.path);
+  ASSERT_TRUE(Identify(stays, "0"));
+  ASSERT_TRUE(Identify(goes, "2"));
+  const auto open = stays.Create(1), kept = goes.Create(1);
+  kept->data()[0] = 'a';
+  known = false;
+  ++generation;
+  socket_->RecheckAll();
+  EXPECT_EQ(goes.Receive()->error().message(), "no more");
+  EXPECT_FALSE(goes.Receive());
+  RegionClient other(options_.path);
+  ASSERT_TRUE(Identify(other, "1"));
+  EXPECT_NE(registry_.Find(open->token(), 0), nullptr);
+  EXPECT_EQ(kept->data()[0], 'a');
+  goes.Close();
+  WaitUntilKept(0);
+  EXPECT_EQ(kept->data()[0], 0);
+  socket_.reset();  // before what it asks
 }
 
 TEST_F(RegionCallersTest, ATenantsLimitOnConnections) {

@@ -58,8 +58,9 @@ TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
   EXPECT_EQ(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes), 0);
   EXPECT_EQ(server[5], 0);
   client[0] = 'c';
-  memory.Unmap(mapping->data, bytes, Pages::kFreed);
+  memory.Unlock(mapping->data, bytes);
   EXPECT_EQ(allocator.locked, 0);
+  memory.Unmap(mapping->data, bytes, Pages::kFreed);
   EXPECT_EQ(PagesOf(file), 0) << "a client that keeps the memory keeps none of its pages";
   EXPECT_EQ(client[0], 0);
   munmap(client, static_cast<size_t>(bytes));
@@ -67,6 +68,7 @@ TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
   const Result<RegionMapping> kept = memory.Map(bytes);
   ASSERT_TRUE(kept.ok());
   static_cast<char*>(kept->data)[0] = 'd';
+  memory.Unlock(kept->data, bytes);
   memory.Unmap(kept->data, bytes, Pages::kKept);
   EXPECT_EQ(allocator.locked, 0);
   char byte = 0;

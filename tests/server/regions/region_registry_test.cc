@@ -112,8 +112,8 @@ TEST_F(RegionRegistryTest, TheLastUserDoesNotWaitForTheMemoryToBeGivenBack) {
   ASSERT_TRUE(registry_->Release(client, token).ok());
   memory_.Hold();
   used.reset();  // would hang here if it did
-  memory_.WaitForUnmapping(1);
-  EXPECT_NE(memory_.unmapper(), std::this_thread::get_id());
+  memory_.WaitForUnlocking(1);
+  EXPECT_NE(memory_.unlocker(), std::this_thread::get_id());
   EXPECT_EQ(taken(), kPage) << "still locked, still counted";
   EXPECT_NE(registry_->AddClient(SharedRegion::kAnyTenant), 0u);
   memory_.Release();
@@ -133,7 +133,7 @@ TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
   const std::string token = MustCreate(client, 8 * kPage);
   memory_.Hold();
   ASSERT_TRUE(registry_->Release(client, token).ok());
-  memory_.WaitForUnmapping(1);
+  memory_.WaitForUnlocking(1);
   EXPECT_EQ(WaitFor(client, kPage), clock_.Now() + kReturnWait);
   clock_.Advance(kReturnWait);
   ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
@@ -226,9 +226,10 @@ TEST_F(RegionRegistryTest, WhoMayMakeNoneAnyMoreClaimsNoRoom) {
   RegionRef request = registry_->Find(used, 0);
   EXPECT_NE(WaitFor(other, 8 * kPage), TimePoint());
   request.reset();
-  WaitUntilTaken(0);
+  WaitUntilKept(16 * kPage);
   ASSERT_TRUE(tenants.Spend(1, 9 * kPage).ok());
   ExpectRefused(other, 8 * kPage, Code::kResourceExhausted, "tenant limit bytes-per-second");
+  ASSERT_TRUE(registry_->Release(one, used).ok());
   MustCreate(one, 16 * kPage);
   ExpectRefused(other, 8 * kPage, Code::kResourceExhausted, "tenant limit bytes-per-second");
   EXPECT_EQ(registry_->stats().displaced, 1) << "and displaces nobody's";

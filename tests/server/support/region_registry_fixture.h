@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -40,14 +41,21 @@ class FakeRegionMemory final : public RegionMemory {
     mapped_.emplace(mapping.data, std::move(memory));
     return mapping;
   }
-  void Unmap(void* data, int64_t bytes, Pages pages) override {
+  void Unlock(void* data, int64_t bytes) override {
     EXPECT_GT(bytes, 0);
     std::unique_lock lock(mutex_);
-    kept_ += pages == Pages::kKept ? bytes : 0;
-    unmapper_ = std::this_thread::get_id();
-    ++unmapping_;
+    EXPECT_TRUE(mapped_.contains(data)) << "unlocked what was not mapped";
+    EXPECT_TRUE(unlocked_.insert(data).second) << "unlocked twice";
+    unlocker_ = std::this_thread::get_id();
+    ++unlocking_;
     changed_.notify_all();
     changed_.wait(lock, [this] { return !held_; });
+  }
+  void Unmap(void* data, int64_t bytes, Pages pages) override {
+    EXPECT_GT(bytes, 0);
+    const std::lock_guard lock(mutex_);
+    kept_ += pages == Pages::kKept ? bytes : 0;
+    EXPECT_EQ(unlocked_.erase(data), 1u) << "unmapped what is locked";
     EXPECT_EQ(mapped_.erase(data), 1u) << "unmapped what was not mapped";
   }
   int64_t page_bytes() const override { return kPage; }
@@ -56,7 +64,7 @@ class FakeRegionMemory final : public RegionMemory {
     const std::lock_guard lock(mutex_);
     refusal_ = std::move(status);
   }
-  // From now on giving back waits for Release.
+  // From now on unlocking waits for Release.
   void Hold() {
     const std::lock_guard lock(mutex_);
     held_ = true;
@@ -66,9 +74,9 @@ class FakeRegionMemory final : public RegionMemory {
     held_ = false;
     changed_.notify_all();
   }
-  void WaitForUnmapping(int count) {
+  void WaitForUnlocking(int count) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return unmapping_ >= count; });
+    changed_.wait(lock, [&] { return unlocking_ >= count; });
   }
   size_t mapped() {
     const std::lock_guard lock(mutex_);
@@ -78,9 +86,9 @@ class FakeRegionMemory final : public RegionMemory {
     const std::lock_guard lock(mutex_);
     return kept_;
   }
-  std::thread::id unmapper() {
+  std::thread::id unlocker() {
     const std::lock_guard lock(mutex_);
-    return unmapper_;
+    return unlocker_;
   }
 
  private:
@@ -89,9 +97,10 @@ class FakeRegionMemory final : public RegionMemory {
   std::map<void*, std::unique_ptr<char[]>> mapped_;
   Status refusal_;
   bool held_ = false;
-  int unmapping_ = 0;
+  std::set<void*> unlocked_;
+  int unlocking_ = 0;
   int64_t kept_ = 0;
-  std::thread::id unmapper_;
+  std::thread::id unlocker_;
 };
 
 class RegionRegistryFixture : public ::testing::Test {
@@ -135,6 +144,9 @@ class RegionRegistryFixture : public ::testing::Test {
   // What is being given back is: only a thread does it.
   void WaitUntilTaken(int64_t bytes) {
     while (taken() != bytes) std::this_thread::yield();
+  }
+  void WaitUntilKept(int64_t bytes) {
+    while (registry_->stats().kept_bytes != bytes) std::this_thread::yield();
   }
   int64_t taken() const {
     const RegionRegistry::Stats stats = registry_->stats();
