@@ -182,29 +182,28 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
   limits.kept = open;
   limits.use = std::make_shared<ConnectionUse>(message_memory_);
   if (strangers_) limits.use->marks = open->marks();
-  if (FamilyOf(socket) != AF_UNIX && tls_ != nullptr) {
-    TakeTls(socket, about.st_ino, call_peer, limits);
-  } else {
-    TakePlain(socket, about.st_ino, limits);
-  }
-  return limits.use;
+  const bool taken = FamilyOf(socket) != AF_UNIX && tls_ != nullptr
+                         ? TakeTls(socket, about.st_ino, call_peer, limits)
+                         : TakePlain(socket, about.st_ino, limits);
+  return taken ? limits.use : nullptr;
 }
 
-void Intake::TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits) {
+bool Intake::TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits) {
   if (!ReadGuard::Begin(socket, inode, limits, clock_, &on_wrong_)) {
     metrics_.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
     close(socket);
-    return;
+    return false;
   }
-  if (FamilyOf(socket) == AF_UNIX && RefusesUnnamed(socket, inode)) return;
+  if (FamilyOf(socket) == AF_UNIX && RefusesUnnamed(socket, inode)) return false;
   Acceptor::NewConnectionParameters connection;
   connection.fd = socket;
   plain_->HandleNewConnection(&connection);
+  return true;
 }
 
-void Intake::TakeTls(int socket, ino_t inode, const std::string& peer,
+bool Intake::TakeTls(int socket, ino_t inode, const std::string& peer,
                      const Http2Frames::Limits& limits) {
-  if (RefusesPlaintext(socket)) return;
+  if (RefusesPlaintext(socket)) return false;
   TlsConnection::Options options;
   options.socket = socket;
   options.inode = inode;
@@ -223,10 +222,11 @@ void Intake::TakeTls(int socket, ino_t inode, const std::string& peer,
   connection.fd = socket;
   tls_->HandleNewConnection(&connection);
   struct stat about {};
-  if (hand_over.taken() || fstat(socket, &about) != 0 || about.st_ino != inode) return;
+  if (hand_over.taken() || fstat(socket, &about) != 0 || about.st_ino != inode) return true;
   // It would be served unseen.
   shutdown(socket, SHUT_RDWR);
   Refuse(socket, ClientRefusal::kTls, "gRPC has not made it a TLS connection of this server");
+  return true;
 }
 
 bool Intake::RefusesPlaintext(int socket) {

@@ -56,8 +56,9 @@ class Intake {
 
   Intake(const Config& config, ConnectionHolds& connections, Metrics& metrics, Logger& logger,
          const Clock& clock);
-  void TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits);
-  void TakeTls(int socket, ino_t inode, const std::string& peer, const Http2Frames::Limits& limits);
+  // False: it is closed.
+  bool TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits);
+  bool TakeTls(int socket, ino_t inode, const std::string& peer, const Http2Frames::Limits& limits);
   // True, and the connection is closed, if its client speaks without TLS.
   bool RefusesPlaintext(int socket);
   // Closes a socket whose client has not been told who it would be here.

@@ -319,9 +319,13 @@ bool Listener::IsSilent(int fd) {
   try {
     use = callbacks_.take(fd);
   } catch (const std::bad_alloc&) {  // before it was gRPC's
-    Close(fd);
+    close(fd);
   }
-  table_.Begin(fd, std::move(use), clock_.Now());
+  if (use == nullptr) {
+    table_.Remove(fd);
+  } else {
+    table_.Begin(fd, std::move(use), clock_.Now());
+  }
   return false;
 }
 

@@ -103,6 +103,16 @@ TEST_F(ListenerTest, APlaceIsFreeOnceItsSocketIsClosed) {
   EXPECT_EQ(listener_->CountOpen(), 1);
 }
 
+// Without a look at all sockets.
+TEST_F(ListenerTest, APlaceIsFreeAtOnceIfWhatSpeaksIsRefused) {
+  refusing_ = true;
+  Start(8, 1);
+  for (size_t n = 1; n <= 3; ++n) {
+    ExpectClosed(ConnectTo(tcp_.port, "x"));
+    EXPECT_EQ(Taken(n), -1);
+  }
+}
+
 TEST_F(ListenerTest, SilentOnesEndInTime) {
   Start(8, 8);
   const UniqueFd gone = ConnectTo(tcp_.port);

@@ -59,7 +59,9 @@ class ListenerFixture : public ::testing::Test {
       const std::lock_guard lock(mutex_);
       taken_.emplace_back(socket);
       changed_.notify_all();
-      return uses_.empty() ? nullptr : uses_[taken_.size() - 1].use;
+      if (refusing_) taken_.back().Reset();
+      if (refusing_) return std::shared_ptr<ConnectionUse>();
+      return uses_.empty() ? std::make_shared<ConnectionUse>() : uses_[taken_.size() - 1].use;
     };
     callbacks.end = [this](int socket, ino_t, ClientRefusal) {
       shutdown(socket, SHUT_RDWR);
@@ -138,6 +140,7 @@ class ListenerFixture : public ::testing::Test {
   std::condition_variable changed_;
   std::deque<UniqueFd> taken_;
   std::vector<int> ended_;
+  bool refusing_ = false;  // what is handed over is closed
   std::vector<Use> uses_;  // by the order in which they are taken
   std::vector<bool> accepting_;
   std::unique_ptr<Listener> listener_;
