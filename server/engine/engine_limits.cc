@@ -19,6 +19,7 @@ Status Engine::PlanCheck(Request& request) {
     metrics_.RecordCheck(CheckResult::kSkipped, request.transport);
     return Status();
   }
+  request.check = AnswerCheck::kSkipped;  // it has no place, and its refusal is told by that
   metrics_.RecordCheck(CheckResult::kRefused, request.transport);
   return ResourceExhausted("check: " + std::to_string(options_.checker.places_max) +
                            " requests wait for their reference check, the limit (max-checks)");

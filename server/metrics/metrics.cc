@@ -20,10 +20,10 @@ using prometheus::Histogram;
 using prometheus::Registry;
 
 constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
-    "invalid",         "unimplemented",   "memory",         "queue_full",
-    "draining",        "deadline_passed", "too_large",      "unknown_method",
-    "sessions",        "no_credentials",  "unknown_caller", "expired",
-    "cleartext_token", "other_tenant",    "no_scope",       "tenant_limit"};
+    "invalid",      "unimplemented",   "memory",         "queue_full",     "checks",
+    "draining",     "deadline_passed", "too_large",      "unknown_method", "sessions",
+    "regions",      "no_credentials",  "unknown_caller", "expired",        "cleartext_token",
+    "other_tenant", "no_scope",        "tenant_limit"};
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
     "ok", "failed", "skipped", "refused", "inputs"};

@@ -33,11 +33,13 @@ enum class Rejection {
   kUnimplemented,  // valid, no kernel for it
   kMemory,         // no host memory within the budget
   kQueueFull,
+  kChecks,  // too many wait for their check
   kDraining,
   kDeadlinePassed,  // already past on arrival
   kTooLarge,        // message above the limit
   kUnknownMethod,
   kSessions,  // no room for a session, or for what it would hold
+  kRegions,   // its tenant has as many regions of the Open Inference Protocol as it may
   // Of whoever calls (server/auth):
   kNoCredentials,
   kUnknownCaller,
@@ -47,7 +49,7 @@ enum class Rejection {
   kNoScope,
   kTenantLimit,  // its tenant has as much as it may (server/limits)
 };
-inline constexpr int kRejectionCount = 16;
+inline constexpr int kRejectionCount = 18;
 
 // The outcome of a reference check.
 enum class CheckResult {

@@ -54,12 +54,18 @@ template <class In, class Out, class Answer>
 void InferenceServiceImpl::Respond(Call& call, const CallFacts& facts, LimitHold& place,
                                    const Bytes& request, Bytes& response, Reactor& reactor,
                                    const Answer& answer) {
-  const Status status = TrySmallCall<In, Out>(request, kRequestBytesMax, answer, response);
+  Rejection exhausted = Rejection::kMemory;
+  const auto ask = [&](const In& in, Out& out) {
+    Status answered = answer(in, out);
+    if (!answered.ok()) exhausted = Rejection::kRegions;  // only they are bounded
+    return answered;
+  };
+  const Status status = TrySmallCall<In, Out>(request, kRequestBytesMax, ask, response);
   const OnNoMemory wait(OnNoMemory::kWait);
   const SmallCallEnd end = SmallCall(kEvent, request, response);
   place.End(end.request_bytes, true, true);
   if (!status.ok()) {
-    return RefuseCall(context_, call, facts, end, Rejection::kMemory, status, {}, reactor);
+    return RefuseCall(context_, call, facts, end, exhausted, status, {}, reactor);
   }
   LogEnd(context_, status, end, call, facts);
   reactor.Finish(grpc::Status());

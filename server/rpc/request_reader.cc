@@ -297,8 +297,11 @@ Status RequestReader::TakeToEngine(const Call& call, std::unique_ptr<Request>& r
   if (CacheHold* const cache = request->source.cache()) {
     ATTEND_RETURN_IF_ERROR(OfSessions(cache->Confirm(&request->refusal), *request));
   }
+  const bool asked = request->check == AnswerCheck::kAsked;
   Status status = engine_.Submit(request);
-  return status.ok() ? status : RejectRefusal(Rejection::kQueueFull, std::move(status));
+  if (status.ok()) return status;
+  const bool unchecked = asked && !request->to_be_checked();
+  return RejectRefusal(unchecked ? Rejection::kChecks : Rejection::kQueueFull, std::move(status));
 }
 
 Status RequestReader::FindShared(const v1::AttendRequest& message, const Validated& validated,

@@ -88,7 +88,9 @@ def test_unwanted_checks_are_dropped_with_their_memory(start_server):
         for call in calls:
             call.cancel()
         is_idle(server)
-    assert server.metric("attend_reference_checks_total", result="refused") > 0
+    refused = server.metric("attend_reference_checks_total", result="refused")
+    assert refused == server.metric("attend_rejected_requests_total", reason="checks") > 0
+    assert server.metric("attend_rejected_requests_total", reason="queue_full") == 0
 
 
 def test_deadlines_of_clients_count_as_such(server):

@@ -79,7 +79,7 @@ def test_clean_and_complete_from_the_start(start_server):
     for code in ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL"):
         assert server.metric("attend_requests_total", code=code) == 0
     for reason in ("invalid", "unimplemented", "memory", "queue_full", "draining",
-                   "deadline_passed", "too_large", "sessions", "tenant_limit"):
+                   "deadline_passed", "too_large", "sessions", "tenant_limit", "checks", "regions"):
         assert server.metric("attend_rejected_requests_total", reason=reason) == 0
     for result in ("ok", "failed", "skipped"):
         for transport in ("inline", "chunked", "shm"):

@@ -356,7 +356,7 @@ def test_a_tenant_has_its_own_files(oip):
                                              metadata=(("x-attend-tenant", owner),))
 
 
-def test_a_tenants_files_are_bounded(oip):
+def test_a_tenants_files_are_bounded(oip, oip_server):
     register = wire.oip_pb.SystemSharedMemoryRegisterRequest
     with shared("attend-test-b:", 1 << 40) as (key, _):
         refused(register_as(oip, "b"), register(name="x", key=key, byte_size=(64 << 20) + 1),
@@ -365,6 +365,8 @@ def test_a_tenants_files_are_bounded(oip):
         register_as(oip, "b")(register(name="x", key=key, byte_size=48 << 20), wire.SECONDS)
         refused(register_as(oip, "b"), register(name="y", key=key, byte_size=1 << 39),
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "50331648 bytes")
+        assert oip_server.metric("attend_rejected_requests_total", reason="regions") == 2
+        assert oip_server.metric("attend_rejected_requests_total", reason="memory") == 0
         oip.SystemSharedMemoryUnregister(
             wire.oip_pb.SystemSharedMemoryUnregisterRequest(name="x"),
             metadata=(("x-attend-tenant", "b"),))
