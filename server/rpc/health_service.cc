@@ -49,7 +49,10 @@ class EndedWatch final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 // mutex held.
 class HealthService::Watcher final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  Watcher(HealthService& service, bool known) : service_(service), known_(known) {}
+  Watcher(HealthService& service, bool known, Marks marks)
+      : service_(service), known_(known), marks_(std::move(marks)) {}
+
+  const Marks& marks() const { return marks_; }
 
   void Tell(bool serving) {
     now_ = known_ ? StatusOf(serving) : HealthCheckResponse::SERVICE_UNKNOWN;
@@ -85,6 +88,7 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<grpc::ByteB
 
   HealthService& service_;
   const bool known_;
+  const Marks marks_;  // of its connection, or null
   ServingStatus now_ = HealthCheckResponse::UNKNOWN;
   ServingStatus told_ = HealthCheckResponse::UNKNOWN;
   bool writing_ = false;
@@ -149,7 +153,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HealthService::Watch(grpc::CallbackS
     const Result<std::string> service = ServiceOf(*request);
     if (!service.ok()) return new EndedWatch(ToGrpc(service.status()));
     const Marks marks = connections_ == nullptr ? nullptr : connections_->MarksOf(call->peer());
-    auto watcher = std::make_unique<Watcher>(*this, services_.contains(*service));
+    auto watcher = std::make_unique<Watcher>(*this, services_.contains(*service), marks);
     std::set<Watcher*>::node_type place;
     {
       std::set<Watcher*> made = {watcher.get()};
@@ -168,26 +172,29 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HealthService::Watch(grpc::CallbackS
 }
 
 Status HealthService::TakePlace(const Marks& marks, Watcher* watcher) {
-  if (marks == nullptr || marks->called.load(std::memory_order_relaxed)) return Status();
+  if (marks == nullptr) return Status();
+  const bool strange = !marks->called.load(std::memory_order_relaxed);
   const int64_t watches = marks->watches.load(std::memory_order_relaxed);
-  if (watches >= kWatchesOfConnectionMax) {
-    return Status(Code::kResourceExhausted,
-                  "a connection on which no call was let in has " + std::to_string(watches) +
-                      " watches, may have at most " + std::to_string(kWatchesOfConnectionMax));
+  const int64_t watches_max = strange ? kWatchesOfStrangerMax : kWatchesOfCallersMax;
+  if (watches >= watches_max) {
+    const std::string whose = strange ? "a connection on which no call was let in" : "a connection";
+    return Status(Code::kResourceExhausted, whose + " has " + std::to_string(watches) +
+                                                " watches, may have at most " +
+                                                std::to_string(watches_max));
   }
-  for (auto each = strangers_.begin();
-       each != strangers_.end() && std::ssize(strangers_) >= kWatchesOfStrangersMax;) {
-    const auto oldest = each++;
-    if (!oldest->marks->called.load(std::memory_order_relaxed)) continue;
-    GiveBack(oldest);  // a caller's by now
+  if (strange) {
+    if (std::ssize(strangers_) >= kWatchesOfStrangersMax) MakeRoom();
+    strangers_.push_back({watcher, marks});
   }
-  if (std::ssize(strangers_) >= kWatchesOfStrangersMax) MakeRoom();
-  strangers_.push_back({watcher, marks});
   marks->watches.fetch_add(1, std::memory_order_relaxed);
   return Status();
 }
 
 void HealthService::MakeRoom() {
+  std::erase_if(strangers_, [](const Stranger& each) {  // a caller's by now
+    return each.marks->called.load(std::memory_order_relaxed);
+  });
+  if (std::ssize(strangers_) < kWatchesOfStrangersMax) return;
   std::map<std::string_view, int64_t> counts;
   for (const Stranger& each : strangers_) ++counts[each.marks->peer];
   const auto most = std::max_element(counts.begin(), counts.end(),
@@ -197,20 +204,15 @@ void HealthService::MakeRoom() {
   });
   oldest->watcher->End(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
                                     "others who say not who they are watch, too"));
-  GiveBack(oldest);
-}
-
-void HealthService::GiveBack(std::list<Stranger>::iterator stranger) {
-  stranger->marks->watches.fetch_sub(1, std::memory_order_relaxed);
-  strangers_.erase(stranger);
+  strangers_.erase(oldest);
 }
 
 void HealthService::Remove(Watcher* watcher) {
   const MutexLock lock(mutex_);
   watchers_.erase(watcher);
-  const auto stranger = std::find_if(strangers_.begin(), strangers_.end(),
-                                     [=](const Stranger& each) { return each.watcher == watcher; });
-  if (stranger != strangers_.end()) GiveBack(stranger);
+  std::erase_if(strangers_, [=](const Stranger& each) { return each.watcher == watcher; });
+  const Marks& marks = watcher->marks();
+  if (marks != nullptr) marks->watches.fetch_sub(1, std::memory_order_relaxed);
 }
 
 }  // namespace attend

@@ -24,14 +24,16 @@ using HealthMethods = grpc::health::v1::Health::WithRawCallbackMethod_Check<
 
 class HealthService final : public HealthMethods {
  public:
-  // Watches on one connection on which no call has been let in, and on all of them. Beyond the
-  // first a watch is refused; beyond the second the one is ended that has been open for longest, of
-  // those of the peer that has most.
-  static constexpr int64_t kWatchesOfConnectionMax = 8;
+  // Watches on one connection on which a call has been let in, on another, and on all such others.
+  // Beyond the first two a watch is refused; beyond the third the one is ended that has been open
+  // for longest, of those of the peer that has most.
+  static constexpr int64_t kWatchesOfCallersMax = 64;
+  static constexpr int64_t kWatchesOfStrangerMax = 8;
   static constexpr int64_t kWatchesOfStrangersMax = 1024;
 
   // Of these services, and of "", the whole server; none serves until SetServing. `connections`
-  // tells which are strangers'; null: none. It must outlive the server.
+  // tells which are strangers'; null: none, and a connection may have any number. It must outlive
+  // the server.
   HealthService(const std::vector<std::string>& services, const ConnectionHolds* connections);
 
   void SetServing(bool serving);  // any thread
@@ -55,7 +57,6 @@ class HealthService final : public HealthMethods {
   // A watch on this connection may begin, whose place is made.
   Status TakePlace(const Marks& marks, Watcher* watcher) ATTEND_REQUIRES(mutex_);
   void MakeRoom() ATTEND_REQUIRES(mutex_);
-  void GiveBack(std::list<Stranger>::iterator stranger) ATTEND_REQUIRES(mutex_);
   void Remove(Watcher* watcher);
 
   const ConnectionHolds* const connections_;

@@ -13,7 +13,7 @@ namespace attend {
 struct ConnectionMarks {
   std::string peer;  // as connections are counted by; set before others see the marks
   std::atomic<bool> called{false};  // a call of who is a caller still has been let in
-  std::atomic<int64_t> watches{0};  // of health, open now, of those that strangers have
+  std::atomic<int64_t> watches{0};  // of health, open now
 };
 
 }  // namespace attend
