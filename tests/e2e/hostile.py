@@ -2,6 +2,7 @@
 """What a hostile client needs, and what shows that it took nothing for good: raw sockets and HTTP/2
 frames, a server with small limits, and readings of its process."""
 
+import collections
 import contextlib
 import os
 import pathlib
@@ -44,6 +45,16 @@ def rss_bytes(server):
 
 def threads(server):
     return _status(server, "Threads")
+
+
+def thread_names(server):
+    """How many threads have each name."""
+    names = collections.Counter()
+    with server.alive():
+        for each in os.listdir(f"/proc/{server.process.pid}/task"):
+            with contextlib.suppress(FileNotFoundError):  # it has ended since
+                names[server.proc(f"task/{each}/comm").strip()] += 1
+    return names
 
 
 def descriptors(server):

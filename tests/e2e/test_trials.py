@@ -210,4 +210,7 @@ def test_a_soak_judges_what_is_not_a_pool(start_server):
     assert flat(lambda second: 80 + (second >= 30), "rest_mib")
     assert not flat(lambda second: 80 + (second >= 30))
     assert not flat(lambda second: 80 + second / 20)
+    # One thread more may be a pool's. One in every five seconds is not.
+    assert flat(lambda second: 36 + (second >= 30), "threads")
+    assert not flat(lambda second: 36 + second // 5, "threads")
     assert "pools of a fixed size" in soak_report.plot(rows)

@@ -17,6 +17,8 @@ WARM_UP_SHARE = 0.5
 # of the level; README.md says why. Pools are bounded by settings, and a page of them is touched
 # once more than ever are in use.
 GROWTH_MOST = {"rest_mib": 0.03, "heap_mib": 0.01, "descriptors": 0.01, "threads": 0.01}
+# Two of them: pools of gRPC's begin a thread the first time that all of theirs are busy.
+GROWTH_LEAST = {"threads": 2}
 STANDARD_ERRORS = 4.0
 COLOURS = ("#2b6cb0", "#63b3ed", "#90cdf4", "#805ad5", "#c05621", "#2f855a")
 
@@ -61,7 +63,8 @@ def judge(rows, found):
         values = np.array([row[name] for row in rest], float)
         change, error = slope(seconds, values)
         level = float(np.median(values))
-        flat = change <= max(GROWTH_MOST.get(name, 0) * level, STANDARD_ERRORS * error)
+        flat = change <= max(GROWTH_MOST.get(name, 0) * level, GROWTH_LEAST.get(name, 0),
+                             STANDARD_ERRORS * error)
         report["series"][name] = {"median": level, "least": float(values.min()),
                                   "most": float(values.max()), "change": round(change, 3),
                                   "error": round(error, 3), "flat": bool(flat)}
@@ -82,6 +85,8 @@ def describe(report):
               f"{each['most']:g}), change {each['change']:+g} +- {each['error']:g}: "
               f"{_verdict(name, each['flat'])}"
               for name, each in report["series"].items()]
+    lines += [f"another thread {name} after {seconds / 60:.1f} minutes"
+              for seconds, name in report["threads_begun"]]
     lines += [f"TOO FEW {each}" for each in report["too_few"]]
     return "\n".join(lines + [fault["fault"] for fault in report["faults"]])
 
