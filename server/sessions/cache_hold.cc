@@ -85,6 +85,7 @@ Result<std::unique_ptr<CacheHold>> SessionTable::Hold(int tenant, std::span<cons
   hold->uses_.assign(uses.begin(), uses.end());
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
+  ExpireLocked();
   Status status = FillHold(tenant, new_rows, *hold);
   if (status.ok()) status = CheckFits(*hold);
   if (status.ok()) return hold;
@@ -124,7 +125,7 @@ Status SessionTable::CheckFits(const CacheHold& hold) const {
   return Status();
 }
 
-// Changes nothing, except that sessions in use are not evicted.
+// Changes nothing, except that its sessions are in use.
 Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   hold.tenant_ = tenant;
   int64_t there_count = 0;
@@ -260,9 +261,9 @@ void SessionTable::CommitHold(CacheHold& hold) {
     Layer& layer = session.layers[hold.uses_[n].layer];
     assert(layer.changing);
     layer.changing = false;
-    // Its tail was evicted meanwhile, as if that had been after the commit.
-    const bool cut = layer.length + hold.append_rows_ != hold.sequences_[n].length;
-    if (cut || !sessions_.contains(session.id)) continue;
+    if (hold.reserved_[n].doomed) continue;  // as if it were evicted, or freed, after the commit
+    assert(sessions_.contains(session.id));
+    assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
     const std::span<const PageNumber> fresh = hold.OwnPages(n);
     hold.reserved_[n].own = hold.sequences_[n].pages.size();
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
@@ -280,7 +281,7 @@ void SessionTable::EndRead(Session& session, Layer& layer, Readers& readers) {
   --readers.count;
   std::list<Readers>& all = layer.readers;
   for (; !all.empty() && all.front().count == 0; all.pop_front()) {
-    DropPages(session, layer, all.front().cut);
+    DropPages(session, layer, all.front().cut, true);
   }
   // The last readers of a session that was freed meanwhile leave nothing.
   if (all.empty() && !layer.changing && !sessions_.contains(session.id)) {
@@ -301,7 +302,7 @@ void SessionTable::LetGo(CacheHold& hold) {
     Layer& layer = session.layers[hold.uses_[n].layer];
     if (!hold.reserved_.empty()) {
       if (hold.append_rows_ > 0 && !hold.committed_) layer.changing = false;
-      DropPages(session, layer, hold.OwnPages(n));
+      DropPages(session, layer, hold.OwnPages(n), hold.reserved_[n].doomed);
       EndRead(session, layer, *hold.reserved_[n].readers);
     }
     if (!hold.committed_ && !layer.changing) FitList(session, layer);  // room for nothing

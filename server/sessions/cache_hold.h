@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a request has of the sessions that it reads or appends to. A hold is made by
-// SessionTable::Hold, which takes no memory, but renews the leases and keeps the sessions from
-// eviction; once the request has been admitted, Reserve takes the pages of what is appended. From
-// then on the pages stay as they are until End: what is truncated or freed meanwhile stays where
-// the request reads it, and nothing is evicted. Rows that are appended count only once the hold is
-// committed, those of all sequences at once.
+// SessionTable::Hold, which takes no memory, but renews the leases; once the request has been
+// admitted, Reserve takes the pages of what is appended. From then on the pages stay as they are
+// until End: what is truncated, freed or evicted meanwhile stays where the request reads it. Rows
+// that are appended count only once the hold is committed, those of all sequences at once.
 //
 // While a request's bytes still arrive, which takes as long as its client likes, its hold is only
 // provisional: nothing reads or writes the pages yet, so it gives way to another tenant.
@@ -21,7 +20,7 @@
 //   1  Reserve, if OK: the hold has its pages and is a reader of each layer. If it appends, no
 //      other append and no truncation may begin.
 //   2  Commit: the new rows are the sessions', and others may append. (Those of a session that was
-//      freed meanwhile are nobody's.)
+//      freed, or lost tokens, meanwhile are nobody's.)
 //   4  Confirm, if OK: the sessions are as they were, and there are pages. Confirm of a hold that
 //      is still reserved makes it firm.
 //   5  The hold is provisional, its tenant has more than its share of the memory, and another lacks
@@ -135,6 +134,7 @@ class CacheHold {
   struct Reserved {
     size_t own = 0;  // the first of its pages that is the hold's own, not the session's
     std::list<Readers>::iterator readers = {};
+    bool doomed = false;  // what is appended will not be the session's: it was freed, or evicted
   };
   std::vector<Reserved> reserved_;
   int64_t number_ = 0;  // in the order in which holds were made

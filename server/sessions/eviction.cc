@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <set>
 #include <span>
@@ -34,9 +35,9 @@ bool PagesBefore(std::span<const PageNumber> a, std::span<const PageNumber> b) {
   return a[same] < b[same];
 }
 
-// Those of `sessions`, sorted by their pages, that share a page of the one at `at`: the `index`-th,
-// of all layers or none, as all layers of a session are forked, and cut, alike. The first layer
-// tells, as it has a page wherever another one shares one.
+// Those of `sessions`, sorted by their pages, that share a page of the one at `at`: the `index`-th.
+// All layers of a session are forked alike, and cut alike but for the last ones, which may lose
+// more. So where sessions share a page of any layer, they share that of the first one.
 std::span<Session* const> WhoShare(std::span<Session* const> sessions, size_t at, size_t index) {
   const std::vector<PageNumber>& own = sessions[at]->layers[0].pages;
   if (index >= own.size()) return sessions.subspan(at, 1);
@@ -52,9 +53,17 @@ std::span<Session* const> WhoShare(std::span<Session* const> sessions, size_t at
 }  // namespace
 
 void SessionTable::DropPages(const Session& session, const Layer& layer,
-                             std::span<const PageNumber> pages) {
+                             std::span<const PageNumber> pages, bool leaving) {
   Pool& pool = pools_[session.device];
-  pool.tenant_bytes[session.tenant] -= pool.pages->DropReferences(pages) * layer.layout.page_bytes;
+  const PagePool::Change change = pool.pages->DropReferences(pages, leaving);
+  pool.tenant_bytes[session.tenant] -= change.freed * layer.layout.page_bytes;
+  pool.tenant_coming[session.tenant] += change.coming * layer.layout.page_bytes;
+}
+
+void SessionTable::LeavePages(const Session& session, const Layer& layer,
+                              std::span<const PageNumber> pages) {
+  Pool& pool = pools_[session.device];
+  pool.tenant_coming[session.tenant] += pool.pages->Leave(pages) * layer.layout.page_bytes;
 }
 
 void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
@@ -64,9 +73,10 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
   const auto tail = std::span(layer.pages).subspan(keep);
   if (cut != nullptr) {
     cut->insert(cut->end(), tail.begin(), tail.end());
+    if (!layer.readers.empty()) LeavePages(session, layer, tail);
   } else {
     assert(layer.readers.empty());
-    DropPages(session, layer, tail);
+    DropPages(session, layer, tail, layer.leaving);
   }
   layer.pages.resize(keep);
   layer.length = length;
@@ -77,19 +87,22 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
                                std::vector<PageNumber>& pages, CacheRefusal* refusal) {
   if (count == 0) return Status();
   Pool& pool = pools_[session.device];
-  Need need{session, count * page_bytes};
-  const int64_t kept = KeptForOthers(need);
+  const Need need{session, count * page_bytes};
+  const int64_t claims = ClaimsOfOthers(need);
+  const int64_t kept = WithinShare(need) ? 0 : claims;
   const auto left = [&] { return pool.pages->Room(page_bytes) * page_bytes - kept; };
   const auto enough = [&] { return left() >= need.bytes; };
   const auto coming = [&]() ATTEND_REQUIRES(mutex_) {
-    return left() + ComingBytes(need) >= need.bytes;
+    return left() + ComingBytes(session.device) >= need.bytes + claims;
   };
+  while (!enough() && ExpireLocked()) {
+  }
   // Who goes beyond its share takes nothing from anybody, if that would not be enough.
   const bool fits = count <= pool.pages->stats().total_bytes / page_bytes;
   const auto may_take = [&]() ATTEND_REQUIRES(mutex_) {
     return WithinShare(need) || (fits && EnoughToEvict(need, need.bytes + kept));
   };
-  bool claims = false;
+  bool asks_again = false;
   if (enough() || may_take()) {
     ATTEND_RETURN_IF_ERROR(KeepLimit(need, refusal));
     if (!enough() && may_take()) Evict(need, From::kIdle, enough);
@@ -98,8 +111,8 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
       GiveWay(need, enough);
       Evict(need, From::kIdle, enough);
     }
-    claims = !enough() && WithinShare(need);
-    if (claims) {
+    asks_again = !enough() && WithinShare(need);
+    if (asks_again) {
       Evict(need, From::kRunning, coming);
       Claim(need);
     }
@@ -107,8 +120,8 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   if (!enough()) {
     if (refusal != nullptr) refusal->missing_bytes = need.bytes - left();
     const Status lacking = pool.pages->Lacking(page_bytes, count, kept);
-    return claims ? ResourceExhausted(lacking.message() + "; room is being made: ask again")
-                  : lacking;
+    return asks_again ? ResourceExhausted(lacking.message() + "; room is being made: ask again")
+                      : lacking;
   }
   ATTEND_RETURN_IF_ERROR(pool.pages->Take(page_bytes, count, pages));
   pool.tenant_bytes[session.tenant] += need.bytes;
@@ -117,28 +130,84 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   return Status();
 }
 
-void SessionTable::CutForOthers(Session& session, int64_t length) {
-  for (Layer& layer : session.layers) {
+SessionTable::Append SessionTable::AppendTo(const Session& session, size_t layer) const {
+  if (!session.layers[layer].changing) return {};
+  for (CacheHold* const hold : holds_) {
+    if (hold->append_rows_ == 0 || hold->committed_) continue;
+    for (size_t n = 0; n < hold->reserved_.size(); ++n) {
+      const bool here = hold->sessions_[n].get() == &session;
+      if (here && static_cast<size_t>(hold->uses_[n].layer) == layer) return {hold, n};
+    }
+  }
+  return {};
+}
+
+void SessionTable::DoomAppend(const Session& session, size_t layer) {
+  const Append append = AppendTo(session, layer);
+  if (append.hold == nullptr || append.hold->reserved_[append.n].doomed) return;
+  append.hold->reserved_[append.n].doomed = true;
+  LeavePages(session, session.layers[layer], append.hold->OwnPages(append.n));
+}
+
+int64_t SessionTable::GainOf(std::span<Session* const> losers, size_t n, int64_t length,
+                             From from) const {
+  struct Page {
+    int64_t losers = 0;
+    bool read = false;
+  };
+  std::map<PageNumber, Page> pages;
+  int64_t gain = 0;
+  for (const Session* const loser : losers) {
+    const Layer& layer = loser->layers[n];
     if (layer.length <= length) continue;
-    std::vector<PageNumber>* cut = nullptr;
-    if (!layer.readers.empty()) {
-      cut = &layer.readers.back().cut;
-      const size_t more = layer.pages.size() - static_cast<size_t>(length / options_.page_rows);
-      // Twice as many at least, as pages come one by one.
-      if (cut->capacity() - cut->size() < more) {
-        cut->reserve(std::max(cut->size() + more, 2 * cut->size()));
+    Page& page = pages[layer.pages[length / options_.page_rows]];
+    ++page.losers;
+    page.read |= !layer.readers.empty();
+    const Append append = AppendTo(*loser, n);
+    if (append.hold == nullptr || append.hold->reserved_[append.n].doomed) continue;
+    gain += std::ssize(append.hold->OwnPages(append.n)) * layer.layout.page_bytes;
+  }
+  const PagePool& pool = *pools_[losers[0]->device].pages;
+  for (const auto& [number, page] : pages) {
+    const int64_t leaving = pool.leaving(number);
+    if (pool.references(number) - leaving > page.losers) continue;  // somebody else keeps it
+    assert(from == From::kRunning || !page.read);
+    // What comes back later is nothing to who needs it now.
+    if (from == From::kRunning || leaving == 0) gain += pool.page_bytes(number);
+  }
+  return gain;
+}
+
+void SessionTable::EvictPages(std::span<Session* const> losers, size_t first_layer,
+                              int64_t length) {
+  const auto each_layer = [&](auto&& act) {
+    for (Session* const loser : losers) {
+      for (size_t n = first_layer; n < loser->layers.size(); ++n) {
+        if (loser->layers[n].length > length) act(*loser, n, loser->layers[n]);
       }
     }
-    Shorten(session, layer, length, cut);
+  };
+  each_layer([&](Session&, size_t, Layer& layer) {  // what may fail comes first
+    if (layer.readers.empty()) return;
+    std::vector<PageNumber>& cut = layer.readers.back().cut;
+    const size_t more = layer.pages.size() - static_cast<size_t>(length / options_.page_rows);
+    // Twice as many at least, as pages come one by one.
+    if (cut.capacity() - cut.size() < more) {
+      cut.reserve(std::max(cut.size() + more, 2 * cut.size()));
+    }
+  });
+  each_layer([&](Session& loser, size_t n, Layer& layer) ATTEND_REQUIRES(mutex_) {
+    DoomAppend(loser, n);
+    Shorten(loser, layer, length, layer.readers.empty() ? nullptr : &layer.readers.back().cut);
     layer.evicted_from = length;
     layer.append_id.clear();
-  }
+  });
 }
 
 // A session that they read, and pages that they have taken, would be kept from others for as long
 // as a client likes to take to send its bytes. Those requests may still find all that they need
 // when their bytes have come.
-void SessionTable::GiveWay(Need& need, const Enough& enough) {
+void SessionTable::GiveWay(const Need& need, const Enough& enough) {
   for (auto next = holds_.begin(); next != holds_.end() && !enough();) {
     CacheHold& hold = **next++;
     const bool others = hold.device_ == need.session.device && hold.tenant_ != need.session.tenant;
@@ -146,11 +215,10 @@ void SessionTable::GiveWay(Need& need, const Enough& enough) {
     if (BeyondShare(hold.device_, hold.tenant_) <= 0) continue;
     LetGo(hold);
     ++stats_.gave_way;
-    need.coming.clear();  // some of it may have come
   }
 }
 
-bool SessionTable::MayLose(const Session& session, Need& need, From from) const {
+bool SessionTable::MayLose(const Session& session, const Need& need, From from) const {
   if (session.device != need.session.device || session.pinned) return false;
   const bool own = session.tenant == need.session.tenant;
   if (from == From::kOwn && !own) return false;
@@ -166,7 +234,7 @@ bool SessionTable::MayLose(const Session& session, Need& need, From from) const 
 
 // An upper bound: pages that sessions share are counted for each of them. Looks no further than it
 // has to.
-bool SessionTable::EnoughToEvict(Need& need, int64_t bytes) const {
+bool SessionTable::EnoughToEvict(const Need& need, int64_t bytes) const {
   const PagePool::Stats& stats = pools_[need.session.device].pages->stats();
   int64_t found = stats.total_bytes - stats.used_bytes;
   std::vector<int64_t> left(options_.tenant_weights.size());
@@ -183,13 +251,13 @@ bool SessionTable::EnoughToEvict(Need& need, int64_t bytes) const {
   return found >= bytes;
 }
 
-void SessionTable::Evict(Need& need, From from, const Enough& enough) {
+void SessionTable::Evict(const Need& need, From from, const Enough& enough) {
   std::vector<Session*> by_use;
   for (const auto& [unused, each] : by_use_) {
     if (enough()) return;
     if (!MayLose(*each, need, from)) continue;
     Session* const alone = each;
-    EvictTail({&alone, 1}, 0, need, enough);
+    EvictTail({&alone, 1}, 0, need, from, enough);
     if (!each->layers[0].pages.empty()) by_use.push_back(each);
   }
   if (enough()) return;
@@ -211,41 +279,36 @@ void SessionTable::Evict(Need& need, From from, const Enough& enough) {
     const std::vector<PageNumber>& pages = by_use[n]->layers[0].pages;
     if (pages.empty() || kept.contains(pages.back())) continue;
     if (!MayLose(*by_use[n], need, from)) continue;
-    EvictTail(by_pages, place[n], need, enough);
+    EvictTail(by_pages, place[n], need, from, enough);
     if (!pages.empty()) kept.insert(pages.back());
   }
 }
 
 // Pages go from the end, of all layers alike, until it is enough, nothing is left, what is left
-// would free nothing, or the tenant would have less than its share. A page that several of
-// `sessions` share goes from all of these, once it is the last one of each: so it goes with the one
-// of them that was used last.
-void SessionTable::EvictTail(std::span<Session* const> sessions, size_t at, Need& need,
-                             const Enough& enough) {
+// would free nothing, or the tenant would have less than its share: then they go of the last layers
+// alone, as many as it may lose. A page that several of `sessions` share goes from all of these,
+// once it is the last one of each: so it goes with the one of them that was used last.
+void SessionTable::EvictTail(std::span<Session* const> sessions, size_t at, const Need& need,
+                             From from, const Enough& enough) {
   const Session& session = *sessions[at];
-  const PagePool& pool = *pools_[session.device].pages;
   const int64_t rows = options_.page_rows;
   int64_t evicted = 0;
-  while (!enough()) {
-    if (session.longest() == 0) break;
+  while (!enough() && session.longest() > 0) {
     const int64_t left = (session.longest() - 1) / rows * rows;
     const auto losers = WhoShare(sessions, at, static_cast<size_t>(left / rows));
-    int64_t frees = 0, later = 0;
-    for (size_t n = 0; n < session.layers.size(); ++n) {
-      const Layer& layer = session.layers[n];
-      if (layer.length <= left) continue;
-      if (pool.references(layer.pages[left / rows]) > std::ssize(losers)) continue;
-      frees += layer.layout.page_bytes;
-      const auto reads = [n](const Session* each) { return !each->layers[n].readers.empty(); };
-      const bool read = std::any_of(losers.begin(), losers.end(), reads);
-      later += read ? layer.layout.page_bytes : 0;
-    }
-    if (frees == 0 || MayLoseBytes(session.tenant, need) < frees) break;
     const auto goes_on = [end = left + rows](const Session* each) { return each->longest() > end; };
     if (std::any_of(losers.begin(), losers.end(), goes_on)) break;
-    for (Session* const loser : losers) CutForOthers(*loser, left);
-    if (later > 0) need.coming[session.tenant] += later;
-    evicted += frees;
+    const int64_t most = MayLoseBytes(session.tenant, need);
+    size_t first = session.layers.size();
+    int64_t gain = 0;
+    for (; first > 0; --first) {
+      const int64_t more = GainOf(losers, first - 1, left, from);
+      if (more > most - gain) break;
+      gain += more;
+    }
+    if (gain == 0) break;
+    EvictPages(losers, first, left);
+    evicted += gain;
   }
   if (evicted == 0) return;
   ++(session.tenant == need.session.tenant ? stats_.evictions_own : stats_.evictions_others);

@@ -87,6 +87,7 @@ void PagePool::Open(int64_t slab, int64_t page_bytes) {
   Slab opened;
   opened.page_bytes = page_bytes;
   opened.counts.assign(static_cast<size_t>(count), 0);
+  opened.leaving.assign(static_cast<size_t>(count), 0);
   opened.free.resize(static_cast<size_t>(count));
   for (int64_t n = 0; n < count; ++n) opened.free[n] = static_cast<int32_t>(count - 1 - n);
   int64_t& free_pages = free_pages_[page_bytes];
@@ -105,31 +106,48 @@ void PagePool::AddReferences(std::span<const PageNumber> pages) {
   }
 }
 
-int64_t PagePool::DropReferences(std::span<const PageNumber> pages) {
-  return std::count_if(pages.rbegin(), pages.rend(),
-                       [this](PageNumber page) { return Drop(page); });
+PagePool::Change PagePool::DropReferences(std::span<const PageNumber> pages, bool leaving) {
+  Change change;
+  for (auto page = pages.rbegin(); page != pages.rend(); ++page) Drop(*page, leaving, change);
+  return change;
 }
 
-bool PagePool::Drop(PageNumber page) {
+int64_t PagePool::Leave(std::span<const PageNumber> pages) {
+  int64_t coming = 0;
+  for (const PageNumber page : pages) {
+    const Place place = PlaceOf(page);
+    Slab& slab = slabs_[place.slab];
+    ++slab.leaving[place.index];
+    assert(slab.leaving[place.index] <= slab.counts[place.index]);
+    coming += slab.coming(place.index) ? 1 : 0;
+  }
+  return coming;
+}
+
+void PagePool::Drop(PageNumber page, bool leaving, Change& change) {
   const Place place = PlaceOf(page);
   Slab& slab = slabs_[place.slab];
   const int64_t page_bytes = slab.page_bytes;
   assert(slab.counts[place.index] > 0);
-  const int32_t left = --slab.counts[place.index];
+  change.coming -= slab.coming(place.index) ? 1 : 0;
+  if (leaving) --slab.leaving[place.index];
+  const int64_t left = --slab.counts[place.index];
+  assert(0 <= slab.leaving[place.index] && slab.leaving[place.index] <= left);
+  change.coming += slab.coming(place.index) ? 1 : 0;
   if (left == 1) stats_.shared_bytes -= page_bytes;
-  if (left > 0) return false;
+  if (left > 0) return;
+  ++change.freed;
   if (on_free_) on_free_(data(page), page_bytes);
   stats_.used_bytes -= page_bytes;
   slab.free.push_back(static_cast<int32_t>(place.index));
   SlabSet& open = with_room_[page_bytes];
   if (!slab.entry.empty()) open.insert(std::move(slab.entry));
   ++free_pages_[page_bytes];
-  if (std::ssize(slab.free) < PagesOf(page_bytes)) return true;
+  if (std::ssize(slab.free) < PagesOf(page_bytes)) return;
   unused_.insert(open.extract(place.slab));
   free_pages_[page_bytes] -= std::ssize(slab.free);
   slab = Slab();
   stats_.free_bytes += slab_bytes_;
-  return true;
 }
 
 int64_t PagePool::references(PageNumber page) const {
@@ -137,9 +155,15 @@ int64_t PagePool::references(PageNumber page) const {
   return slabs_[place.slab].counts[place.index];
 }
 
-bool PagePool::Consistent(std::vector<PageNumber> held) const {
+int64_t PagePool::leaving(PageNumber page) const {
+  const Place place = PlaceOf(page);
+  return slabs_[place.slab].leaving[place.index];
+}
+
+bool PagePool::Consistent(std::vector<PageNumber> held, std::vector<PageNumber> leaving) const {
   std::sort(held.begin(), held.end());  // as the slabs have them
-  auto next = held.cbegin();
+  std::sort(leaving.begin(), leaving.end());
+  auto next = held.cbegin(), leaves = leaving.cbegin();
   Stats sums;
   sums.total_bytes = stats_.total_bytes;
   std::map<int64_t, int64_t> free_pages;
@@ -161,9 +185,12 @@ bool PagePool::Consistent(std::vector<PageNumber> held) const {
     }
     for (int64_t index = 0; index < std::ssize(slab.counts); ++index) {
       const int32_t count = slab.counts[index];
-      const auto end = std::upper_bound(next, held.cend(), NumberOf(n, index, slab.page_bytes));
-      if (end - next != count) return false;
+      const PageNumber page = NumberOf(n, index, slab.page_bytes);
+      const auto end = std::upper_bound(next, held.cend(), page);
+      const auto leaves_end = std::upper_bound(leaves, leaving.cend(), page);
+      if (end - next != count || leaves_end - leaves != slab.leaving[index]) return false;
       next = end;
+      leaves = leaves_end;
       if (count > 0) sums.used_bytes += slab.page_bytes;
       if (count > 1) sums.shared_bytes += slab.page_bytes;
     }
@@ -175,7 +202,7 @@ bool PagePool::Consistent(std::vector<PageNumber> held) const {
     const auto found = free_pages.find(page_bytes);
     if (count != (found == free_pages.end() ? 0 : found->second)) return false;
   }
-  return next == held.cend() && sums.used_bytes == stats_.used_bytes &&
+  return next == held.cend() && leaves == leaving.cend() && sums.used_bytes == stats_.used_bytes &&
          sums.free_bytes == stats_.free_bytes && sums.shared_bytes == stats_.shared_bytes;
 }
 

@@ -8,6 +8,9 @@
 // pages are what kernels read (PageTable): page n is at base + n * kPageUnitBytes. Page 0 is never
 // handed out, so that a number that was never set is nobody's.
 //
+// A reference is leaving if whoever has it only waits to drop it. A page whose references are all
+// leaving is coming back.
+//
 // Not thread-safe; the caller locks.
 
 #pragma once
@@ -55,10 +58,19 @@ class PagePool {
   int64_t Room(int64_t page_bytes) const;
 
   void AddReferences(std::span<const PageNumber> pages);
+  // How many pages have become free, and how many more are coming back.
+  struct Change {
+    int64_t freed = 0;
+    int64_t coming = 0;
+  };
   // From the last to the first, so that the front of a sequence is what is used again first.
-  // Returns how many of them are free now.
-  int64_t DropReferences(std::span<const PageNumber> pages);
+  // `leaving`: Leave was called for these references.
+  Change DropReferences(std::span<const PageNumber> pages, bool leaving = false);
+  // One reference to each of them is leaving from now on. Returns how many more pages are coming
+  // back.
+  int64_t Leave(std::span<const PageNumber> pages);
   int64_t references(PageNumber page) const;
+  int64_t leaving(PageNumber page) const;  // of these
   int64_t page_bytes(PageNumber page) const { return slabs_[PlaceOf(page).slab].page_bytes; }
 
   char* base() const { return static_cast<char*>(memory_.data); }
@@ -66,15 +78,21 @@ class PagePool {
   const HostSpan& memory() const { return memory_; }
   const Stats& stats() const { return stats_; }
   // Whether every page of every slab is either free or has as many references as `held` has
-  // entries of it, and the sums agree. For tests and debug builds: looks at everything.
-  bool Consistent(std::vector<PageNumber> held) const;
+  // entries of it, of which `leaving` has those that are, and the sums agree. For tests and debug
+  // builds: looks at everything.
+  bool Consistent(std::vector<PageNumber> held, std::vector<PageNumber> leaving = {}) const;
 
  private:
   using SlabSet = std::set<int64_t>;
   struct Slab {
-    int64_t page_bytes = 0;       // 0: serves no size
-    std::vector<int32_t> counts;  // references, by the page's index in the slab
-    std::vector<int32_t> free;    // indices, the next to be used last
+    int64_t page_bytes = 0;        // 0: serves no size
+    std::vector<int32_t> counts;   // references, by the page's index in the slab
+    std::vector<int32_t> leaving;  // of these
+    std::vector<int32_t> free;     // indices, the next to be used last
+
+    bool coming(int64_t index) const {
+      return counts[index] > 0 && counts[index] == leaving[index];
+    }
     // A full slab's entry, which is in no set: so a page is given back without taking memory.
     SlabSet::node_type entry = {};
   };
@@ -88,7 +106,7 @@ class PagePool {
   PageNumber NumberOf(int64_t slab, int64_t index, int64_t page_bytes) const;
   PageNumber TakeOne(int64_t page_bytes);  // there is room
   void Open(int64_t slab, int64_t page_bytes);
-  bool Drop(PageNumber page);
+  void Drop(PageNumber page, bool leaving, Change& change);
 
   const HostSpan memory_;
   const int64_t slab_bytes_;

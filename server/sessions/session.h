@@ -53,6 +53,7 @@ struct Layer {
   std::vector<PageNumber> pages = {};  // ceil(length / page_rows)
   // An append or a truncation is under way: no other may begin.
   bool changing = false;
+  bool leaving = false;  // its session was freed, and it waits for those that use it
   // The last append, so that it can be asked for again; empty: none.
   std::string append_id = {};
   int64_t append_begin = 0;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <new>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -39,66 +40,76 @@ std::set<const Session*> SessionTable::AllInUse() const {
   return all;
 }
 
+// The references to pages, by device and tenant, and those of them that are leaving.
+struct SessionTable::References {
+  std::vector<PageNumber> held;
+  std::vector<PageNumber> leaving;
+
+  void Add(std::span<const PageNumber> pages, bool leave) {
+    held.insert(held.end(), pages.begin(), pages.end());
+    if (leave) leaving.insert(leaving.end(), pages.begin(), pages.end());
+  }
+};
+
 bool SessionTable::PagesAddUp() const {
-  // By device and tenant, once for each reference.
-  std::vector<std::vector<std::vector<PageNumber>>> held(
-      pools_.size(), std::vector<std::vector<PageNumber>>(tenants_.size()));
-  const auto add = [&held](const Session& session, std::span<const PageNumber> pages) {
-    std::vector<PageNumber>& all = held[session.device][session.tenant];
-    all.insert(all.end(), pages.begin(), pages.end());
+  std::vector<std::vector<References>> all(pools_.size(), std::vector<References>(tenants_.size()));
+  const auto of = [&all](const Session& session) -> References& {
+    return all[session.device][session.tenant];
   };
   for (const Session* const session : AllInUse()) {
     for (const Layer& layer : session->layers) {
-      add(*session, layer.pages);
-      for (const Readers& readers : layer.readers) add(*session, readers.cut);
+      of(*session).Add(layer.pages, layer.leaving);
+      for (const Readers& readers : layer.readers) of(*session).Add(readers.cut, true);
     }
   }
   for (const CacheHold* const hold : holds_) {
     for (size_t n = 0; n < hold->reserved_.size(); ++n) {
-      add(*hold->sessions_[n], hold->OwnPages(n));
+      of(*hold->sessions_[n]).Add(hold->OwnPages(n), hold->reserved_[n].doomed);
     }
   }
   for (const Cut* const cut : cuts_) {
     for (const CutPage& page : cut->pages) {
-      add(*cut->origin, {cut->fork == nullptr ? &page.to : &page.from, 1});
+      of(*cut->origin).Add({cut->fork == nullptr ? &page.to : &page.from, 1}, false);
     }
     if (cut->fork == nullptr) continue;
-    for (const Layer& layer : cut->fork->layers) add(*cut->fork, layer.pages);
+    for (const Layer& layer : cut->fork->layers) of(*cut->fork).Add(layer.pages, false);
   }
   for (size_t device = 0; device < pools_.size(); ++device) {
     const PagePool& pool = *pools_[device].pages;
-    std::vector<PageNumber> all;
-    for (size_t tenant = 0; tenant < held[device].size(); ++tenant) {
-      std::vector<PageNumber>& pages = held[device][tenant];
-      all.insert(all.end(), pages.begin(), pages.end());
-      std::sort(pages.begin(), pages.end());
-      pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
-      int64_t bytes = 0;
-      for (const PageNumber page : pages) bytes += pool.page_bytes(page);
+    References whole;
+    for (size_t tenant = 0; tenant < all[device].size(); ++tenant) {
+      std::vector<PageNumber>& held = all[device][tenant].held;
+      std::vector<PageNumber>& leaving = all[device][tenant].leaving;
+      whole.held.insert(whole.held.end(), held.begin(), held.end());
+      whole.leaving.insert(whole.leaving.end(), leaving.begin(), leaving.end());
+      std::map<PageNumber, int64_t> kept;  // references that are not leaving
+      for (const PageNumber page : held) ++kept[page];
+      for (const PageNumber page : leaving) --kept[page];
+      int64_t bytes = 0, coming = 0;
+      for (const auto& [page, references] : kept) {
+        bytes += pool.page_bytes(page);
+        coming += references == 0 ? pool.page_bytes(page) : 0;
+      }
       if (bytes != pools_[device].tenant_bytes[tenant]) return false;
+      if (coming != pools_[device].tenant_coming[tenant]) return false;
     }
-    if (!pool.Consistent(std::move(all))) return false;
+    if (!pool.Consistent(std::move(whole.held), std::move(whole.leaving))) return false;
   }
   return true;
 }
 
-// All layers of a session are forked and cut alike: those that share a page share that of each
-// layer which is as long (WhoShare in eviction.cc).
+// Sessions that share a page share that of the first layer at the same place (WhoShare in
+// eviction.cc).
 bool SessionTable::SharedAlike() const {
-  std::map<std::pair<size_t, PageNumber>, PageNumber> firsts;
+  std::map<std::pair<int, PageNumber>, PageNumber> firsts;
   for (const auto& [id, session] : sessions_) {
     const std::vector<PageNumber>& first = session->layers[0].pages;
     for (size_t n = 1; n < session->layers.size(); ++n) {
       const std::vector<PageNumber>& pages = session->layers[n].pages;
-      const auto device = static_cast<size_t>(session->device);
       for (size_t i = 0; i < pages.size(); ++i) {
         const PageNumber with = i < first.size() ? first[i] : 0;
-        // Of one layer's page the first layer's, and the other way round.
-        const size_t key = 2 * (device * static_cast<size_t>(options_.layers_max) + n);
-        if (firsts.emplace(std::pair(key, pages[i]), with).first->second != with) return false;
-        if (with == 0) continue;
-        if (firsts.emplace(std::pair(key + 1, with), pages[i]).first->second != pages[i])
-          return false;
+        const auto [found, fresh] = firsts.emplace(std::pair(session->device, pages[i]), with);
+        if (!fresh && (with == 0 || found->second != with)) return false;
       }
     }
   }

@@ -17,25 +17,33 @@
 
 namespace attend {
 
-// Rows that were there before the cut: an append may be writing the page's others.
 void SessionTable::AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cut) {
-  const Layer& of = cut.origin->layers[layer];
   PagePool& pool = *pools_[cut.origin->device].pages;
-  const PageNumber from = of.pages[length / options_.page_rows];
+  const PageNumber from = cut.origin->layers[layer].pages[length / options_.page_rows];
   cut.pages.push_back({layer, from, to});  // for which Begin has made room: this cannot fail
-  if (cut.fork != nullptr) pool.AddReferences({&from, 1});
-  char* const source = pool.data(from);
-  char* const copy = pool.data(to);
-  if (!cut.arena->on_host()) {  // fewer pieces are faster there, and what is beyond is not read
-    cut.pieces.push_back({source, copy, of.layout.page_bytes});
-    return;
-  }
-  const int64_t size = DTypeBytes(of.shape.dtype);
-  for (const auto& [begin, dim] :
-       {std::pair{int64_t{0}, of.shape.dim}, std::pair{of.layout.k_bytes, of.shape.dim_v}}) {
-    for (int64_t head = 0; head < of.shape.heads_kv; ++head) {
-      const int64_t at = begin + head * options_.page_rows * dim * size;
-      cut.pieces.push_back({source + at, copy + at, length % options_.page_rows * dim * size});
+  if (cut.fork == nullptr) return;
+  pool.AddReferences({&from, 1});
+  cut.fork->layers[layer].pages.push_back(to);  // the same
+}
+
+// Rows that were there before the cut: an append may be writing the page's others.
+void SessionTable::PlanCopies(int64_t length, Cut& cut) {
+  const PagePool& pool = *pools_[cut.origin->device].pages;
+  for (const CutPage& page : cut.pages) {
+    const Layer& of = cut.origin->layers[page.layer];
+    char* const source = pool.data(page.from);
+    char* const copy = pool.data(page.to);
+    if (!cut.arena->on_host()) {  // fewer pieces are faster there, and what is beyond is not read
+      cut.pieces.push_back({source, copy, of.layout.page_bytes});
+      continue;
+    }
+    const int64_t size = DTypeBytes(of.shape.dtype);
+    for (const auto& [begin, dim] :
+         {std::pair{int64_t{0}, of.shape.dim}, std::pair{of.layout.k_bytes, of.shape.dim_v}}) {
+      for (int64_t head = 0; head < of.shape.heads_kv; ++head) {
+        const int64_t at = begin + head * options_.page_rows * dim * size;
+        cut.pieces.push_back({source + at, copy + at, length % options_.page_rows * dim * size});
+      }
     }
   }
 }
@@ -69,6 +77,7 @@ Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
 Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<int64_t> length,
                                Cut& cut, CacheRefusal* refusal) {
   const MutexLock lock(mutex_);
+  ExpireLocked();
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
   Session& origin = **found;
@@ -94,19 +103,27 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   return ForkLayers(kept, cut, refusal);
 }
 
-// If there is no memory, what is missing is told for the later layers too.
-Status SessionTable::TakeCopy(const Session& session, size_t n, int64_t length, const Cut& cut,
-                              std::vector<PageNumber>& pages, CacheRefusal* refusal) {
-  const std::vector<Layer>& layers = cut.origin->layers;
-  const int64_t page_bytes = layers[n].layout.page_bytes;
-  ATTEND_RETURN_IF_ERROR(CheckPinned(session, session.pinned ? page_bytes : 0));
-  const Status taken = TakePages(session, page_bytes, 1, pages, refusal);
-  if (taken.ok() || refusal == nullptr || refusal->missing_bytes == 0) return taken;
-  for (size_t later = n + 1; later < layers.size(); ++later) {
-    const bool cuts = cut.fork != nullptr || length < layers[later].length;
-    if (cuts) refusal->missing_bytes += layers[later].layout.page_bytes;
+// Of each size all at once, so that who was refused is kept room for all of them. If there is no
+// memory, what is missing is told for the sizes that follow too.
+Status SessionTable::TakeCopies(const Session& session, const CopyLayers& layers, int64_t length,
+                                Cut& cut, CacheRefusal* refusal) {
+  std::vector<PageNumber> taken;
+  for (auto next = layers.begin(); next != layers.end(); ++next) {
+    const auto& [page_bytes, numbers] = *next;
+    const auto count = std::ssize(numbers);
+    ATTEND_RETURN_IF_ERROR(CheckPinned(session, session.pinned ? count * page_bytes : 0));
+    taken.clear();
+    const Status status = TakePages(session, page_bytes, count, taken, refusal);
+    if (!status.ok() && refusal != nullptr && refusal->missing_bytes > 0) {
+      for (auto later = std::next(next); later != layers.end(); ++later) {
+        refusal->missing_bytes += later->first * std::ssize(later->second);
+      }
+    }
+    ATTEND_RETURN_IF_ERROR(status);
+    for (size_t n = 0; n < numbers.size(); ++n) AddToCut(numbers[n], taken[n], length, cut);
   }
-  return taken;
+  PlanCopies(length, cut);
+  return Status();
 }
 
 // Full pages are shared.
@@ -114,19 +131,19 @@ Status SessionTable::ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal)
   const Session& origin = *cut.origin;
   Session& fork = *cut.fork;
   const int64_t rows = options_.page_rows;
+  CopyLayers copied;
   for (size_t n = 0; n < origin.layers.size(); ++n) {
     const Layer& layer = origin.layers[n];
     Layer& mine = fork.layers.emplace_back(
         Layer{.shape = layer.shape, .layout = layer.layout, .length = length});
+    mine.pages.reserve(static_cast<size_t>((length + rows - 1) / rows));
     mine.pages.assign(layer.pages.begin(), layer.pages.begin() + length / rows);
     pools_[origin.device].pages->AddReferences(mine.pages);
-    CountList(fork, mine);
-    if (length % rows == 0) continue;
-    ATTEND_RETURN_IF_ERROR(TakeCopy(fork, n, length, cut, mine.pages, refusal));
-    CountList(fork, mine);
-    AddToCut(n, mine.pages.back(), length, cut);
+    if (length % rows != 0) copied[layer.layout.page_bytes].push_back(n);
   }
-  return Status();
+  const Status status = TakeCopies(fork, copied, length, cut, refusal);
+  for (Layer& layer : fork.layers) CountList(fork, layer);
+  return status;
 }
 
 // What throws here has changed nothing that the next call does not see.
@@ -160,7 +177,7 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
     ATTEND_RETURN_IF_ERROR(BeginTruncate(tenant, id, length, cut));
     try {
       info = InfoOf(*cut.origin);  // while the session can still be left as it is
-      status = TakeCopies(length, cut, refusal);
+      status = CopyShared(length, cut, refusal);
     } catch (const std::bad_alloc&) {
       status = OutOfMemory();
     }
@@ -179,6 +196,7 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
 
 // If it is OK, EndTruncate must follow.
 Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut) {
+  ExpireLocked();
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
   Session& session = **found;
@@ -205,24 +223,20 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t le
 }
 
 // Others that read the pages keep them.
-Status SessionTable::TakeCopies(int64_t length, Cut& cut, CacheRefusal* refusal) {
+Status SessionTable::CopyShared(int64_t length, Cut& cut, CacheRefusal* refusal) {
   const Session& session = *cut.origin;
   const int64_t rows = options_.page_rows;
   if (length % rows == 0) return Status();
   const PagePool& pool = *pools_[session.device].pages;
   bool shared = false;
-  for (const Layer& layer : session.layers) {
-    shared |= length < layer.length &&
-              (!layer.readers.empty() || pool.references(layer.pages[length / rows]) > 1);
-  }
-  for (size_t n = 0; n < session.layers.size() && shared; ++n) {
+  CopyLayers cuts;
+  for (size_t n = 0; n < session.layers.size(); ++n) {
     const Layer& layer = session.layers[n];
     if (length >= layer.length) continue;
-    std::vector<PageNumber> taken;
-    ATTEND_RETURN_IF_ERROR(TakeCopy(session, n, length, cut, taken, refusal));
-    AddToCut(n, taken.front(), length, cut);
+    cuts[layer.layout.page_bytes].push_back(n);
+    shared |= !layer.readers.empty() || pool.references(layer.pages[length / rows]) > 1;
   }
-  return Status();
+  return shared ? TakeCopies(session, cuts, length, cut, refusal) : Status();
 }
 
 Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, const Status& status,
@@ -237,6 +251,7 @@ Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, const St
     if (cuts) {
       std::swap(layer.pages[length / options_.page_rows], page.to);
       cut.room[page.layer].front().cut.push_back(page.to);
+      if (!layer.readers.empty()) LeavePages(session, layer, {&page.to, 1});
     } else {
       DropPages(session, layer, {&page.to, 1});
     }

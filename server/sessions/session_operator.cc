@@ -23,7 +23,7 @@ bool SessionTable::FreeAny(const std::string& id) {
   const MutexLock lock(mutex_);
   ExpireLocked();
   const auto found = sessions_.find(id);
-  if (found == sessions_.end()) return false;
+  if (found == sessions_.end() || Over(*found->second)) return false;
   Remove(SessionRef(found->second));
   assert(ConsistentLocked());
   return true;
@@ -45,7 +45,7 @@ bool SessionTable::FreeSlice(int tenant, std::string& last, int64_t& freed) {
     const SessionRef session = (it++)->second;
     if (session->tenant != tenant) continue;
     last = session->id;
-    pages += session->page_count();
+    pages += session->page_count() + std::ssize(session->layers);
     ++(Over(*session) ? stats_.expired : freed);
     Remove(session);
   }
@@ -67,6 +67,7 @@ SessionTable::Evicted SessionTable::EvictTenant(int tenant, bool pinned) {
 }
 
 bool SessionTable::EvictSlice(int tenant, bool pinned, std::string& last, Evicted& evicted) {
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   const int64_t before = UsedBytes();
   int64_t sessions = 0, pages = 0;
@@ -76,7 +77,7 @@ bool SessionTable::EvictSlice(int tenant, bool pinned, std::string& last, Evicte
     last = each.id;
     if (each.tenant != tenant || each.in_use > 0 || (each.pinned && !pinned)) continue;
     if (each.longest() == 0) continue;
-    pages += each.page_count();
+    pages += each.page_count() + std::ssize(each.layers);
     for (Layer& layer : each.layers) {
       if (layer.length == 0) continue;
       Shorten(each, layer, 0);

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <set>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -62,7 +60,7 @@ Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
                            ", its share of the memory (session-memory)");
 }
 
-Status SessionTable::KeepLimit(Need& need, CacheRefusal* refusal) {
+Status SessionTable::KeepLimit(const Need& need, CacheRefusal* refusal) {
   if (options_.limits == nullptr) return Status();
   const int tenant = need.session.tenant;
   const int64_t most = options_.limits->most(tenant, Limit::kSessionMemory);
@@ -88,12 +86,11 @@ Status SessionTable::KeepLimit(Need& need, CacheRefusal* refusal) {
 void SessionTable::Claim(const Need& need) {
   TenantClaim& claim = pools_[need.session.device].claims[need.session.tenant];
   const TimePoint now = clock_.Now();
-  if (claim.bytes == 0 || claim.until <= now) claim = {0, now + options_.claim_time};
-  claim.bytes = std::max(claim.bytes, need.bytes);
+  claim.bytes = std::max(claim.until <= now ? 0 : claim.bytes, need.bytes);
+  claim.until = now + options_.claim_time;
 }
 
-int64_t SessionTable::KeptForOthers(const Need& need) const {
-  if (WithinShare(need)) return 0;
+int64_t SessionTable::ClaimsOfOthers(const Need& need) const {
   const Pool& pool = pools_[need.session.device];
   int64_t bytes = 0;
   for (size_t tenant = 0; tenant < pool.claims.size(); ++tenant) {
@@ -105,39 +102,16 @@ int64_t SessionTable::KeptForOthers(const Need& need) const {
   return bytes;
 }
 
-// Found out from what is there, once for each need, as few requests need it.
-const std::vector<int64_t>& SessionTable::Coming(Need& need) const {
-  if (!need.coming.empty()) return need.coming;
-  const PagePool& pool = *pools_[need.session.device].pages;
-  need.coming.resize(options_.tenant_weights.size());
-  std::set<const Session*> seen;
-  for (const CacheHold* const hold : holds_) {
-    if (hold->device_ != need.session.device) continue;
-    for (const SessionRef& session : hold->sessions_) {
-      if (!seen.insert(session.get()).second) continue;
-      // A page in several lists, which has as many references, comes back once.
-      const auto add = [&](std::span<const PageNumber> pages) {
-        for (const PageNumber page : pages) {
-          need.coming[session->tenant] += pool.page_bytes(page) / pool.references(page);
-        }
-      };
-      for (const Layer& layer : session->layers) {
-        for (const Readers& readers : layer.readers) add(readers.cut);
-        if (!sessions_.contains(session->id)) add(layer.pages);
-      }
-    }
-  }
-  return need.coming;
-}
-
-int64_t SessionTable::ComingBytes(Need& need) const {
-  const std::vector<int64_t>& coming = Coming(need);
+int64_t SessionTable::ComingBytes(int device) const {
+  const std::vector<int64_t>& coming = pools_[device].tenant_coming;
   return std::accumulate(coming.begin(), coming.end(), int64_t{0});
 }
 
-int64_t SessionTable::MayLoseBytes(int tenant, Need& need) const {
+int64_t SessionTable::MayLoseBytes(int tenant, const Need& need) const {
   if (tenant == need.session.tenant) return std::numeric_limits<int64_t>::max();
-  return std::max<int64_t>(0, BeyondShare(need.session.device, tenant) - Coming(need)[tenant]);
+  const int device = need.session.device;
+  const int64_t coming = pools_[device].tenant_coming[tenant];
+  return std::max<int64_t>(0, BeyondShare(device, tenant) - coming);
 }
 
 }  // namespace attend

@@ -62,6 +62,7 @@ SessionTable::SessionTable(const SessionOptions& options, const Clock& clock, To
     const HostSpan memory = device.arena == nullptr ? HostSpan() : device.arena->memory();
     pool.pages = std::make_unique<PagePool>(memory, options.slab_bytes, device.on_free);
     pool.tenant_bytes.resize(options.tenant_weights.size());
+    pool.tenant_coming.resize(options.tenant_weights.size());
     pool.claims.resize(options.tenant_weights.size());
     pools_.push_back(std::move(pool));
   }
@@ -80,7 +81,6 @@ SessionTable::SessionRef SessionTable::Look(int tenant, const std::string& id) c
 }
 
 Result<SessionTable::SessionRef> SessionTable::Find(int tenant, const std::string& id) {
-  ExpireLocked();
   SessionRef session = Look(tenant, id);
   if (session == nullptr) return NoSuchSession();
   if (pools_[session->device].lost) {
@@ -131,8 +131,15 @@ void SessionTable::Remove(const SessionRef& session) {
   sessions_.erase(session->id);
   Count(*session, {-1, -FixedBytes(std::ssize(session->layers))});
   session->place.Release();
-  for (Layer& layer : session->layers) {
-    if (layer.readers.empty() && !layer.changing) Shorten(*session, layer, 0);
+  for (size_t n = 0; n < session->layers.size(); ++n) {
+    Layer& layer = session->layers[n];
+    if (layer.readers.empty() && !layer.changing) {
+      Shorten(*session, layer, 0);
+      continue;
+    }
+    layer.leaving = true;
+    LeavePages(*session, layer, layer.pages);
+    DoomAppend(*session, n);
   }
 }
 
@@ -144,7 +151,7 @@ bool SessionTable::ExpireLocked() {
   while (next != by_lease_end_.end() && next->first <= now && pages < options_.pages_slice) {
     Session& session = *(next++)->second;
     if (session.in_use > 0) continue;
-    pages += session.page_count();
+    pages += session.page_count() + std::ssize(session.layers);
     Remove(SessionRef(sessions_.at(session.id)));
     ++stats_.expired;
   }
@@ -251,6 +258,7 @@ Result<SessionInfo> SessionTable::KeepAlive(int tenant, const std::string& id) {
 Result<SessionInfo> SessionTable::Get(int tenant, const std::string& id) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
+  ExpireLocked();
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
   return InfoOf(**found);

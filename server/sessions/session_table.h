@@ -54,39 +54,13 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
-#include "server/limits/tenant_limits.h"
 #include "server/sessions/cache_hold.h"
 #include "server/sessions/page_pool.h"
 #include "server/sessions/session.h"
+#include "server/sessions/session_options.h"
 #include "server/util/random_token.h"
-#include "server/util/weight_share.h"
 
 namespace attend {
-
-// Memory for sessions on one device.
-struct SessionDevice {
-  DeviceArena* arena = nullptr;  // null: this device has no sessions
-  // Called with each page that becomes free; may be empty.
-  std::function<void(char* data, int64_t bytes)> on_free;
-};
-
-struct SessionOptions {
-  int64_t page_rows = 64;
-  static constexpr int64_t kSlabBytes = int64_t{8} << 20;
-  int64_t slab_bytes = kSlabBytes;
-  int64_t sessions_max = 65536;
-  int64_t layers_max = 512;  // of one session
-  Duration lease_default = std::chrono::seconds(60);
-  Duration lease_max = std::chrono::hours(24);
-  // A tenant's share of the memory, of the sessions, and of the tables is by its weight.
-  TenantWeights tenant_weights;
-  int64_t table_bytes_max = int64_t{1} << 60;  // host memory that says which pages whose are
-  TenantLimits* limits = nullptr;  // what tenants may have besides; null: no such limits
-  // How long room is kept for who was refused and will ask again.
-  Duration claim_time = std::chrono::seconds(3);
-  // What ends many sessions lets others have their turn after so many pages.
-  int64_t pages_slice = int64_t{1} << 18;
-};
 
 class SessionTable {
  public:
@@ -194,11 +168,13 @@ class SessionTable {
     std::unique_ptr<PagePool> pages;
     DeviceArena* arena = nullptr;
     std::vector<int64_t> tenant_bytes;
-    std::vector<TenantClaim> claims;  // by tenant
+    std::vector<int64_t> tenant_coming;  // of these, of pages that are coming back
+    std::vector<TenantClaim> claims;     // by tenant
     bool lost = false;
   };
 
   bool ConsistentLocked() const ATTEND_REQUIRES(mutex_);
+  struct References;
   bool PagesAddUp() const ATTEND_REQUIRES(mutex_);
   bool SharedAlike() const ATTEND_REQUIRES(mutex_);
   bool SessionsAddUp() const ATTEND_REQUIRES(mutex_);
@@ -222,7 +198,7 @@ class SessionTable {
   int64_t UsedBytes() const ATTEND_REQUIRES(mutex_);  // on all devices
   SessionInfo Insert(const SessionRef& session) ATTEND_REQUIRES(mutex_);
   void Remove(const SessionRef& session) ATTEND_REQUIRES(mutex_);
-  // Its lease is, and it has not been freed yet.
+  // Its lease has ended, and it has not been freed yet.
   bool Over(const Session& session) const ATTEND_REQUIRES(mutex_);
   // Whether there may be more.
   bool ExpireLocked() ATTEND_REQUIRES(mutex_);
@@ -230,7 +206,11 @@ class SessionTable {
   // Of the tenant's sessions after `last`, which it moves on.
   bool FreeSlice(int tenant, std::string& last, int64_t& freed);
   bool EvictSlice(int tenant, bool pinned, std::string& last, Evicted& evicted);
-  void DropPages(const Session& session, const Layer& layer, std::span<const PageNumber> pages)
+  // `leaving`: LeavePages was called for these references, as nothing but requests that run needs
+  // them.
+  void DropPages(const Session& session, const Layer& layer, std::span<const PageNumber> pages,
+                 bool leaving = false) ATTEND_REQUIRES(mutex_);
+  void LeavePages(const Session& session, const Layer& layer, std::span<const PageNumber> pages)
       ATTEND_REQUIRES(mutex_);
   // Takes pages, and evicts others' for it. `refusal` is told what is missing.
   Status TakePages(const Session& session, int64_t page_bytes, int64_t count,
@@ -239,9 +219,6 @@ class SessionTable {
   struct Need {
     const Session& session;
     int64_t bytes = 0;
-    // By tenant, once asked for: bytes of pages that come back when running requests have read
-    // them.
-    std::vector<int64_t> coming = {};
   };
   // Whose sessions lose pages: the needy tenant's idle ones; others' idle ones too, of what those
   // have beyond their share; or, for who stays within its own share, also those that requests of
@@ -252,27 +229,40 @@ class SessionTable {
   int64_t BeyondShare(int device, int tenant) const ATTEND_REQUIRES(mutex_);
   // Whether the needy tenant has no more than its share with what it needs.
   bool WithinShare(const Need& need) const ATTEND_REQUIRES(mutex_);
-  const std::vector<int64_t>& Coming(Need& need) const ATTEND_REQUIRES(mutex_);
-  int64_t ComingBytes(Need& need) const ATTEND_REQUIRES(mutex_);
+  // Of pages that come back when running requests have ended, of all tenants.
+  int64_t ComingBytes(int device) const ATTEND_REQUIRES(mutex_);
   // What the tenant has beyond its share, and all that is the needy one's own.
-  int64_t MayLoseBytes(int tenant, Need& need) const ATTEND_REQUIRES(mutex_);
-  bool MayLose(const Session& session, Need& need, From from) const ATTEND_REQUIRES(mutex_);
-  bool EnoughToEvict(Need& need, int64_t bytes) const ATTEND_REQUIRES(mutex_);
+  int64_t MayLoseBytes(int tenant, const Need& need) const ATTEND_REQUIRES(mutex_);
+  bool MayLose(const Session& session, const Need& need, From from) const ATTEND_REQUIRES(mutex_);
+  bool EnoughToEvict(const Need& need, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   // Requests of tenants beyond their share let go if their bytes still arrive, the longest first.
-  void GiveWay(Need& need, const Enough& enough) ATTEND_REQUIRES(mutex_);
+  void GiveWay(const Need& need, const Enough& enough) ATTEND_REQUIRES(mutex_);
   // Evicts until it is enough, or nothing is left that may go: first pages that nobody shares.
-  void Evict(Need& need, From from, const Enough& enough) ATTEND_REQUIRES(mutex_);
+  void Evict(const Need& need, From from, const Enough& enough) ATTEND_REQUIRES(mutex_);
   // `sessions`, sorted by their pages, may all lose what the one at `at` loses.
-  void EvictTail(std::span<Session* const> sessions, size_t at, Need& need, const Enough& enough)
+  void EvictTail(std::span<Session* const> sessions, size_t at, const Need& need, From from,
+                 const Enough& enough) ATTEND_REQUIRES(mutex_);
+  // What comes back if all of these lose their pages of the n-th layer that begin after `length`
+  // tokens, one of each.
+  int64_t GainOf(std::span<Session* const> losers, size_t n, int64_t length, From from) const
       ATTEND_REQUIRES(mutex_);
-  // The session's tail is evicted; what is read stays until it has been read.
-  void CutForOthers(Session& session, int64_t length) ATTEND_REQUIRES(mutex_);
-  // Keeps room for the need's tenant, which asks again when it has come; what is kept from a need
-  // that goes beyond its tenant's share.
+  // The layers from the first one on are cut to `length` tokens; what is read stays until it has
+  // been read. All or none.
+  void EvictPages(std::span<Session* const> losers, size_t first_layer, int64_t length)
+      ATTEND_REQUIRES(mutex_);
+  // The append to that layer that is under way; `hold` is null if there is none.
+  struct Append {
+    CacheHold* hold = nullptr;
+    size_t n = 0;
+  };
+  Append AppendTo(const Session& session, size_t layer) const ATTEND_REQUIRES(mutex_);
+  // What is appended to that layer now will not be the session's.
+  void DoomAppend(const Session& session, size_t layer) ATTEND_REQUIRES(mutex_);
+  // Keeps room for the need's tenant, which asks again.
   void Claim(const Need& need) ATTEND_REQUIRES(mutex_);
-  int64_t KeptForOthers(const Need& need) const ATTEND_REQUIRES(mutex_);
+  int64_t ClaimsOfOthers(const Need& need) const ATTEND_REQUIRES(mutex_);
   // Makes room for the need within the limit of its tenant.
-  Status KeepLimit(Need& need, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
+  Status KeepLimit(const Need& need, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   // Cuts the layer to `length` tokens. Its other pages are freed, and nobody may read the layer; or
   // `cut`, which has room for them, gets the pages.
   void Shorten(Session& session, Layer& layer, int64_t length,
@@ -310,10 +300,12 @@ class SessionTable {
   Result<SessionInfo> EndFork(Cut& cut, Status status);
   Status BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut)
       ATTEND_REQUIRES(mutex_);
-  Status TakeCopies(int64_t length, Cut& cut, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
-  // Takes the page that layer `n` of the cut is copied to.
-  Status TakeCopy(const Session& session, size_t n, int64_t length, const Cut& cut,
-                  std::vector<PageNumber>& pages, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
+  Status CopyShared(int64_t length, Cut& cut, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
+  // The layers that a cut copies a page of, by its bytes; takes what they are copied to.
+  using CopyLayers = std::map<int64_t, std::vector<size_t>>;
+  Status TakeCopies(const Session& session, const CopyLayers& layers, int64_t length, Cut& cut,
+                    CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
+  void PlanCopies(int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
   // `info` is the session's before the cut.
   Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, const Status& status, SessionInfo& info)
       ATTEND_REQUIRES(mutex_);

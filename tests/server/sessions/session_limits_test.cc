@@ -182,7 +182,7 @@ TEST_F(SessionLimitsTest, AllThatAForkOfAPinnedSessionCopiesCounts) {
   Make(0, 4 * kRows, true);
   const Status status = table_->Fork(0, made->id, 5).status();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 36864 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 40960 bytes"));
   EXPECT_TRUE(table_->Fork(0, made->id, {}).ok()) << "copies nothing";
 }
 

@@ -66,8 +66,8 @@ TEST(SessionModelTest, MemoryRunsOutAnywhere) {
                  std::to_string(failing));
     RunHistory(seed + static_cast<uint64_t>(failing), 300, failing, counts);
   }
-  ExpectMet(counts, {"evictions", "expired", "failed allocations", "freed in use", "gave way",
-                     "given up", "repeated", "shared cuts"});
+  ExpectMet(counts, {"evicted in use", "evictions", "expired", "failed allocations", "freed in use",
+                     "gave way", "given up", "repeated", "shared cuts"});
 }
 
 }  // namespace

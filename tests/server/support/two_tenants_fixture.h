@@ -29,10 +29,10 @@ class TwoTenantsTest : public ::testing::Test {
 
   // With equal shares.
   static SessionOptions TwoTenants() { return {.tenant_weights = {1, 1}}; }
-  void Start(SessionOptions options) {
+  void Start(SessionOptions options, int64_t sessions_max = 8) {
     options.page_rows = kRows;
     options.slab_bytes = 4 * kPageBytes;
-    options.sessions_max = 8;
+    options.sessions_max = sessions_max;
     options.limits = &limits_;
     table_ = std::make_unique<SessionTable>(
         options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },

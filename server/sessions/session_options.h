@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a table of sessions is made with.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+
+#include "kernels/contract/backend.h"
+#include "kernels/util/clock.h"
+#include "server/limits/tenant_limits.h"
+#include "server/util/weight_share.h"
+
+namespace attend {
+
+// Memory for sessions on one device.
+struct SessionDevice {
+  DeviceArena* arena = nullptr;  // null: this device has no sessions
+  // Called with each page that becomes free; may be empty.
+  std::function<void(char* data, int64_t bytes)> on_free;
+};
+
+struct SessionOptions {
+  int64_t page_rows = 64;
+  static constexpr int64_t kSlabBytes = int64_t{8} << 20;
+  int64_t slab_bytes = kSlabBytes;
+  int64_t sessions_max = 65536;
+  int64_t layers_max = 512;  // of one session
+  Duration lease_default = std::chrono::seconds(60);
+  Duration lease_max = std::chrono::hours(24);
+  // A tenant's share of the memory, of the sessions, and of the tables is by its weight.
+  TenantWeights tenant_weights;
+  int64_t table_bytes_max = int64_t{1} << 60;  // host memory that says which pages whose are
+  TenantLimits* limits = nullptr;  // what tenants may have besides; null: no such limits
+  // How long room is kept for who was refused and will ask again.
+  Duration claim_time = std::chrono::seconds(3);
+  // What ends many sessions lets others have their turn after so many pages.
+  int64_t pages_slice = int64_t{1} << 18;
+};
+
+}  // namespace attend
