@@ -35,6 +35,14 @@ bool PagesBefore(std::span<const PageNumber> a, std::span<const PageNumber> b) {
   return a[same] < b[same];
 }
 
+// For all pages but the first `kept`. For twice as many at least, as pages come one by one.
+void MakeRoomToCut(Layer& layer, size_t kept) {
+  std::vector<PageNumber>& cut = layer.readers.back().cut;
+  const size_t more = layer.pages.size() - kept;
+  if (cut.capacity() - cut.size() >= more) return;
+  cut.reserve(std::max(cut.size() + more, 2 * cut.size()));
+}
+
 // Those of `sessions`, sorted by their pages, that share a page of the one at `at`: the `index`-th.
 // All layers of a session are forked alike, and cut alike but for the last ones, which may lose
 // more. So where sessions share a page of any layer, they share that of the first one.
@@ -180,28 +188,22 @@ int64_t SessionTable::GainOf(std::span<Session* const> losers, size_t n, int64_t
 
 void SessionTable::EvictPages(std::span<Session* const> losers, size_t first_layer,
                               int64_t length) {
-  const auto each_layer = [&](auto&& act) {
-    for (Session* const loser : losers) {
-      for (size_t n = first_layer; n < loser->layers.size(); ++n) {
-        if (loser->layers[n].length > length) act(*loser, n, loser->layers[n]);
-      }
+  const auto kept = static_cast<size_t>(length / options_.page_rows);
+  for (Session* const loser : losers) {  // what may fail comes first
+    for (Layer& layer : std::span(loser->layers).subspan(first_layer)) {
+      if (layer.length > length && !layer.readers.empty()) MakeRoomToCut(layer, kept);
     }
-  };
-  each_layer([&](Session&, size_t, Layer& layer) {  // what may fail comes first
-    if (layer.readers.empty()) return;
-    std::vector<PageNumber>& cut = layer.readers.back().cut;
-    const size_t more = layer.pages.size() - static_cast<size_t>(length / options_.page_rows);
-    // Twice as many at least, as pages come one by one.
-    if (cut.capacity() - cut.size() < more) {
-      cut.reserve(std::max(cut.size() + more, 2 * cut.size()));
+  }
+  for (Session* const loser : losers) {
+    for (size_t n = first_layer; n < loser->layers.size(); ++n) {
+      Layer& layer = loser->layers[n];
+      if (layer.length <= length) continue;
+      DoomAppend(*loser, n);
+      Shorten(*loser, layer, length, layer.readers.empty() ? nullptr : &layer.readers.back().cut);
+      layer.evicted_from = length;
+      layer.append_id.clear();
     }
-  });
-  each_layer([&](Session& loser, size_t n, Layer& layer) ATTEND_REQUIRES(mutex_) {
-    DoomAppend(loser, n);
-    Shorten(loser, layer, length, layer.readers.empty() ? nullptr : &layer.readers.back().cut);
-    layer.evicted_from = length;
-    layer.append_id.clear();
-  });
+  }
 }
 
 // A session that they read, and pages that they have taken, would be kept from others for as long
