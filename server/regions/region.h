@@ -35,6 +35,7 @@ struct SharedRegion {
   Room room = Room::kTenants;
   uint64_t last_use = 0;         // which of its uses was the latest
   bool kept = false;             // forgotten, and its client's until that gives it up
+  bool reaped = false;           // no request uses it
   bool unlocked = false;         // nothing here uses it
   Pages pages = Pages::kFreed;   // when it is closed
   SharedRegion* next = nullptr;  // while it waits to be unlocked or closed

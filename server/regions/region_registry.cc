@@ -80,6 +80,7 @@ bool RegionRegistry::EndClient(uint64_t client) {
   const auto found = clients_.find(client);
   if (found == clients_.end()) return false;
   found->second.ended = true;
+  found->second.claimed_bytes = 0;
   while (!found->second.tokens.empty()) {
     forgotten.push_back(KeepLocked(regions_.find(*found->second.tokens.begin())));
   }
@@ -306,6 +307,7 @@ void RegionRegistry::Reap(SharedRegion* region) {
 }
 
 void RegionRegistry::PushLocked(SharedRegion* region) {
+  region->reaped = true;
   if (!region->kept) SetComingLocked(*region);
   region->next = unreaped_;
   unreaped_ = region;

@@ -2,9 +2,10 @@
 //
 // All shared regions, by token: host memory that the server made, and GPU memory that clients lend.
 // A region belongs to the client (the connection) that made or lent it. Its token is valid from
-// Create or Import to Release or RemoveClient. Its memory lives until the last RegionRef is gone
-// too, and only then are its bytes free for others. Memory is closed on a thread of the
-// registry's own, because that may wait for a device.
+// Create or Import to Release or RemoveClient, or until the server takes the region away
+// (EndClient, DisplaceLocked). Its memory lives until the last RegionRef is gone too, and only then
+// are its bytes free for others. Memory is closed on a thread of the registry's own, because that
+// may wait for a device.
 //
 //                         Release, RemoveClient,
 //   Create, Import        EndClient, DisplaceLocked        the last RegionRef          Run

@@ -76,10 +76,18 @@ bool RegionRegistry::WithinShareLocked(const Client& client, int64_t bytes) cons
 std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int64_t bytes) {
   std::vector<RegionRef> displaced;
   const int64_t wanted = bytes + ClaimedLocked(client, std::nullopt);
-  const auto enough = [&]() ATTEND_REQUIRES(mutex_) {
-    return wanted <= limits_.bytes_max - bytes_.lasting();
+  // What comes only once a request ends is not waited for while others have idle memory beyond
+  // their shares.
+  int64_t late = 0;
+  for (const auto& [number, each] : clients_) {
+    for (const auto& [token, region] : each.kept) {
+      if (region->room == SharedRegion::Room::kComing && !region->reaped) late += region->bytes;
+    }
+  }
+  const auto enough = [&](bool used) ATTEND_REQUIRES(mutex_) {
+    return wanted <= limits_.bytes_max - bytes_.lasting() - (used ? 0 : late);
   };
-  if (enough()) return displaced;
+  if (enough(false)) return displaced;
   const auto beyond_share = [&](const SharedRegion& region) ATTEND_REQUIRES(mutex_) {
     const int owner = TenantOf(region.tenant);
     return region.device == SharedRegion::kHost && region.room == SharedRegion::Room::kTenants &&
@@ -93,10 +101,10 @@ std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int6
   };
   for (const auto& [token, region] : regions_) consider(region.get(), region.use_count() > 1);
   for (const auto& [number, each] : clients_) {
-    for (const auto& [token, region] : each.kept) consider(region, !region->unlocked);
+    for (const auto& [token, region] : each.kept) consider(region, !region->reaped);
   }
   for (const auto& [order, region] : candidates) {
-    if (enough()) break;
+    if (enough(std::get<0>(order))) break;
     if (!beyond_share(*region)) continue;
     ++stats_.displaced;
     if (!region->kept) displaced.push_back(KeepLocked(regions_.find(region->token)));

@@ -225,7 +225,11 @@ void RegionSocket::ServePacket(Connections::iterator connection, const v1::Regio
     if (!registry_.EndClient(from.client)) End(connection);
     return;
   }
-  if (const Status known = Recheck(from); !known.ok()) return EndWith(connection, known);
+  if (const Status known = Recheck(from); !known.ok()) {
+    // The client will not say again what it has released.
+    static_cast<void>(registry_.Release(from.client, request.release().token()));
+    return EndWith(connection, known);
+  }
   UniqueFd file;
   const std::optional<v1::RegionReply> reply = Answer(from, request, file);
   if (reply) Reply(connection, *reply, file);
@@ -238,6 +242,11 @@ void RegionSocket::Reply(Connections::iterator connection, const v1::RegionReply
   if (error == EPIPE || error == ECONNRESET) return End(connection);
   // Nobody will ever know of a region that was in the reply.
   static_cast<void>(registry_.Release(connection->second.client, reply.created().token()));
+  if (error == ETOOMANYREFS && file.valid()) {  // others do not read theirs
+    return Reply(connection, Refuse(connection->second.client,
+                                    ResourceExhausted("its descriptor cannot be sent: " +
+                                                      std::string(std::strerror(error)))));
+  }
   EndWith(connection, ResourceExhausted("the reply cannot be sent, and the connection ends: " +
                                         std::string(std::strerror(error))));
 }

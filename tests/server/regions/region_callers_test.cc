@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/limits/tenant_limits.h"
@@ -216,6 +218,32 @@ TEST_F(RegionCallersTest, WhoIsNotKnownAnyMoreMustGo) {
   EXPECT_EQ(registry_.Find(region->token(), 0), nullptr);
   stays.Create(1);
   socket_.reset();  // before what it asks
+}
+
+TEST_F(RegionCallersTest, ARevokedCallersReleaseIsTaken) {
+  std::atomic<bool> known = true;
+  std::atomic<uint64_t> generation = 1;
+  options_.identify = [&](const std::string&, const std::string&) -> Result<int> {
+    if (known) return 0;
+    return Status(Code::kPermissionDenied, "no more");
+  };
+  options_.generation = [&] { return generation.load(); };
+  ASSERT_TRUE(Start().ok());
+  RegionClient goes(options_.path);
+  ASSERT_TRUE(Identify(goes, "1"));
+  const auto region = goes.Create(1), other = goes.Create(1);
+  known = false;
+  ++generation;
+  v1::RegionRequest request;
+  request.mutable_release()->set_token(region->token());
+  ASSERT_TRUE(goes.Send(request.SerializeAsString()));
+  EXPECT_EQ(goes.Receive()->error().message(), "no more");
+  EXPECT_FALSE(goes.Receive());
+  for (int n = 0; n < 1000 && registry_.stats().changing_bytes != 0; ++n) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(registry_.stats().kept_bytes, other->bytes()) << "one was released";
+  socket_.reset();
 }
 
 }  // namespace

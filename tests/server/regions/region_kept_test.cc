@@ -165,5 +165,46 @@ TEST_F(RegionKeptTest, NothingMakesItMoreThanTheBound) {
   EXPECT_GT(most, kAll / 2) << "the test comes near the bound";
 }
 
+TEST_F(RegionKeptTest, TheClaimOfAnEndedClientGoes) {
+  MustCreate(other_, kPage);
+  const std::string used = MustCreate(one_, 15 * kPage);
+  RegionRef request = registry_->Find(used, 0);
+  EXPECT_NE(WaitFor(other_, 7 * kPage), TimePoint());
+  EXPECT_TRUE(registry_->EndClient(other_));  // it lost its right, or its place, while it waited
+  request.reset();
+  WaitUntilKept(16 * kPage);
+  clock_.Advance(std::chrono::hours(1));
+  const uint64_t next = registry_->AddClient(1);
+  const auto got = Create(next, 7 * kPage);
+  EXPECT_TRUE(got.ok()) << got.status().ToString();
+  EXPECT_TRUE(registry_->Release(one_, used).ok());
+  WaitUntilTaken(7 * kPage);
+  const uint64_t third = registry_->AddClient(0);
+  const auto more = Create(third, 8 * kPage);
+  EXPECT_TRUE(more.ok()) << more.status().ToString();
+}
+
+TEST_F(RegionKeptTest, WhatComesLateHoldsUpNobody) {
+  Restart({{1, 1, 1}, 24 * kPage, 32 * kPage, 9});
+  const uint64_t t = registry_->AddClient(0), u = registry_->AddClient(1),
+                 v = registry_->AddClient(2);
+  const std::string r1 = MustCreate(t, 12 * kPage);
+  const std::string r2 = MustCreate(t, 4 * kPage);
+  const RegionRef running = registry_->Find(r1, 0);
+  RegionRef other = registry_->Find(r2, 0);
+  MustCreate(v, 8 * kPage);
+  const TimePoint first = WaitFor(u, 8 * kPage);
+  EXPECT_NE(first, TimePoint());
+  clock_.Advance(test::kReturnWait);
+  EXPECT_FALSE(registry_->Create(u, 8 * kPage).ok()) << "refused: r1 runs";
+  other.reset();
+  ASSERT_TRUE(registry_->Release(t, r2).ok());
+  WaitUntilTaken(20 * kPage);
+  const std::string idle = MustCreate(v, 4 * kPage);  // beyond its share
+  EXPECT_TRUE(registry_->Find(idle, 2) != nullptr);
+  const auto got = Create(u, 8 * kPage);
+  EXPECT_TRUE(got.ok()) << "v is beyond its share, idle; " << got.status().ToString();
+}
+
 }  // namespace
 }  // namespace attend

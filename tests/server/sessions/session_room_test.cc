@@ -105,7 +105,7 @@ TEST_F(LongListTest, WhatIsCutOffIsNotKept) {
     }
   }
   EXPECT_EQ(table_->table_bytes(), before + 80 * FixedBytes(1) + 40 * kPageEntryBytes);
-  EXPECT_LE(heap.peak_bytes(), table_->table_bytes() - before + kSlackBytes);
+  EXPECT_LE(heap.held_bytes(), table_->table_bytes() - before + kSlackBytes);
 }
 
 TEST_F(LongListTest, WhatIsEvictedIsNotKept) {
@@ -128,7 +128,7 @@ TEST_F(LongListTest, WhatIsReservedInVainIsNotKept) {
   const test::HeapWatch heap;
   for (int n = 0; n < 80; ++n) Reserve(Make(0), 0, kMany * kRows)->End();
   EXPECT_EQ(table_->table_bytes(), before + 80 * FixedBytes(1));
-  EXPECT_LE(heap.peak_bytes(), table_->table_bytes() - before + kSlackBytes);
+  EXPECT_LE(heap.held_bytes(), table_->table_bytes() - before + kSlackBytes);
 }
 
 TEST_F(LongListTest, WhatAReaderKeepsIsAsLongAsWhatWasCutOff) {
@@ -145,7 +145,7 @@ TEST_F(LongListTest, WhatAReaderKeepsIsAsLongAsWhatWasCutOff) {
     const auto hold = table_->Hold(0, {&next, 1}, 0);
     ASSERT_TRUE(hold.ok() && (*hold)->Reserve(pages_.data(), kMany).ok());
   }
-  EXPECT_LE(heap.peak_bytes(), kSlackBytes);
+  EXPECT_LE(heap.held_bytes(), kSlackBytes);
 }
 
 TEST_F(SessionRoomTest, FullTablesHaveRoomForWhoHasLessThanItsShare) {
