@@ -56,7 +56,7 @@ class Intake {
 
   Intake(const Config& config, ConnectionHolds& connections, Metrics& metrics, Logger& logger,
          const Clock& clock);
-  // False: it is closed.
+  // False: it has been refused, and is closed.
   bool TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits);
   bool TakeTls(int socket, ino_t inode, const std::string& peer, const Http2Frames::Limits& limits);
   // True, and the connection is closed, if its client speaks without TLS.
