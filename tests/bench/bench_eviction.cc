@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How long the table of sessions is locked when pages are taken from a tenant whose sessions share
+// theirs: a session fills the memory, others are forks of it, and another tenant, which is within
+// its share, asks for pages. Every answer is checked; a wrong one prints no time.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/util/clock.h"
+#include "server/sessions/session_table.h"
+#include "tests/server/support/test_arena.h"
+
+namespace attend::bench {
+namespace {
+
+using Timer = std::chrono::steady_clock;
+
+struct Case {
+  int64_t pages;   // of each layer of the session that fills the memory
+  int64_t layers;  // of each session
+  int64_t forks;
+  bool alike;       // each fork has all pages; or each one page less than the one before
+  int64_t evicted;  // pages that each request takes
+};
+
+// Pages as small as they can be: how large they are does not matter.
+constexpr int64_t kRows = 1;
+constexpr LayerShape kShape{DType::kFloat16, 16, 16, 16};
+constexpr int kFull = 0, kNeedy = 1;
+
+void Require(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+}
+void Require(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(std::string("wrong: ") + what);
+}
+template <class T>
+T Require(Result<T> result) {
+  Require(result.status());
+  return *std::move(result);
+}
+
+class FullTable {
+ public:
+  explicit FullTable(const Case& c, int rounds)
+      : page_bytes_(LayoutOf(kShape, kRows).page_bytes),
+        arena_(c.pages * c.layers * page_bytes_ + kPageUnitBytes),
+        pages_(static_cast<size_t>(std::max(c.pages, c.evicted * rounds) + 1)) {
+    SessionOptions options{.tenant_weights = {1, 1}};
+    options.page_rows = kRows;
+    options.slab_bytes = page_bytes_;
+    options.sessions_max = c.forks + 2;
+    table_ = std::make_unique<SessionTable>(
+        options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
+        std::vector{SessionDevice{&arena_, {}}});
+    trunk_ = Create(kFull, c.layers);
+    for (int64_t layer = 0; layer < c.layers; ++layer) Append(kFull, trunk_, layer, 0, c.pages);
+    for (int64_t n = 0; n < c.forks; ++n) {
+      const int64_t length = c.alike ? c.pages : c.pages - 1 - n;
+      Require(table_->Fork(kFull, trunk_, length));
+    }
+    needy_ = Create(kNeedy, 1);
+    Require(UsedPages() == c.pages * c.layers, "the memory is full");
+  }
+
+  // Seconds until the needy tenant has `pages` more.
+  double Take(int64_t pages) {
+    const int64_t used = UsedPages();
+    const double seconds = Append(kNeedy, needy_, 0, taken_, pages);
+    taken_ += pages;
+    Require(table_->tenant_bytes(0)[kNeedy] == taken_ * page_bytes_, "the needy has its pages");
+    Require(UsedPages() <= used && table_->Consistent(), "the table is consistent");
+    return seconds;
+  }
+
+ private:
+  int64_t UsedPages() const { return table_->memory(0).used_bytes / page_bytes_; }
+
+  std::string Create(int tenant, int64_t layers) {
+    const std::vector<LayerShape> shapes(static_cast<size_t>(layers), kShape);
+    return Require(table_->Create(tenant, {0, shapes, std::chrono::hours(1), false})).id;
+  }
+
+  // Seconds that taking the pages took.
+  double Append(int tenant, const std::string& id, int64_t layer, int64_t length, int64_t rows) {
+    const CacheUse use{id, layer, length, ""};
+    const auto hold = Require(table_->Hold(tenant, {&use, 1}, rows));
+    const Timer::time_point begin = Timer::now();
+    const Status status = hold->Reserve(pages_.data(), std::ssize(pages_));
+    const double seconds = std::chrono::duration<double>(Timer::now() - begin).count();
+    Require(status);
+    hold->Commit();
+    return seconds;
+  }
+
+  const int64_t page_bytes_;
+  SteadyClock clock_;
+  test::TestArena arena_;
+  std::vector<PageNumber> pages_;  // outlives the holds
+  int64_t ids_ = 0, taken_ = 0;
+  std::unique_ptr<SessionTable> table_;
+  std::string trunk_, needy_;
+};
+
+void Measure(const Case& c, int rounds) {
+  FullTable table(c, rounds);
+  std::vector<double> seconds;
+  for (int round = 0; round < rounds; ++round) seconds.push_back(table.Take(c.evicted));
+  std::sort(seconds.begin(), seconds.end());
+  std::printf("| %ld | %s | %ld | %ld | %ld | %.2f ms | %.2f ms |\n", c.forks,
+              c.alike ? "alike" : "each of its own", c.pages, c.layers, c.evicted,
+              1e3 * seconds[seconds.size() / 2], 1e3 * seconds.back());
+  std::fflush(stdout);
+}
+
+void Main(int rounds) {
+  constexpr Case kCases[] = {
+      {61'000, 1, 250, true, 1},       {61'000, 1, 250, true, 1000}, {10'100, 1, 10'000, false, 1},
+      {10'100, 1, 10'000, false, 100}, {128, 32, 5000, true, 32},
+  };
+  std::puts("| forks | lengths | pages of a layer | layers | evicted | median | longest |");
+  std::puts("|---|---|---|---|---|---|---|");
+  for (const Case& c : kCases) Measure(c, rounds);
+}
+
+}  // namespace
+}  // namespace attend::bench
+
+int main(int argc, char** argv) {
+  CLI::App app("How long the table of sessions is locked when shared pages are evicted.");
+  int rounds = 11;
+  app.add_option("--rounds", rounds, "requests of each case")->check(CLI::Range(1, 100));
+  CLI11_PARSE(app, argc, argv);
+  try {
+    attend::bench::Main(rounds);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
