@@ -31,7 +31,7 @@ int64_t TableHistory::ModelSession::longest() const {
 }
 
 TableHistory::TableHistory(Choose choose, Shortage shortage)
-    : choose_(std::move(choose)), shortage_(std::move(shortage)) {
+    : choose_(std::move(choose)), shortage_(std::move(shortage)), crowded_(Range(0, 1) == 1) {
   std::vector<SessionDevice> devices;
   for (auto& arena : arenas_) {
     // Where pages are not the host's, a cut copies whole ones.
@@ -61,10 +61,10 @@ void TableHistory::Step() {
       Truncate();
       break;
     case 4:
-      Free();
+      crowded_ ? Begin() : Free();
       break;
     case 5:
-      Advance();
+      crowded_ ? Begin() : Advance();
       break;
     case 6:
       KeepAlive();

@@ -173,7 +173,7 @@ class TableHistory {
   // pinned does.
   void CloseRefused(OpenRef open, const Status& status, Code code, bool fits,
                     const CacheRefusal& refusal);
-  // Finds out which requests have given way for that tenant's pages.
+  // Finds out which requests have given way for that tenant's pages, and what others have lost.
   void NoteGivenWay(int tenant, int device);
   // Room is being made for it.
   void NoteClaim(int tenant, int device, const Status& status);
@@ -191,6 +191,8 @@ class TableHistory {
 
   const Choose choose_;
   const Shortage shortage_;
+  // Nobody frees anything and no lease ends, so that memory is always short.
+  const bool crowded_;
   std::shared_ptr<void> short_;
   ManualClock clock_;
   std::array<std::unique_ptr<TestArena>, kDevices> arenas_;
@@ -207,6 +209,7 @@ class TableHistory {
   bool lost_ = false;  // device 1 is
   int64_t ids_ = 0, settled_ = 0;
   int64_t created_ = 0, expired_ = 0, displaced_ = 0;
+  int64_t evicted_ = 0;                                             // for another tenant
   std::vector<int64_t> appended_ = std::vector<int64_t>(kTenants);  // tokens, by tenant
   uint32_t token_ = 0;
   Counts counts_;
