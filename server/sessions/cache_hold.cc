@@ -239,7 +239,10 @@ Status SessionTable::TakeFor(CacheHold& hold, CacheRefusal* refusal) {
     }
     ++layer.readers.back().count;
     reserved[n] = {layer.pages.size(), std::prev(layer.readers.end())};
-    layer.changing |= hold.append_rows_ > 0;
+    if (hold.append_rows_ > 0) {
+      layer.changing = true;
+      layer.append = {&hold, n};
+    }
     const auto pages = static_cast<size_t>(hold.PagesOf(n));
     PageNumber* const added = std::copy(layer.pages.begin(), layer.pages.end(), table);
     const auto end = next + (static_cast<int64_t>(pages) - std::ssize(layer.pages));
@@ -261,6 +264,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     Layer& layer = session.layers[hold.uses_[n].layer];
     assert(layer.changing);
     layer.changing = false;
+    layer.append = {};
     if (hold.reserved_[n].doomed) continue;  // as if it were evicted, or freed, after the commit
     assert(sessions_.contains(session.id));
     assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
@@ -301,7 +305,10 @@ void SessionTable::LetGo(CacheHold& hold) {
     Session& session = *hold.sessions_[n];
     Layer& layer = session.layers[hold.uses_[n].layer];
     if (!hold.reserved_.empty()) {
-      if (hold.append_rows_ > 0 && !hold.committed_) layer.changing = false;
+      if (hold.append_rows_ > 0 && !hold.committed_) {
+        layer.changing = false;
+        layer.append = {};
+      }
       DropPages(session, layer, hold.OwnPages(n), hold.reserved_[n].doomed);
       EndRead(session, layer, *hold.reserved_[n].readers);
     }

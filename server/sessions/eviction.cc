@@ -12,6 +12,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/sessions/session_table.h"
@@ -138,23 +139,11 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   return Status();
 }
 
-SessionTable::Append SessionTable::AppendTo(const Session& session, size_t layer) const {
-  if (!session.layers[layer].changing) return {};
-  for (CacheHold* const hold : holds_) {
-    if (hold->append_rows_ == 0 || hold->committed_) continue;
-    for (size_t n = 0; n < hold->reserved_.size(); ++n) {
-      const bool here = hold->sessions_[n].get() == &session;
-      if (here && static_cast<size_t>(hold->uses_[n].layer) == layer) return {hold, n};
-    }
-  }
-  return {};
-}
-
-void SessionTable::DoomAppend(const Session& session, size_t layer) {
-  const Append append = AppendTo(session, layer);
-  if (append.hold == nullptr || append.hold->reserved_[append.n].doomed) return;
-  append.hold->reserved_[append.n].doomed = true;
-  LeavePages(session, session.layers[layer], append.hold->OwnPages(append.n));
+void SessionTable::DoomAppend(const Session& session, Layer& layer) {
+  const auto [hold, n] = std::exchange(layer.append, {});
+  if (hold == nullptr) return;
+  hold->reserved_[n].doomed = true;
+  LeavePages(session, layer, hold->OwnPages(n));
 }
 
 int64_t SessionTable::GainOf(std::span<Session* const> losers, size_t n, int64_t length,
@@ -171,9 +160,8 @@ int64_t SessionTable::GainOf(std::span<Session* const> losers, size_t n, int64_t
     Page& page = pages[layer.pages[length / options_.page_rows]];
     ++page.losers;
     page.read |= !layer.readers.empty();
-    const Append append = AppendTo(*loser, n);
-    if (append.hold == nullptr || append.hold->reserved_[append.n].doomed) continue;
-    gain += std::ssize(append.hold->OwnPages(append.n)) * layer.layout.page_bytes;
+    if (layer.append.hold == nullptr) continue;
+    gain += std::ssize(layer.append.hold->OwnPages(layer.append.n)) * layer.layout.page_bytes;
   }
   const PagePool& pool = *pools_[losers[0]->device].pages;
   for (const auto& [number, page] : pages) {
@@ -195,10 +183,9 @@ void SessionTable::EvictPages(std::span<Session* const> losers, size_t first_lay
     }
   }
   for (Session* const loser : losers) {
-    for (size_t n = first_layer; n < loser->layers.size(); ++n) {
-      Layer& layer = loser->layers[n];
+    for (Layer& layer : std::span(loser->layers).subspan(first_layer)) {
       if (layer.length <= length) continue;
-      DoomAppend(*loser, n);
+      DoomAppend(*loser, layer);
       Shorten(*loser, layer, length, layer.readers.empty() ? nullptr : &layer.readers.back().cut);
       layer.evicted_from = length;
       layer.append_id.clear();

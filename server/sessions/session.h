@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <string>
@@ -46,6 +47,14 @@ struct Readers {
   std::vector<PageNumber> cut = {};  // free when these and all earlier readers have ended
 };
 
+class CacheHold;
+
+// An append that is under way: to the n-th sequence of a hold.
+struct Append {
+  CacheHold* hold = nullptr;  // null: none
+  size_t n = 0;
+};
+
 struct Layer {
   LayerShape shape;
   PageLayout layout;
@@ -53,6 +62,7 @@ struct Layer {
   std::vector<PageNumber> pages = {};  // ceil(length / page_rows)
   // An append or a truncation is under way: no other may begin.
   bool changing = false;
+  Append append = {};    // that changes it, unless it is doomed (CacheHold)
   bool leaving = false;  // its session was freed, and it waits for those that use it
   // The last append, so that it can be asked for again; empty: none.
   std::string append_id = {};

@@ -157,20 +157,24 @@ bool SessionTable::SessionsAddUp() const {
 
 bool SessionTable::UsesAddUp() const {
   std::map<const Session*, int64_t> uses;
-  std::map<const Layer*, int64_t> changes;
+  std::map<const Layer*, int64_t> changes, appends;
   std::map<const Readers*, int64_t> readers;
   for (const Session* const session : AllInUse()) {
     uses[session] = 0;
     for (const Layer& layer : session->layers) {
       changes[&layer] = 0;
+      appends[&layer] = layer.append.hold == nullptr ? 0 : 1;
       for (const Readers& each : layer.readers) readers[&each] = 0;
     }
   }
   for (const CacheHold* const hold : holds_) {
-    const bool appends = !hold->reserved_.empty() && !hold->committed_ && hold->append_rows_ > 0;
+    const bool changing = !hold->reserved_.empty() && !hold->committed_ && hold->append_rows_ > 0;
     for (size_t n = 0; n < hold->sessions_.size(); ++n) {
       ++uses[hold->sessions_[n].get()];
-      changes[&hold->sessions_[n]->layers[hold->uses_[n].layer]] += appends ? 1 : 0;
+      const Layer& layer = hold->sessions_[n]->layers[hold->uses_[n].layer];
+      changes[&layer] += changing ? 1 : 0;
+      if (changing && !hold->reserved_[n].doomed) --appends[&layer];
+      if (layer.append.hold == hold && layer.append.n != n) return false;
       if (!hold->reserved_.empty()) ++readers[&*hold->reserved_[n].readers];
     }
   }
@@ -181,6 +185,8 @@ bool SessionTable::UsesAddUp() const {
   }
   return std::all_of(uses.begin(), uses.end(),
                      [](const auto& use) { return use.first->in_use == use.second; }) &&
+         std::all_of(appends.begin(), appends.end(),
+                     [](const auto& append) { return append.second == 0; }) &&
          std::all_of(readers.begin(), readers.end(),
                      [](const auto& each) { return each.first->count == each.second; }) &&
          std::all_of(changes.begin(), changes.end(), [](const auto& change) {

@@ -131,15 +131,14 @@ void SessionTable::Remove(const SessionRef& session) {
   sessions_.erase(session->id);
   Count(*session, {-1, -FixedBytes(std::ssize(session->layers))});
   session->place.Release();
-  for (size_t n = 0; n < session->layers.size(); ++n) {
-    Layer& layer = session->layers[n];
+  for (Layer& layer : session->layers) {
     if (layer.readers.empty() && !layer.changing) {
       Shorten(*session, layer, 0);
       continue;
     }
     layer.leaving = true;
     LeavePages(*session, layer, layer.pages);
-    DoomAppend(*session, n);
+    DoomAppend(*session, layer);
   }
 }
 

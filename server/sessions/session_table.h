@@ -250,14 +250,8 @@ class SessionTable {
   // been read. All or none.
   void EvictPages(std::span<Session* const> losers, size_t first_layer, int64_t length)
       ATTEND_REQUIRES(mutex_);
-  // The append to that layer that is under way; `hold` is null if there is none.
-  struct Append {
-    CacheHold* hold = nullptr;
-    size_t n = 0;
-  };
-  Append AppendTo(const Session& session, size_t layer) const ATTEND_REQUIRES(mutex_);
   // What is appended to that layer now will not be the session's.
-  void DoomAppend(const Session& session, size_t layer) ATTEND_REQUIRES(mutex_);
+  void DoomAppend(const Session& session, Layer& layer) ATTEND_REQUIRES(mutex_);
   // Keeps room for the need's tenant, which asks again.
   void Claim(const Need& need) ATTEND_REQUIRES(mutex_);
   int64_t ClaimsOfOthers(const Need& need) const ATTEND_REQUIRES(mutex_);
