@@ -98,9 +98,12 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   Pool& pool = pools_[session.device];
   const Need need{session, count * page_bytes};
   const int64_t claims = ClaimsOfOthers(need);
-  const int64_t kept = WithinShare(need) ? 0 : claims;
-  const auto left = [&] { return pool.pages->Room(page_bytes) * page_bytes - kept; };
-  const auto enough = [&] { return left() >= need.bytes; };
+  // Once enough of its own has gone, it is within its share.
+  const auto kept = [&]() ATTEND_REQUIRES(mutex_) { return WithinShare(need) ? 0 : claims; };
+  const auto left = [&]() ATTEND_REQUIRES(mutex_) {
+    return pool.pages->Room(page_bytes) * page_bytes - kept();
+  };
+  const auto enough = [&]() ATTEND_REQUIRES(mutex_) { return left() >= need.bytes; };
   const auto coming = [&]() ATTEND_REQUIRES(mutex_) {
     return left() + ComingBytes(session.device) >= need.bytes + claims;
   };
@@ -109,7 +112,7 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   // Who goes beyond its share takes nothing from anybody, if that would not be enough.
   const bool fits = count <= pool.pages->stats().total_bytes / page_bytes;
   const auto may_take = [&]() ATTEND_REQUIRES(mutex_) {
-    return WithinShare(need) || (fits && EnoughToEvict(need, need.bytes + kept));
+    return WithinShare(need) || (fits && EnoughToEvict(need, claims));
   };
   bool asks_again = false;
   if (enough() || may_take()) {
@@ -128,7 +131,7 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   }
   if (!enough()) {
     if (refusal != nullptr) refusal->missing_bytes = need.bytes - left();
-    const Status lacking = pool.pages->Lacking(page_bytes, count, kept);
+    const Status lacking = pool.pages->Lacking(page_bytes, count, kept());
     return asks_again ? ResourceExhausted(lacking.message() + "; room is being made: ask again")
                       : lacking;
   }
@@ -223,21 +226,24 @@ bool SessionTable::MayLose(const Session& session, const Need& need, From from) 
 
 // An upper bound: pages that sessions share are counted for each of them. Looks no further than it
 // has to.
-bool SessionTable::EnoughToEvict(const Need& need, int64_t bytes) const {
+bool SessionTable::EnoughToEvict(const Need& need, int64_t claims) const {
   const PagePool::Stats& stats = pools_[need.session.device].pages->stats();
   int64_t found = stats.total_bytes - stats.used_bytes;
+  int64_t beyond = BeyondShare(need.session.device, need.session.tenant) + need.bytes;
+  const auto enough = [&] { return found >= need.bytes + (beyond <= 0 ? 0 : claims); };
   std::vector<int64_t> left(options_.tenant_weights.size());
   for (size_t tenant = 0; tenant < left.size(); ++tenant) {
     left[tenant] = MayLoseBytes(static_cast<int>(tenant), need);
   }
   for (const auto& [unused, each] : by_use_) {
-    if (found >= bytes) return true;
+    if (enough()) return true;
     if (!MayLose(*each, need, From::kIdle)) continue;
     const int64_t loses = std::min(each->page_bytes(), left[each->tenant]);
     left[each->tenant] -= loses;
     found += loses;
+    if (each->tenant == need.session.tenant) beyond -= loses;
   }
-  return found >= bytes;
+  return enough();
 }
 
 void SessionTable::Evict(const Need& need, From from, const Enough& enough) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -102,9 +101,15 @@ int64_t SessionTable::ClaimsOfOthers(const Need& need) const {
   return bytes;
 }
 
+// Who is within its share lets nobody wait for what it has.
 int64_t SessionTable::ComingBytes(int device) const {
   const std::vector<int64_t>& coming = pools_[device].tenant_coming;
-  return std::accumulate(coming.begin(), coming.end(), int64_t{0});
+  int64_t bytes = 0;
+  for (size_t tenant = 0; tenant < coming.size(); ++tenant) {
+    if (coming[tenant] == 0) continue;
+    bytes += std::clamp<int64_t>(BeyondShare(device, static_cast<int>(tenant)), 0, coming[tenant]);
+  }
+  return bytes;
 }
 
 int64_t SessionTable::MayLoseBytes(int tenant, const Need& need) const {

@@ -24,6 +24,15 @@ using test::kShape;
 class EvictionAttacksTest : public EvictionTest {
  protected:
   int64_t Pages(int tenant) { return table_->tenant_bytes(0)[tenant] / kPageBytes; }
+  // Of 16 pages, the first tenant's share is 8, those of two others are 4 each.
+  void StartThree() {
+    SessionOptions options{.tenant_weights = {2, 1, 1}};
+    options.page_rows = kRows;
+    options.slab_bytes = 4 * kPageBytes;
+    table_ = std::make_unique<SessionTable>(
+        options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
+        std::vector{SessionDevice{&arena_, {}}});
+  }
   // One page of each of so many layers.
   std::string MakeLayers(int tenant, int64_t layers) {
     const SessionSpec spec{0, std::vector<LayerShape>(layers, kShape), std::chrono::seconds(60)};
@@ -153,13 +162,7 @@ TEST_F(EvictionAttacksTest, AClaimLastsAsLongAsItsTenantAsks) {
 }
 
 TEST_F(EvictionAttacksTest, WhatComesBackIsPromisedOnce) {
-  SessionOptions options{.tenant_weights = {2, 1, 1}};
-  limits_.Set(std::vector<TenantBounds>(2));
-  options.page_rows = kRows;
-  options.slab_bytes = 4 * kPageBytes;
-  table_ = std::make_unique<SessionTable>(
-      options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
-      std::vector{SessionDevice{&arena_, {}}});
+  StartThree();
   const std::string greedy = Make(0, 16 * kRows), one = Make(1), two = Make(2);
   auto reader = Run(0, greedy, 16 * kRows);
   EXPECT_FALSE(Append(1, one, 0, 4 * kRows).ok());
@@ -178,6 +181,48 @@ TEST_F(EvictionAttacksTest, WhatIsPinnedGoesWithItsLease) {
   for (int n = 0; n < 4; ++n) Make(0, 2 * kRows, true);
   clock_.Advance(std::chrono::minutes(2));
   EXPECT_TRUE(Append(1, Make(1), 0, 15 * kRows).ok());
+}
+
+// What one of three lacks, as the first goes beyond its share, is kept for it: not of the share of
+// the other, whose sessions go as new ones come.
+TEST_F(EvictionAttacksTest, ClaimsTakeNothingOfAnothersShare) {
+  StartThree();
+  const std::string old = Make(1, 2 * kRows), next = Make(1, 2 * kRows);
+  const std::string greedy = Make(0, 12 * kRows), needy = Make(2);
+  const auto reader = Run(0, greedy, 12 * kRows);
+  EXPECT_FALSE(Append(2, needy, 0, 4 * kRows).ok());
+  const Status status = Append(1, Make(1), 0, 2 * kRows);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(Length(1, old), 0);
+  EXPECT_EQ(Length(1, next), 2 * kRows);
+  EXPECT_EQ(Pages(1), 4);
+}
+
+// Where all of them would be enough.
+TEST_F(EvictionAttacksTest, ClaimsCostNobodyMoreThanItNeeds) {
+  StartThree();
+  const std::string old = Make(1, 2 * kRows), next = Make(1, 2 * kRows);
+  const std::string greedy = Make(0, 12 * kRows), needy = Make(2);
+  auto reader = Run(0, greedy, 12 * kRows);
+  EXPECT_FALSE(Append(2, needy, 0, 2 * kRows).ok());
+  EXPECT_TRUE(Append(1, Make(1), 0, 2 * kRows).ok());
+  EXPECT_EQ(Length(1, old), 0);
+  EXPECT_EQ(Length(1, next), 2 * kRows) << "it has no more than its share";
+}
+
+// Who sends slowly, within its share, may keep what it reads as long as it likes.
+TEST_F(EvictionAttacksTest, WhatComesBackOfAShareIsPromisedToNobody) {
+  StartThree();
+  const std::string slow = Make(1, 4 * kRows);
+  const auto upload = Run(1, slow, 4 * kRows);
+  EXPECT_TRUE(table_->Free(1, slow).ok());
+  const std::string greedy = Make(0, 12 * kRows), needy = Make(2);
+  auto reader = Run(0, greedy, 12 * kRows);
+  EXPECT_FALSE(Append(2, needy, 0, 4 * kRows).ok());
+  EXPECT_EQ(Length(0, greedy), 8 * kRows);
+  const auto next = Run(0, greedy, Length(0, greedy));
+  reader = nullptr;
+  EXPECT_TRUE(Append(2, needy, 0, 4 * kRows).ok());
 }
 
 // The neighbours of one that goes on after a page are before it, too.
