@@ -109,11 +109,11 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   };
   while (!enough() && ExpireLocked()) {
   }
-  // Who goes beyond its share takes nothing from anybody, if that would not be enough.
+  // Who goes beyond its share, and would even without its idle sessions, takes nothing from anybody
+  // if that would not be enough.
   const bool fits = count <= pool.pages->stats().total_bytes / page_bytes;
-  const auto may_take = [&]() ATTEND_REQUIRES(mutex_) {
-    return WithinShare(need) || (fits && EnoughToEvict(need, claims));
-  };
+  const auto may_take = [&]()
+                            ATTEND_REQUIRES(mutex_) { return fits && EnoughToEvict(need, claims); };
   bool asks_again = false;
   if (enough() || may_take()) {
     ATTEND_RETURN_IF_ERROR(KeepLimit(need, refusal));
@@ -230,7 +230,7 @@ bool SessionTable::EnoughToEvict(const Need& need, int64_t claims) const {
   const PagePool::Stats& stats = pools_[need.session.device].pages->stats();
   int64_t found = stats.total_bytes - stats.used_bytes;
   int64_t beyond = BeyondShare(need.session.device, need.session.tenant) + need.bytes;
-  const auto enough = [&] { return found >= need.bytes + (beyond <= 0 ? 0 : claims); };
+  const auto enough = [&] { return beyond <= 0 || found >= need.bytes + claims; };
   std::vector<int64_t> left(options_.tenant_weights.size());
   for (size_t tenant = 0; tenant < left.size(); ++tenant) {
     left[tenant] = MayLoseBytes(static_cast<int>(tenant), need);

@@ -6,11 +6,12 @@
 // Memory: when it is full, sessions that nobody uses lose their tails, the one that was used
 // longest ago first: sessions of the tenant that needs memory, and of tenants that have more than
 // their share, but not what is within it. If all of them together could not cover the need of who
-// goes beyond its share, nothing is evicted; pages that they share count for each of them. A pinned
-// session loses nothing while its lease lasts; no tenant's pinned sessions grow beyond its share.
-// The number of sessions and the memory of the tables are shared out in the same way. Every use
-// renews the lease; at its end the session is freed. A tenant may have a limit of its own
-// (tenant_limits.h), which is to its sessions what the memory is to all.
+// goes beyond its share, and would without its idle sessions, nothing is evicted; pages that they
+// share count for each of them. A pinned session loses nothing while its lease lasts; no tenant's
+// pinned sessions grow beyond its share. The number of sessions and the memory of the tables are
+// shared out in the same way. Every use renews the lease; at its end the session is freed. A tenant
+// may have a limit of its own (tenant_limits.h), which is to its sessions what the memory is to
+// all.
 //
 //   Create, Fork --> idle <--1--> in use
 //                     |              |
@@ -235,8 +236,8 @@ class SessionTable {
   // What the tenant has beyond its share, and all that is the needy one's own.
   int64_t MayLoseBytes(int tenant, const Need& need) const ATTEND_REQUIRES(mutex_);
   bool MayLose(const Session& session, const Need& need, From from) const ATTEND_REQUIRES(mutex_);
-  // Whether idle sessions may be enough for it, beside what others claim while it is beyond its
-  // share.
+  // Whether idle sessions may be enough for it and what others claim, or its own for it to be
+  // within its share.
   bool EnoughToEvict(const Need& need, int64_t claims) const ATTEND_REQUIRES(mutex_);
   // Requests of tenants beyond their share let go if their bytes still arrive, the longest first.
   void GiveWay(const Need& need, const Enough& enough) ATTEND_REQUIRES(mutex_);

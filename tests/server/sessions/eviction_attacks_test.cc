@@ -183,6 +183,17 @@ TEST_F(EvictionAttacksTest, WhatIsPinnedGoesWithItsLease) {
   EXPECT_TRUE(Append(1, Make(1), 0, 15 * kRows).ok());
 }
 
+// With what is new it would be within its share, if not with what it has besides.
+TEST_F(EvictionAttacksTest, WhoHasIdleSessionsGetsItsShareToo) {
+  const std::string old = Make(1, 6 * kRows), greedy = Make(0, 10 * kRows), needy = Make(1);
+  auto reader = Run(0, greedy, 10 * kRows);
+  EXPECT_FALSE(Append(1, needy, 0, 7 * kRows).ok());
+  EXPECT_EQ(Length(1, old), 0);
+  EXPECT_EQ(Length(0, greedy), 9 * kRows);
+  reader = Run(0, greedy, Length(0, greedy));
+  EXPECT_TRUE(Append(1, needy, 0, 7 * kRows).ok());
+}
+
 // What one of three lacks, as the first goes beyond its share, is kept for it: not of the share of
 // the other, whose sessions go as new ones come.
 TEST_F(EvictionAttacksTest, ClaimsTakeNothingOfAnothersShare) {
