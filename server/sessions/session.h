@@ -90,7 +90,8 @@ struct Session {
   Duration lease{};     // the session ends so long after its last use
   bool pinned = false;  // never evicted while its lease lasts
   TimePoint last_used{};
-  int64_t in_use = 0;  // requests that read or change it
+  TimePoint look_again{};  // whether its lease has ended
+  int64_t in_use = 0;      // requests that read or change it
   std::vector<Layer> layers;
   CountHold place = {};  // of its tenant's limit, until it is freed
 

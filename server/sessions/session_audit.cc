@@ -130,7 +130,8 @@ bool SessionTable::SessionsAddUp() const {
   };
   for (const auto& [id, session] : sessions_) {
     if (!by_use_.contains({session->last_used, session.get()})) return false;
-    if (!by_lease_end_.contains({session->last_used + session->lease, session.get()})) return false;
+    if (!by_lease_end_.contains({session->look_again, session.get()})) return false;
+    if (session->look_again < session->last_used + session->lease) return false;
     for (const Layer& layer : session->layers) {
       const int64_t pages = (layer.length + options_.page_rows - 1) / options_.page_rows;
       if (std::ssize(layer.pages) != pages) return false;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <chrono>
 #include <new>
 #include <thread>
 
@@ -38,6 +39,10 @@ Status CheckLayer(const LayerShape& shape, int64_t index, int64_t page_rows, int
 
 // A list looks at so many sessions, or layers of those that it lists, before others get their turn.
 constexpr int64_t kListSlice = 1024;
+
+// A session whose lease ends while it is in use is looked at again so much later, so that those of
+// many requests that take their time do not make each call look at them.
+constexpr std::chrono::seconds kLookInterval(1);
 
 // The first ones: forks begin with the same pages, and every session loses pages from its end, so
 // that whoever shares a page shares all before it.
@@ -92,22 +97,27 @@ Result<SessionTable::SessionRef> SessionTable::Find(int tenant, const std::strin
 
 void SessionTable::Touch(Session& session) {
   auto use = by_use_.extract({session.last_used, &session});
-  auto lease_end = by_lease_end_.extract({session.last_used + session.lease, &session});
   session.last_used = clock_.Now();
   if (use.empty()) {
+    session.look_again = session.last_used + session.lease;
     by_use_.insert({session.last_used, &session});
-    by_lease_end_.insert({session.last_used + session.lease, &session});
+    by_lease_end_.insert({session.look_again, &session});
     return;
   }
   use.value().first = session.last_used;
-  lease_end.value().first = session.last_used + session.lease;
   by_use_.insert(std::move(use));
+  LookAgain(session, session.last_used + session.lease);
+}
+
+void SessionTable::LookAgain(Session& session, TimePoint when) {
+  auto lease_end = by_lease_end_.extract({session.look_again, &session});
+  lease_end.value().first = session.look_again = when;
   by_lease_end_.insert(std::move(lease_end));
 }
 
 void SessionTable::Forget(Session& session) {
   by_use_.erase({session.last_used, &session});
-  by_lease_end_.erase({session.last_used + session.lease, &session});
+  by_lease_end_.erase({session.look_again, &session});
 }
 
 SessionInfo SessionTable::Insert(const SessionRef& session) {
@@ -149,7 +159,10 @@ bool SessionTable::ExpireLocked() {
   auto next = by_lease_end_.begin();
   while (next != by_lease_end_.end() && next->first <= now && pages < options_.pages_slice) {
     Session& session = *(next++)->second;
-    if (session.in_use > 0) continue;
+    if (session.in_use > 0) {
+      LookAgain(session, now + kLookInterval);
+      continue;
+    }
     pages += session.page_count() + std::ssize(session.layers);
     Remove(SessionRef(sessions_.at(session.id)));
     ++stats_.expired;

@@ -196,6 +196,8 @@ class SessionTable {
   // nothing for a session that is filed.
   void Touch(Session& session) ATTEND_REQUIRES(mutex_);
   void Forget(Session& session) ATTEND_REQUIRES(mutex_);
+  // To see then whether its lease has ended.
+  void LookAgain(Session& session, TimePoint when) ATTEND_REQUIRES(mutex_);
   int64_t UsedBytes() const ATTEND_REQUIRES(mutex_);  // on all devices
   SessionInfo Insert(const SessionRef& session) ATTEND_REQUIRES(mutex_);
   void Remove(const SessionRef& session) ATTEND_REQUIRES(mutex_);
