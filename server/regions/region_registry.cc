@@ -120,7 +120,7 @@ RegionRegistry::ClientUse RegionRegistry::UseOf(uint64_t client) const {
   if (found == clients_.end()) return use;
   use.last = found->second.last_use;
   for (const std::string& token : found->second.tokens) {
-    const RegionRef& region = regions_.at(token);
+    const auto& region = regions_.at(token);  // a RegionRef would be a use of its own
     use.in_use |= region.use_count() > 1;
     use.last = std::max(use.last, region->last_use);
   }

@@ -66,11 +66,11 @@ TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsShareOfTheConnections) {
     ASSERT_TRUE(Identify(*blue.back(), "0"));
   }
   const auto used = blue[0]->Create(1);
+  const RegionRef request = registry_.Find(used->token(), 0);  // longer ago than any other
   const auto idle = blue[2]->Create(1);
   const auto lost = blue[3]->Create(1);
   lost->data()[0] = 'a';
   EXPECT_NE(registry_.Find(idle->token(), 0), nullptr);  // later than the other
-  const RegionRef request = registry_.Find(used->token(), 0);
   const auto expect_ended = [&](int n) {
     const auto told = blue[n]->Receive();
     ASSERT_TRUE(told.has_value());
@@ -82,6 +82,7 @@ TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsShareOfTheConnections) {
   ASSERT_TRUE(Identify(green, "1"));
   expect_ended(1);
   ASSERT_TRUE(Identify(second, "1"));
+  ASSERT_EQ(registry_.Find(lost->token(), 0), nullptr) << "no request uses it";
   expect_ended(3);
   WaitUntilKept(lost->bytes());
   EXPECT_EQ(lost->data()[0], 'a') << "an answer there may not have been read";
