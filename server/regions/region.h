@@ -34,6 +34,7 @@ struct SharedRegion {
   enum class Room { kTenants, kComing, kOthers };
   Room room = Room::kTenants;
   uint64_t last_use = 0;         // which of its uses was the latest
+  bool late = false;             // others' room once a request ends
   bool kept = false;             // forgotten, and its client's until that gives it up
   bool reaped = false;           // no request uses it
   bool unlocked = false;         // nothing here uses it

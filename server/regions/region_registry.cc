@@ -308,6 +308,7 @@ void RegionRegistry::Reap(SharedRegion* region) {
 
 void RegionRegistry::PushLocked(SharedRegion* region) {
   region->reaped = true;
+  if (std::exchange(region->late, false)) late_bytes_ -= region->bytes;
   if (!region->kept) SetComingLocked(*region);
   region->next = unreaped_;
   unreaped_ = region;

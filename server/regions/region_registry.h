@@ -230,6 +230,7 @@ class RegionRegistry {
   mutable uint64_t uses_ ATTEND_GUARDED_BY(mutex_) = 0;
   Bytes bytes_ ATTEND_GUARDED_BY(mutex_);
   std::vector<Bytes> tenant_bytes_ ATTEND_GUARDED_BY(mutex_);  // of these
+  int64_t late_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;           // of what is coming: `late`
   Stats stats_ ATTEND_GUARDED_BY(mutex_);                      // but for clients and changing_bytes
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   // From the first unreaped region until the last one's bytes are free.

@@ -78,14 +78,8 @@ std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int6
   const int64_t wanted = bytes + ClaimedLocked(client, std::nullopt);
   // What comes only once a request ends is not waited for while others have idle memory beyond
   // their shares.
-  int64_t late = 0;
-  for (const auto& [number, each] : clients_) {
-    for (const auto& [token, region] : each.kept) {
-      if (region->room == SharedRegion::Room::kComing && !region->reaped) late += region->bytes;
-    }
-  }
   const auto enough = [&](bool used) ATTEND_REQUIRES(mutex_) {
-    return wanted <= limits_.bytes_max - bytes_.lasting() - (used ? 0 : late);
+    return wanted <= limits_.bytes_max - bytes_.lasting() - (used ? 0 : late_bytes_);
   };
   if (enough(false)) return displaced;
   const auto beyond_share = [&](const SharedRegion& region) ATTEND_REQUIRES(mutex_) {
@@ -104,9 +98,12 @@ std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int6
     for (const auto& [token, region] : each.kept) consider(region, !region->reaped);
   }
   for (const auto& [order, region] : candidates) {
-    if (enough(std::get<0>(order))) break;
+    const bool used = std::get<0>(order);
+    if (enough(used)) break;
     if (!beyond_share(*region)) continue;
     ++stats_.displaced;
+    if (used) late_bytes_ += region->bytes;
+    region->late = used;
     if (!region->kept) displaced.push_back(KeepLocked(regions_.find(region->token)));
     SetRoomLocked(*region,
                   region->unlocked ? SharedRegion::Room::kOthers : SharedRegion::Room::kComing);

@@ -184,26 +184,37 @@ TEST_F(RegionKeptTest, TheClaimOfAnEndedClientGoes) {
   EXPECT_TRUE(more.ok()) << more.status().ToString();
 }
 
+// Whether its client keeps it or not.
 TEST_F(RegionKeptTest, WhatComesLateHoldsUpNobody) {
-  Restart({{1, 1, 1}, 24 * kPage, 32 * kPage, 9});
-  const uint64_t t = registry_->AddClient(0), u = registry_->AddClient(1),
-                 v = registry_->AddClient(2);
-  const std::string r1 = MustCreate(t, 12 * kPage);
-  const std::string r2 = MustCreate(t, 4 * kPage);
-  const RegionRef running = registry_->Find(r1, 0);
-  RegionRef other = registry_->Find(r2, 0);
-  MustCreate(v, 8 * kPage);
-  const TimePoint first = WaitFor(u, 8 * kPage);
-  EXPECT_NE(first, TimePoint());
-  clock_.Advance(test::kReturnWait);
-  EXPECT_FALSE(registry_->Create(u, 8 * kPage).ok()) << "refused: r1 runs";
-  other.reset();
-  ASSERT_TRUE(registry_->Release(t, r2).ok());
-  WaitUntilTaken(20 * kPage);
-  const std::string idle = MustCreate(v, 4 * kPage);  // beyond its share
-  EXPECT_TRUE(registry_->Find(idle, 2) != nullptr);
-  const auto got = Create(u, 8 * kPage);
-  EXPECT_TRUE(got.ok()) << "v is beyond its share, idle; " << got.status().ToString();
+  for (const char* its_client : {"keeps it", "has released it", "has gone"}) {
+    SCOPED_TRACE(its_client);
+    Restart({{1, 1, 1}, 24 * kPage, 32 * kPage, 9});
+    const uint64_t t = registry_->AddClient(0), u = registry_->AddClient(1),
+                   v = registry_->AddClient(2);
+    const std::string r1 = MustCreate(t, 12 * kPage);
+    const std::string r2 = MustCreate(t, 4 * kPage);
+    RegionRef running = registry_->Find(r1, 0);
+    RegionRef other = registry_->Find(r2, 0);
+    MustCreate(v, 8 * kPage);
+    const TimePoint first = WaitFor(u, 8 * kPage);
+    EXPECT_NE(first, TimePoint());
+    clock_.Advance(test::kReturnWait);
+    EXPECT_FALSE(registry_->Create(u, 8 * kPage).ok()) << "refused: r1 runs";
+    other.reset();
+    ASSERT_TRUE(registry_->Release(t, r2).ok());
+    if (its_client == std::string("has released it")) {
+      ASSERT_TRUE(registry_->Release(t, r1).ok());
+    }
+    if (its_client == std::string("has gone")) registry_->RemoveClient(t);
+    WaitUntilTaken(20 * kPage);
+    const std::string idle = MustCreate(v, 4 * kPage);  // beyond its share
+    EXPECT_TRUE(registry_->Find(idle, 2) != nullptr);
+    EXPECT_NE(WaitFor(u, 8 * kPage), TimePoint());
+    ASSERT_EQ(registry_->stats().displaced, 2) << "v is beyond its share, idle";
+    const auto got = Create(u, 8 * kPage);
+    EXPECT_TRUE(got.ok()) << got.status().ToString();
+    running.reset();
+  }
 }
 
 }  // namespace
