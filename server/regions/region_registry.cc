@@ -80,7 +80,7 @@ bool RegionRegistry::EndClient(uint64_t client) {
   const auto found = clients_.find(client);
   if (found == clients_.end()) return false;
   found->second.ended = true;
-  found->second.claimed_bytes = 0;
+  EndWaitLocked(found->second);
   while (!found->second.tokens.empty()) {
     forgotten.push_back(KeepLocked(regions_.find(*found->second.tokens.begin())));
   }

@@ -153,6 +153,7 @@ class RegionRegistry {
     int64_t bytes = 0;                          // until they are closed
     int64_t regions = 0;                        // the same
     uint64_t last_use = 0;
+    TimePoint waits_since = {};  // none: it waits for no room
     // What it waits for while others give it up.
     int64_t claimed_bytes = 0;
     TimePoint claimed_until = {};
@@ -189,6 +190,7 @@ class RegionRegistry {
       ATTEND_REQUIRES(mutex_);
   // Until when the client may wait for those bytes, to which it then has a claim if `displacing`.
   TimePoint WaitLocked(Client& client, int64_t bytes, bool displacing) ATTEND_REQUIRES(mutex_);
+  static void EndWaitLocked(Client& client);  // it has what it waited for, or will not get it
 
   // Adds the region and returns its token. From now on its memory is closed like any region's.
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);

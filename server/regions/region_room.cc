@@ -113,18 +113,24 @@ std::vector<RegionRef> RegionRegistry::DisplaceLocked(const Client& client, int6
 
 TimePoint RegionRegistry::WaitLocked(Client& client, int64_t bytes, bool displacing) {
   const TimePoint now = clock_.Now();
+  if (client.waits_since == TimePoint()) client.waits_since = now;
   // A client may take again what it has just released. The time counts from the start of the
-  // reaping: a device that hangs costs a client this time once, not once for each region.
-  TimePoint until = reaping_ ? reaping_since_ + limits_.return_wait : TimePoint();
+  // reaping: a device that hangs costs a client this time once, not once for each region. But
+  // others may have a region reaped at any time.
+  TimePoint until =
+      reaping_ ? std::min(reaping_since_, client.waits_since) + limits_.return_wait : TimePoint();
   // What it lacks, another has beyond its share: displaced now, or released and still in use.
   if (displacing && bytes_.held() > stats_.bytes) {
     if (client.claimed_bytes == 0) client.claimed_until = now + limits_.return_wait;
     client.claimed_bytes = bytes;
     until = std::max(until, client.claimed_until);
   }
-  if (now < until) return until;
+  return now < until ? until : TimePoint();
+}
+
+void RegionRegistry::EndWaitLocked(Client& client) {
+  client.waits_since = TimePoint();
   client.claimed_bytes = 0;
-  return TimePoint();
 }
 
 Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold, TimePoint* until) {
@@ -137,7 +143,7 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   const int tenant = TenantOf(owner.tenant);
   Status status = counts ? limits_.tenants->Spend(tenant, 0) : Status();
   if (!status.ok()) {  // before anybody makes room for it
-    owner.claimed_bytes = 0;
+    EndWaitLocked(owner);
     return status;
   }
   status = CheckLocked(owner, bytes);
@@ -158,7 +164,7 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
     status = limits_.tenants->Take(tenant, Limit::kSharedMemory, hold.bytes, bytes);
     if (status.ok()) status = limits_.tenants->Spend(tenant, bytes);
   }
-  owner.claimed_bytes = 0;
+  EndWaitLocked(owner);
   if (!status.ok()) return status;
   owner.bytes += bytes;
   ++owner.regions;

@@ -142,6 +142,33 @@ TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
   MustCreate(client, 8 * kPage);
 }
 
+TEST_F(RegionRegistryTest, WhateverOthersGiveBackIsWaitedForNoLongerThanItMay) {
+  const uint64_t churns = registry_->AddClient(SharedRegion::kAnyTenant);
+  const uint64_t waits = registry_->AddClient(SharedRegion::kAnyTenant);
+  MustCreate(registry_->AddClient(SharedRegion::kAnyTenant), 8 * kPage);
+  const std::string first = MustCreate(churns, 4 * kPage), second = MustCreate(churns, 4 * kPage);
+  const auto release = [&](const std::string& token, int count) {
+    memory_.Hold();
+    ASSERT_TRUE(registry_->Release(churns, token).ok());
+    memory_.WaitForUnlocking(count);
+  };
+  release(first, 1);
+  const TimePoint until = clock_.Now() + kReturnWait;
+  EXPECT_EQ(WaitFor(waits, 8 * kPage), until);
+  clock_.Advance(kReturnWait / 2);
+  memory_.Release();
+  WaitUntilTaken(12 * kPage);
+  release(second, 2);
+  const TimePoint again = WaitFor(waits, 8 * kPage);
+  clock_.Advance(kReturnWait / 2);
+  const TimePoint at_last = WaitFor(waits, 8 * kPage);
+  memory_.Release();
+  EXPECT_EQ(again, until);
+  EXPECT_EQ(at_last, TimePoint()) << "it is refused";
+  WaitUntilTaken(8 * kPage);
+  MustCreate(waits, 8 * kPage);
+}
+
 TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
   const uint64_t first = registry_->AddClient(SharedRegion::kAnyTenant);
   const uint64_t second = registry_->AddClient(SharedRegion::kAnyTenant);
