@@ -81,6 +81,11 @@ ssize_t Receive(int socket, int flags, std::string* packet, int* files, int* fil
   return bytes;
 }
 
+bool IsReleased(const std::string& packet) {
+  v1::RegionReply reply;
+  return reply.ParseFromString(packet) && reply.has_released();
+}
+
 bool IsOwnOrRoots(uid_t user) { return user == geteuid() || user == 0; }
 
 // Whether `user` has the socket's folder, and did not simply make it there before the server did:
@@ -286,6 +291,8 @@ Status SharedMemory::Release(SharedRegion& region) {
   int file;
   const Status status = Exchange(request, &reply, &file);
   if (file >= 0) close(file);
+  // The server may have it open still: Forget keeps it.
+  if (!status.ok() && region.device_ != nullptr) region.released_ = false;
   return status;
 }
 
@@ -294,9 +301,9 @@ void SharedMemory::Forget(const std::string& token, std::shared_ptr<DeviceMemory
   request.mutable_release()->set_token(token);
   {
     const MutexLock lock(send_mutex_);
-    // If the server has gone, so has the region; if it has ended the connection only, it closes
-    // lent memory by itself, and nothing more can be learnt by keeping it. One that has left
-    // hundreds of packets unread is waited for all the same, or it would keep the region.
+    // If the connection is at its end, nothing more can be learnt by keeping lent memory. A server
+    // that has left hundreds of packets unread is waited for all the same, or it would keep the
+    // region.
     int error = Send(request, MSG_DONTWAIT);
     if (error == EAGAIN || error == EWOULDBLOCK) error = Send(request, 0);
     if (error == 0) unread_.push_back(std::move(device));
@@ -332,6 +339,8 @@ bool SharedMemory::DropAnswer(int flags, LetGo* closed) {
   if (bytes > 0 && file >= 0) close(file);
   if (bytes < 0 && !lost) return false;
   const MutexLock lock(send_mutex_);
+  // The error that ends the connection is no answer. What was lent is closed once it is at its end.
+  if (!lost && unread_.front() != nullptr && !IsReleased(packet)) return true;
   do {
     closed->push_back(std::move(unread_.front()));
     unread_.pop_front();

@@ -87,6 +87,12 @@ bool RegionRegistry::EndClient(uint64_t client) {
   return !found->second.kept.empty();
 }
 
+bool RegionRegistry::Lends(uint64_t client) const {
+  const MutexLock lock(mutex_);
+  const auto found = clients_.find(client);
+  return found != clients_.end() && found->second.lent > 0;
+}
+
 std::shared_ptr<SharedRegion> RegionRegistry::ForgetLocked(Regions::iterator region, Pages pages) {
   assert(region != regions_.end());
   std::shared_ptr<SharedRegion> forgotten = std::move(region->second);
@@ -325,6 +331,7 @@ void RegionRegistry::UncountLocked(uint64_t client, int tenant, int64_t bytes) {
   if (owner == clients_.end()) return;
   owner->second.bytes -= bytes;
   --owner->second.regions;
+  if (bytes == 0) --owner->second.lent;
   assert(owner->second.bytes >= 0 && owner->second.regions >= 0);
 }
 

@@ -112,6 +112,8 @@ class RegionRegistry {
   // The client must go, and gets no more regions; those that it has are kept until it gives them
   // up, by Release or RemoveClient. Returns whether there are any left.
   bool EndClient(uint64_t client);
+  // Whether memory that the client lent is not closed yet.
+  bool Lends(uint64_t client) const;
   // Whether a request uses a region of the client's, and which of all uses was the client's latest.
   struct ClientUse {
     bool in_use = false;
@@ -152,6 +154,7 @@ class RegionRegistry {
     std::map<std::string, SharedRegion*> kept;  // those that still are in use, too
     int64_t bytes = 0;                          // until they are closed
     int64_t regions = 0;                        // the same
+    int64_t lent = 0;                           // of these
     uint64_t last_use = 0;
     TimePoint waits_since = {};  // none: it waits for no room
     // What it waits for while others give it up.

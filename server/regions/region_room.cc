@@ -168,6 +168,7 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   if (!status.ok()) return status;
   owner.bytes += bytes;
   ++owner.regions;
+  if (bytes == 0) ++owner.lent;
   owner.last_use = ++uses_;
   bytes_.taken += bytes;
   tenant_bytes_[tenant].taken += bytes;

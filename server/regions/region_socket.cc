@@ -132,7 +132,10 @@ void RegionSocket::Run() {
         Serve(found);
       }
     }
-    if (woken) AnswerReleases();
+    if (woken) {
+      AnswerReleases();
+      FinishEnded();
+    }
     if (polled[1].revents != 0) Accept();
   }
   StopListening(&listener_);
@@ -156,12 +159,26 @@ void RegionSocket::End(Connections::iterator connection) {
 void RegionSocket::EndWith(Connections::iterator connection, const Status& status) {
   Connection& ended = connection->second;
   Send(connection->first, Refuse(ended.client, status), UniqueFd());
-  if (!registry_.EndClient(ended.client)) return End(connection);
   ended.ended = true;
   ended.releasing = false;
   ended.wait.reset();
   std::erase(waiting_, connection->first);
+  Finish(connection);
+}
+
+void RegionSocket::Finish(Connections::iterator connection) {
+  const uint64_t client = connection->second.client;
+  const bool kept = registry_.EndClient(client);
+  if (registry_.Lends(client)) return;
+  if (!kept) return End(connection);
   shutdown(connection->first, SHUT_WR);
+}
+
+void RegionSocket::FinishEnded() {
+  for (auto each = connections_.begin(); each != connections_.end();) {
+    const auto connection = each++;
+    if (connection->second.ended) Finish(connection);
+  }
 }
 
 void RegionSocket::Accept() {
@@ -222,8 +239,7 @@ void RegionSocket::ServePacket(Connections::iterator connection, const v1::Regio
   if (from.ended) {
     // What it has lost it may release all the same; there are no answers any more.
     static_cast<void>(registry_.Release(from.client, request.release().token()));
-    if (!registry_.EndClient(from.client)) End(connection);
-    return;
+    return Finish(connection);
   }
   if (const Status known = Recheck(from); !known.ok()) {
     // The client will not say again what it has released.

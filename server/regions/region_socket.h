@@ -8,7 +8,8 @@
 //
 // A connection that the server ends gets no more packets, and its regions no more requests. But its
 // client may still want to read what is in them. So they are kept, and the server's end of the
-// connection is only half closed, until the client has released them or closes its end.
+// connection is only half closed, until the client has released them or closes its end. It is not
+// even that before what the client lent is closed.
 
 #pragma once
 
@@ -134,6 +135,10 @@ class RegionSocket {
   void End(Connections::iterator connection);
   // The server ends it, and says why.
   void EndWith(Connections::iterator connection, const Status& status);
+  // The end of one that the server has ended: its client sees it once all that it lent is closed,
+  // and may free that then. It is closed once nothing is kept for its client either.
+  void Finish(Connections::iterator connection);
+  void FinishEnded();  // all of them
   // Takes a place among the tenant's connections.
   Status TakePlace(int tenant, CountHold& place);
   // One more of those that are known needs a place: within its share, a tenant takes that of

@@ -28,6 +28,23 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kBytes = 8192;
 
+class FakeDeviceMemory final : public DeviceMemory {
+ public:
+  explicit FakeDeviceMemory(int& freed) : freed_(freed) {}
+  ~FakeDeviceMemory() override { ++freed_; }
+  std::byte* data() const override { return nullptr; }
+  int64_t bytes() const override { return kBytes; }
+  Status Write(int64_t, const void*, int64_t) override { return Status(); }
+  Status Read(int64_t, void*, int64_t) override { return Status(); }
+  Status Describe(v1::ImportCudaMemory* lent) const override {
+    lent->set_bytes(kBytes);
+    return Status();
+  }
+
+ private:
+  int& freed_;
+};
+
 class SharedSocketTest : public ::testing::Test {
  protected:
   SharedSocketTest() {
@@ -94,6 +111,12 @@ class SharedSocketTest : public ::testing::Test {
     reply.mutable_released();
     return reply;
   }
+  // What ends a connection that the server's tokens do not know any more.
+  static v1::RegionReply Ended() {
+    v1::RegionReply reply;
+    reply.mutable_error()->set_code(static_cast<int32_t>(Code::kPermissionDenied));
+    return reply;
+  }
   using Region = Result<std::shared_ptr<SharedRegion>>;
   std::future<Region> Create() {
     return std::async(std::launch::async, [this] { return memory_->Create(kBytes); });
@@ -104,6 +127,16 @@ class SharedSocketTest : public ::testing::Test {
     Send(reply, files);
     return created.get();
   }
+  Region Lend(const std::string& token) {
+    std::future<Region> lent = std::async(std::launch::async, [this] {
+      return memory_->Lend(std::make_shared<FakeDeviceMemory>(freed_));
+    });
+    EXPECT_TRUE(Receive().has_import_cuda());
+    v1::RegionReply reply;
+    reply.mutable_imported()->set_token(token);
+    Send(reply, 0);
+    return lent.get();
+  }
   static int OpenFiles() {
     int count = 0;
     for ([[maybe_unused]] const auto& each : fs::directory_iterator("/proc/self/fd")) ++count;
@@ -112,6 +145,7 @@ class SharedSocketTest : public ::testing::Test {
 
   fs::path folder_;
   std::shared_ptr<SharedMemory> memory_;
+  int freed_ = 0;
   int peer_ = -1;
 };
 
@@ -164,6 +198,38 @@ TEST_F(SharedSocketTest, ManyAnswersAreReadOnTheWay) {
   regions.clear();
   EXPECT_EQ(answered.get(), 0) << "as the server would have ended it";
   EXPECT_TRUE(CreateWith(Created("last"), 1).ok());
+}
+
+// The server still has it open, until it says otherwise or the connection is at its end.
+TEST_F(SharedSocketTest, TheErrorThatEndsAConnectionIsNoAnswerToARelease) {
+  Region first = Lend("first"), second = Lend("second"), third = Lend("third");
+  ASSERT_TRUE(first.ok() && second.ok() && third.ok());
+  first = Internal("gone");
+  EXPECT_EQ(Receive().release().token(), "first");
+  Send(Ended(), 0);
+  second = Internal("gone");  // reads what has come
+  EXPECT_EQ(freed_, 0);
+  std::future<Status> released =
+      std::async(std::launch::async, [&] { return memory_->Release(**third); });
+  for (const std::string token : {"second", "third"}) EXPECT_EQ(Receive().release().token(), token);
+  ClosePeer();
+  EXPECT_EQ(released.get().code(), Code::kUnavailable);
+  EXPECT_EQ(freed_, 2);
+}
+
+TEST_F(SharedSocketTest, WhatCouldNotBeReleasedIsKeptAsLongAsTheServerMayHaveIt) {
+  Region lent = Lend("lent");
+  ASSERT_TRUE(lent.ok());
+  std::future<Status> released =
+      std::async(std::launch::async, [&] { return memory_->Release(**lent); });
+  EXPECT_EQ(Receive().release().token(), "lent");
+  Send(Ended(), 0);
+  EXPECT_EQ(released.get().code(), Code::kPermissionDenied);
+  lent = Internal("gone");
+  EXPECT_EQ(freed_, 0);
+  ClosePeer();
+  memory_.reset();
+  EXPECT_EQ(freed_, 1);
 }
 
 TEST_F(SharedSocketTest, AWrongNumberOfDescriptorsIsSaid) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -246,6 +247,42 @@ TEST_F(RegionCallersTest, ARevokedCallersReleaseIsTaken) {
   }
   EXPECT_EQ(registry_.stats().kept_bytes, other->bytes()) << "one was released";
   socket_.reset();
+}
+
+// A lender may free what the server has closed, and learns nothing else of it any more.
+TEST_F(RegionCallersTest, AnEndedConnectionIsAtItsEndOnceWhatItLentIsClosed) {
+  std::string bytes(4096, 'a');
+  backend_.SetUuid(std::string(kDeviceUuidBytes, 'u'));
+  backend_.Lend("handle", {bytes.data(), std::ssize(bytes)});
+  const DeviceImporter importer({&backend_});
+  RegionRegistry registry({{1}, 1 << 20, 1 << 19, 4}, memory_, clock_, RandomToken, &importer);
+  std::atomic<uint64_t> generation = 1;
+  options_.identify = [&](const std::string&, const std::string&) -> Result<int> {
+    if (generation == 1) return 0;
+    return Status(Code::kPermissionDenied, "no more");
+  };
+  options_.generation = [&] { return generation.load(); };
+  auto socket = RegionSocket::Start(options_, registry, logger_, clock_);
+  ASSERT_TRUE(socket.ok());
+  RegionClient goes(options_.path);
+  ASSERT_TRUE(Identify(goes, "1"));
+  v1::ImportCudaMemory lent;
+  lent.set_device_uuid(std::string(kDeviceUuidBytes, 'u'));
+  lent.set_memory_handle("handle");
+  lent.set_bytes(bytes.size());
+  RegionRef request = registry.Find(goes.Import(lent).imported().token(), 0);
+  ASSERT_NE(request, nullptr);
+  ++generation;
+  (*socket)->RecheckAll();
+  EXPECT_EQ(goes.Receive()->error().message(), "no more");
+  auto left = std::async(std::launch::async, [&] {
+    EXPECT_FALSE(goes.Receive());
+    return backend_.imported();
+  });
+  EXPECT_EQ(left.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  request.reset();
+  EXPECT_EQ(left.get(), 0) << "the server has closed it";
+  while (registry.stats().clients > 0) std::this_thread::yield();
 }
 
 }  // namespace
