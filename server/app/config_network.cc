@@ -14,7 +14,8 @@ namespace {
 void AddConnections(Group& group, Config& c) {
   group.Int("--max-connections", c.max_connections, 0, 1 << 20,
             "Concurrent gRPC connections; further ones are closed. 0: three quarters of the "
-            "descriptors that the process may open, at most 16384");
+            "descriptors that the process may open, but for those of connections to shared "
+            "memory, at most 16384");
   group.Int("--max-connections-per-peer", c.max_connections_per_peer, 0, 1 << 20,
             "Concurrent connections of one peer: an IPv4 address, an IPv6 /64 network, or a user "
             "of Unix sockets. 0: a quarter of --max-connections");

@@ -17,6 +17,7 @@
 #include "attend/v1/attention.grpc.pb.h"
 #include "attend/v1/session.grpc.pb.h"
 #include "inference/grpc_service.grpc.pb.h"
+#include "server/app/options.h"
 #include "server/app/unix_address.h"
 #include "server/net/tcp_listener.h"
 #include "server/util/parse_number.h"
@@ -74,6 +75,14 @@ std::optional<gid_t> FindGroup(const std::string& group) {
   return ParseNumber<gid_t>(group);
 }
 
+// The most that the shared memory's socket may have. Of callers that have said who they are there
+// may be as many again, and of those that made room for others, too.
+int64_t RegionConnections(const Config& config) {
+  if (!config.shared_memory) return 0;
+  const int connections_max = MakeSharedMemoryOptions(config).socket.connections_max;
+  return connections_max * (config.tokens.empty() ? 1 : 3);
+}
+
 }  // namespace
 
 std::vector<std::string> ServiceNames(const Config& config) {
@@ -92,7 +101,8 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   [[maybe_unused]] static const bool held = (grpc_init(), true);
   std::unique_ptr<GrpcServer> server(new GrpcServer());
   const Result<ConnectionLimits> limits =
-      LimitConnections({config.max_connections, config.max_connections_per_peer}, DescriptorsMax());
+      LimitConnections({config.max_connections, config.max_connections_per_peer}, DescriptorsMax(),
+                       RegionConnections(config));
   if (!limits.ok()) return limits.status();
   server->limits_ = *limits;
   Result<std::unique_ptr<Intake>> intake =

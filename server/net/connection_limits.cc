@@ -17,17 +17,21 @@ int64_t Count(rlim_t limit) {
 
 }  // namespace
 
-Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors) {
-  const int64_t most = std::max<int64_t>(1, descriptors - kOtherDescriptors);
+Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors,
+                                          int64_t regions) {
+  const int64_t left = descriptors - regions;
+  const int64_t most = std::max<int64_t>(1, left - kOtherDescriptors);
   if (limits.connections > most) {
-    return InvalidArgument("max-connections " + std::to_string(limits.connections) +
-                           " must be at most " + std::to_string(most) +
-                           ", as the process may open " + std::to_string(descriptors) +
-                           " descriptors (ulimit -n)");
+    return InvalidArgument(
+        "max-connections " + std::to_string(limits.connections) + " must be at most " +
+        std::to_string(most) + ", as the process may open " + std::to_string(descriptors) +
+        " descriptors (ulimit -n)" +
+        (regions > 0 ? ", " + std::to_string(regions) + " of them for connections to shared memory"
+                     : ""));
   }
   if (limits.connections == 0) {
     limits.connections =
-        std::clamp<int64_t>(descriptors / 4 * 3, 1, std::min(most, kDefaultConnectionsMax));
+        std::clamp<int64_t>(left / 4 * 3, 1, std::min(most, kDefaultConnectionsMax));
   }
   if (limits.per_peer == 0) limits.per_peer = (limits.connections + 3) / 4;
   limits.per_peer = std::min(limits.per_peer, limits.connections);

@@ -15,15 +15,16 @@ struct ConnectionLimits {
   int64_t per_peer = 0;
 };
 
-// Descriptors that must remain for everything other than connections.
+// Descriptors that must remain for everything other than connections for calls and for regions.
 inline constexpr int64_t kOtherDescriptors = 64;
 // By default no server accepts more connections than this, however many descriptors it may open.
 inline constexpr int64_t kDefaultConnectionsMax = 16384;
 
-// Fills in limits that are 0: three quarters of the descriptors (shared memory, metrics, logs and
-// devices need some too), and a quarter of that for one peer. An error if `limits` asks for more
-// connections than `descriptors` allow. Pure.
-Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors);
+// Fills in limits that are 0: three quarters of the descriptors but for those of `regions`
+// connections to shared memory (metrics, logs and devices need some too), and a quarter of that for
+// one peer. An error if `limits` asks for more connections than `descriptors` allow. Pure.
+Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors,
+                                          int64_t regions);
 
 struct DescriptorLimit {
   int64_t before = 0;

@@ -18,6 +18,7 @@ import pytest
 
 import harness
 import hostile
+import strangers
 import wire
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -49,6 +50,21 @@ def test_idle_sockets_do_not_end_accepting(start_server):
     harness.wait_for("closed ones to go", lambda: server.metric("attend_connections") <= 2)
     assert server.metric("attend_accept_errors_total") == 0
     assert server.stop() == 0
+
+
+def test_connections_to_shared_memory_leave_descriptors_for_calls(start_server, tmp_path):
+    """As many as its socket takes, and more sockets for calls than the process has descriptors."""
+    path = tmp_path / "regions" / "sock"
+    server = start_server("--shared-memory", "--shared-memory-socket", path,
+                          "--max-connections-per-peer", "500", limits=hostile.descriptors_max(500))
+    with contextlib.ExitStack() as stack:
+        for _ in range(256):
+            regions = strangers.Regions(path)
+            stack.callback(regions.close)
+        with many(server.address, 500):
+            wire.assert_serves(server.address)
+            assert regions.ask(create=wire.shm.CreateRegion(bytes=4096)).HasField("created")
+            assert server.metric("attend_accept_errors_total") == 0
 
 
 def test_connections_that_speak_are_bounded_for_each_peer(start_server, tmp_path):
@@ -232,6 +248,13 @@ def test_more_connections_than_descriptors_are_refused(tmp_path):
     assert code == 1
     assert said == ("attend-server: max-connections 137 must be at most 136, as the process may "
                     "open 200 descriptors (ulimit -n)\n")
+    code, said = failed_start(tmp_path, "--listen", "127.0.0.1:0", "--max-connections", "181",
+                              "--shared-memory", "--shared-memory-socket", tmp_path / "a" / "sock",
+                              descriptors=500)
+    assert code == 1
+    assert said == ("attend-server: max-connections 181 must be at most 180, as the process may "
+                    "open 500 descriptors (ulimit -n), 256 of them for connections to shared "
+                    "memory\n")
 
 
 def test_a_unix_socket_has_one_server_at_a_time(start_server, tmp_path):

@@ -10,8 +10,9 @@ namespace attend {
 namespace {
 
 TEST(ConnectionLimitsTest, FollowTheDescriptors) {
-  const auto limits = [](int64_t connections, int64_t per_peer, int64_t descriptors) {
-    return LimitConnections({connections, per_peer}, descriptors);
+  const auto limits = [](int64_t connections, int64_t per_peer, int64_t descriptors,
+                         int64_t regions = 0) {
+    return LimitConnections({connections, per_peer}, descriptors, regions);
   };
   const auto expect = [](const Result<ConnectionLimits>& got, int64_t connections,
                          int64_t per_peer) {
@@ -26,6 +27,9 @@ TEST(ConnectionLimitsTest, FollowTheDescriptors) {
   expect(limits(100, 0, 1024), 100, 25);
   expect(limits(100, 500, 1024), 100, 100);
   expect(limits(960, 7, 1024), 960, 7);
+  expect(limits(0, 0, 1024, 768), 192, 48);
+  expect(limits(704, 7, 1024, 256), 704, 7);
+  EXPECT_FALSE(limits(705, 7, 1024, 256).ok());
   const Result<ConnectionLimits> refused = limits(961, 0, 1024);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("961 must be at most 960"), std::string::npos)
