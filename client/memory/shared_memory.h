@@ -120,8 +120,8 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   // cancelled ones, so the memory may be freed. Waits for that, and so does every other exchange
   // with this server meanwhile. UNAVAILABLE: the connection is lost. The server, if it lives, then
   // closes the memory too, but there is no telling when. FAILED_PRECONDITION: the region was
-  // already released. After any other error the region has lent memory still, and keeps it until
-  // the server has closed it.
+  // already released. After an error that the server sent the region has lent memory still, and
+  // keeps it until the server has closed it.
   Status Release(SharedRegion& region);
 
  private:

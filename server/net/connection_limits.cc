@@ -20,6 +20,14 @@ int64_t Count(rlim_t limit) {
 Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors,
                                           int64_t regions) {
   const int64_t left = descriptors - regions;
+  if (regions > 0 && left <= kOtherDescriptors) {
+    return InvalidArgument(
+        "shared-memory takes " + std::to_string(regions) +
+        " descriptors for its connections: the process must be able to open more "
+        "than " +
+        std::to_string(regions + kOtherDescriptors) + ", may open " + std::to_string(descriptors) +
+        " (ulimit -n)");
+  }
   const int64_t most = std::max<int64_t>(1, left - kOtherDescriptors);
   if (limits.connections > most) {
     return InvalidArgument(

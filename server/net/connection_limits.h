@@ -22,7 +22,8 @@ inline constexpr int64_t kDefaultConnectionsMax = 16384;
 
 // Fills in limits that are 0: three quarters of the descriptors but for those of `regions`
 // connections to shared memory (metrics, logs and devices need some too), and a quarter of that for
-// one peer. An error if `limits` asks for more connections than `descriptors` allow. Pure.
+// one peer. An error if `limits` asks for more connections than `descriptors` allow, or if they
+// allow none. Pure.
 Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors,
                                           int64_t regions);
 

@@ -230,6 +230,10 @@ void RegionSocket::Serve(Connections::iterator connection) {
                                 std::to_string(kPacketBytesMax));
   }
   if (malformed.ok()) return ServePacket(connection, request);
+  if (registry_.Lends(connection->second.client)) {  // which is closed before its end
+    if (!connection->second.ended) EndWith(connection, malformed);
+    return;
+  }
   Send(connection->first, ErrorReply(malformed), UniqueFd());
   End(connection);
 }

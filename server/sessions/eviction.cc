@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How sessions come to pages and lose them.
+// What sessions lose when others need pages.
 
 #include <algorithm>
 #include <cassert>
@@ -11,7 +11,6 @@
 #include <numeric>
 #include <set>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,9 +19,9 @@
 namespace attend {
 namespace {
 
-// An order in which lists that begin with the same pages are neighbours. Whoever shares a page
-// shares all before it, so that few are looked at.
-bool PagesBefore(std::span<const PageNumber> a, std::span<const PageNumber> b) {
+// With how many pages both begin. Whoever shares a page shares all before it, so that few are
+// looked at.
+int64_t SamePages(std::span<const PageNumber> a, std::span<const PageNumber> b) {
   size_t same = 0, end = std::min(a.size(), b.size());
   while (same < end) {
     const size_t middle = same + (end - same) / 2;
@@ -32,7 +31,13 @@ bool PagesBefore(std::span<const PageNumber> a, std::span<const PageNumber> b) {
       end = middle;
     }
   }
-  if (same == a.size() || same == b.size()) return a.size() < b.size();
+  return static_cast<int64_t>(same);
+}
+
+// An order in which lists that begin with the same pages are neighbours.
+bool PagesBefore(std::span<const PageNumber> a, std::span<const PageNumber> b) {
+  const int64_t same = SamePages(a, b);
+  if (same == std::ssize(a) || same == std::ssize(b)) return a.size() < b.size();
   return a[same] < b[same];
 }
 
@@ -59,88 +64,46 @@ std::span<Session* const> WhoShare(std::span<Session* const> sessions, size_t at
   return {first, std::partition_point(self, sessions.end(), shares)};
 }
 
+// Whether all layers of a session have so many full pages, the first ones of another's, and nothing
+// is appended to any.
+bool IsBeginning(const Session& session, const Session& of, int64_t pages, int64_t rows) {
+  for (size_t n = 0; n < session.layers.size(); ++n) {
+    const Layer& layer = session.layers[n];
+    const std::vector<PageNumber>& other = of.layers[n].pages;
+    if (layer.length != pages * rows || layer.append.hold != nullptr) return false;
+    if (std::ssize(other) < pages || layer.pages[pages - 1] != other[pages - 1]) return false;
+  }
+  return true;
+}
+
+// The same pages of several sessions, to their ends.
+struct Tails {
+  std::span<Session* const> sessions;  // some may end before `begin`
+  int64_t begin = 0;
+};
+
+// Those of `sessions`, sorted by their pages, that end within the `end` pages of the one at `at`,
+// after `begin` or a later one, from which on nobody else has any of its pages.
+Tails FindTails(std::span<Session* const> sessions, size_t at, int64_t begin, int64_t end,
+                int64_t rows) {
+  const Session& session = *sessions[at];
+  // Who is farther away shares no more.
+  const auto ends_within = [&](const Session& other) {
+    const std::vector<PageNumber>& pages = other.layers[0].pages;
+    const int64_t same = SamePages(pages, session.layers[0].pages);
+    if (same <= begin) return false;
+    if (same == std::ssize(pages) && IsBeginning(other, session, same, rows)) return true;
+    begin = same;
+    return false;
+  };
+  if (!ends_within(session)) return {{}, end};
+  size_t first = at, last = at + 1;
+  while (last < sessions.size() && ends_within(*sessions[last])) ++last;
+  while (first > 0 && ends_within(*sessions[first - 1])) --first;
+  return {sessions.subspan(first, last - first), begin};
+}
+
 }  // namespace
-
-void SessionTable::DropPages(const Session& session, const Layer& layer,
-                             std::span<const PageNumber> pages, bool leaving) {
-  Pool& pool = pools_[session.device];
-  const PagePool::Change change = pool.pages->DropReferences(pages, leaving);
-  pool.tenant_bytes[session.tenant] -= change.freed * layer.layout.page_bytes;
-  pool.tenant_coming[session.tenant] += change.coming * layer.layout.page_bytes;
-}
-
-void SessionTable::LeavePages(const Session& session, const Layer& layer,
-                              std::span<const PageNumber> pages) {
-  Pool& pool = pools_[session.device];
-  pool.tenant_coming[session.tenant] += pool.pages->Leave(pages) * layer.layout.page_bytes;
-}
-
-void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
-                           std::vector<PageNumber>* cut) {
-  const int64_t rows = options_.page_rows;
-  const auto keep = static_cast<size_t>((length + rows - 1) / rows);
-  const auto tail = std::span(layer.pages).subspan(keep);
-  if (cut != nullptr) {
-    cut->insert(cut->end(), tail.begin(), tail.end());
-    if (!layer.readers.empty()) LeavePages(session, layer, tail);
-  } else {
-    assert(layer.readers.empty());
-    DropPages(session, layer, tail, layer.leaving);
-  }
-  layer.pages.resize(keep);
-  layer.length = length;
-  FitList(session, layer);
-}
-
-Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
-                               std::vector<PageNumber>& pages, CacheRefusal* refusal) {
-  if (count == 0) return Status();
-  Pool& pool = pools_[session.device];
-  const Need need{session, count * page_bytes};
-  const int64_t claims = ClaimsOfOthers(need);
-  // Once enough of its own has gone, it is within its share.
-  const auto kept = [&]() ATTEND_REQUIRES(mutex_) { return WithinShare(need) ? 0 : claims; };
-  const auto left = [&]() ATTEND_REQUIRES(mutex_) {
-    return pool.pages->Room(page_bytes) * page_bytes - kept();
-  };
-  const auto enough = [&]() ATTEND_REQUIRES(mutex_) { return left() >= need.bytes; };
-  const auto coming = [&]() ATTEND_REQUIRES(mutex_) {
-    return left() + ComingBytes(session.device) >= need.bytes + claims;
-  };
-  while (!enough() && ExpireLocked()) {
-  }
-  // Who goes beyond its share, and would even without its idle sessions, takes nothing from anybody
-  // if that would not be enough.
-  const bool fits = count <= pool.pages->stats().total_bytes / page_bytes;
-  const auto may_take = [&]()
-                            ATTEND_REQUIRES(mutex_) { return fits && EnoughToEvict(need, claims); };
-  bool asks_again = false;
-  if (enough() || may_take()) {
-    ATTEND_RETURN_IF_ERROR(KeepLimit(need, refusal));
-    if (!enough() && may_take()) Evict(need, From::kIdle, enough);
-    // What is its own by right it gets now, or when running requests have ended.
-    if (!enough() && WithinShare(need)) {
-      GiveWay(need, enough);
-      Evict(need, From::kIdle, enough);
-    }
-    asks_again = !enough() && WithinShare(need);
-    if (asks_again) {
-      Evict(need, From::kRunning, coming);
-      Claim(need);
-    }
-  }
-  if (!enough()) {
-    if (refusal != nullptr) refusal->missing_bytes = need.bytes - left();
-    const Status lacking = pool.pages->Lacking(page_bytes, count, kept());
-    return asks_again ? ResourceExhausted(lacking.message() + "; room is being made: ask again")
-                      : lacking;
-  }
-  ATTEND_RETURN_IF_ERROR(pool.pages->Take(page_bytes, count, pages));
-  pool.tenant_bytes[session.tenant] += need.bytes;
-  int64_t& claim = pool.claims[session.tenant].bytes;
-  claim = std::max<int64_t>(0, claim - need.bytes);
-  return Status();
-}
 
 void SessionTable::DoomAppend(const Session& session, Layer& layer) {
   const auto [hold, n] = std::exchange(layer.append, {});
@@ -196,26 +159,13 @@ void SessionTable::EvictPages(std::span<Session* const> losers, size_t first_lay
   }
 }
 
-// A session that they read, and pages that they have taken, would be kept from others for as long
-// as a client likes to take to send its bytes. Those requests may still find all that they need
-// when their bytes have come.
-void SessionTable::GiveWay(const Need& need, const Enough& enough) {
-  for (auto next = holds_.begin(); next != holds_.end() && !enough();) {
-    CacheHold& hold = **next++;
-    const bool others = hold.device_ == need.session.device && hold.tenant_ != need.session.tenant;
-    if (!others || !hold.provisional_ || hold.sessions_.empty()) continue;
-    if (BeyondShare(hold.device_, hold.tenant_) <= 0) continue;
-    LetGo(hold);
-    ++stats_.gave_way;
-  }
-}
-
 bool SessionTable::MayLose(const Session& session, const Need& need, From from) const {
   if (session.device != need.session.device || session.pinned) return false;
   const bool own = session.tenant == need.session.tenant;
-  if (from == From::kOwn && !own) return false;
+  // What is its own, and idle, has gone before what others run.
+  if (from == (own ? From::kRunning : From::kOwn)) return false;
   if (session.in_use > 0) {
-    if (from != From::kRunning || own) return false;
+    if (from != From::kRunning) return false;
     const auto truncated = [&session](const Cut* cut) {
       return cut->fork == nullptr && cut->origin.get() == &session;
     };
@@ -224,38 +174,16 @@ bool SessionTable::MayLose(const Session& session, const Need& need, From from) 
   return own || MayLoseBytes(session.tenant, need) > 0;
 }
 
-// An upper bound: pages that sessions share are counted for each of them. Looks no further than it
-// has to.
-bool SessionTable::EnoughToEvict(const Need& need, int64_t claims) const {
-  const PagePool::Stats& stats = pools_[need.session.device].pages->stats();
-  int64_t found = stats.total_bytes - stats.used_bytes;
-  int64_t beyond = BeyondShare(need.session.device, need.session.tenant) + need.bytes;
-  const auto enough = [&] { return beyond <= 0 || found >= need.bytes + claims; };
-  std::vector<int64_t> left(options_.tenant_weights.size());
-  for (size_t tenant = 0; tenant < left.size(); ++tenant) {
-    left[tenant] = MayLoseBytes(static_cast<int>(tenant), need);
-  }
-  for (const auto& [unused, each] : by_use_) {
-    if (enough()) return true;
-    if (!MayLose(*each, need, From::kIdle)) continue;
-    const int64_t loses = std::min(each->page_bytes(), left[each->tenant]);
-    left[each->tenant] -= loses;
-    found += loses;
-    if (each->tenant == need.session.tenant) beyond -= loses;
-  }
-  return enough();
-}
-
-void SessionTable::Evict(const Need& need, From from, const Enough& enough) {
+void SessionTable::Evict(const Need& need, From from, const Missing& missing) {
   std::vector<Session*> by_use;
   for (const auto& [unused, each] : by_use_) {
-    if (enough()) return;
+    if (missing() <= 0) return;
     if (!MayLose(*each, need, from)) continue;
     Session* const alone = each;
-    EvictTail({&alone, 1}, 0, need, from, enough);
+    EvictTail({&alone, 1}, 0, need, from, missing);
     if (!each->layers[0].pages.empty()) by_use.push_back(each);
   }
-  if (enough()) return;
+  if (missing() <= 0) return;
   // What is left is shared: a page goes if all sessions that refer to it may lose it. Those that
   // share a page are neighbours if all are sorted by their pages, and stay so when all of them lose
   // it.
@@ -270,12 +198,85 @@ void SessionTable::Evict(const Need& need, From from, const Enough& enough) {
     by_pages.push_back(by_use[n]);
   }
   std::set<PageNumber> kept;  // who ends with one of these cannot lose it either
-  for (size_t n = 0; n < by_use.size() && !enough(); ++n) {
+  for (size_t n = 0; n < by_use.size() && missing() > 0; ++n) {
     const std::vector<PageNumber>& pages = by_use[n]->layers[0].pages;
     if (pages.empty() || kept.contains(pages.back())) continue;
     if (!MayLose(*by_use[n], need, from)) continue;
-    EvictTail(by_pages, place[n], need, from, enough);
+    EvictTail(by_pages, place[n], need, from, missing);
     if (!pages.empty()) kept.insert(pages.back());
+  }
+}
+
+int64_t SessionTable::EvictAlike(std::span<Session* const> sessions, size_t at, From from,
+                                 int64_t columns) {
+  const Session& session = *sessions[at];
+  const int64_t rows = options_.page_rows;
+  const int64_t end = session.longest() / rows;
+  const auto [losers, low] =
+      FindTails(sessions, at, std::max<int64_t>(0, end - columns), end, rows);
+  int64_t begin = low;
+  std::vector<int64_t> ends(static_cast<size_t>(end - low + 1));  // how many end there
+  for (const Session* const loser : losers) {
+    const int64_t pages = std::ssize(loser->layers[0].pages);
+    if (pages > low) ++ends[pages - low];
+  }
+  // Pages that somebody else keeps stay, as in GainOf.
+  const PagePool& pool = *pools_[session.device].pages;
+  for (const Layer& layer : session.layers) {
+    int64_t sharing = 0;
+    for (int64_t index = end - 1; index >= begin; --index) {
+      sharing += ends[index + 1 - low];
+      const int64_t leaving = pool.leaving(layer.pages[index]);
+      const bool goes = pool.references(layer.pages[index]) - leaving <= sharing;
+      if (!goes || (leaving > 0 && from != From::kRunning)) begin = index + 1;
+    }
+  }
+  if (begin == end) return 0;
+  std::vector<PageNumber> tail;
+  tail.reserve(static_cast<size_t>(end - begin));
+  for (Session* const loser : losers) {
+    for (Layer& layer : loser->layers) {
+      if (std::ssize(layer.pages) <= begin || layer.readers.empty()) continue;
+      MakeRoomToCut(layer, static_cast<size_t>(begin));
+    }
+  }
+  for (size_t n = 0; n < session.layers.size(); ++n) {  // nothing fails any more
+    const std::vector<PageNumber>& own = session.layers[n].pages;
+    tail.assign(own.begin() + begin, own.end());
+    CutTails(losers, n, begin, tail, ends);
+  }
+  return end - begin;
+}
+
+void SessionTable::CutTails(std::span<Session* const> losers, size_t n, int64_t begin,
+                            std::span<const PageNumber> tail, std::span<int64_t> ends) {
+  const int64_t length = begin * options_.page_rows;
+  std::fill(ends.begin(), ends.end(), 0);
+  for (Session* const loser : losers) {
+    Layer& layer = loser->layers[n];
+    const int64_t cut = std::ssize(layer.pages) - begin;
+    if (cut <= 0) continue;
+    if (layer.readers.empty()) {
+      ++ends[cut];
+      layer.pages.resize(static_cast<size_t>(begin));
+      layer.length = length;
+      FitList(*loser, layer);
+    } else {
+      Shorten(*loser, layer, length, &layer.readers.back().cut);
+    }
+    layer.evicted_from = length;
+    layer.append_id.clear();
+  }
+  const Session& any = *losers[0];
+  const int64_t page_bytes = any.layers[n].layout.page_bytes;
+  Pool& pool = pools_[any.device];
+  int64_t times = 0;
+  for (int64_t index = std::ssize(tail) - 1; index >= 0; --index) {
+    times += ends[index + 1];
+    if (times == 0) continue;
+    const PagePool::Change change = pool.pages->DropReferences(tail[index], times);
+    pool.tenant_bytes[any.tenant] -= change.freed * page_bytes;
+    pool.tenant_coming[any.tenant] += change.coming * page_bytes;
   }
 }
 
@@ -284,11 +285,17 @@ void SessionTable::Evict(const Need& need, From from, const Enough& enough) {
 // alone, as many as it may lose. A page that several of `sessions` share goes from all of these,
 // once it is the last one of each: so it goes with the one of them that was used last.
 void SessionTable::EvictTail(std::span<Session* const> sessions, size_t at, const Need& need,
-                             From from, const Enough& enough) {
+                             From from, const Missing& missing) {
   const Session& session = *sessions[at];
   const int64_t rows = options_.page_rows;
-  int64_t evicted = 0;
-  while (!enough() && session.longest() > 0) {
+  int64_t column_bytes = 0;  // of a page of each layer
+  bool other_size = false;
+  for (const Layer& layer : session.layers) {
+    column_bytes += layer.layout.page_bytes;
+    other_size |= layer.layout.page_bytes != need.page_bytes;
+  }
+  int64_t evicted = 0, looks = 0;
+  while (missing() > 0 && session.longest() > 0) {
     const int64_t left = (session.longest() - 1) / rows * rows;
     const auto losers = WhoShare(sessions, at, static_cast<size_t>(left / rows));
     const auto goes_on = [end = left + rows](const Session* each) { return each->longest() > end; };
@@ -304,6 +311,15 @@ void SessionTable::EvictTail(std::span<Session* const> sessions, size_t at, cons
     if (gain == 0) break;
     EvictPages(losers, first, left);
     evicted += gain;
+    if (first > 0) continue;
+    // Less is missing once the needy is within its share.
+    const bool own = session.tenant == need.session.tenant;
+    const int64_t beyond = BeyondShare(session.device, session.tenant) + need.bytes;
+    const int64_t bytes = own && beyond > 0 ? beyond : MayLoseBytes(session.tenant, need);
+    int64_t columns = std::max<int64_t>(0, std::min(missing(), bytes)) / column_bytes;
+    // Of another size, all pages of a slab must go, which may be few: not many more than that go.
+    if (other_size) columns = std::min(columns, int64_t{1} << std::min<int64_t>(looks++, 32));
+    evicted += column_bytes * EvictAlike(sessions, at, from, columns);
   }
   if (evicted == 0) return;
   ++(session.tenant == need.session.tenant ? stats_.evictions_own : stats_.evictions_others);

@@ -108,7 +108,13 @@ void PagePool::AddReferences(std::span<const PageNumber> pages) {
 
 PagePool::Change PagePool::DropReferences(std::span<const PageNumber> pages, bool leaving) {
   Change change;
-  for (auto page = pages.rbegin(); page != pages.rend(); ++page) Drop(*page, leaving, change);
+  for (auto page = pages.rbegin(); page != pages.rend(); ++page) Drop(*page, 1, leaving, change);
+  return change;
+}
+
+PagePool::Change PagePool::DropReferences(PageNumber page, int64_t times) {
+  Change change;
+  Drop(page, times, false, change);
   return change;
 }
 
@@ -124,17 +130,19 @@ int64_t PagePool::Leave(std::span<const PageNumber> pages) {
   return coming;
 }
 
-void PagePool::Drop(PageNumber page, bool leaving, Change& change) {
+void PagePool::Drop(PageNumber page, int64_t times, bool leaving, Change& change) {
   const Place place = PlaceOf(page);
   Slab& slab = slabs_[place.slab];
   const int64_t page_bytes = slab.page_bytes;
-  assert(slab.counts[place.index] > 0);
+  const int64_t before = slab.counts[place.index];
+  assert(0 < times && times <= before);
   change.coming -= slab.coming(place.index) ? 1 : 0;
   if (leaving) --slab.leaving[place.index];
-  const int64_t left = --slab.counts[place.index];
+  const int64_t left = before - times;
+  slab.counts[place.index] = static_cast<int32_t>(left);
   assert(0 <= slab.leaving[place.index] && slab.leaving[place.index] <= left);
   change.coming += slab.coming(place.index) ? 1 : 0;
-  if (left == 1) stats_.shared_bytes -= page_bytes;
+  if (before > 1 && left <= 1) stats_.shared_bytes -= page_bytes;
   if (left > 0) return;
   ++change.freed;
   if (on_free_) on_free_(data(page), page_bytes);

@@ -66,6 +66,8 @@ class PagePool {
   // From the last to the first, so that the front of a sequence is what is used again first.
   // `leaving`: Leave was called for these references.
   Change DropReferences(std::span<const PageNumber> pages, bool leaving = false);
+  // `times` references to that page, none of which are leaving.
+  Change DropReferences(PageNumber page, int64_t times);
   // One reference to each of them is leaving from now on. Returns how many more pages are coming
   // back.
   int64_t Leave(std::span<const PageNumber> pages);
@@ -106,7 +108,7 @@ class PagePool {
   PageNumber NumberOf(int64_t slab, int64_t index, int64_t page_bytes) const;
   PageNumber TakeOne(int64_t page_bytes);  // there is room
   void Open(int64_t slab, int64_t page_bytes);
-  void Drop(PageNumber page, bool leaving, Change& change);
+  void Drop(PageNumber page, int64_t times, bool leaving, Change& change);
 
   const HostSpan memory_;
   const int64_t slab_bytes_;

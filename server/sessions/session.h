@@ -50,7 +50,7 @@ struct Readers {
 class CacheHold;
 
 // An append that is under way: to the n-th sequence of a hold.
-struct Append {
+struct RunningAppend {
   CacheHold* hold = nullptr;  // null: none
   size_t n = 0;
 };
@@ -62,8 +62,8 @@ struct Layer {
   std::vector<PageNumber> pages = {};  // ceil(length / page_rows)
   // An append or a truncation is under way: no other may begin.
   bool changing = false;
-  Append append = {};    // that changes it, unless it is doomed (CacheHold)
-  bool leaving = false;  // its session was freed, and it waits for those that use it
+  RunningAppend append = {};  // that changes it, unless it is doomed (CacheHold)
+  bool leaving = false;       // its session was freed, and it waits for those that use it
   // The last append, so that it can be asked for again; empty: none.
   std::string append_id = {};
   int64_t append_begin = 0;

@@ -64,16 +64,16 @@ Status SessionTable::KeepLimit(const Need& need, CacheRefusal* refusal) {
   const int tenant = need.session.tenant;
   const int64_t most = options_.limits->most(tenant, Limit::kSessionMemory);
   const int64_t& held = pools_[need.session.device].tenant_bytes[tenant];
-  const auto enough = [&] { return held + need.bytes <= most; };
-  if (enough()) return Status();
+  const auto missing = [&] { return held + need.bytes - most; };
+  if (missing() <= 0) return Status();
   int64_t own = 0;  // that may go; an upper bound, as in EnoughToEvict
   for (const auto& [unused, each] : by_use_) {
     if (MayLose(*each, need, From::kOwn)) own += each->page_bytes();
   }
-  if (held - std::min(own, held) + need.bytes <= most) Evict(need, From::kOwn, enough);
-  if (enough()) return Status();
+  if (held - std::min(own, held) + need.bytes <= most) Evict(need, From::kOwn, missing);
+  if (missing() <= 0) return Status();
   if (refusal != nullptr) {
-    refusal->missing_bytes = held + need.bytes - most;
+    refusal->missing_bytes = missing();
     refusal->tenant_limit = true;
   }
   options_.limits->CountRefusal(tenant, Limit::kSessionMemory);

@@ -221,14 +221,15 @@ class SessionTable {
   // Pages that a session needs.
   struct Need {
     const Session& session;
-    int64_t bytes = 0;
+    int64_t page_bytes = 0;
+    int64_t bytes = 0;  // of all pages
   };
   // Whose sessions lose pages: the needy tenant's idle ones; others' idle ones too, of what those
   // have beyond their share; or, for who stays within its own share, also those that requests of
   // others use: their pages come back when these have ended.
   enum class From { kOwn, kIdle, kRunning };
-  // Whether what was evicted is enough. Called with the lock held.
-  using Enough = std::function<bool()>;
+  // How many bytes are still to be evicted; 0 or less: it is enough. Called with the lock held.
+  using Missing = std::function<int64_t()>;
   int64_t BeyondShare(int device, int tenant) const ATTEND_REQUIRES(mutex_);
   // Whether the needy tenant has no more than its share with what it needs.
   bool WithinShare(const Need& need) const ATTEND_REQUIRES(mutex_);
@@ -242,12 +243,16 @@ class SessionTable {
   // within its share.
   bool EnoughToEvict(const Need& need, int64_t claims) const ATTEND_REQUIRES(mutex_);
   // Requests of tenants beyond their share let go if their bytes still arrive, the longest first.
-  void GiveWay(const Need& need, const Enough& enough) ATTEND_REQUIRES(mutex_);
+  void GiveWay(const Need& need, const Missing& missing) ATTEND_REQUIRES(mutex_);
   // Evicts until it is enough, or nothing is left that may go: first pages that nobody shares.
-  void Evict(const Need& need, From from, const Enough& enough) ATTEND_REQUIRES(mutex_);
+  void Evict(const Need& need, From from, const Missing& missing) ATTEND_REQUIRES(mutex_);
   // `sessions`, sorted by their pages, may all lose what the one at `at` loses.
   void EvictTail(std::span<Session* const> sessions, size_t at, const Need& need, From from,
-                 const Enough& enough) ATTEND_REQUIRES(mutex_);
+                 const Missing& missing) ATTEND_REQUIRES(mutex_);
+  // The same for `columns` pages of each layer at most, and at once: from all sessions whose pages
+  // are the first ones of its own. Returns how many went of each layer.
+  int64_t EvictAlike(std::span<Session* const> sessions, size_t at, From from, int64_t columns)
+      ATTEND_REQUIRES(mutex_);
   // What comes back if all of these lose their pages of the n-th layer that begin after `length`
   // tokens, one of each.
   int64_t GainOf(std::span<Session* const> losers, size_t n, int64_t length, From from) const
@@ -256,6 +261,10 @@ class SessionTable {
   // been read. All or none.
   void EvictPages(std::span<Session* const> losers, size_t first_layer, int64_t length)
       ATTEND_REQUIRES(mutex_);
+  // The n-th layer of those that have pages from the `begin`-th on, some of `tail`, loses them.
+  // `ends` has room for one count more than these. What may fail has been done.
+  void CutTails(std::span<Session* const> losers, size_t n, int64_t begin,
+                std::span<const PageNumber> tail, std::span<int64_t> ends) ATTEND_REQUIRES(mutex_);
   // What is appended to that layer now will not be the session's.
   void DoomAppend(const Session& session, Layer& layer) ATTEND_REQUIRES(mutex_);
   // Keeps room for the need's tenant, which asks again.

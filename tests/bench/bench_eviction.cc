@@ -122,8 +122,8 @@ void Measure(const Case& c, int rounds) {
 
 void Main(int rounds) {
   constexpr Case kCases[] = {
-      {61'000, 1, 250, true, 1},       {61'000, 1, 250, true, 1000}, {10'100, 1, 10'000, false, 1},
-      {10'100, 1, 10'000, false, 100}, {128, 32, 5000, true, 32},
+      {61'000, 1, 250, true, 1},     {61'000, 1, 250, true, 1000},    {18'000, 1, 5000, true, 800},
+      {10'100, 1, 10'000, false, 1}, {10'100, 1, 10'000, false, 450}, {128, 32, 5000, true, 32},
   };
   std::puts("| forks | lengths | pages of a layer | layers | evicted | median | longest |");
   std::puts("|---|---|---|---|---|---|---|");

@@ -30,6 +30,8 @@ TEST(ConnectionLimitsTest, FollowTheDescriptors) {
   expect(limits(0, 0, 1024, 768), 192, 48);
   expect(limits(704, 7, 1024, 256), 704, 7);
   EXPECT_FALSE(limits(705, 7, 1024, 256).ok());
+  expect(limits(0, 0, 321, 256), 1, 1);
+  EXPECT_FALSE(limits(0, 0, 320, 256).ok()) << "there would be none";
   const Result<ConnectionLimits> refused = limits(961, 0, 1024);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("961 must be at most 960"), std::string::npos)

@@ -74,6 +74,70 @@ TEST_F(EvictionTest, OfManyLayersWhatIsSharedGoesFromAllAlike) {
   EXPECT_EQ(UsedPages(), 15);
 }
 
+// Forks of several lengths, many pages at once: those that fewer share go with those that more do.
+TEST_F(EvictionTest, ManyPagesGoFromAllThatShareThem) {
+  Start(TwoTenants(), 16);
+  const std::string trunk = Make(0, 14 * kRows);
+  const std::string longer = Fork(0, trunk, 13 * kRows), same = Fork(0, trunk, 13 * kRows);
+  const std::string middle = Fork(0, trunk, 10 * kRows), like = Fork(0, trunk, 9 * kRows);
+  const std::string shorter = Fork(0, trunk, 6 * kRows);
+  const std::string needy = Make(1, 8 * kRows);
+  EXPECT_EQ(UsedPages(), 16);
+  for (const std::string& id : {trunk, longer, same, middle, like}) {
+    EXPECT_EQ(Length(0, id), 8 * kRows);
+  }
+  EXPECT_EQ(Length(0, shorter), 6 * kRows);
+  EXPECT_EQ(table_->stats().evicted_bytes, 6 * kPageBytes);
+}
+
+TEST_F(EvictionTest, ManyPagesThatAreReadComeBackLater) {
+  const std::string trunk = Make(0, 14 * kRows), fork = Fork(0, trunk, 10 * kRows);
+  const std::string read = Fork(0, trunk, 12 * kRows), less = Fork(0, trunk, 9 * kRows);
+  auto reader = Run(0, read, 12 * kRows), second = Run(0, less, 9 * kRows);
+  const std::string needy = Make(1);
+  EXPECT_THAT(Append(1, needy, 0, 8 * kRows).message(), HasSubstr("room is being made"));
+  for (const std::string& id : {trunk, fork, read, less}) EXPECT_EQ(Length(0, id), 8 * kRows);
+  EXPECT_EQ(UsedPages(), 12);
+  reader.reset();
+  EXPECT_EQ(UsedPages(), 9);
+  second.reset();
+  EXPECT_EQ(UsedPages(), 8);
+  EXPECT_TRUE(Append(1, needy, 0, 8 * kRows).ok());
+}
+
+// A branch that goes on beside it, and one whose layers are not alike.
+TEST_F(EvictionTest, ManyPagesGoUntilOthersShareThem) {
+  clock_.Advance(std::chrono::milliseconds(1));
+  const auto made = table_->Create(0, {0, {kShape, kShape}, std::chrono::seconds(60)});
+  ASSERT_TRUE(made.ok());
+  for (const int64_t layer : {0, 1}) {
+    ASSERT_TRUE(Append(0, made->id, 0, 5 * kRows, nullptr, layer).ok());
+  }
+  const std::string branch = Fork(0, made->id, kRows), odd = Fork(0, made->id, 2 * kRows);
+  for (const int64_t layer : {0, 1}) {
+    ASSERT_TRUE(Append(0, branch, kRows, kRows, nullptr, layer).ok());
+  }
+  ASSERT_TRUE(Append(0, odd, 2 * kRows, kRows, nullptr, 1).ok());
+  ASSERT_EQ(UsedPages(), 13);
+  const std::string needy = Make(0, 8 * kRows);
+  EXPECT_EQ(UsedPages(), 15);
+  EXPECT_THAT(table_->Get(0, made->id)->layer_lengths, ElementsAre(2 * kRows, 2 * kRows));
+  EXPECT_THAT(table_->Get(0, branch)->layer_lengths, ElementsAre(2 * kRows, 2 * kRows));
+}
+
+// Those cannot be in the way of what others run.
+TEST_F(EvictionTest, WhoWaitsForWhatOthersRunKeepsItsOwn) {
+  const std::string own = Make(1, 4 * kRows), fork = Fork(1, own, 4 * kRows);
+  auto read = Run(1, fork, 4 * kRows);
+  ASSERT_TRUE(table_->Free(1, fork).ok());
+  const std::string greedy = Make(0, 12 * kRows);
+  const auto reader = Run(0, greedy, 12 * kRows);
+  const std::string needy = Make(1);
+  EXPECT_THAT(Append(1, needy, 0, kRows).message(), HasSubstr("room is being made"));
+  EXPECT_EQ(Length(1, own), 4 * kRows);
+  EXPECT_EQ(Length(0, greedy), 11 * kRows);
+}
+
 // Requests that follow each other so closely that one always runs keep no other from its share.
 TEST_F(EvictionTest, WhatRunsBeyondAShareIsEvictedForATenantWithinItsOwn) {
   const std::string greedy = Make(0, 13 * kRows), needy = Make(1);
