@@ -5,12 +5,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "tests/kernels/support/problems.h"
 #include "tests/server/support/eviction_fixture.h"
 
 namespace attend {
@@ -135,7 +137,8 @@ TEST_F(EvictionAttacksTest, WhatManyReadComesBackOnce) {
   Start(TwoTenants(), 10000);
   const std::string trunk = Make(0, 14 * kRows), needy = Make(1);
   std::vector<CacheUse> uses;
-  for (int n = 0; n < 5000; ++n) uses.push_back({Fork(0, trunk, 14 * kRows), 0, 14 * kRows, ""});
+  const int forks = std::max(500, static_cast<int>(5000 * test::TestScale()));  // each is audited
+  for (int n = 0; n < forks; ++n) uses.push_back({Fork(0, trunk, 14 * kRows), 0, 14 * kRows, ""});
   std::vector<PageNumber> pages(uses.size() * 16);
   std::vector<std::unique_ptr<CacheHold>> holds;
   for (size_t at = 0; at < uses.size(); at += 250) {
