@@ -70,12 +70,13 @@ double NeededRatio(const Comparison& c, double error) {
 }
 
 // Half a step between the dtype's subnormals, where roundings are not relative to the value; and
-// between fp32's for what `keys` were added up and divided with.
-double SubnormalRounding(DType dtype, int64_t keys) {
-  const double once = dtype == DType::kFloat16    ? 0x1p-25
-                      : dtype == DType::kBFloat16 ? 0x1p-134
-                                                  : 0x1p-150;
-  return once + (1 + std::sqrt(static_cast<double>(keys))) * 0x1p-150;
+// between fp32's for what `keys` were added up and divided with, times dropout's factor.
+double SubnormalRounding(const Problem& p, int64_t keys) {
+  const double once = p.dtype == DType::kFloat16    ? 0x1p-25
+                      : p.dtype == DType::kBFloat16 ? 0x1p-134
+                                                    : 0x1p-150;
+  const double factor = p.dropout > 0 ? KeptFactor(p) : 1;
+  return once + factor * (1 + std::sqrt(static_cast<double>(keys))) * 0x1p-150;
 }
 
 // What rounds to Inf begins here.
@@ -270,7 +271,7 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
       continue;
     }
     const double w = r.o[d];
-    const double subnormal = w > 0 || r.lost[d] > 0 ? SubnormalRounding(p.dtype, r.keys) : 0;
+    const double subnormal = w > 0 || r.lost[d] > 0 ? SubnormalRounding(p, r.keys) : 0;
     const double lost32 = p.dtype == DType::kFloat16 ? 0 : r.lost[d];
     c.unit = (dtype_unit + weight_unit + sum_unit) * w + r.lost[d] + r.moved[d] + subnormal;
     c.floor = o_unit * std::abs(c.reference) + (weight_unit + truncations * kFloat32Roundoff) * w +

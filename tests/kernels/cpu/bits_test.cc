@@ -91,6 +91,26 @@ TEST(CpuFlashBits, TheReferencePassesAndPoisonDoesNot) {
   }
 }
 
+// Sums of subnormal numbers are rounded before dropout's factor makes their error larger.
+TEST(CpuFlashBits, SumsOfSubnormalsTimesDropoutsFactor) {
+  ForEachTarget([] {
+    for (const int32_t dropout : {32768, 52429, 64880}) {
+      for (const int64_t keys : {2, 5, 40}) {
+        SCOPED_TRACE(std::to_string(dropout) + " keys " + std::to_string(keys));
+        const uint64_t seed = FreshSeed();
+        ProblemSpec spec = MakeSpec(1, 4, 4, 64, keys, 16, 16);
+        spec.problem.dropout = dropout;
+        spec.dropout.seed = seed;
+        OwnedAttention owned = MakeAttention(spec, seed);
+        auto* const v = static_cast<float*>(const_cast<void*>(owned.attention.v.data));
+        for (int64_t n = 0; n < 4 * keys * 16; ++n) v[n] = static_cast<float>(n % 997) * 0x1p-149f;
+        Flash(owned);
+        EXPECT_EQ(JudgeBits(owned, Leeway{}).fault, "");
+      }
+    }
+  });
+}
+
 // A finite bias removes no key, however low: such rows are the mean of V.
 TEST(CpuFlashBits, RowsMaskedThroughoutByAFiniteBiasAreMeans) {
   ForEachTarget([] {
