@@ -19,6 +19,7 @@ import harness  # noqa: E402
 import wire  # noqa: E402
 
 harness.use_packages()
+harness.take_interrupts()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -59,6 +59,12 @@ def use_packages():
             assert "site-packages" in module.__file__, f"{module.__file__} is not installed"
 
 
+def take_interrupts():
+    """A shell ignores interrupts for what it starts in the background, and so would whatever this
+    starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def use_libraries():
     """Tells Python of the build's libraries, where the caller named no others. Those that are
     missing. What is installed has its own."""

@@ -12,6 +12,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 
 import harness  # noqa: E402
 
+harness.take_interrupts()
+
 
 @pytest.fixture(scope="session")
 def build():
