@@ -40,6 +40,8 @@ def check(true, what):
 
 
 def open_channel(address, locks, options):
+    """With a connection of its own: one that failed before makes others wait."""
+    options = [*options, ("grpc.use_local_subchannel_pool", 1)]
     if locks is not None and locks.channel is not None:
         return grpc.secure_channel(address, locks.channel, options=options)
     return grpc.insecure_channel(address, options=options)
@@ -72,8 +74,7 @@ class Caller:
     def connect(self):
         """Anew, so that the connection is this caller's own."""
         self.close()
-        options = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1),
-                   ("grpc.initial_reconnect_backoff_ms", 50),
+        options = [*wire.UNLIMITED, ("grpc.initial_reconnect_backoff_ms", 50),
                    ("grpc.max_reconnect_backoff_ms", 500), ("grpc.enable_retries", 0)]
         self.channel = open_channel(self.target.address, self.target.locks, options)
         self.attention = wire.stub.AttentionServiceStub(self.channel)
