@@ -60,8 +60,8 @@ def use_packages():
 
 
 def take_interrupts():
-    """A shell ignores interrupts for what it starts in the background, and so would whatever this
-    starts."""
+    """A shell ignores interrupts for what it starts in the background, and so would everything
+    that is started from here."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
