@@ -8,6 +8,7 @@ import os
 import pathlib
 import resource
 import socket
+import time
 
 import harness
 import wire
@@ -173,6 +174,17 @@ def grpc_message(payload, declared=None):
     return b"\0" + (len(payload) if declared is None else declared).to_bytes(4, "big") + payload
 
 
+def messages(data):
+    """The gRPC messages in a stream's bytes, which end with a whole one."""
+    found = []
+    while data:
+        size = 5 + int.from_bytes(data[1:5], "big")
+        assert len(data) >= size, "a message that is not whole"
+        found.append(data[5:size])
+        data = data[size:]
+    return found
+
+
 def call_headers(path, *more):
     """The header block of a gRPC call to `path`; `more`: pairs of bytes."""
     return b"\x83\x86" + b"".join(literal(*pair) for pair in (
@@ -235,11 +247,15 @@ class Http2:
 
     def read_frame(self):
         """(kind, flags, stream, payload) of the next frame; None when the server closed."""
+        head = None
         try:
             head = self._read(9)
             payload = head and self._read(int.from_bytes(head[:3], "big"))
         except ConnectionResetError:
             return None
+        except TimeoutError:
+            self._rest = (head or b"") + self._rest
+            raise
         if payload is None or head is None:
             return None
         return head[3], head[4], int.from_bytes(head[5:9], "big") & 0x7FFFFFFF, payload
@@ -257,6 +273,19 @@ class Http2:
             if got[0] == kind and stream in (None, got[2]):
                 return got[3]
 
+    def answers(self, stream):
+        """Reads until the server ends the stream; returns how many messages came. Fails if the
+        stream is reset before its trailers."""
+        got = b""
+        while True:
+            kind, flags, of, payload = self.read_frame()
+            if of != stream:
+                continue
+            assert kind != RST_STREAM, f"reset with error {int.from_bytes(payload, 'big')}"
+            got += payload if kind == DATA else b""
+            if flags & END_STREAM and kind in (DATA, HEADERS):
+                return len(messages(got))
+
     def wait_for_close(self):
         """Reads until the server closes the connection."""
         while self.read_frame() is not None:
@@ -267,8 +296,8 @@ class Sender(Http2):
     """One call at a time of a client that sends as fast as the server takes it, and reads no
     answer."""
 
-    def __init__(self, address, path, *more, source=None):
-        super().__init__(address, source=source)
+    def __init__(self, address, path, *more, window=65535, source=None):
+        super().__init__(address, window, source=source)
         self._initial = 65535
         self._windows = {0: 65535, 1: 65535}
         self.stream = self.open(path, *more)
@@ -298,6 +327,26 @@ class Sender(Http2):
             self._windows[self.stream] -= size
         return True
 
+    def window(self, stream):
+        """The bytes that may come on it; below 0 where the server has taken some of them back."""
+        return self._windows[stream]
+
+    def takes(self, number):
+        """Whether it may send that many bytes now."""
+        return min(self._windows[0], self._windows[self.stream]) >= number
+
+    def read_for(self, seconds):
+        """What the server sends meanwhile. False once the server takes no more."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.socket.settimeout(left)
+            try:
+                if not self._wait():
+                    return False
+            except TimeoutError:
+                break
+        return True
+
     def _wait(self):
         """Reads a frame. False once the server takes no more."""
         got = self.read_frame()
@@ -310,7 +359,8 @@ class Sender(Http2):
             for at in range(0, len(payload), 6):
                 if int.from_bytes(payload[at:at + 2], "big") == INITIAL_WINDOW_SIZE:
                     initial = int.from_bytes(payload[at + 2:at + 6], "big")
-                    self._windows[self.stream] += initial - self._initial
+                    for stream in self._windows.keys() - {0}:
+                        self._windows[stream] += initial - self._initial
                     self._initial = initial
             self.send(SETTINGS, ACK, 0)
         if kind == PING and not flags & ACK:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wire beside plain calls: streams, field order, health, reflection, server information."""
 
+import collections
+import time
+
 import grpc
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import wire
 from hostile import varint
 
 RAW_TAG = b"\xc2\x3e"  # field 1000, length-delimited
+STREAM = "/attend.v1.AttentionService/AttendStream"
 
 
 def raw_fields(request):
@@ -206,6 +210,34 @@ def test_half_a_message_then_gone(server):
                 connection.reset(stream)
     wire.assert_serves(server.address)
     harness.wait_for("nothing in flight", lambda: server.metric("attend_inflight_requests") == 0)
+
+
+def test_a_stream_that_ends_below_its_window(start_server):
+    """What a stream has sent may be more than its server grants by then. The frame that ends it has
+    no bytes and needs no window; gRPC 1.51 alone resets the stream for it."""
+    server = start_server("--grpc-memory-max", "16MiB", "--max-request-bytes", "4MiB",
+                          "--stream-requests-max", "2")
+    request = wire.small_request(heads=4, length=64).SerializeToString()
+    message = hostile.grpc_message(request)
+    with hostile.Sender(server.address, STREAM, window=0) as client:
+        sent = collections.Counter()
+        until = time.monotonic() + 30
+        while not (below := [stream for stream in sent if client.window(stream) < 0]):
+            assert time.monotonic() < until, "the server takes no window back"
+            if client.takes(len(message)):
+                client.send_all(message)
+                sent[client.stream] += 1
+                assert client.read_for(0.01)  # so that it sees its memory fill up
+                continue
+            assert client.read_for(0.3)
+            if not client.takes(len(message)):
+                client.begin(STREAM)
+        stream = below[0]
+        client.data(stream, b"", flags=hostile.END_STREAM)
+        client.socket.settimeout(wire.SECONDS)
+        client.grant(0, 1 << 30)
+        client.grant(stream, 1 << 30)
+        assert client.answers(stream) == sent[stream] > 2
 
 
 def test_a_client_that_stops_reading(start_server):

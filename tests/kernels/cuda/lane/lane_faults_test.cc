@@ -3,9 +3,11 @@
 // The N-th call of every CUDA function on a batch's way fails, for every N: each item ends with its
 // own bits or one status that names CUDA's error, and the lane computes the next batch as ever.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,8 @@
 
 namespace attend::test {
 namespace {
+
+using testing::IsSupersetOf;
 
 // More calls of one function than a batch here makes; polling has no end of its own.
 constexpr int64_t kCallsMost = 200;
@@ -98,12 +102,13 @@ class CudaLaneFaultsTest : public testing::Test {
     ASSERT_TRUE(lane.ok()) << lane.status().ToString();
     Items items(harness_.get(), specs, seed);
     ASSERT_NO_FATAL_FAILURE(items.Learn(lane->get()));
-    int64_t met = 0, failed = 0;
+    int64_t met = 0;
+    std::set<std::string> failing;
     for (const std::string& function : WrappedCudaCalls()) {
       for (int64_t n = 1; n <= (IsPoll(function) ? kPollsMost : kCallsMost); ++n) {
         SCOPED_TRACE(function + ", call " + std::to_string(n));
         FailCudaCall(function, n, ErrorOf(function));
-        failed += items.Run(lane->get()) < items.size() ? 1 : 0;
+        if (items.Run(lane->get()) < items.size()) failing.insert(function);
         const bool more = CudaFaultWasMet();
         FailCudaCall("", 0, cudaSuccess);
         ASSERT_EQ(items.Run(lane->get()), items.size()) << "the batch after a fault";
@@ -112,9 +117,10 @@ class CudaLaneFaultsTest : public testing::Test {
       }
     }
     EXPECT_GT(met, 10);
-    EXPECT_GT(failed, 5);
+    // What every batch needs. A launch that fails is tried again, item by item, and there may be
+    // nothing to poll for.
+    EXPECT_THAT(failing, IsSupersetOf({"cudaSetDevice", "cudaMemsetAsync", "cudaEventRecord"}));
     RecordProperty("met", std::to_string(met));
-    RecordProperty("failed", std::to_string(failed));
   }
 
   std::unique_ptr<LaneHarness> harness_;
