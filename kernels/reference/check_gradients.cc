@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/reference/dropout_factor.h"
 #include "kernels/reference/gradient_terms.h"
 
 namespace attend {
@@ -33,7 +34,9 @@ double Overflow(DType dtype) {
 // A row of a gradient while it is added up.
 class RowSums {
  public:
-  explicit RowSums(int64_t dim) : dim_(static_cast<size_t>(dim)) {}
+  // Once the sums are rounded they may be multiplied with `factor`.
+  explicit RowSums(int64_t dim, double factor = 1)
+      : dim_(static_cast<size_t>(dim)), factor_(std::max(1.0, factor)) {}
 
   void Add(const RowElements& by, double factor, double error) {
     ++terms_;
@@ -58,11 +61,13 @@ class RowSums {
     // What is off before it is rounded is rounded too.
     bound += kRoundoff * (std::abs(value_[d]) + bound);
     if (value_[d] == 0 && bound == 0) return 0;
+    bound += factor_ * SubnormalRoundings(terms_);
     return bound + UnitRoundoff(dtype) * (std::abs(value_[d]) + bound) + SubnormalRounding(dtype);
   }
 
  private:
   const size_t dim_;
+  const double factor_;
   int64_t terms_ = 0;
   std::array<double, kHeadDimMax> value_{}, error_{}, magnitude_{};
 };
@@ -199,7 +204,7 @@ void Judge::See(const char* name, const Place& place, const RowSums& truth, cons
 }
 
 void Judge::CheckQuery(const Rows& rows, const Place& place) {
-  RowSums sums(p_.dim);
+  RowSums sums(p_.dim, std::abs(static_cast<double>(p_.scale)));
   const Sequence s = SequenceOf(a_, place.b);
   if (place.row < s.q_len) {
     const GradientRow row = terms_.Row({place.b, place.h, place.row});
@@ -215,8 +220,8 @@ void Judge::CheckQuery(const Rows& rows, const Place& place) {
 
 // Of dK or dV.
 void Judge::CheckKey(const Rows& rows, const Place& place) {
-  RowSums sums(rows.dim);
   const bool of_k = rows.view.data == g_.d_k.data;
+  RowSums sums(rows.dim, of_k ? std::abs(static_cast<double>(p_.scale)) : KeptFactor(p_));
   const Sequence s = SequenceOf(a_, place.b);
   if (place.row < s.k_len) {
     const GradientKey key = terms_.Key(place.b, place.h, place.row);

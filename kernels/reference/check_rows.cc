@@ -76,7 +76,7 @@ double SubnormalRounding(const Problem& p, int64_t keys) {
                       : p.dtype == DType::kBFloat16 ? 0x1p-134
                                                     : 0x1p-150;
   const double factor = p.dropout > 0 ? KeptFactor(p) : 1;
-  return once + factor * (1 + std::sqrt(static_cast<double>(keys))) * 0x1p-150;
+  return once + factor * (1 + static_cast<double>(keys)) * 0x1p-150;
 }
 
 // What rounds to Inf begins here.

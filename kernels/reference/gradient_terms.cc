@@ -60,6 +60,8 @@ double SumRoundings(int64_t terms) {
   return (2 + std::sqrt(static_cast<double>(terms)) / 2) * kRoundoff;
 }
 
+double SubnormalRoundings(int64_t terms) { return (1 + static_cast<double>(terms)) * 0x1p-150; }
+
 GradientTerms::GradientTerms(const Attention& attention, const Gradients& gradients)
     : a_(attention), g_(gradients) {}
 
@@ -96,7 +98,7 @@ GradientRow GradientTerms::Row(const RowId& id) {
   const Products delta = Multiply(row.d_o, o, p.dim_v);
   row.less = delta.sum - (g_.d_lse == nullptr ? 0 : static_cast<double>(g_.d_lse[lse]));
   row.less_error = (SumRoundings(p.dim_v) + 4 * UnitRoundoff(p.o_dtype())) * delta.magnitude +
-                   kRoundoff * std::abs(row.less);
+                   kRoundoff * std::abs(row.less) + SubnormalRoundings(p.dim_v);
   return row;
 }
 
@@ -132,8 +134,9 @@ GradientPair GradientTerms::Pair(const GradientRow& row, const GradientKey& key)
   // What is dropped may be NaN.
   const Products d_weight = kept == 0 ? Products{} : Multiply(row.d_o, key.v, p.dim_v);
   const double m = kept * d_weight.sum - row.less;
-  const double m_error = kept * (SumRoundings(p.dim_v) + kept_roundings) * d_weight.magnitude +
-                         row.less_error + kRoundoff * std::abs(m);
+  const double dot_error =
+      (SumRoundings(p.dim_v) + kept_roundings) * d_weight.magnitude + SubnormalRoundings(p.dim_v);
+  const double m_error = kept * dot_error + row.less_error + kRoundoff * std::abs(m);
   pair.d_score = weight * m;
   pair.d_score_error = (weight + weight_error) * m_error + weight_error * std::abs(m) +
                        2 * kRoundoff * std::abs(pair.d_score) + 0x1p-149;

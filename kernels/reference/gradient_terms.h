@@ -21,6 +21,8 @@ using RowElements = std::array<double, kHeadDimMax>;
 
 // What a sum of so many products in fp32 is off by, relative to the sum of their magnitudes.
 double SumRoundings(int64_t terms);
+// And beside that, as the roundings of subnormal numbers are not relative to them.
+double SubnormalRoundings(int64_t terms);
 
 // A query row.
 struct GradientRow {

@@ -212,6 +212,33 @@ TEST(CpuDropout, GradientsOfDroppedWeightsCannotBeFelt) {
   }
 }
 
+// What the loss sends back is so small that dP's sums are of subnormal numbers, which are rounded
+// before dropout's factor.
+TEST(CpuDropout, GradientsOfTinyLosses) {
+  ForEachTarget([] {
+    for (const int32_t dropout : {32768, 52429, 64880}) {
+      for (const int64_t keys : {2, 5, 40}) {
+        const uint64_t seed = FreshSeed();
+        ProblemSpec spec = MakeSpec(1, 4, 4, 64, keys, 16, 16);
+        spec.problem.dropout = dropout;
+        spec.dropout.seed = seed;
+        SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " " + Describe(spec));
+        const OwnedAttention owned = MakeAttention(spec, seed);
+        Flash(owned.attention);
+        OwnedGradients gradients(owned.attention, seed);
+        const Gradients& g = gradients.get();
+        for (int64_t n = 0; n < 4 * 64 * 16; ++n) {
+          static_cast<float*>(const_cast<void*>(g.d_o.data))[n] *= 0x1p-142f;
+        }
+        for (int64_t n = 0; n < 4 * 64; ++n) const_cast<float*>(g.d_lse)[n] *= 0x1p-142f;
+        CpuFlashGradients(owned.attention, g);
+        EXPECT_EQ(GradientsJudge(owned.attention, g).Fault(g), "");
+        EXPECT_EQ(CheckGradients(owned.attention, g, seed, 1e12).detail, "");
+      }
+    }
+  });
+}
+
 // Sums over keys leave fp32's range, O does not; or does, by dropout's factor alone.
 TEST(CpuDropout, LargestValues) {
   const uint64_t seed = FreshSeed();

@@ -8,6 +8,7 @@
 
 #include "kernels/contract/limits.h"
 #include "kernels/reference/cpu_reference.h"
+#include "kernels/reference/dropout_factor.h"
 #include "kernels/reference/reference_gradients.h"
 #include "kernels/reference/score_rounding.h"
 #include "kernels/reference/score_terms.h"
@@ -22,6 +23,9 @@ using Elements = std::array<double, kHeadDimMax>;
 double SumRoundings(int64_t terms) {
   return (2 + std::sqrt(static_cast<double>(terms)) / 2) * kRoundoff;
 }
+
+// And beside that where they are subnormal, so that roundings are not relative to them.
+double SubnormalRoundings(int64_t terms) { return (1 + static_cast<double>(terms)) * 0x1p-150; }
 
 // Half a step between the dtype's subnormal numbers.
 double SubnormalRounding(DType dtype) {
@@ -81,6 +85,8 @@ GradientsJudge::GradientsJudge(const Attention& attention, const Gradients& grad
   d_q_.Resize(p.batch, p.heads_q, p.len_q, p.dim);
   d_k_.Resize(p.batch, p.heads_kv, p.len_k, p.dim);
   d_v_.Resize(p.batch, p.heads_kv, p.len_k, p.dim_v);
+  d_q_.factor = d_k_.factor = std::max(1.0, std::abs(static_cast<double>(p.scale)));
+  d_v_.factor = KeptFactor(p);
   if (p.has_bias) {
     d_bias_.Resize(a_.bias.stride_b == 0 ? 1 : p.batch, a_.bias.stride_h == 0 ? 1 : p.heads_q,
                    a_.bias.stride_q == 0 ? 1 : p.len_q, p.len_k);
@@ -119,8 +125,8 @@ GradientsJudge::Row GradientsJudge::RowOf(const RowId& id) const {
     magnitude += std::abs(x * static_cast<double>(got[d]));
   }
   row.less = delta - (g_.d_lse == nullptr ? 0 : static_cast<double>(g_.d_lse[lse]));
-  row.less_error =
-      std::abs(off) + SumRoundings(p.dim_v) * magnitude + kRoundoff * std::abs(row.less);
+  row.less_error = std::abs(off) + SumRoundings(p.dim_v) * magnitude + SubnormalRoundings(p.dim_v) +
+                   kRoundoff * std::abs(row.less);
   const auto index = [](int64_t n, int64_t stride) { return stride == 0 ? 0 : n; };
   row.bias_row = d_bias_.Row(index(id.b, a_.bias.stride_b), index(id.h, a_.bias.stride_h),
                              index(id.i, a_.bias.stride_q));
@@ -162,8 +168,9 @@ void GradientsJudge::AddRow(const RowId& id) {
       magnitude += std::abs(product);
     }
     const double m = std::abs(d_weight - row.less);
-    const double m_error =
-        (SumRoundings(p.dim_v) + kept_roundings) * magnitude + row.less_error + kRoundoff * m;
+    const double m_error = (SumRoundings(p.dim_v) + kept_roundings) * magnitude +
+                           truth.kept * SubnormalRoundings(p.dim_v) + row.less_error +
+                           kRoundoff * m;
     key.d_score_error = (truth.weight + key.weight_error) * m_error + key.weight_error * m +
                         2 * kRoundoff * std::abs(truth.d_score) + 0x1p-149;
     double slope = 1, slope_error = 0;
@@ -229,6 +236,9 @@ class Verdict {
         truth.error[n] + SumRoundings(truth.terms[static_cast<size_t>(row)]) * truth.magnitude[n];
     // What is off before it is rounded is rounded too.
     allowed += kRoundoff * (std::abs(value) + allowed);
+    if (value != 0 || allowed > 0) {
+      allowed += truth.factor * SubnormalRoundings(truth.terms[static_cast<size_t>(row)]);
+    }
     double rounding = UnitRoundoff(dtype) * (std::abs(value) + allowed);
     if (value != 0 || allowed > 0) rounding += SubnormalRounding(dtype);
     double off = std::abs(got - value);
