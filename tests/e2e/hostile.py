@@ -278,7 +278,9 @@ class Http2:
         stream is reset before its trailers."""
         got = b""
         while True:
-            kind, flags, of, payload = self.read_frame()
+            frame_read = self.read_frame()
+            assert frame_read is not None, "the server closed"
+            kind, flags, of, payload = frame_read
             if of != stream:
                 continue
             assert kind != RST_STREAM, f"reset with error {int.from_bytes(payload, 'big')}"
