@@ -70,7 +70,8 @@ double NeededRatio(const Comparison& c, double error) {
 }
 
 // Half a step between the dtype's subnormals, where roundings are not relative to the value; and
-// between fp32's for what `keys` were added up and divided with, times dropout's factor.
+// between fp32's for what `keys` were added up and divided with, times dropout's factor. At worst,
+// as it is of no account.
 double SubnormalRounding(const Problem& p, int64_t keys) {
   const double once = p.dtype == DType::kFloat16    ? 0x1p-25
                       : p.dtype == DType::kBFloat16 ? 0x1p-134

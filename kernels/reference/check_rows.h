@@ -16,7 +16,7 @@
 // too small for the dtype):
 //
 //   f           = 8 u32 w + moved
-//   floor       = u_o |o| + f + lost (but for fp16) + m / 4 u32 w (for 16-bit dtypes)
+//   floor       = u_o |o| + f + lost (but for fp16) + m / 4 u32 w (for 16-bit dtypes) + tiny
 //   unit        = u_dtype w + f + lost + sqrt(n) / 2 u32 w
 //   bound       = 2 r unit + floor
 //
@@ -29,6 +29,9 @@
 // of a product that are a few bits below the last of the sum so far, and never round up: a sum of
 // like values is short by 1 / 9 u32 a key on an H200 with values of random bits, 1 / 6 with the
 // worst, and twice that where one bit less is kept (Fasi et al. 2021).
+//
+// tiny is half a step between the dtype's subnormal numbers and, as sums of fp32's are rounded
+// before they are multiplied with dropout's factor g, g (1 + n) 2^-150.
 //
 // LSE has f with w = 1, and for `moved` what rounding does to the scores; floor adds u32 |LSE|.
 // Rows that see no key must be exactly 0 and -inf. Dropout's factor is in v; f then has 10 u32 w.

@@ -153,7 +153,7 @@ GradientPair GradientTerms::Pair(const GradientRow& row, const GradientKey& key)
       pair.d_score_error + FactorRounding(p, std::abs(pair.d_score) + pair.d_score_error);
   pair.d_dot_error =
       std::abs(scale) * (slope * d_score_error + std::abs(pair.d_score) * slope_error) +
-      2 * kRoundoff * std::abs(pair.d_dot);
+      2 * kRoundoff * std::abs(pair.d_dot) + std::max(1.0, std::abs(scale)) * 0x1p-150;
   return pair;
 }
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pathlib
 import resource
+import select
 import socket
 import time
 
@@ -247,15 +248,11 @@ class Http2:
 
     def read_frame(self):
         """(kind, flags, stream, payload) of the next frame; None when the server closed."""
-        head = None
         try:
             head = self._read(9)
             payload = head and self._read(int.from_bytes(head[:3], "big"))
         except ConnectionResetError:
             return None
-        except TimeoutError:
-            self._rest = (head or b"") + self._rest
-            raise
         if payload is None or head is None:
             return None
         return head[3], head[4], int.from_bytes(head[5:9], "big") & 0x7FFFFFFF, payload
@@ -295,8 +292,8 @@ class Http2:
 
 
 class Sender(Http2):
-    """One call at a time of a client that sends as fast as the server takes it, and reads no
-    answer."""
+    """A client that sends on the last call it began as fast as the server takes it, and keeps no
+    answer that comes meanwhile."""
 
     def __init__(self, address, path, *more, window=65535, source=None):
         super().__init__(address, window, source=source)
@@ -341,12 +338,9 @@ class Sender(Http2):
         """What the server sends meanwhile. False once the server takes no more."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            self.socket.settimeout(left)
-            try:
-                if not self._wait():
-                    return False
-            except TimeoutError:
-                break
+            came = self._rest or select.select([self.socket], [], [], left)[0]
+            if came and not self._wait():
+                return False
         return True
 
     def _wait(self):
@@ -361,8 +355,8 @@ class Sender(Http2):
             for at in range(0, len(payload), 6):
                 if int.from_bytes(payload[at:at + 2], "big") == INITIAL_WINDOW_SIZE:
                     initial = int.from_bytes(payload[at + 2:at + 6], "big")
-                    for stream in self._windows.keys() - {0}:
-                        self._windows[stream] += initial - self._initial
+                    for each in self._windows.keys() - {0}:
+                        self._windows[each] += initial - self._initial
                     self._initial = initial
             self.send(SETTINGS, ACK, 0)
         if kind == PING and not flags & ACK:

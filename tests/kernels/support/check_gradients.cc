@@ -183,7 +183,7 @@ void GradientsJudge::AddRow(const RowId& id) {
     const double scale = std::abs(static_cast<double>(p.scale));
     const double d_score_error = as_factor(std::abs(truth.d_score), key.d_score_error);
     key.d_dot_error = scale * (slope * d_score_error + std::abs(truth.d_score) * slope_error) +
-                      2 * kRoundoff * std::abs(truth.d_dot);
+                      2 * kRoundoff * std::abs(truth.d_dot) + std::max(1.0, scale) * 0x1p-150;
     AddKey(row, key);
   }
   if (p.has_bias) ++d_bias_.terms[static_cast<size_t>(row.bias_row)];
@@ -191,7 +191,9 @@ void GradientsJudge::AddRow(const RowId& id) {
   const auto n = static_cast<size_t>(id.h);
   const double weight = std::exp(static_cast<double>(a_.sinks[id.h]) - row.lse);
   const double weight_error = weight * std::expm1(row.lse_error);
+  ++d_sinks_.terms[n];
   d_sinks_.value[n] += d_sink;
+  d_sinks_.magnitude[n] += std::abs(weight * row.less);
   d_sinks_.error[n] += weight_error * std::abs(row.less) + (weight + weight_error) * row.less_error;
 }
 

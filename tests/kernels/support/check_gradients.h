@@ -5,12 +5,12 @@
 //
 // Let u be fp32's unit roundoff and c(n) = (2 + sqrt(n) / 2) u what a sum of n products is off by,
 // relative to the sum of their magnitudes: roundings add up like a random walk (Higham & Mary
-// 2019). s(n) = (1 + n) 2^-150 is what it is off by beside that, as the roundings of
-// subnormal numbers are not relative to them. A row's query q, output gradient dO and keys are
-// exact. Its O and LSE are the forward pass's, and may be off by what the bounds of check_rows.h
-// allow; here that is measured, not bounded: e_LSE = |LSE - truth|, and delta is off by |dO . (O -
-// truth)|, which contains O's rounding to its dtype. For one key, with x = score - LSE = log P and
-// E the bound on the score's error (score_rounding.h):
+// 2019). s(n) = (1 + n) 2^-150 is what it is off by beside that, as the roundings of subnormal
+// numbers are not relative to them; z = max(1, |scale|). A row's query q, output gradient dO and
+// keys are exact. Its O and LSE are the forward pass's, and may be off by what the bounds of
+// check_rows.h allow; here that is measured, not bounded: e_LSE = |LSE - truth|, and delta is off
+// by |dO . (O - truth)|, which contains O's rounding to its dtype. For one key, with x = score -
+// LSE = log P and E the bound on the score's error (score_rounding.h):
 //
 //   P      rho = exp(E + e_LSE + 2 u |x|) - 1 + 4 u,     |err P| <= rho P + 2^-126
 //          (x and the factor log2(e) are rounded; exp2 and its product are off by 2 units; weights
@@ -18,24 +18,24 @@
 //   dP     c(Dv) sum |dO||V| + s(Dv)
 //   less   = delta - dLSE: |dO . (O - truth)| + c(Dv) sum |dO||O| + s(Dv) + u |less|
 //   m      = dP - less: the errors of both, and u |m|
-//   dS     = P m: (P + err P) err m + err P |m| + 2 u |dS|
-//   slope  = 1 - t^2, t = capped / softcap: err t = E / softcap, err slope = (2 + err t) err t + 4
-//   u dT     slope err dS + |dS| err slope + u |dT|
+//   dS     = P m: (P + err P) err m + err P |m| + 2 u |dS| + 2^-149
+//   slope  1 - t^2, t = capped / softcap: err t = E / softcap, err slope = (2 + err t) err t + 4 u
+//   dT     |scale| (slope err dS + |dS| err slope) + 2 u |dT| + z 2^-150
 //
 // and of the results, each with its rounding to its dtype (and fp32's for the product with scale):
 //
-//   dQ     |scale| (sum err dT |K| + c(n) sum |dT||K|) + max(1, |scale|) s(n) over the row's n keys
-//   dK     |scale| (sum err dT |Q| + c(n) sum |dT||Q|) + max(1, |scale|) s(n) over the n rows that
-//          see the key
+//   dQ     sum err dT |K| + c(n) sum |dT||K| + z s(n) over the row's n keys
+//   dK     sum err dT |Q| + c(n) sum |dT||Q| + z s(n) over the n rows that see the key
 //   dV     sum err P |dO| + c(n) sum P |dO| + s(n) likewise
 //   dBias  sum err dS + c(n) sum |dS| + s(n)
-//   dSink  sum P (exp(e_LSE) - 1) |less| + (P + err P) err less over rows, P = exp(sink - LSE)
+//   dSink  sum err P |less| + (P + err P) err less + c(n) sum P |less| + s(n) over n rows,
+//          P = exp(sink - LSE), err P = P (exp(e_LSE) - 1)
 //
 // A kernel of 16-bit products rounds P and dS once more before it multiplies them (u16, and half a
 // step of subnormal numbers), and has score - LSE as a difference of two products with log2(e),
 // each of which is off by 2 u. Dropout's factor is in dP, and in P as dV has it, and in the errors
 // of both, which it makes 2 u larger: it is rounded, and so is the product with it. It is also
-// in dV's s(n).
+// in s(Dv) of dP and in s(n) of dV.
 //
 // NaN and Inf must be where the reference has them.
 

@@ -75,8 +75,8 @@ TEST(ChunkedCancelTest, AtTheHeader) {
     std::this_thread::yield();
   }
   EXPECT_EQ(engine.inflight(), 0) << "seed " << seed;
-  // Some headers had been taken when they were given up. Others waited, unless threads were free.
-  EXPECT_LT(server.Metric("attend_early_cancellations_total"),
+  // How many headers still waited when they were given up is luck.
+  EXPECT_LE(server.Metric("attend_early_cancellations_total"),
             server.Metric("attend_requests_total{code=\"CANCELLED\"}"))
       << "seed " << seed;
   EXPECT_EQ(engine.host_pool().used_bytes(), 0) << "seed " << seed;

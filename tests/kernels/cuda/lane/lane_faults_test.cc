@@ -117,8 +117,8 @@ class CudaLaneFaultsTest : public testing::Test {
       }
     }
     EXPECT_GT(met, 10);
-    // What every batch needs. A launch that fails is tried again, item by item, and there may be
-    // nothing to poll for.
+    // What each of these batches needs; their outputs have gaps and are cleared. A launch that
+    // fails is tried again, item by item, and there may be nothing to poll for.
     EXPECT_THAT(failing, IsSupersetOf({"cudaSetDevice", "cudaMemsetAsync", "cudaEventRecord"}));
     RecordProperty("met", std::to_string(met));
   }
