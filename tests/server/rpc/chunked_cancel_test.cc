@@ -6,14 +6,19 @@
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>  // says which C library it is
+#include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "server/engine/engine.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"
@@ -83,6 +88,58 @@ TEST(ChunkedCancelTest, AtTheHeader) {
   const test::WireProblem problem = test::PlainWireProblem(2);
   EXPECT_TRUE(test::AttendOverStreams(server, problem.request, 2, 1000, seed).ok())
       << "seed " << seed;
+}
+
+// Holds up the thread that takes headers, which looks at the deadlines there.
+class HeldClock final : public Clock {
+ public:
+  TimePoint Now() const override {
+    char name[16] = {};
+    pthread_getname_np(pthread_self(), name, sizeof(name));
+    while (held && std::string_view(name) == "attend-copy") {
+      holds = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return SteadyClock().Now();
+  }
+
+  std::atomic<bool> held{false};
+  mutable std::atomic<bool> holds{false};
+};
+
+TEST(ChunkedCancelTest, WhileTheHeaderWaitsForAThread) {
+  const auto clock = std::make_shared<HeldClock>();
+  TestServer server(
+      [](Config& config) {
+        config.metrics_listen = "127.0.0.1:0";
+        config.copy_threads = 1;
+      },
+      1, TestServer::Devices::kPlain, TestServer::kAnywhere, clock);
+  const v1::AttendRequest header = ChunkedHeader(test::PlainWireProblem(1).request);
+  test::ChunkedStreamClient taken(server, std::chrono::minutes(2));
+  clock->held = true;
+  EXPECT_TRUE(taken.SendHeader(header));
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!clock->holds && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_TRUE(clock->holds);
+  for (int pause_ms = 1; pause_ms <= 512; pause_ms *= 2) {  // the first ones may not be there yet
+    test::ChunkedStreamClient waiting(server);
+    EXPECT_TRUE(waiting.SendHeader(header));
+    std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+    waiting.Cancel();
+    EXPECT_EQ(waiting.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  clock->held = false;
+  taken.Receive();
+  taken.Cancel();
+  EXPECT_EQ(taken.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  double early = 0, cancelled = 0;
+  while ((early == 0 || cancelled != early + 1) && std::chrono::steady_clock::now() < until) {
+    early = server.Metric("attend_early_cancellations_total");
+    cancelled = server.Metric("attend_requests_total{code=\"CANCELLED\"}");
+  }
+  EXPECT_GT(early, 0);
+  EXPECT_EQ(cancelled, early + 1);
 }
 
 // A client's other streams may have brought its answer: nobody made a bad request.
