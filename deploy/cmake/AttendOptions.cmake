@@ -27,6 +27,18 @@ endif()
 
 find_package(Threads REQUIRED)
 
+# The hardening of Debian's packages (dpkg-buildflags, hardening=+all), for everything that is
+# shipped. Executables are position-independent and RELRO by the compiler's default.
+set(attend_hardening)
+if(NOT ATTEND_SANITIZE)
+  set(host $<COMPILE_LANGUAGE:C,CXX>)
+  set(attend_hardening
+    "$<$<AND:${host},$<NOT:$<CONFIG:Debug>>>:SHELL:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2>"
+    "$<${host}:-fstack-protector-strong>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler -fstack-protector-strong>")
+  add_link_options(LINKER:-z,relro,-z,now)
+endif()
+
 add_library(attend_options INTERFACE)
 target_include_directories(attend_options INTERFACE ${PROJECT_SOURCE_DIR})
 # -Wrestrict: GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
