@@ -108,7 +108,6 @@ bool CheckOne(Client& client, const Place& place, const CallSpec& spec, uint64_t
     std::printf("%-9s %-60s %-18s %10.3g %10.3g  %s%s%s\n",
                 std::string(DTypeName(spec.dtype)).c_str(), spec.text.c_str(), kernel, error, bound,
                 verdict, detail.empty() ? "" : ": ", detail.c_str());
-    std::fflush(stdout);
   };
   Result<AttentionCall> call = MakeRandomCall(spec, seed);
   CallOptions call_options;
@@ -176,6 +175,7 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   uint64_t seed = options.seed;
   for (const CallSpec& spec : *specs) {
     if (!CheckOne(**client, place, spec, SplitMix64(&seed), options)) ++failed;
+    if (!FlushOutput()) return kExitFailed;  // nothing reads the rest
   }
   std::printf("%zu of %zu passed, seed %llu\n", specs->size() - failed, specs->size(),
               static_cast<unsigned long long>(options.seed));

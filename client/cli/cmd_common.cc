@@ -2,6 +2,9 @@
 //
 // Shared by the commands of attend-client: options, errors and the wording of results.
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -144,6 +147,16 @@ void InstallInterrupt(std::atomic<bool>* interrupted) {
   action.sa_handler = [](int) { *flag = true; };
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
+}
+
+bool FlushOutput() { return std::fflush(stdout) == 0 && std::ferror(stdout) == 0; }
+
+int FinishOutput(int exit_code) {
+  if (FlushOutput()) return exit_code;
+  pollfd reader{STDOUT_FILENO, POLLOUT, 0};
+  const bool gone = poll(&reader, 1, 0) > 0 && (reader.revents & POLLERR) != 0;
+  if (!gone) std::fprintf(stderr, "attend-client: stdout did not take all of the output\n");
+  return exit_code == kExitOk ? kExitFailed : exit_code;
 }
 
 int Fail(const Status& status, int exit_code) {

@@ -132,9 +132,10 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
     }
   }
   if (!failed.ok()) return Fail(failed, kExitFailed);
+  // First, as stdout's reader may be slow.
+  const Status written = WriteReports(flags, results, found);
   std::printf("%s%s", LoadTable(flags.load, results).c_str(),
               found ? DescribeFound(*found).c_str() : "");
-  const Status written = WriteReports(flags, results, found);
   if (!written.ok()) return Fail(written, kExitUsage);
   return ExitCodeOf(flags, results, found);
 }

@@ -91,6 +91,13 @@ void WarnOfTenant(const std::string& tenant, Client& client);
 // Ctrl-C sets it; a second one kills.
 void InstallInterrupt(std::atomic<bool>* interrupted);
 
+// Writes what was printed; false if stdout does not take it: its reader has gone, or its disk is
+// full.
+bool FlushOutput();
+// At the end, with a command's exit code: kExitFailed in place of success if stdout has not taken
+// all. Silent where a reader has gone, as `head` does.
+int FinishOutput(int exit_code);
+
 // "attend-client: <status>" on stderr; returns `exit_code`.
 int Fail(const Status& status, int exit_code);
 

@@ -2,6 +2,7 @@
 //
 // attend-client: talks to an attend server from the command line.
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -129,8 +130,11 @@ int Main(int argc, char** argv) {
 }  // namespace attend::client
 
 int main(int argc, char** argv) {
+  // A reader that goes and a limit on files are errors of a write: they end no long run.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
-    return attend::client::Main(argc, argv);
+    return attend::client::FinishOutput(attend::client::Main(argc, argv));
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "attend-client: out of memory\n");
     return attend::client::kExitFailed;

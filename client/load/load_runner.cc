@@ -2,8 +2,10 @@
 
 #include "client/load/load_runner.h"
 
+#include <poll.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -343,19 +345,24 @@ void LoadRunner::Progress(int64_t now_ns, int64_t since_ns) {
   }
   const double seconds = static_cast<double>(now_ns - since_ns) * 1e-9;
   const bool warming = since_ns < measurement_->begin_ns() - 1'000'000;
-  std::fprintf(stderr, "%7.1f s%s  %8.0f req/s  %6.2f GB/s  p50 %8.3f ms  p99 %8.3f ms  %5lld out",
-               static_cast<double>(now_ns - measurement_->begin_ns()) * 1e-9 + 0.0,
-               warming ? " warm-up" : "        ",
-               static_cast<double>(interval.from_sent.count()) / seconds,
-               (interval.window_bytes - shown_bytes_) / seconds * 1e-9,
-               static_cast<double>(interval.from_sent.ValueAt(0.5)) * 1e-6,
-               static_cast<double>(interval.from_sent.ValueAt(0.99)) * 1e-6,
-               static_cast<long long>(outstanding));
+  char text[256];
+  std::snprintf(text, sizeof text,
+                "%7.1f s%s  %8.0f req/s  %6.2f GB/s  p50 %8.3f ms  p99 %8.3f ms  %5lld out",
+                static_cast<double>(now_ns - measurement_->begin_ns()) * 1e-9 + 0.0,
+                warming ? " warm-up" : "        ",
+                static_cast<double>(interval.from_sent.count()) / seconds,
+                (interval.window_bytes - shown_bytes_) / seconds * 1e-9,
+                static_cast<double>(interval.from_sent.ValueAt(0.5)) * 1e-6,
+                static_cast<double>(interval.from_sent.ValueAt(0.99)) * 1e-6,
+                static_cast<long long>(outstanding));
+  std::string line = text;
   if (interval.unexpected > 0) {
-    std::fprintf(stderr, "  %lld unexpected", static_cast<long long>(interval.unexpected));
+    line += "  " + std::to_string(interval.unexpected) + " unexpected";
   }
-  std::fprintf(stderr, "\n");
   shown_bytes_ = interval.window_bytes;
+  // Left out rather than waited for: this thread also ends the measurement.
+  pollfd reader{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&reader, 1, 0) > 0) std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 }  // namespace attend::client
