@@ -4,14 +4,10 @@ that signals and exit codes are its own. Imports none of the packages, which tak
 
 import os
 import pathlib
-import signal
 import sys
 
 
 def _become(name):
-    # Python ignores these two, and a program keeps what was ignored before it.
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_DFL)
     program = pathlib.Path(__file__).resolve().with_name("attend.libs") / "bin" / name
     os.execv(program, [str(program), *sys.argv[1:]])
 

@@ -33,6 +33,7 @@
 #include "server/app/devices.h"
 #include "server/app/options.h"
 #include "server/app/server.h"
+#include "server/log/last_lines.h"
 #include "server/log/logging.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/connection_limits.h"
@@ -44,6 +45,8 @@ namespace {
 // A signal to end within this time of the first is the same request: supervisors signal a process
 // and its group, or twice to be sure.
 constexpr std::chrono::seconds kOneWish{1};
+// At the end, for lines that are not yet written.
+constexpr std::chrono::milliseconds kLastLinesTime{500};
 // How often the log reports suppressed lines of kinds that are no longer logged.
 constexpr timespec kLeftOutPeriod{1, 0};
 
@@ -110,6 +113,7 @@ class SignalThread {
       ending_ = now;
       promise_.set_value(signal);
     } else if (now - *ending_ >= kOneWish) {
+      logger_.WaitUntilWritten(kLastLinesTime);
       _exit(128 + signal);
     } else {
       logger_.info("signal {} again, within a second: the drain goes on", signal);
@@ -135,7 +139,7 @@ constexpr std::chrono::seconds kAfterDrain{10};
 // The memory that running requests need to end when the heap is exhausted.
 constexpr int64_t kMemoryReserveBytes = int64_t{16} << 20;
 
-// gRPC has one log hook for the whole process, without a context: hence this one global.
+// gRPC has one log hook for the whole process, without a context: hence this global.
 std::atomic<attend::Logger*> grpc_log{nullptr};
 
 void LogOfGrpc(gpr_log_func_args* line) {
@@ -148,7 +152,7 @@ void LogOfGrpc(gpr_log_func_args* line) {
 }
 
 int Fail(const attend::Status& status) {
-  std::fprintf(stderr, "attend-server: %s\n", status.message().c_str());
+  attend::WriteLastLine("attend-server: " + status.message());
   return 1;
 }
 
@@ -159,6 +163,8 @@ int Fail(const attend::Status& status) {
   try {
     if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
   } catch (const std::system_error& error) {
+    attend::Logger* const logger = grpc_log.load(std::memory_order_acquire);
+    if (logger != nullptr) logger->WaitUntilWritten(kLastLinesTime);
     Fail(attend::Unavailable(std::string("a thread cannot be made: ") + error.what()));
     std::_Exit(1);
   } catch (const std::exception& error) {
@@ -176,23 +182,27 @@ void Tell(attend::Logger& logger, const std::string& state) {
 
 int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blocks,
           std::shared_ptr<attend::Logger> logger) {
+  const auto fail = [&logger](const attend::Status& status) {
+    logger->WaitUntilWritten(kLastLinesTime);  // the error comes last
+    return Fail(status);
+  };
   SignalThread signals(*logger);
   if (const attend::Status folder = attend::CheckFolderOf("ready-file", config.ready_file);
       !folder.ok()) {
-    return Fail(folder);
+    return fail(folder);
   }
   attend::Result<attend::Devices> devices = attend::MakeBackends(config, *logger);
-  if (!devices.ok()) return Fail(devices.status());
+  if (!devices.ok()) return fail(devices.status());
   attend::Result<std::unique_ptr<attend::Server>> server =
       attend::Server::Start(config, std::move(devices->backends), logger, receive_blocks);
-  if (!server.ok()) return Fail(server.status());
+  if (!server.ok()) return fail(server.status());
   (*server)->CountDevicesLeftOut(devices->left_out);
   signals.OnHangup([&server] { (*server)->Reload(); });
   if (!config.ready_file.empty()) {
     const attend::Status written = (*server)->WriteReadyFile(config.ready_file);
     if (!written.ok()) {
       signals.OnHangup(nullptr);  // before the server goes
-      return Fail(written);
+      return fail(written);
     }
   }
   Tell(*logger, "READY=1\nSTATUS=serving on " + (*server)->addresses().front());
@@ -207,7 +217,7 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
                std::chrono::ceil<std::chrono::microseconds>(timeout + kAfterDrain).count()));
   const bool drained = (*server)->Drain(timeout);
   logger->SayLeftOut(/*all=*/true);
-  logger->flush();
+  logger->WaitUntilWritten(kLastLinesTime);
   // Without destructors. After a drain only clients are left that are being refused: a closed
   // connection gives them UNAVAILABLE, gRPC's shutdown would give CANCELLED. After a timeout a
   // GPU's kernel may run for long, and nothing can stop it.
@@ -220,8 +230,7 @@ int main(int argc, char** argv) {
   // Before anything that takes time, and before any other thread, which inherits it.
   const sigset_t signals = Signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  // A log or a dump that reaches the limit of a file's size is an error of its write.
-  signal(SIGXFSZ, SIG_IGN);
+  attend::PrepareWrites();
   attend::Config config;
   std::string text;
   switch (attend::ParseConfig(argc, argv, config, text)) {
@@ -229,7 +238,7 @@ int main(int argc, char** argv) {
       std::fputs(text.c_str(), stdout);
       return 0;
     case attend::ConfigOutcome::kError:
-      std::fputs(text.c_str(), stderr);
+      attend::WriteLastLine(text.substr(0, text.find_last_not_of('\n') + 1));
       return 2;
     case attend::ConfigOutcome::kRun:
       break;
@@ -241,13 +250,13 @@ int main(int argc, char** argv) {
   if (config.allocator_tuning) {
     allocator = attend::TuneAllocatorAndBlocks(config.receive_memory_bytes, attend::kServerArenas);
     if (!allocator.tuned) {
-      std::fputs("attend-server: the allocator cannot be tuned; large transfers are slower\n",
-                 stderr);
+      attend::WriteLastLine(
+          "attend-server: the allocator cannot be tuned; large transfers are slower");
     }
     if (attend::kMallocHasBlocks && config.receive_memory_bytes > 0 &&
         allocator.blocks.bytes == 0) {
-      std::fputs("attend-server: no address space for --receive-memory; transfers are slower\n",
-                 stderr);
+      attend::WriteLastLine(
+          "attend-server: no address space for --receive-memory; transfers are slower");
     }
   }
   // A stream that waits for a client's event blocks its channel to the GPU, and every other stream
@@ -264,11 +273,13 @@ int main(int argc, char** argv) {
   if (!logger.ok()) return Fail(logger.status());
   grpc_log.store((*logger).get(), std::memory_order_release);
   gpr_set_log_function(LogOfGrpc);
+  attend::WriteLogOnCrash((*logger).get());
   if (descriptors.now > descriptors.before) {
     (*logger)->info("descriptors: the limit of {} is raised to {}", descriptors.before,
                     descriptors.now);
   }
   const int code = Serve(config, allocator.blocks, *logger);
   grpc_log.store(nullptr, std::memory_order_release);
+  attend::WriteLogOnCrash(nullptr);
   return code;
 }

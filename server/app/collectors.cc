@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "server/log/write_errors.h"
 #include "server/metrics/make_family.h"
 
 namespace attend {
@@ -103,8 +102,9 @@ std::vector<MetricFamily> DiskStats::Collect() const {
         static_cast<double>(count->load(std::memory_order_relaxed));
   }
   return {std::move(family), CounterFamily("attend_log_write_errors_total",
-                                           "Times that --log-file did not take what was written",
-                                           CountWriteErrors(logger_))};
+                                           "Lines of the log that were lost: a full disk, a slow "
+                                           "reader",
+                                           logger_.lost_lines())};
 }
 
 std::vector<MetricFamily> StagingStats::Collect() const {

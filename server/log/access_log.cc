@@ -14,7 +14,8 @@ Result<std::unique_ptr<AccessLog>> AccessLog::Open(const Options& options, Logge
   LineWriter::Options lines;
   lines.name = "access-log";
   lines.path = options.path;
-  Result<std::unique_ptr<LineWriter>> writer = LineWriter::Open(lines, logger);
+  Result<std::unique_ptr<LineWriter>> writer =
+      LineWriter::Open(lines, [&logger](const auto& lost) { logger.LogLost("access-log", lost); });
   if (!writer.ok()) return writer.status();
   return std::unique_ptr<AccessLog>(new AccessLog(options, std::move(*writer), clock));
 }

@@ -22,13 +22,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Lines of this time are written together: waking the thread costs more than a line.
-constexpr milliseconds kLinger{20};
 // At the end, for lines that are not yet written.
 constexpr milliseconds kLastLinesTime{500};
 // How often a wait for a slow reader looks whether it is over.
 constexpr int kLookMs = 50;
 constexpr size_t kPieceBytes = size_t{64} << 10;
+
+// Why lines are lost; else the system's number.
+constexpr int kTooFast = 0;
+constexpr int kNoReader = -1;
+
+std::string TextOf(int error) {
+  if (error == kTooFast) return "they come faster than they are written";
+  return error == kNoReader ? "its reader does not read" : std::strerror(error);
+}
 
 TimePoint TrueTime() { return std::chrono::steady_clock::now(); }
 
@@ -53,8 +60,8 @@ void BlockSignalsOfWrites() {
 
 }  // namespace
 
-Result<std::unique_ptr<LineWriter>> LineWriter::Open(const Options& options, Logger& logger) {
-  std::unique_ptr<LineWriter> writer(new LineWriter(options, logger));
+Result<std::unique_ptr<LineWriter>> LineWriter::Open(const Options& options, OnLost on_lost) {
+  std::unique_ptr<LineWriter> writer(new LineWriter(options, std::move(on_lost)));
   Result<UniqueFd> file = writer->OpenFile();
   if (!file.ok()) return file.status();
   writer->SetFile(std::move(*file));
@@ -101,9 +108,11 @@ void LineWriter::Push(std::string_view line) {
   const MutexLock lock(mutex_);
   if (give_up_ != kNever || pending_.size() + line.size() > options_.pending_bytes_max) {
     ++stats_.lost;
+    error_ = kTooFast;
     return;
   }
   pending_.append(line);
+  unwritten_bytes_.fetch_add(static_cast<int64_t>(line.size()), std::memory_order_relaxed);
   if (idle_) changed_.NotifyAll();
 }
 
@@ -142,7 +151,7 @@ void LineWriter::Run() {
       changed_.Wait(mutex_);
       idle_ = false;
     }
-    const TimePoint written = TrueTime() + kLinger;
+    const TimePoint written = TrueTime() + options_.linger;
     while (!hurry_ && give_up_ == kNever && TrueTime() < written) {
       changed_.WaitUntil(mutex_, written);
     }
@@ -169,6 +178,8 @@ void LineWriter::WriteLines(std::string_view lines) {
     const MutexLock lock(mutex_);
     stats_.written += whole;
     stats_.lost += CountLines(piece) - whole;
+    failing_ = written < piece.size();
+    unwritten_bytes_.fetch_sub(static_cast<int64_t>(piece.size()), std::memory_order_release);
     lines.remove_prefix(piece.size());
   }
 }
@@ -188,7 +199,7 @@ size_t LineWriter::Write(std::string_view bytes) {
     if (taken > 0) {
       written += static_cast<size_t>(taken);
     } else if (taken < 0 && errno != EINTR && errno != EAGAIN) {
-      error_ = std::strerror(errno);
+      SetError(errno);
       break;
     }
   }
@@ -198,30 +209,46 @@ size_t LineWriter::Write(std::string_view bytes) {
 bool LineWriter::WaitUntilWritable() {
   if (regular_) return true;
   for (;;) {
+    bool over = false;
+    {
+      const MutexLock lock(mutex_);
+      over = give_up_ != kNever && TrueTime() >= give_up_;
+    }
     pollfd wait{file_.get(), POLLOUT, 0};
-    if (poll(&wait, 1, kLookMs) > 0) return true;  // also if a write will say what is wrong
-    SayLost();
-    const MutexLock lock(mutex_);
-    if (give_up_ != kNever && TrueTime() >= give_up_) {
-      error_ = "nobody reads";
+    // Also if a write will say what is wrong.
+    if (poll(&wait, 1, over ? 0 : kLookMs) > 0) return true;
+    if (over) {
+      SetError(kNoReader);
       return false;
     }
+    SayLost();
   }
 }
 
+void LineWriter::SetError(int error) {
+  const MutexLock lock(mutex_);
+  error_ = error;
+}
+
 void LineWriter::SayLost() {
-  int64_t lost = 0;
+  if (!on_lost_) return;
+  Lost lost;
   {
     const MutexLock lock(mutex_);
-    lost = stats_.lost - std::exchange(said_lost_, stats_.lost);
+    lost.lines = stats_.lost - std::exchange(said_lost_, stats_.lost);
+    if (lost.lines == 0) return;
+    lost.error = TextOf(error_);
   }
-  if (lost == 0) return;
-  const std::string error = std::exchange(error_, std::string());
-  logger_.Log(LogLevel::warn, "log lines are lost",
-              {{"log", options_.name},
-               {"lines", lost},
-               {"error", error.empty() ? "they come faster than they are written" : error}},
-              options_.name);
+  on_lost_(lost);
+}
+
+LineWriter::Lost LineWriter::TakeLost() {
+  const MutexLock lock(mutex_);
+  // What says so needs room, and a file that takes it.
+  if (failing_ || pending_.size() > options_.pending_bytes_max / 2) return {};
+  const int64_t lines = stats_.lost - std::exchange(taken_lost_, stats_.lost);
+  if (lines == 0) return {};
+  return {lines, TextOf(error_)};
 }
 
 }  // namespace attend

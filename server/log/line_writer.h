@@ -7,7 +7,10 @@
 
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,7 +19,6 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
-#include "server/log/logging.h"
 #include "server/util/unique_fd.h"
 
 namespace attend {
@@ -27,16 +29,23 @@ class LineWriter {
     std::string name;  // what errors name
     std::string path;  // empty: stderr
     size_t pending_bytes_max = size_t{4} << 20;
+    // Lines of this time are written together: waking the thread costs more than a line.
+    Duration linger = std::chrono::milliseconds(20);
   };
-  // An error if the file cannot be opened; its folder must exist. `logger`, which must outlive the
-  // writer, hears of lines that are lost.
-  static Result<std::unique_ptr<LineWriter>> Open(const Options& options, Logger& logger);
+  struct Lost {
+    int64_t lines = 0;
+    std::string error;  // of the latest
+  };
+  // Hears of lines that were lost since it last did, on the writer's thread.
+  using OnLost = std::function<void(const Lost& lost)>;
+
+  // An error if the file cannot be opened; its folder must exist. `on_lost` may be null.
+  static Result<std::unique_ptr<LineWriter>> Open(const Options& options, OnLost on_lost);
   ~LineWriter();  // writes what it can within a moment
   LineWriter(const LineWriter&) = delete;
   LineWriter& operator=(const LineWriter&) = delete;
 
-  // Takes a line, with its newline, or loses it. Never waits for the file. These three are
-  // thread-safe.
+  // Takes a line, with its newline, or loses it. Never waits for the file. These are thread-safe.
   void Push(std::string_view line);
   // Opens the path anew, as it was moved away; what is not yet written goes there. If that fails,
   // goes on with the old file.
@@ -49,9 +58,15 @@ class LineWriter {
     int64_t lost = 0;
   };
   Stats stats() const;
+  const std::string& path() const { return options_.path; }
+  // Lines lost since the last call, once lines are written again. For a log that says so itself.
+  Lost TakeLost();
+  // Whether all that was pushed is written or lost. Without a lock, for signal handlers.
+  bool idle() const { return unwritten_bytes_.load(std::memory_order_acquire) == 0; }
 
  private:
-  LineWriter(const Options& options, Logger& logger) : options_(options), logger_(logger) {}
+  LineWriter(const Options& options, OnLost on_lost)
+      : options_(options), on_lost_(std::move(on_lost)) {}
   Result<UniqueFd> OpenFile() const;
   void SetFile(UniqueFd file);
   void Run();
@@ -61,11 +76,13 @@ class LineWriter {
   size_t Write(std::string_view bytes);
   // False: it is the end, and nobody reads.
   bool WaitUntilWritable();
-  // Logs how many lines were lost since it last did.
+  // Tells on_lost_ how many lines were lost since it last did.
   void SayLost();
+  void SetError(int error);
 
   const Options options_;
-  Logger& logger_;
+  const OnLost on_lost_;
+  std::atomic<int64_t> unwritten_bytes_{0};
 
   mutable Mutex mutex_;
   CondVar changed_;
@@ -77,13 +94,15 @@ class LineWriter {
   UniqueFd reopened_ ATTEND_GUARDED_BY(mutex_);           // to go on with
   TimePoint give_up_ ATTEND_GUARDED_BY(mutex_) = kNever;  // the end: what is left then is lost
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
-  int64_t said_lost_ ATTEND_GUARDED_BY(mutex_) = 0;  // of stats_.lost
+  int64_t said_lost_ ATTEND_GUARDED_BY(mutex_) = 0;   // of stats_.lost
+  int64_t taken_lost_ ATTEND_GUARDED_BY(mutex_) = 0;  // likewise
+  bool failing_ ATTEND_GUARDED_BY(mutex_) = false;    // the last write lost lines
+  int error_ ATTEND_GUARDED_BY(mutex_) = 0;           // why lines were lost last
 
   // The thread's.
   UniqueFd file_;
   bool regular_ = false;  // else lines are written in pieces that a pipe takes whole
   bool torn_ = false;     // the file ends within a line
-  std::string error_;     // why lines were lost last
   std::thread thread_;
 };
 

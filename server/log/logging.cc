@@ -3,16 +3,11 @@
 #include "server/log/logging.h"
 
 #include <spdlog/pattern_formatter.h>
-#include <spdlog/sinks/base_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/sink.h>
 
-#include <atomic>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <utility>
 
-#include "server/log/write_errors.h"
+#include "server/log/last_lines.h"
 
 namespace attend {
 namespace {
@@ -33,75 +28,36 @@ std::optional<LogLevel> ParseLogLevel(std::string_view name) {
   return std::nullopt;
 }
 
-// The lock is spdlog's, which names its type.
-class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
+// Hands lines, which are whole, to their thread.
+class LogLines final : public spdlog::sinks::sink {
  public:
-  explicit LogFile(std::string path) : path_(std::move(path)) {}
+  explicit LogLines(std::unique_ptr<LineWriter> writer) : writer_(std::move(writer)) {}
 
-  const std::string& path() const { return path_; }
-  int64_t write_errors() const { return write_errors_.load(std::memory_order_relaxed); }
+  LineWriter& writer() { return *writer_; }
 
-  // The file that now has this name, which is made if there is none.
-  Status Open() {
-    File file(std::fopen(path_.c_str(), "ae"));  // e: not for child processes
-    if (file == nullptr) {
-      return Status(Code::kNotFound,
-                    "log-file " + path_ + " cannot be opened: " + std::strerror(errno));
-    }
-    const std::lock_guard lock(mutex_);
-    file_ = std::move(file);
-    return Status();
+  void log(const spdlog::details::log_msg& message) override {
+    writer_->Push(View(message.payload));
   }
-
- protected:
-  void sink_it_(const spdlog::details::log_msg& message) override {
-    spdlog::memory_buf_t line;
-    formatter_->format(message, line);
-    if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size()) Fail();
-  }
-  void flush_() override {
-    if (std::fflush(file_.get()) != 0) Fail();
-  }
+  void flush() override {}
+  void set_pattern(const std::string&) override {}
+  void set_formatter(std::unique_ptr<spdlog::formatter>) override {}
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  using File = std::unique_ptr<std::FILE, Close>;
-
-  // spdlog says it on stderr, at most once a second.
-  [[noreturn]] void Fail() {
-    const int error = errno;
-    write_errors_.fetch_add(1, std::memory_order_relaxed);
-    spdlog::throw_spdlog_ex("cannot write to " + path_, error);
-  }
-
-  const std::string path_;
-  File file_;
-  std::atomic<int64_t> write_errors_{0};
+  const std::unique_ptr<LineWriter> writer_;
 };
 
-int64_t CountWriteErrors(const Logger& logger) {
-  int64_t count = 0;
-  for (const spdlog::sink_ptr& sink : logger.sinks()) {
-    if (const auto* const file = dynamic_cast<const LogFile*>(sink.get())) {
-      count += file->write_errors();
-    }
-  }
-  return count;
-}
-
-Logger::Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogFile> file,
+Logger::Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogLines> lines,
                std::shared_ptr<const Clock> clock)
     : spdlog::logger("attend-server", std::move(sink)),
       options_(options),
-      file_(std::move(file)),
+      lines_(std::move(lines)),
       clock_(std::move(clock)),
       limit_(options.rate) {
   // Lines reach the sinks as they are written.
   set_formatter(std::make_unique<spdlog::pattern_formatter>("%v", spdlog::pattern_time_type::utc,
                                                             std::string()));
-  flush_on(LogLevel::info);
+  // spdlog's own writes to stderr, which may block.
+  set_error_handler([](const std::string&) {});
 }
 
 void Logger::LogGathered(LogLevel level, std::string_view event, std::span<const LogField> fields,
@@ -169,37 +125,59 @@ void Logger::SayLeftOut(bool all) {
       said = limit_.TakeLeftOut(clock_->Now(), all);
     }
     for (const LogLimit::LeftOut& left_out : said) WriteLeftOut(LogLevel::warn, left_out);
+    if (lines_ == nullptr) return;
+    const LineWriter::Lost lost = lines_->writer().TakeLost();
+    if (lost.lines > 0) LogLost("log", lost);
   } catch (const std::exception&) {
   }
 }
 
+void Logger::LogLost(std::string_view log, const LineWriter::Lost& lost) {
+  Log(LogLevel::warn, "log lines are lost",
+      {{"log", log}, {"lines", lost.lines}, {"error", lost.error}}, log);
+}
+
+void Logger::WaitUntilWritten(Duration wait_max) {
+  if (lines_ != nullptr) lines_->writer().Flush(std::chrono::steady_clock::now() + wait_max);
+}
+
+bool Logger::written() const { return lines_ == nullptr || lines_->writer().idle(); }
+
+int64_t Logger::lost_lines() const { return lines_ == nullptr ? 0 : lines_->writer().stats().lost; }
+
 void Logger::Reopen() {
-  if (file_ == nullptr) {
+  if (lines_ == nullptr || lines_->writer().path().empty()) {
     if (!std::exchange(said_no_file_, true)) {
       Log(LogLevel::info, "SIGHUP: there is no --log-file to reopen", {});
     }
     return;
   }
-  flush();
-  if (const Status opened = file_->Open(); !opened.ok()) {
+  if (const Status opened = lines_->writer().Reopen(); !opened.ok()) {
     Log(LogLevel::err, "the log file was not reopened; the old one stays in use",
         {{"error", opened.message()}});
     return;
   }
-  Log(LogLevel::info, "log file reopened", {{"path", file_->path()}});
+  Log(LogLevel::info, "log file reopened", {{"path", lines_->writer().path()}});
 }
 
 Result<std::shared_ptr<Logger>> MakeLogger(const LogSettings& settings) {
-  std::shared_ptr<LogFile> file;
-  spdlog::sink_ptr sink;
-  if (settings.file.empty()) {
-    sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-  } else {
-    file = std::make_shared<LogFile>(settings.file);
-    ATTEND_RETURN_IF_ERROR(file->Open());
-    sink = file;
+  LineWriter::Options options;
+  options.name = "log-file";
+  options.path = settings.file;
+  options.linger = Duration::zero();
+  LineWriter::OnLost on_lost;
+  if (!settings.file.empty()) {
+    // A file that takes no line cannot say why. Once a second is enough.
+    on_lost = [path = settings.file, next = TimePoint()](const LineWriter::Lost& lost) mutable {
+      const TimePoint now = std::chrono::steady_clock::now();
+      if (now < std::exchange(next, std::max(next, now + std::chrono::seconds(1)))) return;
+      WriteLastLine("attend-server: log lines are lost, log-file " + path + ": " + lost.error);
+    };
   }
-  auto logger = std::make_shared<Logger>(settings.options, std::move(sink), std::move(file));
+  Result<std::unique_ptr<LineWriter>> writer = LineWriter::Open(options, std::move(on_lost));
+  if (!writer.ok()) return writer.status();
+  const auto lines = std::make_shared<LogLines>(std::move(*writer));
+  auto logger = std::make_shared<Logger>(settings.options, lines, lines);
   logger->set_level(settings.level);
   return logger;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server's log: one line per message, as text or JSON, to stderr or a file (log_line.h).
-// Warnings and errors are limited per kind (log_limit.h), so the log grows slowly whatever clients
-// do.
+// The server's log: one line per message, as text or JSON, to stderr or a file (log_line.h), by a
+// thread of its own (line_writer.h): no thread that logs waits for a disk or a reader. Warnings and
+// errors are limited per kind (log_limit.h), so the log grows slowly whatever clients do.
 
 #pragma once
 
@@ -19,6 +19,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
+#include "server/log/line_writer.h"
 #include "server/log/log_limit.h"
 #include "server/log/log_line.h"
 
@@ -30,7 +31,7 @@ using LogLevel = spdlog::level::level_enum;
 std::string_view LogLevelName(LogLevel level);
 std::optional<LogLevel> ParseLogLevel(std::string_view name);
 
-class LogFile;  // a sink that can be reopened
+class LogLines;  // the sink that MakeLogger makes
 
 // An spdlog logger that can log fields. Its info(), warn() and so on write lines without fields,
 // for messages about the server itself; warnings and errors among them count as one kind per level.
@@ -42,8 +43,8 @@ class Logger final : public spdlog::logger {
     double rate = 0;  // lines per second of each kind of warning and error; 0: no limit
   };
 
-  // `file` is the same object as `sink`, or null.
-  Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogFile> file = nullptr,
+  // `lines` is the same object as `sink`, or null.
+  Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogLines> lines = nullptr,
          std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
 
   // `event` says what happened, in words that are always the same; `fields` has the details.
@@ -57,8 +58,12 @@ class Logger final : public spdlog::logger {
   void LogGathered(LogLevel level, std::string_view event, std::span<const LogField> fields,
                    std::string_view kind = {});
 
-  // Logs how many lines were suppressed of kinds that are quiet again, or (`all`) of every kind.
-  // Call it from time to time, and at the end.
+  // A warning about lines of `log` that were lost.
+  void LogLost(std::string_view log, const LineWriter::Lost& lost);
+
+  // Logs how many lines were suppressed of kinds that are quiet again, or (`all`) of every kind,
+  // and how many were lost, once lines are written again. Call it from time to time, and at the
+  // end.
   void SayLeftOut(bool all = false);
   // Lines suppressed since the last call.
   int64_t TakeLeftOutCount() { return left_out_.exchange(0, std::memory_order_relaxed); }
@@ -66,6 +71,13 @@ class Logger final : public spdlog::logger {
   // Reopens --log-file after it was moved away; if that fails, goes on with the old one. Logs what
   // it did. One thread at a time.
   void Reopen();
+
+  // Waits until the lines are written or lost, but no longer than this.
+  void WaitUntilWritten(Duration wait_max);
+  // Whether they are. For signal handlers.
+  bool written() const;
+  // Because their reader or their disk was too slow or is gone, or because the disk was full.
+  int64_t lost_lines() const;
 
  private:
   void sink_it_(const spdlog::details::log_msg& message) override;
@@ -75,7 +87,7 @@ class Logger final : public spdlog::logger {
   void WriteLeftOut(LogLevel level, const LogLimit::LeftOut& left_out);
 
   const Options options_;
-  const std::shared_ptr<LogFile> file_;
+  const std::shared_ptr<LogLines> lines_;
   const std::shared_ptr<const Clock> clock_;
   Mutex mutex_;
   LogLimit limit_ ATTEND_GUARDED_BY(mutex_);

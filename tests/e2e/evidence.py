@@ -29,7 +29,7 @@ SEEN = {
         {"result": "failed", "transport": "shm"}),
     "dumps_cannot_be_written": Seen("check dump failed", "/dev/full/dumps",
                                     "attend_check_dumps_total", {"result": "failed"}),
-    "the_log_cannot_be_written": Seen("LOG ERROR", "No space left on device",
+    "the_log_cannot_be_written": Seen("log lines are lost", "No space left on device",
                                       "attend_log_write_errors_total", {}),
     "more_requests_than_the_queue_takes": Seen(
         "request failed", 'code="RESOURCE_EXHAUSTED".*queue', "attend_rejected_requests_total",

@@ -129,10 +129,13 @@ class ServerEnded(AssertionError):
 class Server:
     """One attend-server process on free loopback ports, ready when the constructor returns.
     `limits`: what resource.setrlimit sets for it, as {which: (soft, hard)}. `enter`: what its
-    process calls before it becomes the server. `program`: another one with the same flags."""
+    process calls before it becomes the server. `program`: another one with the same flags.
+    `stderr`: a descriptor for the log, instead of the file that log() reads. `core_dumps`: tests
+    that are not root's can read its memory maps and descriptors."""
 
     def __init__(self, folder, *args, listen="127.0.0.1:0", metrics="127.0.0.1:0", env=None,
-                 limits=None, enter=None, program=None):
+                 limits=None, enter=None, program=None, stderr=None,
+                 core_dumps=os.geteuid() != 0):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log_path = self.folder / "server.log"
@@ -140,6 +143,7 @@ class Server:
         ready.unlink(missing_ok=True)
         command = [program or binary("attend-server"), "--listen", listen, "--metrics-listen",
                    metrics, "--device", "cpu", "--ready-file", ready, *args]
+        own = {"ATTEND_CORE_DUMPS": "true"} if core_dumps else {}
         self._log = open(self.log_path, "wb")
 
         def prepare():
@@ -149,7 +153,8 @@ class Server:
                 resource.setrlimit(which, values)
 
         self.process = subprocess.Popen([str(c) for c in command], stdout=self._log,
-                                        stderr=subprocess.STDOUT, env=clean_env(**(env or {})),
+                                        stderr=subprocess.STDOUT if stderr is None else stderr,
+                                        env=clean_env(**own, **(env or {})),
                                         preexec_fn=prepare if limits or enter else None)
         try:
             wait_for("the server to be ready", lambda: ready.exists() or self.ended(),
@@ -168,7 +173,18 @@ class Server:
         return self.process.poll() is not None
 
     def log(self):
+        """What the server has logged by now: its thread that writes has nothing to do."""
+        wait_for("the log to be written", lambda: self.ended() or self._log_is_written())
         return self.log_path.read_text(errors="replace")
+
+    def _log_is_written(self):
+        """Whether the threads that write lines sleep. One that has a line is woken at once."""
+        states = []
+        for stat in pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                name, state = re.match(r"\d+ \((.*)\) (\w)", stat.read_text()).groups()
+                states += [state] if name == "attend-lines" else []
+        return not {"R", "D"}.intersection(states)
 
     @contextlib.contextmanager
     def alive(self):

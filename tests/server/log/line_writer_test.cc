@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/log/logging.h"
 #include "tests/server/support/temporary_directory.h"
 
 namespace attend {
@@ -33,7 +34,8 @@ class LineWriterTest : public ::testing::Test {
   std::unique_ptr<LineWriter> Open(const std::string& path,
                                    size_t pending_bytes_max = size_t{4} << 20) {
     Result<std::unique_ptr<LineWriter>> writer =
-        LineWriter::Open({"access-log", path, pending_bytes_max}, logger_);
+        LineWriter::Open({"access-log", path, pending_bytes_max},
+                         [this](const auto& lost) { logger_.LogLost("access-log", lost); });
     EXPECT_TRUE(writer.ok()) << writer.status().ToString();
     return std::move(*writer);
   }
@@ -100,7 +102,7 @@ TEST_F(LineWriterTest, AFolderThatIsGoneLeavesTheOldFileInUse) {
   writer->Push("one\n");
   writer->Flush(Soon());
   EXPECT_EQ(ReadFile(Path("moved/lines")), "one\n");
-  EXPECT_FALSE(LineWriter::Open({"access-log", Path("folder/lines")}, logger_).ok());
+  EXPECT_FALSE(LineWriter::Open({"access-log", Path("folder/lines")}, nullptr).ok());
 }
 
 TEST_F(LineWriterTest, AFullDiskLosesLinesAndCountsThem) {
@@ -161,6 +163,28 @@ TEST_F(LineWriterTest, AReaderThatDoesNotReadHoldsUpNobody) {
   for (int i = 0; i < kLines; ++i) writer->Push(line);
   writer.reset();
   EXPECT_NE(log_.str().find("log lines are lost"), std::string::npos);
+}
+
+TEST_F(LineWriterTest, ALogThatSaysItselfWhatItLostHearsOfItOnceThereIsRoom) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  const UniqueFd reader(open(Path("pipe").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const auto opened = LineWriter::Open({"log-file", Path("pipe"), size_t{64} << 10}, nullptr);
+  ASSERT_TRUE(opened.ok());
+  LineWriter& writer = **opened;
+  const std::string line = std::string(99, 'x') + "\n";
+  while (writer.stats().lost == 0) writer.Push(line);
+  EXPECT_EQ(writer.TakeLost().lines, 0) << "there is no room to say so";
+  EXPECT_FALSE(writer.idle());
+  std::vector<char> buffer(size_t{64} << 10);
+  const TimePoint until = Soon();
+  while (!writer.idle()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until);
+    (void)!read(reader.get(), buffer.data(), buffer.size());
+  }
+  const LineWriter::Lost lost = writer.TakeLost();
+  EXPECT_EQ(lost.lines, writer.stats().lost);
+  EXPECT_EQ(lost.error, "they come faster than they are written");
+  EXPECT_EQ(writer.TakeLost().lines, 0) << "once is enough";
 }
 
 TEST_F(LineWriterTest, AReaderThatHasGoneIsNoSignal) {

@@ -5,8 +5,10 @@
 
 #include "server/log/logging.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <limits>
@@ -15,6 +17,7 @@
 #include <sstream>
 
 #include "server/util/byte_size.h"
+#include "server/util/unique_fd.h"
 #include "server/util/whole_file.h"
 #include "tests/kernels/support/manual_clock.h"
 #include "tests/kernels/support/problems.h"
@@ -233,8 +236,10 @@ TEST(LogFileTest, AFileThatWasMovedAwayIsMadeAnew) {
   (*logger)->info("first");
   fs::rename(settings.file, folder / "server.log.1");
   (*logger)->info("second");
+  (*logger)->WaitUntilWritten(seconds(30));
   (*logger)->Reopen();
   (*logger)->info("third");
+  (*logger)->WaitUntilWritten(seconds(30));
   EXPECT_NE(ReadFile(folder / "server.log.1").find("second"), std::string::npos);
   const std::string anew = ReadFile(settings.file);
   EXPECT_EQ(anew.find("second"), std::string::npos);
@@ -243,9 +248,50 @@ TEST(LogFileTest, AFileThatWasMovedAwayIsMadeAnew) {
   fs::rename(folder, directory.path() / "away");
   (*logger)->Reopen();
   (*logger)->info("fourth");
+  (*logger)->WaitUntilWritten(seconds(30));
   const std::string same = ReadFile(directory.path() / "away" / "server.log");
   EXPECT_NE(same.find("the log file was not reopened"), std::string::npos);
   EXPECT_NE(same.find("fourth"), std::string::npos);
+}
+
+TEST(LogFileTest, NoThreadThatLogsWaitsForAReader) {
+  const TemporaryDirectory directory;
+  LogSettings settings;
+  settings.file = directory.path() / "pipe";
+  ASSERT_EQ(mkfifo(settings.file.c_str(), 0600), 0);
+  const UniqueFd reader(open(settings.file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const auto logger = MakeLogger(settings);
+  ASSERT_TRUE(logger.ok()) << logger.status().ToString();
+  EXPECT_EQ((*logger)->lost_lines(), 0);
+  const std::string text(1000, 'x');
+  while ((*logger)->lost_lines() == 0) (*logger)->info("{}", text);
+  (*logger)->SayLeftOut(/*all=*/true);
+  (*logger)->WaitUntilWritten(milliseconds(1));
+  EXPECT_FALSE((*logger)->written());
+}
+
+TEST(LogFileTest, ALogThatLostLinesSaysSoOnceItIsWrittenAgain) {
+  const TemporaryDirectory directory;
+  LogSettings settings;
+  settings.file = directory.path() / "log";
+  fs::create_symlink("/dev/full", settings.file);
+  const auto logger = MakeLogger(settings);
+  ASSERT_TRUE(logger.ok()) << logger.status().ToString();
+  (*logger)->info("first");
+  (*logger)->WaitUntilWritten(seconds(30));
+  EXPECT_EQ((*logger)->lost_lines(), 1);
+  (*logger)->SayLeftOut();
+  (*logger)->WaitUntilWritten(seconds(30));
+  EXPECT_EQ((*logger)->lost_lines(), 1) << "what says so was lost too";
+  fs::remove(settings.file);
+  (*logger)->Reopen();
+  (*logger)->WaitUntilWritten(seconds(30));
+  (*logger)->SayLeftOut();
+  (*logger)->WaitUntilWritten(seconds(30));
+  const std::string text = ReadFile(settings.file);
+  EXPECT_NE(text.find("log lines are lost log=\"log\" lines=1 error=\"No space left on device\""),
+            std::string::npos)
+      << text;
 }
 
 TEST_F(LoggerTest, WithoutAFileThereIsNothingToOpenAnewAndThatIsSaidOnce) {

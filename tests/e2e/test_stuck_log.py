@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log whose reader does not read, has gone, or whose disk is full costs lines and nothing else,
+and what was logged before a crash is there."""
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import urllib.request
+
+import grpc
+import pytest
+
+import certificates
+import harness
+import strangers
+import wire
+
+BAD_CALLS = 40
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    yield reader, writer
+    for end in (reader, writer):
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def fill(writer):
+    """Writes to the pipe until it takes no more."""
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+
+
+def send_bad_calls(address, count=BAD_CALLS):
+    """On a connection each, so that every thread that answers has some."""
+    for _ in range(count):
+        with wire.connect(address) as service, pytest.raises(grpc.RpcError) as refused:
+            service.Attend(wire.small_request(softcap=-1), timeout=wire.SECONDS)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def assert_alive(server):
+    wire.assert_serves(server.address)
+    with urllib.request.urlopen(f"http://{server.metrics_address}/healthz", timeout=10) as answer:
+        assert answer.status == 200
+
+
+def test_a_full_pipe_behind_stderr_stops_no_call_and_no_drain(start_server, pipe):
+    reader, writer = pipe
+    server = start_server("--log-rate", "0", stderr=writer)
+    fill(writer)
+    send_bad_calls(server.address)
+    assert_alive(server)
+    server.signal(signal.SIGHUP)
+    assert server.stop() == 0
+    # The reader comes back: what was there before is there.
+    os.close(writer)
+    with open(reader, "rb", closefd=False) as log:
+        assert b"attend-server" in log.read()
+
+
+def test_what_waited_for_a_slow_reader_is_written(start_server, pipe):
+    reader, writer = pipe
+    server = start_server("--log-rate", "0", stderr=writer)
+    fill(writer)
+    send_bad_calls(server.address)
+    os.close(writer)
+    text = b""
+    while text.count(b"request failed") < BAD_CALLS:
+        got = os.read(reader, 1 << 16)
+        assert got, text[-2000:]
+        text += got
+    assert server.metric("attend_log_write_errors_total") == 0
+    with harness.at_once(1, lambda: os.read(reader, 1 << 16)):
+        assert server.stop() == 0
+
+
+def test_two_calls_of_a_stranger_stop_nothing(start_server, tmp_path, pipe):
+    _, writer = pipe
+    ca = certificates.Authority(tmp_path / "ca")
+    token = strangers.token()
+    (tmp_path / "tokens").write_text(strangers.line("me", token, "scopes=compute"))
+    server = start_server("--tokens", tmp_path / "tokens", *ca.serve(), stderr=writer)
+    fill(writer)
+    for _ in range(8):
+        with ca.channel(server.address) as channel, pytest.raises(grpc.RpcError) as refused:
+            wire.stub.AttentionServiceStub(channel).Attend(wire.small_request(),
+                                                           timeout=wire.SECONDS)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    with ca.channel(server.address) as channel:
+        wire.stub.AttentionServiceStub(channel).Attend(
+            wire.small_request(), metadata=strangers.bearer(token), timeout=wire.SECONDS)
+    assert server.stop() == 0
+
+
+def test_a_log_file_that_takes_nothing_stops_nothing(start_server, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    server = start_server("--log-rate", "0", "--log-file", pipe)
+    writer = os.open(pipe, os.O_WRONLY)
+    fill(writer)
+    send_bad_calls(server.address)
+    assert_alive(server)
+    assert server.stop() == 0
+    os.close(writer)
+    os.close(reader)
+
+    full = start_server("--log-file", "/dev/full")
+    send_bad_calls(full.address, 3)
+    assert_alive(full)
+    assert full.metric("attend_log_write_errors_total") > 0
+    assert "log lines are lost, log-file /dev/full: No space left on device" in full.log()
+    assert full.stop() == 0
+
+
+def test_a_reader_that_has_gone_ends_no_server(start_server, pipe):
+    reader, writer = pipe
+    server = start_server("--log-rate", "0", stderr=writer,
+                          enter=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL))
+    os.close(reader)
+    os.close(writer)
+    send_bad_calls(server.address, 3)
+    assert_alive(server)
+    harness.wait_for("lost lines", lambda: server.metric("attend_log_write_errors_total"))
+    assert server.stop() == 0
+
+
+def test_a_limit_on_files_ends_no_server(start_server, tmp_path):
+    server = start_server("--log-file", tmp_path / "log", "--log-rate", "0",
+                          limits={resource.RLIMIT_FSIZE: (8192, 8192)},
+                          enter=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_DFL))
+    send_bad_calls(server.address)
+    assert_alive(server)
+    assert server.metric("attend_log_write_errors_total") > 0
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("number", (signal.SIGABRT, signal.SIGSEGV))
+def test_what_was_logged_before_a_crash_is_there(start_server, number):
+    server = start_server("--log-rate", "0")
+    send_bad_calls(server.address)
+    server.signal(number)
+    assert server.wait() == -number
+    assert server.log().count("request failed") == BAD_CALLS
+
+
+def test_closed_streams_are_no_trouble(start_server, tmp_path):
+    def close():
+        for stream in (0, 1, 2):
+            os.close(stream)
+    server = start_server("--log-file", tmp_path / "log", enter=close)
+    assert_alive(server)
+    assert server.stop() == 0
+    assert "drained" in (tmp_path / "log").read_text()
+
+
+def test_a_client_whose_reader_has_gone_ends_without_a_word(start_server, pipe):
+    server = start_server()
+    reader, writer = pipe
+    os.close(reader)
+    for command in (["info"], ["check", "--quick"], ["--help"]):
+        done = subprocess.run([harness.binary("attend-client"), "--server", server.address,
+                               *command], stdout=writer, stderr=subprocess.PIPE, timeout=60,
+                              env=harness.clean_env())
+        assert (done.returncode, done.stderr) == (1, b""), command
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([harness.binary("attend-client"), "--server", server.address, "info"],
+                              stdout=full, stderr=subprocess.PIPE, timeout=60,
+                              env=harness.clean_env())
+    assert done.returncode == 1 and b"stdout did not take all of the output" in done.stderr
+
+
+@pytest.mark.parametrize("gone", (False, True), ids=("stuck", "gone"))
+def test_a_load_whose_stderr_has_no_reader_ends_and_reports(start_server, tmp_path, pipe, gone):
+    server = start_server()
+    reader, writer = pipe
+    if gone:
+        os.close(reader)
+    else:
+        fill(writer)
+    done = subprocess.run([harness.binary("attend-client"), "--server", server.address, "load",
+                           "--duration", "2", "--warmup", "0", "--json", tmp_path / "load.json"],
+                          stdout=subprocess.PIPE, stderr=writer, timeout=60,
+                          env=harness.clean_env())
+    assert done.returncode == 0 and done.stdout and (tmp_path / "load.json").stat().st_size > 0
