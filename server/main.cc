@@ -9,6 +9,7 @@
 #include <grpc/support/log.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -243,6 +244,8 @@ int main(int argc, char** argv) {
     case attend::ConfigOutcome::kRun:
       break;
   }
+  // Private keys and callers' tokens are in memory.
+  if (!config.core_dumps) prctl(PR_SET_DUMPABLE, 0);
   std::set_terminate(Terminate);
   const attend::DescriptorLimit descriptors = attend::RaiseDescriptorLimit();
   attend::SkipDeadlockSearch();

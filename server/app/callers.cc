@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/rpc/call_caller.h"
+#include "server/util/wipe.h"
 
 namespace attend {
 namespace {
@@ -58,7 +59,8 @@ void Callers::Guard(RegionSocket::Options& socket) const {
 }
 
 Result<int> Callers::TenantOf(const std::string& token, const std::string& tenant) const {
-  const std::string authorization = "Bearer " + token;
+  std::string authorization = "Bearer " + token;
+  const WipedAtEnd wiped(authorization);
   Credentials credentials;
   credentials.authorization = authorization;
   if (!tenant.empty()) credentials.tenant = tenant;

@@ -210,6 +210,9 @@ void AddProcess(CLI::App& app, Config& c) {
   group.Flag("--allocator-tuning", c.allocator_tuning,
              "Keep freed memory in the process (glibc) and give gRPC's receive buffers a memory "
              "range of their own: about twice the transfer rate, for a larger resident size");
+  group.Flag("--core-dumps", c.core_dumps,
+             "Let core files and debuggers of the server's user have its memory, with the private "
+             "keys and callers' tokens in it. Without it, /proc/PID is root's");
 }
 
 void CheckOip(const Config& c) {

@@ -126,6 +126,7 @@ struct Config {
   std::string log_file;  // empty: stderr
   double log_rate = 1;   // lines a second of one kind of warning; 0: any number
   bool allocator_tuning = true;
+  bool core_dumps = false;
 
   // Access log
   std::string access_log = "off";  // a file, or stderr

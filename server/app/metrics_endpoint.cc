@@ -21,6 +21,7 @@
 
 #include "kernels/util/thread_name.h"
 #include "server/net/tcp_listener.h"
+#include "server/util/wipe.h"
 
 namespace attend {
 namespace {
@@ -236,9 +237,11 @@ Code MetricsEndpoint::Allow(const HttpRequest& request) const {
   credentials.encrypted = certificates_ != nullptr;
   credentials.local = request.local;
   std::string bearer;
-  const auto basic = ParseBasic(request.authorization);
+  const WipedAtEnd wiped(bearer);
+  auto basic = ParseBasic(request.authorization);
   if (basic) {
     bearer = "Bearer " + basic->second;
+    Wipe(basic->second);
     credentials.authorization = bearer;
   } else if (!request.authorization.empty()) {
     credentials.authorization = request.authorization;

@@ -5,6 +5,7 @@
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -12,8 +13,12 @@
 #include <cerrno>
 #include <utility>
 
+#include "server/util/wipe.h"
+
 namespace attend {
 namespace {
+
+constexpr size_t kReadBytes = 2048;
 
 bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
@@ -22,6 +27,8 @@ bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == E
 HttpConnection::HttpConnection(UniqueFd socket, std::unique_ptr<SSL, FreeSsl> ssl, bool local,
                                TimePoint since)
     : socket_(std::move(socket)), ssl_(std::move(ssl)), local_(local), since_(since) {
+  // At once, so that growing leaves no copy behind.
+  request_.reserve(kHttpRequestBytesMax + kReadBytes);
   if (ssl_ == nullptr) return;
   // TLS reads and writes memory, so that the socket is used in one way, without SIGPIPE.
   SSL_set_bio(ssl_.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
@@ -35,16 +42,19 @@ bool HttpConnection::Serve(const Answer& answer) {
 }
 
 bool HttpConnection::Receive(const Answer& answer) {
-  std::array<char, 2048> bytes;
+  std::array<char, kReadBytes> bytes;
   const ssize_t got = recv(socket_.get(), bytes.data(), bytes.size(), 0);
   if (got < 0) return WouldBlock();
   if (got == 0) return false;
   const std::string_view received(bytes.data(), static_cast<size_t>(got));
+  bool open = true;
   if (ssl_ == nullptr) {
     request_ += received;
-  } else if (!Decrypt(received)) {
-    return false;
+  } else {
+    open = Decrypt(received);
   }
+  explicit_bzero(bytes.data(), received.size());
+  if (!open) return false;
   if (!ending_) Reply(answer);
   return true;
 }
@@ -59,10 +69,11 @@ bool HttpConnection::Decrypt(std::string_view bytes) {
   ERR_clear_error();
   // Memory takes them all.
   BIO_write(SSL_get_rbio(ssl_.get()), bytes.data(), static_cast<int>(bytes.size()));
-  std::array<char, 2048> plain;
+  std::array<char, kReadBytes> plain;
   int got = 0;
   while ((got = SSL_read(ssl_.get(), plain.data(), static_cast<int>(plain.size()))) > 0) {
     request_.append(plain.data(), static_cast<size_t>(got));
+    explicit_bzero(plain.data(), static_cast<size_t>(got));
   }
   const bool more = SSL_get_error(ssl_.get(), got) == SSL_ERROR_WANT_READ;
   TakeRecords();  // an alert may say what was wrong
@@ -84,6 +95,7 @@ void HttpConnection::Reply(const Answer& answer) {
     HttpRequest request = ParseHttpRequest(request_);
     request.local = local_;
     Finish(FormatHttpAnswer(answer(request), request.method != "HEAD"));
+    Wipe(request_);  // which may have a token
   } else if (request_.size() > kHttpRequestBytesMax) {
     Finish(FormatHttpAnswer({.status = "431 Request Header Fields Too Large"}, true));
   }

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "server/util/wipe.h"
+
 namespace attend {
 namespace {
 
@@ -69,6 +71,7 @@ std::optional<std::pair<std::string, std::string>> ParseBasic(std::string_view a
     return std::nullopt;
   }
   pair.resize(pair.size() - (text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0));
+  const WipedAtEnd wiped(pair);
   const size_t colon = pair.find(':');
   if (colon == std::string::npos) return std::nullopt;
   return std::pair(pair.substr(0, colon), pair.substr(colon + 1));

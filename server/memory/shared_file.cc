@@ -69,6 +69,12 @@ Result<SharedFile> SharedFile::Open(const std::string& key, const Rules& rules) 
                                                std::to_string(about.st_uid) + ", must be of user " +
                                                std::to_string(rules.owner));
   }
+  // Its other name may be one that is not shared.
+  if (about.st_nlink > 1) {
+    return Status(Code::kPermissionDenied, "key " + key + " is a file with " +
+                                               std::to_string(about.st_nlink) +
+                                               " names (hard links), must have one");
+  }
   return SharedFile(key, std::move(file));
 }
 

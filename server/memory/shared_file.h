@@ -18,7 +18,7 @@ namespace attend {
 
 class SharedFile {
  public:
-  // Which files may be opened: those of `owner` whose key begins with `prefix`, as
+  // Which files may be opened: those of `owner` with one name, whose key begins with `prefix`, as
   // "/attend", in `folder`.
   struct Rules {
     std::string prefix;

@@ -17,6 +17,7 @@
 
 #include "kernels/util/thread_name.h"
 #include "server/auth/caller.h"
+#include "server/util/wipe.h"
 
 namespace attend {
 namespace {
@@ -229,7 +230,11 @@ void RegionSocket::Serve(Connections::iterator connection) {
                                 " bytes is not a RegionRequest of at most " +
                                 std::to_string(kPacketBytesMax));
   }
-  if (malformed.ok()) return ServePacket(connection, request);
+  if (malformed.ok()) {
+    ServePacket(connection, request);
+    if (request.has_identify()) Wipe(*request.mutable_identify()->mutable_token());
+    return;
+  }
   if (registry_.Lends(connection->second.client)) {  // which is closed before its end
     if (!connection->second.ended) EndWith(connection, malformed);
     return;

@@ -251,3 +251,28 @@ def test_what_cannot_be_used_is_one_line(ca, tmp_path, args, said):
         capture_output=True, text=True, timeout=60, env=harness.clean_env())
     assert done.returncode in (1, 2)
     assert said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def memory_of(server):
+    """All that the process can write, as bytes."""
+    with open(f"/proc/{server.process.pid}/mem", "rb") as memory:
+        for line in server.proc("maps").splitlines():
+            first, last = (int(word, 16) for word in line.split()[0].split("-"))
+            if " rw" not in line or "[v" in line:
+                continue
+            memory.seek(first)
+            with contextlib.suppress(OSError):  # address space that was never memory
+                yield memory.read(last - first)
+
+
+def test_a_scraper_s_token_does_not_outlive_its_request(start_server, tmp_path):
+    """Neither as it came nor decoded, at whichever moment it is refused."""
+    path = scrapers(tmp_path / "auth", prometheus=TOKEN)
+    server = start_server("--metrics-auth", path, "--receive-memory", "0")
+    encoded = basic("prometheus", TOKEN)
+    for authorization in (f"Bearer {TOKEN}", encoded, basic("grafana", TOKEN)):
+        ask(server.metrics_address, "/metrics", authorization)
+        ask(server.metrics_address, "/healthz", authorization)
+    secrets = [TOKEN.encode(), encoded.removeprefix("Basic ").encode()[8:-4]]
+    harness.wait_for("the connections to end", lambda: not [
+        secret for part in memory_of(server) for secret in secrets if secret in part])

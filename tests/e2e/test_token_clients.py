@@ -63,9 +63,15 @@ def test_a_made_token_is_in_its_file_alone(folder, tmp_path):
                                   "any-tenant")
     assert made != token(folder, "blue")
     for wrong in (["ci", "--out", tmp_path / "ci"], ["a b", "--out", tmp_path / "x"], ["ci"],
-                  ["ci", "--out"], ["ci", "--no", "x"], ["ci", "da", "--out", tmp_path / "x"]):
+                  ["ci", "--out"], ["ci", "--no", "x"], ["ci", "da", "--out", tmp_path / "x"],
+                  # Values that would be more than one field of the line.
+                  *(["ci", "--out", tmp_path / "x", *more] for more in (
+                      ["--tenant", "blue any-tenant"], ["--tenant", "blue\nname=other"],
+                      ["--tenant", ""], ["--scopes", "compute any-tenant"],
+                      ["--scopes", "compute,all"], ["--expires", "2027-01-31 any-tenant"]))):
         done = make_token(*wrong, check=False)
         assert done.returncode == 2 and not done.stdout, wrong
+        assert not (tmp_path / "x").exists()
     assert (tmp_path / "ci").read_text().strip() == made
 
 

@@ -29,6 +29,9 @@ def test_all_services_are_on_loopback_and_cannot_gain_rights():
     for name, service in services(COMPOSE).items():
         assert all(port.startswith("127.0.0.1:") for port in service["ports"]), name
         assert service["read_only"] and service["cap_drop"] == ["ALL"], name
+        assert service["mem_limit"] and service["pids_limit"] <= 4096, name
+        tag = service["image"].partition(":")[2]
+        assert tag != "latest" and ("build" in service or tag), "what is pulled is of one version"
 
 
 def test_who_is_in_the_container_operates_the_server(tmp_path):

@@ -130,6 +130,7 @@ def test_the_unit(unpacked, tmp_path):
     drain = float(re.search(r"--drain-timeout SECONDS.*?\[(\d+)\]",
                             run(unpacked / "usr/bin/attend-server", "--help"), re.S)[1])
     assert float(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)[1]) >= drain + 10
+    assert {"LimitCORE=0", "MemoryMax=90%", "TasksMax=4096"} <= set(unit.splitlines())
     for folder in ("Runtime", "State", "Logs"):
         assert f"\n{folder}Directory=attend\n" in unit
 

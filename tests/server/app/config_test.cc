@@ -138,6 +138,8 @@ TEST(ConfigTest, Switches) {
   EXPECT_TRUE(ParseFlags({}).config.shared_memory);
   EXPECT_FALSE(ParseFlags({"--no-reflection"}).config.reflection);
   EXPECT_TRUE(ParseFlags({}).config.reflection);
+  EXPECT_FALSE(ParseFlags({}).config.core_dumps);
+  EXPECT_TRUE(ParseFlags({"--core-dumps"}).config.core_dumps);
   EXPECT_FALSE(ParseFlags({"--no-allocator-tuning"}).config.allocator_tuning);
   EXPECT_TRUE(ParseFlags({"--allocator-tuning"}).config.allocator_tuning);
   const ScopedEnv env("ATTEND_ALLOCATOR_TUNING", "false");

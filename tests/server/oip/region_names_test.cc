@@ -146,6 +146,10 @@ TEST_F(RegionNamesTest, OpensOnlyFilesOfThePrefixAndTheOwner) {
   refuse("/in3", Code::kPermissionDenied, "cannot be opened");
   ASSERT_EQ(mkfifo((folder_.path() / "in4").c_str(), 0600), 0);
   refuse("/in4", Code::kInvalidArgument, "is not a file");
+  std::filesystem::create_hard_link(folder_.path() / "other", folder_.path() / "in5");
+  refuse("/in5", Code::kPermissionDenied, "is a file with 2 names (hard links), must have one");
+  std::filesystem::remove(folder_.path() / "other");
+  EXPECT_TRUE(names.RegisterFile(0, "a", "/in5", 0, 1).ok());
 
   options_.files->owner = geteuid() + 1;
   RegionNames others(options_);
