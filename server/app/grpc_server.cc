@@ -135,6 +135,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
       Listener::Start(options, std::move(sockets), callbacks, metrics, logger, clock);
   if (!listener.ok()) return listener.status();
   server->listener_ = std::move(*listener);
+  server->heartbeat_ = std::make_unique<Heartbeat>(server->grpc_->InProcessChannel({}), clock);
   return server;
 }
 
@@ -181,6 +182,7 @@ Status GrpcServer::ListenUnix(const Config& config, const std::string& address) 
 }
 
 GrpcServer::~GrpcServer() {
+  heartbeat_.reset();
   listener_.reset();
   RemoveSockets();
   if (grpc_ == nullptr) return;

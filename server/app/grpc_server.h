@@ -16,6 +16,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/app/config.h"
+#include "server/app/heartbeat.h"
 #include "server/app/intake.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
@@ -44,12 +45,13 @@ class GrpcServer {
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // Thread-safe, and so are the next three.
+  // Thread-safe, and so are the next four.
   bool accepting() const { return listener_->accepting(); }
   int64_t CountConnections() { return listener_->CountOpen(); }
   // Of those that `connections` says are no callers' any more.
   void FindStrangers() { listener_->FindStrangers(); }
   const ConnectionLimits& limits() const { return limits_; }
+  const Heartbeat& heartbeat() const { return *heartbeat_; }
 
   // Removes the Unix sockets' files, so that no client connects to a process that ends.
   void RemoveSockets();
@@ -70,6 +72,7 @@ class GrpcServer {
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<Listener> listener_;
+  std::unique_ptr<Heartbeat> heartbeat_;
 };
 
 }  // namespace attend

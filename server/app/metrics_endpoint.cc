@@ -57,9 +57,9 @@ Peer PeerOf(const UniqueFd& socket) {
           IN6_IS_ADDR_LOOPBACK(&ip) || (mapped && ip.s6_addr[12] == 127)};
 }
 
-HttpAnswer Probe(bool good, const char* otherwise) {
-  if (good) return {.body = "ok\n"};
-  return {.status = "503 Service Unavailable", .body = otherwise};
+HttpAnswer Probe(const char* ailment) {
+  if (ailment == nullptr) return {.body = "ok\n"};
+  return {.status = "503 Service Unavailable", .body = ailment};
 }
 
 bool NothingToAccept() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -226,8 +226,8 @@ HttpAnswer MetricsEndpoint::Answer(const HttpRequest& request) {
   if (request.method != "GET" && request.method != "HEAD") {
     return {.status = "405 Method Not Allowed", .body = "everything here is read with GET\n"};
   }
-  if (request.path == "/healthz") return Probe(options_.alive(), "every device is lost\n");
-  if (request.path == "/readyz") return Probe(options_.ready(), "not ready\n");
+  if (request.path == "/healthz") return Probe(options_.ailment());
+  if (request.path == "/readyz") return Probe(options_.ready() ? nullptr : "not ready\n");
   if (request.path == "/metrics") return AnswerMetrics(request);
   return {.status = "404 Not Found", .body = "metrics are at /metrics\n"};
 }

@@ -43,7 +43,8 @@ class MetricsEndpoint {
     std::string auth_file = {};
     std::vector<std::string> tenants = {"default"};  // that auth_file may name
     std::function<bool()> ready;                     // for /readyz, on the endpoint's thread
-    std::function<bool()> alive;                     // for /healthz, likewise
+    // For /healthz, likewise: a line that says what is wrong, or null.
+    std::function<const char*()> ailment;
   };
 
   // Serves from the return on. Files are read again when they change. `tls_metrics` and `logger`

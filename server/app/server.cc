@@ -215,7 +215,7 @@ Status Server::StartMetrics() {
        .auth_file = access.auth,
        .tenants = tenants,
        .ready = [this] { return Ready(); },
-       .alive = [this] { return engine_->healthy(); }},
+       .ailment = [this] { return Ailment(); }},
       {std::make_shared<GaugeRefresh>(*engine_, metrics_, *logger_,
                                       [this] { UpdateConnections(); }),
        metrics_.registry(), std::make_shared<ProcessStats>(), std::make_shared<GpuStats>(devices),
@@ -236,6 +236,7 @@ void Server::UpdateConnections() {
   const MutexLock lock(serving_mutex_);
   if (serving_ == nullptr) return;
   metrics_.SetConnections(serving_->CountConnections(), serving_->limits().connections);
+  metrics_.SetUnansweredSeconds(serving_->heartbeat().unanswered_seconds());
 }
 
 Status Server::StartGrpc() {
@@ -287,7 +288,15 @@ bool Server::Ready() {
 }
 
 bool Server::ReadyLocked() const {
-  return serving_ != nullptr && !engine_->draining() && engine_->healthy() && serving_->accepting();
+  return serving_ != nullptr && !engine_->draining() && engine_->healthy() &&
+         serving_->accepting() && serving_->heartbeat().beats();
+}
+
+const char* Server::Ailment() {
+  if (!engine_->healthy()) return "every device is lost\n";
+  const MutexLock lock(serving_mutex_);
+  return serving_ == nullptr || serving_->heartbeat().beats() ? nullptr
+                                                              : "calls are not answered\n";
 }
 
 void Server::LogStart() const {

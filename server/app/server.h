@@ -115,6 +115,7 @@ class Server {
   // healthy device, and not while no connection can be accepted.
   void UpdateHealth();
   bool Ready();
+  const char* Ailment();  // what a restart mends; null: nothing
   bool ReadyLocked() const ATTEND_REQUIRES(serving_mutex_);
   // Ends unfinished requests. False if one cannot be stopped.
   bool StopRunning();

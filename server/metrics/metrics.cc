@@ -135,6 +135,9 @@ struct Metrics::Families {
                                "0 while no connection can be accepted, for a second or longer");
   Gauge& inflight =
       MakeGauge(registry, "attend_inflight_requests", "Requests accepted and not yet answered");
+  Gauge& unanswered =
+      MakeGauge(registry, "attend_heartbeat_unanswered_seconds",
+                "For how long the call that the server sends itself each second has had no answer");
   Gauge& left_out = MakeGauge(registry, "attend_devices_left_out",
                               "GPUs that --device auto found and could not use at the start");
   const std::array<Counter*, 2> tokens_reloads = MakeCounters(
@@ -339,6 +342,7 @@ void Metrics::SetAccepting(bool accepting) { families_->accepting.Set(accepting 
 void Metrics::SetInflight(int64_t requests) {
   families_->inflight.Set(static_cast<double>(requests));
 }
+void Metrics::SetUnansweredSeconds(int seconds) { families_->unanswered.Set(seconds); }
 
 void Metrics::RecordTokensReload(bool ok) {
   families_->tokens_reloads[ok ? 1 : 0]->Increment();

@@ -130,8 +130,9 @@ class Metrics {
   void RecordAcceptError();  // attend_accept_errors_total
   // attend_connections, attend_connections_limit
   void SetConnections(int64_t connections, int64_t limit);
-  void SetAccepting(bool accepting);   // attend_accepting
-  void SetInflight(int64_t requests);  // attend_inflight_requests
+  void SetAccepting(bool accepting);       // attend_accepting
+  void SetInflight(int64_t requests);      // attend_inflight_requests
+  void SetUnansweredSeconds(int seconds);  // attend_heartbeat_unanswered_seconds
   void SetDraining(bool draining);
   // attend_tokens_reloads_total{result}, and the next one of `tokens`.
   void RecordTokensReload(bool ok);

@@ -29,6 +29,7 @@ SEEN = {
         {"result": "failed", "transport": "shm"}),
     "dumps_cannot_be_written": Seen("check dump failed", "/dev/full/dumps",
                                     "attend_check_dumps_total", {"result": "failed"}),
+    "no_thread_answers": Seen(None, "", "attend_heartbeat_unanswered_seconds", {}),
     "the_log_cannot_be_written": Seen("log lines are lost", "No space left on device",
                                       "attend_log_write_errors_total", {}),
     "more_requests_than_the_queue_takes": Seen(

@@ -7,6 +7,8 @@ import signal
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
@@ -301,3 +303,30 @@ def test_a_server_that_died_is_told_of_with_its_log(start_server):
     for read in (hostile.rss_bytes, hostile.descriptors, lambda s: s.metric("attend_draining")):
         with pytest.raises(AssertionError, match="(?s)ended of SIGKILL.*serving gRPC"):
             read(server)
+
+
+def test_probes_fail_while_no_thread_answers(start_server):
+    """And no longer than that."""
+    server = start_server(program=harness.program_of_tests("attend-faulty-server"),
+                          env={"ATTEND_FAULT": "stuck"})
+
+    def probe(path):
+        try:
+            with urllib.request.urlopen(f"http://{server.metrics_address}{path}", timeout=10) as a:
+                return a.read().decode()
+        except urllib.error.HTTPError as error:
+            return f"{error.code} {error.read().decode()}"
+
+    assert probe("/healthz") == probe("/readyz") == "ok\n"
+
+    def send_bad_call():
+        with wire.connect(server.address) as service, contextlib.suppress(grpc.RpcError):
+            service.Attend(wire.small_request(softcap=-1), timeout=0.2)
+
+    with harness.at_once(1, send_bad_call):
+        harness.wait_for("/healthz to fail",
+                         lambda: probe("/healthz") == "503 calls are not answered\n", 90)
+        assert probe("/readyz") == "503 not ready\n"
+    server.signal(signal.SIGUSR1)
+    harness.wait_for("/healthz to be well", lambda: probe("/healthz") == "ok\n")
+    wire.assert_serves(server.address)

@@ -105,6 +105,14 @@ def dumps_cannot_be_written(watched, _):
 
 
 @contextlib.contextmanager
+def no_thread_answers(watched, _):
+    """Each call keeps a thread, until none is left."""
+    server = watched(**faulty("stuck"))
+    with harness.at_once(1, lambda: send(server, wire.small_request(softcap=-1), timeout=0.2)):
+        yield server
+
+
+@contextlib.contextmanager
 def the_log_cannot_be_written(watched, _):
     """On a disk that is full."""
     server = watched("--log-file", "/dev/full", "--log-rate", "0")
@@ -304,6 +312,7 @@ SCENARIOS = {
     answers_in_shared_memory_are_wrong: ["AttendReferenceCheckFailedInSharedMemory"],
     dumps_cannot_be_written: ["AttendDumpsFail"],
     the_log_cannot_be_written: ["AttendLogFails"],
+    no_thread_answers: ["AttendAnswersNothing"],
     more_requests_than_the_queue_takes: ["AttendQueueSaturated", "AttendErrorBudgetBurnsFast",
                                          "AttendErrorBudgetBurns"],
     requests_take_long: ["AttendLatencyBudgetBurnsFast", "AttendLatencyBudgetBurns"],

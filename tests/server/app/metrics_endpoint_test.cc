@@ -29,7 +29,7 @@ class MetricsEndpointTest : public ::testing::Test {
   Result<std::unique_ptr<MetricsEndpoint>> Start(const std::string& address) {
     return MetricsEndpoint::Start({.address = address,
                                    .ready = [this] { return ready_.load(); },
-                                   .alive = [this] { return alive_.load(); }},
+                                   .ailment = [this] { return ailment_.load(); }},
                                   {registry_}, tls_metrics_, *logger_);
   }
 
@@ -61,7 +61,7 @@ class MetricsEndpointTest : public ::testing::Test {
   const std::shared_ptr<Logger> logger_ =
       std::make_shared<Logger>(Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>());
   std::atomic<bool> ready_{true};
-  std::atomic<bool> alive_{true};
+  std::atomic<const char*> ailment_{nullptr};
   const std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
   TlsMetrics tls_metrics_{*registry_};
   std::unique_ptr<MetricsEndpoint> endpoint_;
@@ -93,7 +93,7 @@ TEST_F(MetricsEndpointTest, ProbesSayAliveAndReadyAndNothingElse) {
   EXPECT_TRUE(unready.starts_with("HTTP/1.1 503 ") && unready.ends_with("\r\n\r\nnot ready\n"))
       << unready;
   EXPECT_EQ(Ask("GET /healthz HTTP/1.1\r\n\r\n"), alive);
-  alive_ = false;
+  ailment_ = "every device is lost\n";
   const std::string lost = Ask("GET /healthz HTTP/1.1\r\n\r\n");
   EXPECT_TRUE(lost.starts_with("HTTP/1.1 503 ") && lost.ends_with("\r\n\r\nevery device is lost\n"))
       << lost;
