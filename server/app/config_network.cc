@@ -227,7 +227,7 @@ void AddNetwork(CLI::App& app, Config& c) {
       "--chunked-idle-timeout", c.chunked_idle_timeout_seconds, 0.001, 86400, "SECONDS",
       "Seconds in which an AttendChunked request must deliver 64 KiB and 1/16 of its bytes");
   group.Flag("--reflection", c.reflection,
-             "Serve gRPC reflection (grpc.reflection.v1alpha), which lists the services");
+             "Serve gRPC reflection (grpc.reflection.v1 and v1alpha), which lists the services");
   group.Number("--write-timeout", c.write_timeout_seconds, 0, 86400, "SECONDS",
                "Seconds in which a client must take 1 MiB of its answer, or 1/16 of it if that is "
                "more; otherwise its call is cancelled and the memory freed. 0: no limit");

@@ -19,6 +19,7 @@
 #include "inference/grpc_service.grpc.pb.h"
 #include "server/app/options.h"
 #include "server/app/unix_address.h"
+#include "server/net/guarded_functions.h"
 #include "server/net/tcp_listener.h"
 #include "server/util/parse_number.h"
 
@@ -99,6 +100,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     std::function<void()> changed) {
   // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
   [[maybe_unused]] static const bool held = (grpc_init(), true);
+  ATTEND_RETURN_IF_ERROR(CheckFunctions(kGuardedFunctions));
   std::unique_ptr<GrpcServer> server(new GrpcServer());
   const Result<ConnectionLimits> limits =
       LimitConnections({config.max_connections, config.max_connections_per_peer}, DescriptorsMax(),

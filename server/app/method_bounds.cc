@@ -13,6 +13,7 @@
 #include "attend/v1/attention.pb.h"
 #include "attend/v1/session.pb.h"
 #include "grpc/health/v1/health.pb.h"
+#include "grpc/reflection/v1/reflection.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "inference/grpc_service.pb.h"
 #include "server/wire/chunk_codec.h"
@@ -50,7 +51,8 @@ std::vector<MethodBound> MethodBounds(const Config& config) {
   for (const FileDescriptor* const file :
        {v1::AttendRequest::descriptor()->file(), inference::ModelInferRequest::descriptor()->file(),
         v1::CreateSessionRequest::descriptor()->file(), v1::DrainRequest::descriptor()->file(),
-        health, grpc::reflection::v1alpha::ServerReflectionRequest::descriptor()->file()}) {
+        health, grpc::reflection::v1alpha::ServerReflectionRequest::descriptor()->file(),
+        grpc::reflection::v1::ServerReflectionRequest::descriptor()->file()}) {
     for (int s = 0; s < file->service_count(); ++s) {
       for (int m = 0; m < file->service(s)->method_count(); ++m) {
         const MethodDescriptor& method = *file->service(s)->method(m);

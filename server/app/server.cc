@@ -243,7 +243,9 @@ Status Server::StartGrpc() {
   std::vector<grpc::Service*> services = {service_.get(), session_service_.get(),
                                           admin_service_.get(), health_service_.get()};
   if (inference_service_ != nullptr) services.push_back(inference_service_.get());
-  if (reflection_ != nullptr) services.push_back(reflection_.get());
+  if (reflection_ != nullptr) {
+    for (grpc::Service* const version : reflection_->versions()) services.push_back(version);
+  }
   std::shared_ptr<CallerGate> gate;
   if (callers_ != nullptr) {
     gate = std::make_shared<CallerGate>(callers_->authenticator(), metrics_, *logger_,

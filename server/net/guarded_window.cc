@@ -11,9 +11,7 @@
 
 #include <cstdint>
 
-// grpc_core::chttp2::StreamFlowControl::IncomingUpdateContext::RecvData, whose class no header of
-// Debian's declares.
-#define ATTEND_RECV_DATA "_ZN9grpc_core6chttp217StreamFlowControl21IncomingUpdateContext8RecvDataEl"
+#include "server/net/guarded_functions.h"
 
 __attribute__((visibility("default"))) absl::Status ReceiveData(void* update, int64_t bytes) asm(
     ATTEND_RECV_DATA);

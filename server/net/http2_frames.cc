@@ -15,7 +15,23 @@ namespace {
 
 constexpr uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kWindowUpdate = 8,
                   kContinuation = 9;
-constexpr uint8_t kAck = 0x1, kEndStream = 0x1, kEndHeaders = 0x4;
+constexpr uint8_t kAck = 0x1, kEndStream = 0x1, kEndHeaders = 0x4, kPriorityFields = 0x20;
+
+// Whether gRPC reads the frame as one without these flags would be read, or skips it whole. PADDED
+// is none that it takes: it decodes the padding of HEADERS as headers, and drops DATA that have it,
+// so that what is read here and what gRPC runs would be two things. Of the other types HTTP/2
+// defines no more flags than these.
+bool TakesFlags(uint8_t type, uint8_t flags) {
+  constexpr uint8_t kSkipped = 0xff;
+  // DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE and
+  // CONTINUATION.
+  constexpr uint8_t kTaken[] = {kEndStream, kEndStream | kEndHeaders | kPriorityFields,
+                                kSkipped,   0,
+                                kAck,       kSkipped,
+                                kAck,       0,
+                                0,          kEndHeaders};
+  return type >= std::size(kTaken) || (flags & ~kTaken[type]) == 0;
+}
 
 }  // namespace
 
@@ -46,7 +62,6 @@ const char* Http2Frames::Read(std::span<const uint8_t> bytes, TimePoint now) {
 }
 
 const char* Http2Frames::ReadPayload(std::span<const uint8_t> bytes, TimePoint now) {
-  // gRPC takes no padding.
   if (reading_ == kData) return messages_->Add(reading_stream_, bytes, now, read_bytes_);
   if (!headers_ || (reading_ != kHeaders && reading_ != kContinuation)) return nullptr;
   if (const char* const wrong = headers_->Read(bytes)) return wrong;
@@ -56,7 +71,7 @@ const char* Http2Frames::ReadPayload(std::span<const uint8_t> bytes, TimePoint n
 
 void Http2Frames::BoundStream() {
   const MethodBound* const bound = headers_->found();
-  if (bound != nullptr) messages_->Bound(last_stream_, *bound);
+  if (bound != nullptr) messages_->Bound(reading_stream_, *bound);
 }
 
 Http2Frames::~Http2Frames() {
@@ -144,6 +159,7 @@ const char* Http2Frames::Begin(const uint8_t* head, TimePoint now) {
   const uint8_t flags = head[4];
   reading_ = type;
   reading_stream_ = FrameHeads::Stream(head);
+  if (!TakesFlags(type, flags)) return "a frame with flags that gRPC does not take";
   switch (type) {
     case kHeaders:
       if (const char* const wrong = CountCall(FrameHeads::Stream(head), now)) return wrong;

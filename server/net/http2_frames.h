@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Checks a client's HTTP/2 frames before gRPC reads them. gRPC 1.51 keeps a header block of any
-// length, in time that grows with its square; lets a client that never acknowledges its settings
-// open any number of streams; does work for frames that carry nothing; has no bound on the calls of
-// all connections; keeps a call's memory for some time after its stream has ended; and keeps what
-// has come of a message for as long as its client wants. Reads only the heads of frames, about one
-// in 16 KiB, and of messages, and headers where methods are told apart. Pure.
+// length, in time that grows with its square; takes padding for headers; lets a client that never
+// acknowledges its settings open any number of streams; does work for frames that carry nothing;
+// has no bound on the calls of all connections; keeps a call's memory for some time after its
+// stream has ended; and keeps what has come of a message for as long as its client wants. Reads
+// only the heads of frames, about one in 16 KiB, and of messages, and headers where methods are
+// told apart. Pure.
 
 #pragma once
 

@@ -10,7 +10,7 @@
 namespace attend {
 namespace {
 
-constexpr uint8_t kEndHeaders = 0x4, kPadded = 0x8, kPriority = 0x20;
+constexpr uint8_t kEndHeaders = 0x4, kPriority = 0x20;
 constexpr int32_t kPriorityBytes = 5;
 constexpr char kWrong[] = "headers that cannot be decoded";
 
@@ -37,40 +37,35 @@ void MethodHeaders::Delete::operator()(nghttp2_hd_inflater* inflater) const {
 }
 
 MethodHeaders::MethodHeaders(std::span<const MethodBound> bounds)
-    : bounds_(bounds), inflater_(MakeInflater()) {}
+    : bounds_(bounds),
+      smallest_(&*std::min_element(bounds.begin(), bounds.end(), IsLess)),
+      inflater_(MakeInflater()) {}
 
 const char* MethodHeaders::Begin(bool continues, uint8_t flags, int32_t length) {
   if (inflater_ == nullptr) return "no memory for its headers";
   if (!continues) found_ = nullptr;
   ended_ = false;
-  padded_ = !continues && (flags & kPadded) != 0;
   skip_ = !continues && (flags & kPriority) != 0 ? kPriorityBytes : 0;
-  fragment_left_ = length - skip_ - (padded_ ? 1 : 0);
+  fragment_left_ = length - skip_;
   last_ = (flags & kEndHeaders) != 0;
   if (fragment_left_ < 0) return kWrong;
   return length == 0 && last_ ? Decode({}) : nullptr;
 }
 
 const char* MethodHeaders::Read(std::span<const uint8_t> payload) {
-  if (padded_ && !payload.empty()) {
-    padded_ = false;
-    fragment_left_ -= payload.front();
-    if (fragment_left_ < 0) return kWrong;
-    payload = payload.subspan(1);
-  }
   const auto skipped = std::min<size_t>(static_cast<size_t>(skip_), payload.size());
   skip_ -= static_cast<int32_t>(skipped);
   payload = payload.subspan(skipped);
-  if (padded_ || skip_ > 0 || ended_) return nullptr;
+  if (skip_ > 0 || ended_) return nullptr;
   const auto taken = std::min<size_t>(static_cast<size_t>(fragment_left_), payload.size());
   fragment_left_ -= static_cast<int32_t>(taken);
   return Decode(payload.first(taken));
 }
 
-const MethodBound* MethodHeaders::Find(std::string_view path) const {
+const MethodBound& MethodHeaders::Find(std::string_view path) const {
   const auto found = std::find_if(bounds_.begin(), bounds_.end(),
                                   [&](const MethodBound& each) { return each.path == path; });
-  return found == bounds_.end() ? nullptr : &*found;
+  return found == bounds_.end() ? *smallest_ : *found;
 }
 
 const char* MethodHeaders::Decode(std::span<const uint8_t> fragment) {
@@ -84,15 +79,16 @@ const char* MethodHeaders::Decode(std::span<const uint8_t> fragment) {
     fragment = fragment.subspan(static_cast<size_t>(read));
     if ((flags & NGHTTP2_HD_INFLATE_EMIT) != 0) {
       if (View(header.name, header.namelen) == ":path") {
-        const MethodBound* const bound = Find(View(header.value, header.valuelen));
+        const MethodBound& bound = Find(View(header.value, header.valuelen));
         // Of several paths the one that allows least, whichever gRPC takes.
-        if (bound != nullptr && (found_ == nullptr || IsLess(*bound, *found_))) found_ = bound;
+        if (found_ == nullptr || IsLess(bound, *found_)) found_ = &bound;
       }
       continue;
     }
     if ((flags & NGHTTP2_HD_INFLATE_FINAL) != 0) {
       nghttp2_hd_inflate_end_headers(inflater_.get());
       ended_ = true;
+      if (found_ == nullptr) found_ = smallest_;
       return nullptr;
     }
     if (fragment.empty()) return nullptr;

@@ -27,15 +27,16 @@ struct MethodBound {
 
 class MethodHeaders {
  public:
-  // The bounds must outlive the object.
+  // There is one at least; they must outlive the object.
   explicit MethodHeaders(std::span<const MethodBound> bounds);
 
-  // A frame of HEADERS begins, or one that continues it. Returns null, or what is wrong.
+  // A frame of HEADERS without padding begins, or one that continues it. Returns null, or what is
+  // wrong.
   const char* Begin(bool continues, uint8_t flags, int32_t length);
   // The next bytes of that frame's payload.
   const char* Read(std::span<const uint8_t> payload);
-  // The bound of the call whose block has ended with what came last. Null: none has, or its method
-  // has no bound.
+  // The bound of the call whose block has ended with what came last: its method's, or the one that
+  // allows least where no bound has its path. Null: none has ended.
   const MethodBound* found() const { return ended_ ? found_ : nullptr; }
 
  private:
@@ -45,11 +46,11 @@ class MethodHeaders {
 
   const char* Decode(std::span<const uint8_t> fragment);
 
-  const MethodBound* Find(std::string_view path) const;
+  const MethodBound& Find(std::string_view path) const;
 
   const std::span<const MethodBound> bounds_;
+  const MethodBound* const smallest_;
   const std::unique_ptr<nghttp2_hd_inflater, Delete> inflater_;  // null: there was no memory
-  bool padded_ = false;                                          // the next byte says how much
   int32_t skip_ = 0;  // bytes of the frame before its fragment of the block
   int32_t fragment_left_ = 0;
   bool last_ = false;  // fragment of the block

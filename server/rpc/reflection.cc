@@ -29,8 +29,6 @@ using google::protobuf::DescriptorPool;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::FileDescriptor;
 
-constexpr char kMethod[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
-
 // Nothing that there is to ask for has a name that comes near it.
 constexpr size_t kRequestBytesMax = size_t{64} << 10;
 
@@ -230,16 +228,17 @@ ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::s
   services_.push_back("grpc.health.v1.Health");
   // What it has is no secret; who may call it is another question.
   services_.push_back(v1::AdminService::service_full_name());
+  services_.push_back(grpc::reflection::v1::ServerReflection::service_full_name());
   services_.push_back(proto::ServerReflection::service_full_name());
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>*
-ReflectionService::ServerReflectionInfo(grpc::CallbackServerContext* call) {
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ReflectionService::Begin(
+    const std::string& method, grpc::CallbackServerContext& call) {
   const auto make = [&](const Caller& caller, CountHold hold) {
-    return new Stream(context_, services_, FactsOf(context_, kMethod, caller, *call), *call,
+    return new Stream(context_, services_, FactsOf(context_, method, caller, call), call,
                       std::move(hold));
   };
-  return OpenStream(context_, kMethod, *call, make, Scope::kInfo);
+  return OpenStream(context_, method, call, make, Scope::kInfo);
 }
 
 }  // namespace attend

@@ -24,6 +24,7 @@ SCOPES = {
         "SystemSharedMemoryUnregister": "compute", "CudaSharedMemoryStatus": "compute",
         "CudaSharedMemoryRegister": "compute", "CudaSharedMemoryUnregister": "compute",
         None: "info"},
+    "grpc.reflection.v1.ServerReflection": {None: "info"},
     "grpc.reflection.v1alpha.ServerReflection": {None: "info"},
     "no.such.Service": {None: "any"},
 }
@@ -56,7 +57,8 @@ def methods():
                 *wire.admin_pb.DESCRIPTOR.services_by_name.values(),
                 *wire.oip_pb.DESCRIPTOR.services_by_name.values()]
     names = [(service.full_name, method.name) for service in services for method in service.methods]
-    names += [("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo"),
+    names += [("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo"),
+              ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo"),
               ("no.such.Service", "Attend"), ("attend.v1.AttentionService", "NoSuchMethod")]
     found = []
     for service, name in names:

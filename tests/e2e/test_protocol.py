@@ -123,15 +123,18 @@ def test_health_of_an_unknown_service(server):
     assert error.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_reflection_lists_and_describes(server):
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_lists_and_describes(server, version):
     """Raw ServerReflectionRequests: list_services (7), file_containing_symbol (4)."""
     symbol = b"attend.v1.AttentionService"
     requests = [b"\x3a\x00", b"\x22" + varint(len(symbol)) + symbol]
     with grpc.insecure_channel(server.address) as channel:
         call = channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
         listed, described = list(call(iter(requests), timeout=wire.SECONDS))
-    for name in (symbol, b"grpc.health.v1.Health", b"attend.v1.AdminService"):
+    for name in (symbol, b"grpc.health.v1.Health", b"attend.v1.AdminService",
+                 b"grpc.reflection.v1.ServerReflection",
+                 b"grpc.reflection.v1alpha.ServerReflection"):
         assert name in listed
     for name in (b"AttendStream", b"GetServerInfo", b"kv_lengths", b"alibi_slopes"):
         assert name in described

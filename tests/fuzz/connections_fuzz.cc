@@ -110,8 +110,10 @@ class Bounds {
       ++((flags & 1) != 0 && ends_ < streams_ ? ends_ : idle_);
     }
     acknowledged_ |= type == kSettings && (flags & 1) != 0;
+    constexpr int kTaken[] = {0x01, 0x25, 0xff, 0, 0x01, 0xff, 0x01, 0, 0, 0x04};
+    const bool known = type >= std::ssize(kTaken) || (flags & ~kTaken[type]) == 0;
     const bool hold =
-        header_bytes_ <= Http2Frames::kHeaderBytesMax &&
+        known && header_bytes_ <= Http2Frames::kHeaderBytesMax &&
         header_frames_ <= Http2Frames::kHeaderFramesMax && unacknowledged_ <= kStreamsMax &&
         idle_ <= Http2Frames::kIdleFramesMax && resets_ <= Http2Frames::kResetsMax &&
         std::ssize(open_) <= kCallsMax &&

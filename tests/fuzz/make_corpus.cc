@@ -260,6 +260,8 @@ void Connections() {
   Write("connections", "calls", calls);
   Write("connections", "continued",
         preface + Frame(1, 0, 10) + Frame(9, 0, 10) + Frame(9, 4, 10) + Frame(6, 0, 8));
+  Write("connections", "padded", calls + Frame(1, 0xc, 30));
+  Write("connections", "flags", calls + Frame(2, 0xff, 5) + Frame(5, 4, 9) + Frame(8, 1, 4));
   Write("connections", "get", "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
   Write("connections", "head", "HEAD /other?x HTTP/1.0\n\n");
 }

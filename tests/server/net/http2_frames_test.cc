@@ -114,6 +114,21 @@ TEST_F(Http2FramesTest, HeadersAreBoundedInBytesAndFrames) {
   EXPECT_EQ(FirstWrong(Frame(kContinuation, 0, 0), 100), Http2Frames::kHeaderFramesMax);
 }
 
+// With flags that gRPC does not take, ignores, or reads as something else. It skips PRIORITY (2),
+// PUSH_PROMISE (5) and what HTTP/2 does not define, whatever their flags are.
+TEST_F(Http2FramesTest, FramesHaveOnlyFlagsThatGrpcTakes) {
+  constexpr uint8_t kTaken[] = {0x01, 0x25, 0xff, 0, 0x01, 0xff, 0x01, 0, 0, 0x04, 0xff, 0xff};
+  for (int type = 0; type < static_cast<int>(std::size(kTaken)); ++type) {
+    for (int bit = 0; bit < 8; ++bit) {
+      const auto flag = static_cast<uint8_t>(1 << bit);
+      Restart();
+      EXPECT_EQ(Read(Frame(static_cast<uint8_t>(type), flag, 40)),
+                (kTaken[type] & flag) != 0 ? "" : "a frame with flags that gRPC does not take")
+          << "type " << type << ", flag " << bit;
+    }
+  }
+}
+
 TEST_F(Http2FramesTest, StreamsWaitForTheSettings) {
   EXPECT_EQ(FirstWrong(Frame(kHeaders, kEndHeaders, 10), 10), 6);
   Restart();
