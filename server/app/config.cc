@@ -165,7 +165,7 @@ void AddFairness(CLI::App& app, Config& c, std::vector<std::string>& tenants) {
       ->check(CLI::Validator(CheckTenant, "", ""));
   group.Text("--limits", c.limits_file, "FILE", nullptr,
              "What each tenant may take: requests in flight, bytes and GFLOP a second, and more "
-             "(server/limits/README.md). SIGHUP has it read again. Empty: no limits by tenant");
+             "(server/limits/README.md). SIGHUP has it read again. Empty: 256 small calls");
   group.Int("--priority-aging-ms", c.priority_aging_ms, 1, 3'600'000,
             "Milliseconds that a request may be passed over by higher priorities; after that, "
             "every fourth batch begins with such a request");

@@ -27,7 +27,8 @@ constexpr std::array<Names, kLimitCount> kNames = {{{"requests-in-flight", "in_f
                                                     {"streams", "streams"},
                                                     {"shared-memory", "shared_memory"},
                                                     {"connections", "connections"},
-                                                    {"sessions", "sessions"}}};
+                                                    {"sessions", "sessions"},
+                                                    {"small-calls-in-flight", "small_calls"}}};
 constexpr std::string_view kBytesBurst = "bytes-burst";
 constexpr std::string_view kCostBurst = "gflop-burst";
 
@@ -178,7 +179,7 @@ Result<TenantBounds> BoundsOf(std::span<const Section* const> sections) {
   for (const Limit limit : kLimits) {
     if (limit == Limit::kBytes || limit == Limit::kCost) continue;
     const auto* const said = Said(sections, LimitKey(limit));
-    if (said != nullptr && said->first > 0) bounds[limit] = said->first;
+    if (said != nullptr) bounds[limit] = said->first > 0 ? said->first : kUnlimited;
   }
   ATTEND_RETURN_IF_ERROR(SetRate(sections, LimitKey(Limit::kBytes), kBytesBurst, bounds.bytes));
   ATTEND_RETURN_IF_ERROR(SetRate(sections, LimitKey(Limit::kCost), kCostBurst, bounds.cost));

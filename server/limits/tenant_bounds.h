@@ -38,12 +38,13 @@ enum class Limit {
   kSharedMemory,   // bytes of regions in host memory (server/regions)
   kConnections,    // open ones over which its callers have called (connection_holds.h)
   kSessions,
+  kSmallCalls,  // calls without tensors that are not yet answered
 };
-inline constexpr int kLimitCount = 9;
+inline constexpr int kLimitCount = 10;
 inline constexpr std::array<Limit, kLimitCount> kLimits = {
-    Limit::kInFlight,     Limit::kBytes,         Limit::kCost,
-    Limit::kChecks,       Limit::kSessionMemory, Limit::kStreams,
-    Limit::kSharedMemory, Limit::kConnections,   Limit::kSessions};
+    Limit::kInFlight,      Limit::kBytes,     Limit::kCost,         Limit::kChecks,
+    Limit::kSessionMemory, Limit::kStreams,   Limit::kSharedMemory, Limit::kConnections,
+    Limit::kSessions,      Limit::kSmallCalls};
 
 // As the file and messages name it: "requests-in-flight"; and as a metric's label: "in_flight".
 std::string_view LimitKey(Limit limit);
@@ -51,13 +52,20 @@ std::string_view LimitLabel(Limit limit);
 
 inline constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
+// Of small calls in flight, where the file says nothing: more than a client has at once that waits
+// for answers, and little for those behind them.
+inline constexpr int64_t kSmallCallsDefault = 256;
+
 struct TenantBounds {
   // The most of each limit that is no rate, by Limit; of a rate, unused.
   std::array<int64_t, kLimitCount> most;
   Rate bytes;
   Rate cost;
 
-  TenantBounds() { most.fill(kUnlimited); }
+  TenantBounds() {
+    most.fill(kUnlimited);
+    (*this)[Limit::kSmallCalls] = kSmallCallsDefault;
+  }
   int64_t& operator[](Limit limit) { return most[static_cast<size_t>(limit)]; }
   int64_t operator[](Limit limit) const { return most[static_cast<size_t>(limit)]; }
   bool operator==(const TenantBounds&) const = default;

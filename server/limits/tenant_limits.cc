@@ -27,6 +27,7 @@ LimitHold& LimitHold::operator=(LimitHold&& other) noexcept {
   limits_ = std::exchange(other.limits_, nullptr);
   tenant_ = other.tenant_;
   check_ = other.check_;
+  small_ = other.small_;
   begun_bytes_ = other.begun_bytes_;
   bytes_ = other.bytes_;
   cost_ = other.cost_;
@@ -122,6 +123,7 @@ Status TenantLimits::Begin(int index, bool check, LimitHold& hold, int64_t came)
   hold.limits_ = this;
   hold.tenant_ = index;
   hold.check_ = check;
+  hold.small_ = false;
   // What is owed counts at most as much as what is taken now: a tenant whose clients all try again
   // at once still gets half of its rate, and its debt has a bound.
   hold.bytes_ = came;
@@ -146,11 +148,14 @@ Status TenantLimits::BeginSmall(int index, LimitHold& hold, int64_t came) {
   const TimePoint now = clock_.Now();
   const MutexLock lock(tenant.mutex);
   CameLocked(tenant, came, now);
+  ATTEND_RETURN_IF_ERROR(CheckCount(tenant, Limit::kSmallCalls));
   ATTEND_RETURN_IF_ERROR(CheckCount(tenant, Limit::kInFlight));
+  ++tenant.used[Index(Limit::kSmallCalls)];
   ++tenant.used[Index(Limit::kInFlight)];
   hold.limits_ = this;
   hold.tenant_ = index;
   hold.check_ = false;
+  hold.small_ = true;
   return Status();
 }
 
@@ -188,6 +193,7 @@ void TenantLimits::End(const LimitHold& hold, int64_t bytes_back, int64_t cost_b
   const MutexLock lock(tenant.mutex);
   --tenant.used[Index(Limit::kInFlight)];
   if (hold.check_) --tenant.used[Index(Limit::kChecks)];
+  if (hold.small_) --tenant.used[Index(Limit::kSmallCalls)];
   tenant.bytes.Return(bytes_back);
   tenant.cost.Return(cost_back);
 }

@@ -51,6 +51,7 @@ class LimitHold {
   TenantLimits* limits_ = nullptr;  // null: it has no place
   int tenant_ = 0;
   bool check_ = false;
+  bool small_ = false;
   int64_t begun_bytes_ = 0;  // charged when it began, with what was owed
   int64_t bytes_ = 0;        // its own, charged
   int64_t cost_ = 0;
@@ -98,8 +99,8 @@ class TenantLimits {
   // then knows when to come again. `check`: the request asks for a reference check. `came`: bytes
   // that have come for it.
   Status Begin(int tenant, bool check, LimitHold& hold, int64_t came = 0);
-  // The same for a call without tensors: it takes a place and is charged what came, but no rate
-  // refuses it.
+  // The same for a call without tensors: it takes a place there, and one among those, and is
+  // charged what came, but no rate refuses it.
   Status BeginSmall(int tenant, LimitHold& hold, int64_t came);
   // Once for each hold that was begun. `bytes`: all of the request, with what came. `cost`: FLOPs.
   Status Charge(int64_t bytes, double cost, LimitHold& hold);

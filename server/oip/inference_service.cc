@@ -63,7 +63,7 @@ void InferenceServiceImpl::Respond(Call& call, const CallFacts& facts, LimitHold
   const Status status = TrySmallCall<In, Out>(request, kRequestBytesMax, ask, response);
   const OnNoMemory wait(OnNoMemory::kWait);
   const SmallCallEnd end = SmallCall(kEvent, request, response);
-  place.End(end.request_bytes, true, true);
+  EndPlace(context_, facts, end, place);
   if (!status.ok()) {
     return RefuseCall(context_, call, facts, end, exhausted, status, {}, reactor);
   }
@@ -355,7 +355,7 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
   const Status status = TrySmallCall<In, Out>(*request, kRequestBytesMax, note, *response);
   const OnNoMemory wait(OnNoMemory::kWait);
   const SmallCallEnd end = SmallCall(kEvent, *request, *response);
-  place->End(end.request_bytes, true, true);
+  EndPlace(context_, facts, end, *place);
   if (!status.ok()) {
     RefuseCall(context_, *call, facts, end, Rejection::kMemory, status, {}, *reactor);
   } else {

@@ -196,4 +196,10 @@ std::shared_ptr<LimitHold> TakePlace(ServiceContext& context, grpc::CallbackServ
   return nullptr;
 }
 
+void EndPlace(ServiceContext& context, const CallFacts& facts, const SmallCallEnd& end,
+              LimitHold& place) {
+  context.limits.Came(facts.caller.tenant, end.response_bytes);
+  place.End(end.request_bytes, true, true);
+}
+
 }  // namespace attend

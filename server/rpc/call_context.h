@@ -141,6 +141,9 @@ void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, cons
 std::shared_ptr<LimitHold> TakePlace(ServiceContext& context, grpc::CallbackServerContext& call,
                                      const CallFacts& facts, const SmallCallEnd& end,
                                      grpc::ServerUnaryReactor& reactor);
+// Gives the place back, if it has one, and charges the call's tenant its answer.
+void EndPlace(ServiceContext& context, const CallFacts& facts, const SmallCallEnd& end,
+              LimitHold& place);
 // The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();
 

@@ -356,7 +356,7 @@ def test_callers_see_their_own_tenants_limits(start_server, tmp_path):
 
     assert sorted(told("a")) == sorted(told("b")) == [
         "bytes-per-second", "checks", "connections", "gflop-per-second", "requests-in-flight",
-        "session-memory", "sessions", "shared-memory", "streams"]
+        "session-memory", "sessions", "shared-memory", "small-calls-in-flight", "streams"]
     with wire.connect(server.address) as service:
         service.Attend(wire.small_request(length=64), timeout=wire.SECONDS, metadata=bearer("a"))
         with pytest.raises(grpc.RpcError):
@@ -368,7 +368,9 @@ def test_callers_see_their_own_tenants_limits(start_server, tmp_path):
     assert (rate.per_second, rate.most, rate.refused) == (1000, 2000, 1)
     assert rate.used > rate.most  # in debt
     assert not seen["checks"].HasField("most")
-    assert all(not limit.HasField("most") and limit.refused == 0 for limit in told("b").values())
+    assert told("b").pop("small-calls-in-flight").most == 256
+    assert all(limit.HasField("most") == (name == "small-calls-in-flight") and limit.refused == 0
+               for name, limit in told("b").items())
     (tmp_path / "a.token").write_text(tokens["a"])
     (tmp_path / "a.token").chmod(0o600)
     said = harness.run_client("info", "--server", server.address, "--token-file",

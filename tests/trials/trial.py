@@ -45,7 +45,8 @@ ZEROS = ("attend_inflight_requests", "attend_queue_requests", "attend_tenant_que
          "attend_device_memory_used_bytes")
 # And attend_tenant_used of these limits. Connections that nobody closed stay, and so do streams on
 # them.
-TENANT_ZEROS = ("in_flight", "bytes", "cost", "checks", "shared_memory", "sessions")
+TENANT_ZEROS = ("in_flight", "bytes", "cost", "checks", "shared_memory", "sessions",
+                "small_calls")
 
 
 def start(folder, *flags, locked=False, **options):

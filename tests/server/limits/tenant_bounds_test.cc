@@ -26,6 +26,7 @@ TEST(TenantBounds, NothingIsNoBound) {
     for (const TenantBounds& each : bounds) {
       EXPECT_EQ(each, TenantBounds());
       EXPECT_EQ(each[Limit::kInFlight], kUnlimited);
+      EXPECT_EQ(each[Limit::kSmallCalls], kSmallCallsDefault);
       EXPECT_FALSE(each.bytes.bounded());
     }
   }
@@ -44,6 +45,7 @@ connections = 16
 sessions = 9
 [ research ]
 requests-in-flight = none
+small-calls-in-flight = none
 bytes-burst = 4096
 "gflop-per-second" = 2e3
 gflop-burst = 1
@@ -60,8 +62,10 @@ gflop-per-second = none)");
   EXPECT_EQ(all[Limit::kSharedMemory], 1 << 30);
   EXPECT_EQ(all[Limit::kConnections], 16);
   EXPECT_EQ(all[Limit::kSessions], 9);
+  EXPECT_EQ(all[Limit::kSmallCalls], kSmallCallsDefault);
   const TenantBounds& research = bounds[1];
   EXPECT_EQ(research[Limit::kInFlight], kUnlimited);
+  EXPECT_EQ(research[Limit::kSmallCalls], kUnlimited);
   EXPECT_EQ(research.bytes, (Rate{1 << 30, 4096}));
   EXPECT_EQ(research.cost, (Rate{2'000'000'000'000, 1'000'000'000}));
   EXPECT_EQ(research[Limit::kStreams], 8);

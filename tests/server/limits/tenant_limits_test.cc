@@ -27,8 +27,8 @@ class TenantLimitsTest : public ::testing::Test {
   TenantLimitsTest() : bounds_(2) {}
   ~TenantLimitsTest() override {
     for (int tenant = 0; limits_ && tenant < limits_->tenants(); ++tenant) {
-      for (const Limit limit :
-           {Limit::kInFlight, Limit::kChecks, Limit::kStreams, Limit::kSharedMemory}) {
+      for (const Limit limit : {Limit::kInFlight, Limit::kChecks, Limit::kStreams,
+                                Limit::kSharedMemory, Limit::kSmallCalls}) {
         EXPECT_EQ(limits_->use(tenant, limit).used, 0) << LimitLabel(limit);
       }
     }
@@ -216,6 +216,22 @@ TEST_F(TenantLimitsTest, WhatIsSentInDebtDeepensNone) {
   EXPECT_EQ(used(), kMegabyte) << "an empty bucket, and no debt";
   EXPECT_TRUE(limits_->Begin(0, false, told, 500).ok());
   EXPECT_EQ(used(), kMegabyte + 2 * 500) << "with as much again of what is owed";
+}
+
+TEST_F(TenantLimitsTest, SmallCallsHaveABoundOfTheirOwnThoughNobodyAskedForOne) {
+  Start();
+  std::vector<LimitHold> holds(kSmallCallsDefault);
+  for (LimitHold& hold : holds) EXPECT_TRUE(limits_->BeginSmall(0, hold, 0).ok());
+  LimitHold more, other, request;
+  EXPECT_THAT(limits_->BeginSmall(0, more, 0).message(),
+              HasSubstr("small-calls-in-flight: the tenant has 256, may have at most 256"));
+  EXPECT_EQ(limits_->use(0, Limit::kSmallCalls).refused, 1);
+  EXPECT_TRUE(limits_->BeginSmall(1, other, 0).ok());
+  EXPECT_TRUE(Enter(0, request).ok()) << "requests are none";
+  LimitHold moved = std::move(holds.back());
+  moved.End(0, true, true);
+  EXPECT_TRUE(limits_->BeginSmall(0, more, 0).ok());
+  EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, kSmallCallsDefault + 1);
 }
 
 TEST_F(TenantLimitsTest, AHoldMoves) {
