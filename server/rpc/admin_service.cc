@@ -153,7 +153,7 @@ Status AdminServiceImpl::List(const v1::ListTenantSessionsRequest& in,
     return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
                            std::to_string(kListed) + "], or 0 for the most");
   }
-  std::vector<SessionInfo> list;
+  SessionTable::Listed list;
   if (in.tenant().empty()) {
     list = sessions_->ListAll(in.after(), count);
   } else {
@@ -161,7 +161,8 @@ Status AdminServiceImpl::List(const v1::ListTenantSessionsRequest& in,
     if (!tenant.ok()) return tenant.status();
     list = sessions_->List(*tenant, in.after(), count);
   }
-  for (const SessionInfo& info : list) {
+  out.set_more(list.more);
+  for (const SessionInfo& info : list.sessions) {
     v1::TenantSession& session = *out.add_sessions();
     session.set_tenant(context_.engine.options().tenants.list()[info.tenant].name);
     FillSession(context_.engine, info, *session.mutable_session());

@@ -41,7 +41,7 @@ Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
 
 void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& response) {
   response.set_id(info.id);
-  response.set_device(engine.Devices()[info.device].info.name);
+  response.set_device(engine.backends()[info.device]->info().name);
   response.set_length(info.length);
   for (const int64_t length : info.layer_lengths) response.add_layer_lengths(length);
   response.set_lease_seconds_left(std::chrono::duration<double>(info.lease_left).count());
@@ -83,7 +83,7 @@ void SessionServiceImpl::Respond(Call& call, const CallFacts& facts, LimitHold& 
   if (refusal.tenant_limit) exhausted = Rejection::kTenantLimit;
   const OnNoMemory wait(OnNoMemory::kWait);
   const SmallCallEnd end = SmallCall(kEvent, request, response);
-  place.End(end.request_bytes, true, true);
+  EndPlace(context_, facts, end, place);
   if (!status.ok()) {
     return RefuseCall(context_, call, facts, end, exhausted, std::move(status), refusal, reactor);
   }
@@ -251,9 +251,11 @@ SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const 
           return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
                                  std::to_string(kListed) + "], or 0 for the most");
         }
-        for (const SessionInfo& info : sessions_->List(tenant, in.after(), count)) {
+        const SessionTable::Listed list = sessions_->List(tenant, in.after(), count);
+        for (const SessionInfo& info : list.sessions) {
           FillSession(context_.engine, info, *out.add_sessions());
         }
+        out.set_more(list.more);
         return Status();
       });
 }

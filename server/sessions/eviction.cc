@@ -178,7 +178,7 @@ void SessionTable::Evict(const Need& need, From from, const Missing& missing) {
   std::vector<Session*> by_use;
   for (const auto& [unused, each] : by_use_) {
     if (missing() <= 0) return;
-    if (!MayLose(*each, need, from)) continue;
+    if (each->page_bytes == 0 || !MayLose(*each, need, from)) continue;
     Session* const alone = each;
     EvictTail({&alone, 1}, 0, need, from, missing);
     if (!each->layers[0].pages.empty()) by_use.push_back(each);

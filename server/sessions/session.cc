@@ -55,10 +55,4 @@ int64_t Session::page_count() const {
   return count;
 }
 
-int64_t Session::page_bytes() const {
-  int64_t bytes = 0;
-  for (const Layer& layer : layers) bytes += std::ssize(layer.pages) * layer.layout.page_bytes;
-  return bytes;
-}
-
 }  // namespace attend

@@ -73,6 +73,7 @@ struct Layer {
   // nobody reads.
   std::list<Readers> readers = {};
   int64_t counted_bytes = 0;  // of its list of pages, towards the table's memory
+  int64_t counted_pages = 0;  // towards its session's bytes
 
   // What is to be counted.
   int64_t list_bytes() const;
@@ -93,12 +94,12 @@ struct Session {
   TimePoint look_again{};  // whether its lease has ended
   int64_t in_use = 0;      // requests that read or change it
   std::vector<Layer> layers;
-  CountHold place = {};  // of its tenant's limit, until it is freed
+  int64_t page_bytes = 0;  // of all of its pages
+  CountHold place = {};    // of its tenant's limit, until it is freed
 
   // The length of its shortest layer.
   int64_t length() const;
-  int64_t longest() const;     // the length of its longest layer
-  int64_t page_bytes() const;  // of all of its pages
+  int64_t longest() const;  // the length of its longest layer
   int64_t page_count() const;
 };
 

@@ -131,6 +131,7 @@ bool SessionTable::SessionsAddUp() const {
   for (const auto& [id, session] : sessions_) {
     if (!by_use_.contains({session->last_used, session.get()})) return false;
     if (!by_lease_end_.contains({session->look_again, session.get()})) return false;
+    if (!by_tenant_.contains({session->tenant, session->id})) return false;
     if (session->look_again < session->last_used + session->lease) return false;
     for (const Layer& layer : session->layers) {
       const int64_t pages = (layer.length + options_.page_rows - 1) / options_.page_rows;
@@ -145,15 +146,18 @@ bool SessionTable::SessionsAddUp() const {
     const auto found = sessions_.find(session->id);
     const bool there = found != sessions_.end() && found->second.get() == session;
     add(*session, there ? 1 : 0, there ? FixedBytes(std::ssize(session->layers)) : 0);
+    int64_t pages_bytes = 0;
     for (const Layer& layer : session->layers) {
       if (layer.counted_bytes != layer.list_bytes()) return false;
+      pages_bytes += std::ssize(layer.pages) * layer.layout.page_bytes;
     }
+    if (session->page_bytes != pages_bytes) return false;
   }
   for (const Cut* const cut : cuts_) {
     if (cut->fork != nullptr) add(*cut->fork, 0, 0);
   }
   return tenants == tenants_ && table == table_ && by_use_.size() == sessions_.size() &&
-         by_lease_end_.size() == sessions_.size();
+         by_lease_end_.size() == sessions_.size() && by_tenant_.size() == sessions_.size();
 }
 
 bool SessionTable::UsesAddUp() const {

@@ -10,9 +10,9 @@
 
 namespace attend {
 
-std::vector<SessionInfo> SessionTable::ListAll(const std::string& after, int64_t count_max) {
+SessionTable::Listed SessionTable::ListAll(const std::string& after, int64_t count_max) {
   const OnNoMemory wait(OnNoMemory::kWait);
-  std::vector<SessionInfo> list;
+  Listed list;
   std::string last = after;
   while (ListSlice({}, count_max, last, list)) std::this_thread::yield();
   return list;

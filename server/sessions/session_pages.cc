@@ -122,7 +122,7 @@ bool SessionTable::EnoughToEvict(const Need& need, int64_t claims) const {
   for (const auto& [unused, each] : by_use_) {
     if (enough()) return true;
     if (!MayLose(*each, need, From::kIdle)) continue;
-    const int64_t loses = std::min(each->page_bytes(), left[each->tenant]);
+    const int64_t loses = std::min(each->page_bytes, left[each->tenant]);
     left[each->tenant] -= loses;
     found += loses;
     if (each->tenant == need.session.tenant) beyond -= loses;

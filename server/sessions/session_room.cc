@@ -23,12 +23,15 @@ void SessionTable::Count(const Session& session, TableUse more) {
   }
 }
 
-void SessionTable::CountList(const Session& session, Layer& layer) {
+void SessionTable::CountList(Session& session, Layer& layer) {
+  const auto pages = std::ssize(layer.pages);
+  session.page_bytes +=
+      (pages - std::exchange(layer.counted_pages, pages)) * layer.layout.page_bytes;
   const int64_t before = std::exchange(layer.counted_bytes, layer.list_bytes());
   Count(session, {0, layer.counted_bytes - before});
 }
 
-void SessionTable::FitList(const Session& session, Layer& layer) {
+void SessionTable::FitList(Session& session, Layer& layer) {
   std::vector<PageNumber>& pages = layer.pages;
   if (pages.empty()) {
     std::vector<PageNumber>().swap(pages);

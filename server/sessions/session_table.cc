@@ -102,6 +102,7 @@ void SessionTable::Touch(Session& session) {
     session.look_again = session.last_used + session.lease;
     by_use_.insert({session.last_used, &session});
     by_lease_end_.insert({session.look_again, &session});
+    by_tenant_.emplace(std::pair(session.tenant, std::string_view(session.id)), &session);
     return;
   }
   use.value().first = session.last_used;
@@ -118,6 +119,7 @@ void SessionTable::LookAgain(Session& session, TimePoint when) {
 void SessionTable::Forget(Session& session) {
   by_use_.erase({session.last_used, &session});
   by_lease_end_.erase({session.look_again, &session});
+  by_tenant_.erase({session.tenant, session.id});
 }
 
 SessionInfo SessionTable::Insert(const SessionRef& session) {
@@ -186,6 +188,7 @@ SessionInfo SessionTable::InfoOf(const Session& session) const {
                    .tenant = session.tenant,
                    .device = session.device,
                    .pinned = session.pinned};
+  info.layers.reserve(session.layers.size());
   for (const Layer& layer : session.layers) info.layers.push_back(layer.shape);
   info.layer_lengths.resize(session.layers.size());
   Update(session, info);
@@ -196,12 +199,12 @@ void SessionTable::Update(const Session& session, SessionInfo& info) const {
   const Pool& pool = pools_[session.device];
   info.length = session.length();
   info.lease_left = std::max(Duration::zero(), session.last_used + session.lease - clock_.Now());
-  info.bytes = info.shared_bytes = 0;
+  info.bytes = session.page_bytes;
+  info.shared_bytes = 0;
   info.lost = pool.lost;
   for (size_t n = 0; n < session.layers.size(); ++n) {
     const Layer& layer = session.layers[n];
     info.layer_lengths[n] = layer.length;
-    info.bytes += std::ssize(layer.pages) * layer.layout.page_bytes;
     info.shared_bytes += SharedPages(*pool.pages, layer) * layer.layout.page_bytes;
   }
 }
@@ -276,27 +279,44 @@ Result<SessionInfo> SessionTable::Get(int tenant, const std::string& id) {
   return InfoOf(**found);
 }
 
-std::vector<SessionInfo> SessionTable::List(int tenant, const std::string& after,
-                                            int64_t count_max) {
+SessionTable::Listed SessionTable::List(int tenant, const std::string& after, int64_t count_max) {
   const OnNoMemory wait(OnNoMemory::kWait);
-  std::vector<SessionInfo> list;
+  Listed list;
   std::string last = after;
   while (ListSlice(tenant, count_max, last, list)) std::this_thread::yield();
   return list;
 }
 
+std::ranges::subrange<SessionTable::ByTenant::const_iterator> SessionTable::Of(int tenant) const {
+  return {by_tenant_.lower_bound({tenant, {}}), by_tenant_.lower_bound({tenant + 1, {}})};
+}
+
+const Session* SessionTable::After(std::optional<int> tenant, const std::string& last) const {
+  if (!tenant) {
+    const auto next = sessions_.upper_bound(last);
+    return next == sessions_.end() ? nullptr : next->second.get();
+  }
+  const auto next = by_tenant_.upper_bound({*tenant, last});
+  return next == by_tenant_.end() || next->second->tenant != *tenant ? nullptr : next->second;
+}
+
 bool SessionTable::ListSlice(std::optional<int> tenant, int64_t count_max, std::string& last,
-                             std::vector<SessionInfo>& list) {
+                             Listed& list) {
   const MutexLock lock(mutex_);
   ExpireLocked();
   int64_t looked = 0;
-  for (auto it = sessions_.upper_bound(last); it != sessions_.end(); ++it) {
-    if (std::ssize(list) >= count_max) return false;
-    if (looked++ >= kListSlice) return true;
-    last = it->first;
-    if ((tenant.has_value() && it->second->tenant != *tenant) || Over(*it->second)) continue;
-    list.push_back(InfoOf(*it->second));
-    looked += std::ssize(it->second->layers);
+  while (const Session* const session = After(tenant, last)) {
+    const auto listed = std::ssize(list.sessions);
+    const auto layers = std::ssize(session->layers);
+    list.more = listed >= count_max || (listed > 0 && layers > kListedLayersMax - list.layers);
+    if (list.more) return false;
+    if (looked >= kListSlice) return true;
+    last = session->id;
+    ++looked;
+    if (Over(*session)) continue;
+    list.sessions.push_back(InfoOf(*session));
+    list.layers += layers;
+    looked += layers;
   }
   return false;
 }

@@ -45,9 +45,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -110,12 +112,18 @@ class SessionTable {
   // Renews the lease.
   Result<SessionInfo> KeepAlive(int tenant, const std::string& id);
   Result<SessionInfo> Get(int tenant, const std::string& id);
+  // So many layers are said of in one list, or one session that has more.
+  static constexpr int64_t kListedLayersMax = 1024;
+  struct Listed {
+    std::vector<SessionInfo> sessions;
+    int64_t layers = 0;  // of all of them
+    bool more = false;   // it ends before the last session
+  };
   // At most `count_max` of the tenant's, in the order of their ids, from the first after `after`
   // on.
-  std::vector<SessionInfo> List(int tenant, const std::string& after, int64_t count_max);
-
+  Listed List(int tenant, const std::string& after, int64_t count_max);
   // For an operator, whoever's they are. As List, of every tenant.
-  std::vector<SessionInfo> ListAll(const std::string& after, int64_t count_max);
+  Listed ListAll(const std::string& after, int64_t count_max);
   // Whether there was one with this id.
   bool FreeAny(const std::string& id);
   // Returns how many there were.
@@ -189,9 +197,13 @@ class SessionTable {
   SessionInfo InfoOf(const Session& session) const ATTEND_REQUIRES(mutex_);
   // What may have changed since InfoOf. Takes no memory.
   void Update(const Session& session, SessionInfo& info) const ATTEND_REQUIRES(mutex_);
-  // Lists more, of one tenant's or all, after `last`, which it moves on. Whether there may be more.
-  bool ListSlice(std::optional<int> tenant, int64_t count_max, std::string& last,
-                 std::vector<SessionInfo>& list);
+  // Of one tenant's or all; null: there is none.
+  const Session* After(std::optional<int> tenant, const std::string& last) const
+      ATTEND_REQUIRES(mutex_);
+  // Lists more after `last`, which it moves on. Whether to go on.
+  bool ListSlice(std::optional<int> tenant, int64_t count_max, std::string& last, Listed& list);
+  using ByTenant = std::map<std::pair<int, std::string_view>, Session*>;
+  std::ranges::subrange<ByTenant::const_iterator> Of(int tenant) const ATTEND_REQUIRES(mutex_);
   // Its last use is now; it is filed under that, or (Forget) no longer filed. Touch allocates
   // nothing for a session that is filed.
   void Touch(Session& session) ATTEND_REQUIRES(mutex_);
@@ -334,9 +346,9 @@ class SessionTable {
   // The session has so much more, or less.
   void Count(const Session& session, TableUse more) ATTEND_REQUIRES(mutex_);
   // The layer's list of pages has changed.
-  void CountList(const Session& session, Layer& layer) ATTEND_REQUIRES(mutex_);
+  void CountList(Session& session, Layer& layer) ATTEND_REQUIRES(mutex_);
   // It may have shrunk: a list that needs less than half of its memory moves to less.
-  void FitList(const Session& session, Layer& layer) ATTEND_REQUIRES(mutex_);
+  void FitList(Session& session, Layer& layer) ATTEND_REQUIRES(mutex_);
   // For `more` of the tenant's: where there is too little, sessions end of tenants that have more
   // than their share, if with it this one has no more than its own. `pinned`: what of `more` is of
   // pinned sessions, which may not go beyond the share.
@@ -370,6 +382,7 @@ class SessionTable {
   std::map<std::string, SessionRef> sessions_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_use_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_lease_end_ ATTEND_GUARDED_BY(mutex_);
+  ByTenant by_tenant_ ATTEND_GUARDED_BY(mutex_);  // and by id
   std::vector<TenantTable> tenants_ ATTEND_GUARDED_BY(mutex_);
   // What uses sessions now.
   struct Older {

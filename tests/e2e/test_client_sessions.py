@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+import sessions
 from harness import run_client, wait_for
 from reference import Case, Mask, judge, round_to
 from tensor_files import read_safetensors, write_safetensors
@@ -28,6 +29,19 @@ def new_session(server, dtype, *args):
 
 def rows(random, dtype, heads, tokens, dim, batch=1):
     return round_to(dtype, random.standard_normal((batch, heads, tokens, dim), np.float32))
+
+
+def test_a_list_goes_on_where_a_page_of_it_ends(start_server):
+    """One answer has no more than 1024 layers."""
+    server = start_server("--session-memory=16MiB")
+    made = sorted(new_session(server, "float16", "--layers", "512") for _ in range(5))
+    with sessions.client(server.address, "default") as tenant:
+        page = tenant.call("ListSessions")
+        assert [each.id.hex() for each in page.sessions] == made[:2] and page.more
+        page = tenant.call("ListSessions", after=bytes.fromhex(made[3]), page_size=1)
+        assert [each.id.hex() for each in page.sessions] == made[4:] and not page.more
+    listed = session(server, "list").stdout.splitlines()
+    assert [line.split()[0] for line in listed] == made
 
 
 def test_sessions_from_npy(server, random, tmp_path):

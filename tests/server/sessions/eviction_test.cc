@@ -277,7 +277,7 @@ TEST_F(EvictionTest, SessionsThatEndTogetherLetOthersHaveTheirTurn) {
     clock_.Advance(std::chrono::minutes(5));
     EXPECT_FALSE(Exists(0, ids[4])) << "its lease is over, though it has not been freed";
     EXPECT_EQ(UsedPages(), 12);
-    EXPECT_TRUE(table_->List(0, "", 100).empty());
+    EXPECT_TRUE(table_->List(0, "", 100).sessions.empty());
     EXPECT_EQ(table_->Free(0, ids[4]).code(), Code::kNotFound);
     table_->Expire();
     EXPECT_EQ(UsedPages(), 0);

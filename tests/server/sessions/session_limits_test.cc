@@ -206,7 +206,7 @@ TEST_F(SessionLimitsTest, WhatIsOnALostDeviceCanBeListedAndFreed) {
   table_->LoseDevice(0);
   EXPECT_EQ(table_->Get(0, id).status().code(), Code::kUnavailable);
   EXPECT_EQ(table_->Truncate(0, id, 0).status().code(), Code::kUnavailable);
-  const std::vector<SessionInfo> list = table_->List(0, "", 8);
+  const std::vector<SessionInfo> list = table_->List(0, "", 8).sessions;
   ASSERT_EQ(list.size(), 1u);
   EXPECT_TRUE(list[0].lost);
   EXPECT_EQ(table_->Free(1, id).code(), Code::kNotFound);

@@ -63,7 +63,7 @@ TEST_F(SessionRoomTest, TheTablesMemoryIsBounded) {
     EXPECT_EQ(status.code(), Code::kResourceExhausted);
     EXPECT_THAT(status.message(), HasSubstr("(memory-budget)"));
   }
-  for (const SessionInfo& info : table_->List(0, "", 8)) {
+  for (const SessionInfo& info : table_->List(0, "", 8).sessions) {
     ASSERT_TRUE(table_->Truncate(0, info.id, kRows).ok());
     EXPECT_TRUE(table_->Free(0, info.id).ok());
   }

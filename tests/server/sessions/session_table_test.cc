@@ -327,27 +327,6 @@ TEST_F(SessionTableTest, WhatIsTruncatedIsSharedUntilTheEnd) {
   EXPECT_EQ(table_->memory(0).used_bytes, 3 * kPageBytes);
 }
 
-// Others get their turn in between.
-TEST_F(SessionTableTest, ListsManyLayers) {
-  for (int n = 0; n < 8; ++n) {
-    const std::vector<LayerShape> layers(512, kShape);
-    ASSERT_TRUE(table_->Create(n % 2, {0, layers}).ok());
-  }
-  EXPECT_EQ(table_->List(0, "", 256).size(), 4);
-  EXPECT_EQ(table_->List(1, "", 3).size(), 3);
-  EXPECT_EQ(table_->ListAll("2", 256).size(), 6);
-  EXPECT_EQ(table_->ListAll("2", 256).front().id, "3");
-}
-
-TEST_F(SessionTableTest, ListsInPages) {
-  for (int n = 0; n < 5; ++n) Make(n % 2, 1);
-  const auto first = table_->List(0, "", 2);
-  ASSERT_EQ(first.size(), 2u);
-  const auto rest = table_->List(0, first[1].id, 2);
-  ASSERT_EQ(rest.size(), 1u);
-  EXPECT_TRUE(table_->List(0, rest[0].id, 2).empty());
-}
-
 // All sequences of a request are appended to, or none.
 TEST_F(SessionTableTest, SequencesThatWereAppendedToInPartAreRefused) {
   const std::string one = Make(0, 0), two = Make(0, 0);

@@ -38,7 +38,7 @@ class EvictionTest : public test::TwoTenantsTest {
   }
   // Does not use it.
   int64_t Length(int tenant, const std::string& id) {
-    for (const SessionInfo& info : table_->List(tenant, "", 100)) {
+    for (const SessionInfo& info : table_->List(tenant, "", 100).sessions) {
       if (info.id == id) return info.length;
     }
     return -1;

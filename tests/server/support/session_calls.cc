@@ -111,7 +111,7 @@ std::vector<v1::Session> SessionCalls::List(int page_size) {
     const grpc::Status status = sessions_->ListSessions(&context, request, &response);
     if (!status.ok()) throw std::runtime_error(status.error_message());
     all.insert(all.end(), response.sessions().begin(), response.sessions().end());
-    if (response.sessions_size() < page_size) return all;
+    if (!response.more()) return all;
   }
 }
 

@@ -204,7 +204,9 @@ void TableHistory::Settle() {
   std::vector<SessionInfo> listed;
   std::set<std::string> seen;
   for (int tenant = 0; tenant < kTenants; ++tenant) {
-    for (SessionInfo& info : table_->List(tenant, "", INT64_MAX)) {
+    SessionTable::Listed list = table_->List(tenant, "", INT64_MAX);
+    ASSERT_FALSE(list.more);
+    for (SessionInfo& info : list.sessions) {
       ASSERT_TRUE(sessions_.contains(info.id)) << info.id;
       ASSERT_EQ(sessions_.at(info.id).tenant, tenant);
       EXPECT_FALSE(Over(info.id));

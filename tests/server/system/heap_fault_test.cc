@@ -333,7 +333,8 @@ TEST_P(HeapFaultTest, Sessions) {
   SessionTable& table = *server_->server().sessions();
   EXPECT_TRUE(table.Consistent());
   // Of some the client never learnt the id.
-  for (const SessionInfo& info : table.List(0, "", 1000)) EXPECT_TRUE(table.Free(0, info.id).ok());
+  for (const SessionInfo& info : table.List(0, "", 1000).sessions)
+    EXPECT_TRUE(table.Free(0, info.id).ok());
   EXPECT_EQ(table.memory(0).used_bytes, 0);
 }
 
