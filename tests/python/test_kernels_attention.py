@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention(): layouts, strides, score terms and lengths reach the library as they were meant."""
 
+import array
+import dataclasses
 import threading
 
 import attend_kernels
 import numpy as np
 import pytest
-from attend_kernels import _attention
+from attend_kernels import _attention, _library, _staging, _tensors
 
 from cuda_tensor import DlpackTensor, PtrTensor
 
@@ -311,3 +313,18 @@ def test_threads(fake):
 def test_defaults_are_those_of_the_signature():
     assert _attention._DEFAULTS["alignment"] == "bottom_right"
     assert _attention._DEFAULTS["q"] is None
+
+
+@pytest.mark.parametrize("device", [0, _library.CPU])
+def test_staging_says_whether_all_memory_is_the_callers(fake, device):
+    """A copy, or numbers of a list, is freed when the call ends: no later call may point there."""
+    tensor = _tensors.read("q", PtrTensor(random(2, 3)), 0)
+    for place, alone in ((lambda s: s.place(tensor), True),
+                         (lambda s: s.place_numbers(array.array("f", [1.0])), False),
+                         (lambda s: s.place(dataclasses.replace(tensor, name="sinks")), False),
+                         (lambda s: s.place(_tensors.read("q", random(3, 2).T, 0)), False)):
+        staging = _staging.staging_for(device, 0)
+        assert staging.holds_only({"q"})
+        place(staging)
+        assert staging.holds_only({"q"}) == alone
+        staging.finish()

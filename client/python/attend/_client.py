@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attend_kernels import Error
-from attend_kernels._checks import integer, optional_text, text
+from attend_kernels._checks import integer, names, optional_text, text
 from attend_kernels._library import invalid
 
 from . import _memory, _session
@@ -206,6 +206,7 @@ class Client:
 
         Returns a tuple in the order of `wanted`: of q, k and v in their dtype, of bias and sinks in
         float32; summed over the dimensions that bias broadcasts."""
+        wanted = names("wanted", wanted)
         answer = self.submit_backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted,
                                       **options).result()
         return gradients_of(answer, wanted)

@@ -15,6 +15,8 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
+from attend_kernels._checks import names
+
 from . import _client, _session
 from ._call import Answer, Call, Plan, arrays_of, gradients_of
 from ._options import Array, CallOptions, Wanted
@@ -106,6 +108,7 @@ class Client:
                        wanted: Wanted = ("q", "k", "v"),
                        **options: Unpack[CallOptions]) -> tuple[Any, ...]:
         """As Client.backward."""
+        wanted = names("wanted", wanted)
         plan = self._client._backward_plan(d_o, q, k, v, o, lse, d_lse, wanted, options)
         return gradients_of(await _answer(plan, may_wait=o is None), wanted)
 

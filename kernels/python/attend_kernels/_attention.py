@@ -176,9 +176,9 @@ def _run(arguments, label, key=None):
     calls, staging = _prepare(arguments, label)
     params = _params_array(len(calls))(*(call.params for call in calls))
     _launch(params, staging.device, staging.stream)
-    staging.finish()
     if key is not None:
-        _plans.keep(key, Plan(params, calls[0].made, staging.device))
+        _plans.keep(key, Plan(params, calls[0].made, staging.device), staging)
+    staging.finish()
     return [call.result for call in calls]
 
 

@@ -74,7 +74,11 @@ def shape(name, value, *allowed):
 
 
 def names(name, value):
-    """A tuple of names. One string would be read letter by letter."""
+    """A tuple of names, each once. One string would be read letter by letter."""
     if isinstance(value, str):
         raise invalid(f"{name} is {value!r}, must be a tuple or list of names")
-    return tuple(value)
+    found = tuple(value)
+    for n, each in enumerate(found):
+        if each in found[:n]:
+            raise invalid(f"{name} has {each!r} twice")
+    return found

@@ -61,7 +61,8 @@ class _BackwardCall(Call):
 
     def _make_outputs(self):
         self.backward = BackwardParams(struct_bytes=ctypes.sizeof(BackwardParams))
-        for name in _checks.names("wanted", self.a["wanted"]):
+        wanted = _checks.names("wanted", self.a["wanted"])
+        for name in wanted:
             if name not in GRADIENTS:
                 raise invalid(f"wanted has {name!r}, must be some of {', '.join(GRADIENTS)}")
             if self.a[name] is None:
@@ -69,7 +70,7 @@ class _BackwardCall(Call):
             if name == "bias" and self.masks:
                 raise invalid("wanted has 'bias', but it is of bool, which has no gradient")
         self._read_answer()
-        self.result = tuple(self._gradient(name) for name in self.a["wanted"])
+        self.result = tuple(self._gradient(name) for name in wanted)
         self.backward.attention = self.params
 
     @staticmethod
@@ -145,8 +146,8 @@ def _run(arguments, key):
         call = _BackwardCall(arguments, staging)
         made += call.made
     _launch(call.backward, device, stream)
+    _plans.keep(key, Plan(call.backward, call.made, device), staging)
     staging.finish()
-    _plans.keep(key, Plan(call.backward, call.made, device))
     return call.result
 
 

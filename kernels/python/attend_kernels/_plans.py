@@ -8,7 +8,7 @@ from . import _tensors
 from ._library import CPU
 from ._torch import current_stream
 
-_PLAIN = frozenset((type(None), bool, int, float, str, tuple))
+_PLAIN = frozenset((type(None), bool, int, float, str))
 _MOST = 1024  # plans of one Plans
 
 
@@ -20,7 +20,8 @@ class Plan:
         self._results = [(made.shape, made.dtype) for made in results]
 
     def struct(self):
-        """A copy, to be given addresses. What it points to lives as long as this plan."""
+        """A copy, to be given the addresses of this call's tensors. The only other pointer in it is
+        the kernel's name, which ctypes keeps with the plan's struct."""
         return type(self._struct).from_buffer_copy(self._struct)
 
     def results(self, like):
@@ -45,36 +46,46 @@ def _form(tensor, torch):
         return None
 
 
+def _is_plain(value):
+    """Whether a value can never change, so that equal ones are the same argument."""
+    return type(value) in _PLAIN or type(value) is tuple and _PLAIN.issuperset(map(type, value))
+
+
 class Plans:
-    """The process's plans of one kind of call, whose tensors are the arguments named `tensors`."""
+    """The process's plans of one kind of call. `tensors`: the arguments whose addresses a repeated
+    call fills in. A call that points to anything else has no plan."""
 
     def __init__(self, tensors):
         self._tensors, self._by_key = tensors, {}
 
     def key(self, arguments):
-        """What a call is but for addresses. None: there are no plans for such calls."""
+        """A call without its addresses: its tensors' forms and its other arguments. None: there are
+        no plans for such calls."""
         torch = sys.modules.get("torch")
         if arguments["stream"] is not None or not hasattr(torch, "nn") or \
                 _tensors.in_forward_mode():
             return None
-        key = {**arguments, "dropout_seed": arguments["dropout_seed"] is None}
+        others = {**arguments, "dropout_seed": arguments["dropout_seed"] is None}
+        forms = []
         for name in self._tensors:
-            if key[name] is not None:
-                key[name] = _form(key[name], torch)
-                if key[name] is None:
-                    return None
-        return tuple(key.values())
+            tensor = others.pop(name)
+            forms.append(None if tensor is None else _form(tensor, torch))
+            if forms[-1] is None and tensor is not None:
+                return None
+        return tuple(forms), tuple(others.values())
 
     def find(self, key):
         """The plan of a key, or None."""
         try:
             return self._by_key.get(key)
-        except TypeError:  # a list among the arguments
+        except TypeError:  # a list among the arguments, or in one
             return None
 
-    def keep(self, key, plan):
-        """From now on `plan` is the key's, if nothing in it can change: no other arrays."""
-        if key is None or not _PLAIN.issuperset(map(type, key)):
+    def keep(self, key, plan, staging):
+        """From now on `plan` is the key's, if the key says all that the call depended on. `staging`
+        is the call's, before it has finished: all addresses in the plan's struct came from it."""
+        if key is None or not staging.holds_only({*self._tensors, "result"}) or \
+                not all(map(_is_plain, key[1])):
             return
         if len(self._by_key) >= _MOST:
             self._by_key.clear()
