@@ -58,6 +58,22 @@ def test_grouped_heads(is_causal):
     both(tensors, is_causal=is_causal, enable_gqa=True)
 
 
+@pytest.mark.parametrize("heads", [(4, 2, 1), (8, 2, 4), (6, 3, 2), (4, 1, 4)])
+def test_k_and_v_with_other_numbers_of_heads(heads):
+    """PyTorch repeats each to query's."""
+    tensors = inputs(*((2, n, 9, 16) for n in heads))
+    many = [x.repeat_interleave(heads[0] // x.shape[1], 1) for x in tensors]
+    got, wanted = (ours(*tensors, enable_gqa=True), ours(*many))
+    assert torch.equal(got, wanted)
+    assert torch.allclose(got, theirs(*tensors, enable_gqa=True), atol=1e-5)
+    leaves = [x.requires_grad_() for x in tensors]
+    for x, y in zip(torch.autograd.grad(ours(*leaves, enable_gqa=True).square().sum(), leaves),
+                    torch.autograd.grad(theirs(*leaves, enable_gqa=True).square().sum(), leaves)):
+        assert torch.allclose(x, y, atol=1e-4)
+    with pytest.raises(ValueError, match=f"value has 5 heads, must divide query's {heads[0]}"):
+        ours(*tensors[:2], torch.randn(2, 5, 9, 16), enable_gqa=True)
+
+
 @pytest.mark.parametrize("shape", [(17, 20), (1, 20), (17, 1), (3, 17, 20), (2, 1, 17, 20),
                                    (1, 3, 1, 20), (2, 3, 17, 20), (2, 3, 1, 1)])
 @pytest.mark.parametrize("kind", [bool, float])
@@ -109,6 +125,54 @@ def test_empty_tensors(batch, lq, lk):
     assert all(x.grad.shape == x.shape and (x.grad == 0).all() for x in (q, k, v))
 
 
+@pytest.mark.parametrize("kv,options", [(0, dict()), (0, dict(attn_mask=torch.zeros(5, 7))),
+                                        (2, dict(enable_gqa=True)), (0, dict(is_causal=True))])
+@pytest.mark.parametrize("lead", [(2,), (3, 2)])
+def test_no_heads(lead, kv, options):
+    q, k, v = (x.requires_grad_() for x in inputs(
+        (*lead, 0, 5, 8), (*lead, kv, 7, 8), (*lead, kv, 7, 6)))
+    o = ours(q, k, v, **options)
+    assert o.shape == theirs(q, k, v, **options).shape == (*lead, 0, 5, 6)
+    o.sum().backward()
+    assert all(x.grad.shape == x.shape and (x.grad == 0).all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(is_causal=True, dropout_p=0.5), dict(scale=2.0),
+                                     dict(attn_mask=torch.ones(5, 7, dtype=torch.bool).to("meta"))])
+def test_meta_tensors(options):
+    tensors = [torch.empty(2, 3, rows, 8, device="meta", requires_grad=True) for rows in (5, 7, 7)]
+    o = ours(*tensors, **options)
+    assert o.is_meta and o.shape == theirs(*tensors, **options).shape
+    o.sum().backward()
+    assert all(x.grad.is_meta and x.grad.shape == x.shape for x in tensors)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(attn_mask=True), dict(key_padding_mask=True)])
+def test_in_the_place_of_pytorchs(monkeypatch, options):
+    """For modules that look it up when they run."""
+    module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(2, 9, 32)
+    masks = dict(attn_mask=torch.ones(9, 9, dtype=torch.bool).triu(1),
+                 key_padding_mask=torch.arange(9) >= torch.tensor([[9], [5]]))
+    options = {name: masks[name] for name in options}
+    seen = []
+
+    def noted(*arguments, **given):
+        seen.append(len(arguments))
+        return ours(*arguments, **given)
+
+    def step():
+        leaf = x.clone().requires_grad_()
+        o, _ = module(leaf, leaf, leaf, need_weights=False, **options)
+        return o, *torch.autograd.grad(o.square().sum(), [leaf, *module.parameters()])
+
+    wanted = step()
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    for got, one in zip(step(), wanted):
+        assert torch.allclose(got, one, atol=1e-4, rtol=1e-4)
+    assert seen
+
+
 def test_autocast():
     tensors = inputs(*[(1, 2, 9, 16)] * 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -135,7 +199,10 @@ def test_what_is_refused(options, failure, words):
     ((16,), (9, 16), (9, 16), ValueError, "query has 1 dimensions, must have at least 2"),
     ((7, 16), (9, 16), (8, 16), ValueError, "value has 8 rows, must have key's 9"),
     ((7, 16), (9, 15), (9, 16), attend_kernels.Error, "k has head dim 15, must be 16"),
-    ((7, 300), (9, 300), (9, 16), attend_kernels.Error, "300"),
+    ((7, 300), (9, 300), (9, 16), ValueError, "query has head dim 300, .*PyTorch's own"),
+    ((7, 16), (9, 16), (9, 257), ValueError, "value has head dim 257, must be in .1, 256."),
+    ((7, 0), (9, 0), (9, 8), ValueError, "query has head dim 0, must be in .1, 256."),
+    ((7, 8), (9, 8), (9, 0), ValueError, "value has head dim 0, must be in .1, 256."),
 ])
 def test_shapes_that_are_refused(q, k, v, failure, words):
     with pytest.raises(failure, match=words):

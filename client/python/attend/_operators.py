@@ -123,6 +123,14 @@ def _(d_o, d_lse, q, k, v, o, lse, bias, sinks, *rest):
     return [inputs[name].new_empty(inputs[name].shape) for name in rest[-1].split()]
 
 
+def _no_second_derivative(ctx, *_):
+    raise unimplemented("attention has no second derivative: PyTorch's own has one, under "
+                        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
+
+
+attention_backward.register_autograd(_no_second_derivative)
+
+
 _NAMES = tuple(argument.name for argument in torch.ops.attend.attention.default._schema.arguments)
 
 
@@ -175,8 +183,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, d_lse):
-        # With create_graph, the operator: whoever differentiates its answer learns that it has no
-        # gradients.
+        # With create_graph, the operator, which refuses to be differentiated.
         compute = attention_backward if torch.is_grad_enabled() else _backward
         return _gradients(compute, ctx, d_o, d_lse)
 

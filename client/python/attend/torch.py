@@ -13,13 +13,16 @@ import math
 import operator
 
 import torch
-from attend_kernels._tensors import check_tangent
+from attend_kernels._tensors import check_nested, check_tangent
 from torch import nn
 
 from . import _operators
 
 __all__ = ["FlashAttention", "StandardAttention", "attention", "run_flash",
            "scaled_dot_product_attention"]
+
+
+_DIM_MAX = 256  # of the kernels' head dims
 
 
 def _check_dropout(name, p):
@@ -73,8 +76,9 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
         for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks),
                              ("alibi_slopes", alibi_slopes)):
             check_tangent(name, tensor)
+            check_nested(name, tensor)
     left, right = (-1, -1) if window is None else window
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
     if q.dtype == torch.float64 and kernel == "auto":
         kernel = "cpu_reference"
     all_dropped = dropout_p == 1.0
@@ -93,7 +97,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
 def as_autocast(*tensors):
     """What autocast makes of the arguments of PyTorch's attention."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
@@ -102,6 +106,9 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2:
             raise ValueError(f"{name} has {tensor.dim()} dimensions, must have at least 2")
+        if not 1 <= tensor.shape[-1] <= _DIM_MAX:
+            raise ValueError(f"{name} has head dim {tensor.shape[-1]}, must be in [1, {_DIM_MAX}]: "
+                             f"PyTorch's own scaled_dot_product_attention takes others")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p is {dropout_p}, must be in [0, 1]")
     if is_causal and attn_mask is not None:
@@ -127,6 +134,43 @@ def _four(tensor, lead):
         math.prod(lead[:-1]), lead[-1] if lead else 1, *rows_and_columns)
 
 
+def _as_many_heads(query, key, value, dim):
+    """K and V as they are, or with query's heads, as PyTorch repeats them, where the one has more
+    than the other. Heads are dimension `dim`."""
+    if key.shape[dim] == value.shape[dim]:
+        return key, value
+    heads = query.shape[dim]
+    for name, x in (("key", key), ("value", value)):
+        if x.shape[dim] == 0 or heads % x.shape[dim] != 0:
+            raise ValueError(f"{name} has {x.shape[dim]} heads, must divide query's {heads}")
+    return (x.repeat_interleave(heads // x.shape[dim], dim) for x in (key, value))
+
+
+def _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    """scaled_dot_product_attention of NestedTensors [B, heads, rows, D] of layout torch.jagged:
+    their values are packed sequences, and their offsets say where each begins."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or \
+                not isinstance(x.size(2), torch.SymInt) or x.lengths() is not None:
+            raise ValueError(f"{name} must be a NestedTensor of layout torch.jagged, [B, heads, "
+                             f"rows, D] with rows of any number and no holes, as the others are")
+    if attn_mask is not None:
+        raise ValueError("attn_mask is given, must be None for NestedTensors")
+    if key.size(2) != value.size(2):
+        raise ValueError("value has other rows than key, must have the same offsets")
+    q, k, v = (x.values().transpose(0, 1) for x in as_autocast(query, key, value))
+    if enable_gqa:
+        k, v = _as_many_heads(q, k, v, 1)
+    elif not q.shape[1] == k.shape[1] == v.shape[1]:
+        raise ValueError(f"query, key and value have {q.shape[1]}, {k.shape[1]} and {v.shape[1]} "
+                         f"heads, must have as many without enable_gqa")
+    longest = [int(x.offsets().diff().max()) if x.size(0) > 0 else 0 for x in (query, key)]
+    o = attention(q, k, v, layout="LHD", cu_seqlens_q=query.offsets(), cu_seqlens_k=key.offsets(),
+                  max_seqlen_q=longest[0], max_seqlen_k=longest[1], causal=is_causal,
+                  alignment="top_left", scale=scale, dropout_p=dropout_p)
+    return torch.nested.nested_tensor_from_jagged(o, query.offsets()).transpose(1, 2)
+
+
 def _bias(attn_mask, query, keys, lead):
     """attn_mask as attend takes a bias, of numbers or bool: [B|1, H|1, Lq|1, Lk]."""
     mask = attn_mask.reshape((1,) * (2 - attn_mask.dim()) + tuple(attn_mask.shape))
@@ -143,19 +187,27 @@ def _bias(attn_mask, query, keys, lead):
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
                                  scale=None, enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention by attend's kernels: the same arguments, the
-    same answer. Also by attn_mask there is a gradient, if it is of numbers; one of bool is read as
-    bits. Rows that attn_mask hides all keys from are 0. With dropout_p the weights that are dropped
-    are others than PyTorch's; torch.manual_seed repeats them."""
+    same answer, for head dims of 1 to 256. Also by attn_mask there is a gradient, if it is of
+    numbers; one of bool is read as bits. Rows that attn_mask hides all keys from are 0. With
+    dropout_p the weights that are dropped are others than PyTorch's; torch.manual_seed repeats
+    them. NestedTensors have layout torch.jagged and no attn_mask. There is no second derivative."""
+    if query.is_nested or key.is_nested or value.is_nested:
+        return _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     query, key, value = as_autocast(query, key, value)
     if enable_gqa:
+        key, value = _as_many_heads(query, key, value, -3)
         batch = _broadcast(*(x.shape[:-3] for x in (query, key, value)))
         leads = [torch.Size((*batch, x.shape[-3])) for x in (query, key, value)]
     else:
         leads = [_broadcast(*(x.shape[:-2] for x in (query, key, value)))] * 3
     bias = None if attn_mask is None else _bias(attn_mask, query, key.shape[-2], leads[0])
-    o = attention(*(_four(x, lead) for x, lead in zip((query, key, value), leads)), bias=bias,
-                  causal=is_causal, alignment="top_left", scale=scale, dropout_p=dropout_p)
+    q, k, v = (_four(x, lead) for x, lead in zip((query, key, value), leads))
+    if q.shape[1] == 0:  # without heads O is empty, which the kernels refuse
+        o = q @ k[:, :0].mT @ v[:, :0]
+    else:
+        o = attention(q, k, v, bias=bias, causal=is_causal, alignment="top_left", scale=scale,
+                      dropout_p=dropout_p)
     return o if len(leads[0]) == 2 else o.reshape(*leads[0], *o.shape[-2:])
 
 

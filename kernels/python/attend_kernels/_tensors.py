@@ -104,6 +104,14 @@ def _check_gradient(name, value):
                       f"{name}.detach()")
 
 
+def check_nested(name, value):
+    """Error, with what to do, for torch's NestedTensor, which has no plain memory."""
+    if getattr(value, "is_nested", False):
+        raise invalid(f"{name} is a NestedTensor, must be a plain tensor: pass its values in "
+                      f"layout 'LHD', its offsets as cu_seqlens_q or cu_seqlens_k, or all of it to "
+                      f"attend.torch.scaled_dot_product_attention")
+
+
 def _check_dtype(name, dtype, allowed):
     if dtype not in allowed:
         raise invalid(f"{name} has dtype {dtype}, must be {' or '.join(allowed)}")
@@ -115,7 +123,9 @@ def _check_whole(name, value):
         numpy = sys.modules["numpy"]
         if type(value) is not numpy.ndarray and isinstance(value, numpy.ma.MaskedArray):
             raise invalid(f"{name} is a masked array, must be a plain one: {name}.filled(...)")
-    elif getattr(value, "is_neg", None) is not None and value.is_neg():
+        return
+    check_nested(name, value)
+    if getattr(value, "is_neg", None) is not None and value.is_neg():
         raise invalid(f"{name} is a torch tensor with the negative bit, must be plain: "
                       f"{name}.resolve_neg()")
 
