@@ -91,6 +91,36 @@ def test_where_it_writes(make):
     assert (out == run(*arrays)).all()
 
 
+def strided(base, shape, *strides):
+    """A view of `base` whatever it overlaps; strides count elements."""
+    return np.lib.stride_tricks.as_strided(base, shape, [4 * stride for stride in strides])
+
+
+@pytest.mark.parametrize("strides", [
+    (0, 592, 16, 1), (2368, 0, 16, 1), (2368, 592, 0, 1), (2368, 592, 15, 1), (2368, 16, 32, 1),
+    (2367, 592, 16, 1), (592, 592, 16, 1), (0, 0, 0, 0), (2368, 592, 16, 0)])
+@pytest.mark.parametrize("kind", [lambda x: x, lambda x: PtrTensor(x, CPU),
+                                  lambda x: DlpackTensor(x, device_type=1)])
+def test_memory_to_write_to_that_overlaps_itself(kind, strides):
+    """Refused before anything is written."""
+    base = np.full(2 * 4 * 37 * 16, 5, np.float32)
+    out = strided(base, (2, 4, 37, 16), *strides)
+    words = "out has strides .*, must have a place of its own|out has stride 0 in its last"
+    with pytest.raises(attend_kernels.Error, match=words):
+        attend_kernels.attention(*map(kind, inputs()), out=kind(out))
+    assert (base == 5).all()
+
+
+@pytest.mark.parametrize("strides", [(592, 1184, 16, 1), (2368, 16, 64, 1), (-2368, 592, 16, 1),
+                                     (2400, 597, 16, 1)])
+def test_memory_to_write_to_in_any_order(strides):
+    base, begin = np.zeros(6000, np.float32), 2368 if strides[0] < 0 else 0
+    out = strided(base[begin:], (2, 4, 37, 16), *strides)
+    arrays = inputs()
+    attend_kernels.attention(*(PtrTensor(x, CPU) for x in arrays), out=PtrTensor(out, CPU))
+    assert (out == run(*arrays)).all()
+
+
 def test_tensors_with_an_address_are_used_in_place():
     arrays = inputs()
     tensors = [PtrTensor(x, CPU) for x in arrays]

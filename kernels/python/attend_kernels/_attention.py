@@ -50,7 +50,8 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
         same seed drops the same weights on every device and in the backward pass.
     device: where NumPy arrays are computed, "cpu" or "cuda:N"; GPU 0 if None and there is one, else
         the CPU. All other tensors are computed where they are.
-    kernel: a name to force one. out: where to write. stream: a CUDA stream (an integer or an
+    kernel: a name to force one. out: where to write, memory that neither overlaps itself nor
+        anything that the call reads. stream: a CUDA stream (an integer or an
         object with cuda_stream); else PyTorch's current one if it is loaded, else the default.
         Of a PyTorch Stream, PyTorch is told that it uses these tensors; with another's, or an
         integer, keep them until it has run.

@@ -277,7 +277,12 @@ class Call:
         if tensor.shape != shape:
             raise invalid(f"out has shape {tensor.shape}, must be {shape}")
         self._check_last(tensor)
-        if tensor.kind == "numpy" and not out.flags.writeable:
+        numpys = tensor.kind == "numpy"
+        strides, item = (out.strides, out.itemsize) if numpys else (tensor.strides, 1)
+        if _tensors.overlaps_itself(shape, strides, item):
+            raise invalid(f"out has strides {tuple(strides)} for shape {shape}, must have a place "
+                          f"of its own for every element")
+        if numpys and not out.flags.writeable:
             raise invalid("out is read-only, must be writable")
         return tensor
 

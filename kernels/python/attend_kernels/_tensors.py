@@ -212,6 +212,20 @@ def numbers(name, value, code):
         raise invalid(f"{name} holds no plain numbers: {failure}") from None
 
 
+def overlaps_itself(shape, strides, item=1):
+    """Whether two elements of an array may be in the same place: a stride steps over less than what
+    lies below it. `item`: of an element, in what the strides count."""
+    if 0 in shape:
+        return False
+    span = item
+    for stride, size in sorted((abs(stride), size) for size, stride in zip(shape, strides)
+                               if size > 1):
+        if stride < span:
+            return True
+        span += stride * (size - 1)
+    return False
+
+
 def empty_like(tensor, shape, dtype, stream):
     """A Tensor over an uninitialised C-contiguous array of the same library on the same device; for
     DLPack a DeviceArray."""
