@@ -52,7 +52,7 @@
 // implementation has the same (Inf times a weight too small for fp32; a score beyond its range);
 // the value rounds to Inf, or would within its bound; or a sum of a score's terms, taken in some
 // order, overflows (score_rounding.h), which may make the row NaN. There a finite O need only stay
-// in V's range joined with 0, as in wide rows. The bound itself is always a number.
+// in V's range joined with 0, as in wide rows. The bound itself is never NaN.
 
 #pragma once
 

@@ -105,6 +105,19 @@ for got, want in zip((d_q, d_k, d_v), right):
 """, stub_folder)
 
 
+def test_the_mask_example_runs(server, stub_folder):
+    """After the block that it refers to."""
+    example = block_with("python", "stub.Backward", "proto/README.md") + \
+        block_with("python", "DTYPE_BIT", "proto/README.md")
+    run_python(example.replace(DEFAULT_ADDRESS, server.address) + """
+wide = lambda x: np.repeat(x.astype(np.float64), 4, axis=1)
+s = np.where(mask, np.einsum("bhid,bhjd->bhij", q, wide(k)) / 8, -np.inf)
+p = np.exp(s - s.max(-1, keepdims=True))
+right = np.einsum("bhij,bhjd->bhid", p / p.sum(-1, keepdims=True), wide(v))
+assert np.abs(masked - right).max() < 1e-5, np.abs(masked - right).max()
+""", stub_folder)
+
+
 def test_the_commands_on_sessions_run(server, tmp_path):
     """The quick start's prompt and token. Its client is the one under test, its server this one."""
     example = block_with("sh", "session attend")

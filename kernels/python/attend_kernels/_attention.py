@@ -41,7 +41,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     page_table: int32 [B, n], for BHLD and BLHD: K and V are in pages, [pages, Hkv, rows, D] or
         [pages, rows, Hkv, D], rows a power of two, 16 to 1024. Key j of sequence b is row j % rows
         of page page_table[b][j // rows]; numbers beyond kv_lengths[b] are not read. On the GPU
-        trusted, as lengths. Sequences may share pages.
+        trusted, as lengths. Sequences may share pages. Not with dropout.
     max_seqlen_q, max_seqlen_k: the longest sequence for LHD; needed if cu_seqlens are on the GPU.
     o_dtype: "float32" for O in float32 whatever q's dtype is, as partial answers that are merged by
         their LSE need it; else q's.
