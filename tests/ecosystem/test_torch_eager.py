@@ -180,6 +180,9 @@ def test_what_a_plan_does_not_cover_is_checked(plans):
         attention(q, k.half(), v)
     with pytest.raises(attend_kernels.Error, match="q has stride 6 in its last dimension"):
         attention(q.transpose(2, 3).contiguous().transpose(2, 3), k, v)
+    out = torch.empty(5).expand(2, 4, 6, 5)
+    with pytest.raises(attend_kernels.Error, match=r"out has strides .* must have a place of its"):
+        attention(q, k, v, out=out)
     assert len(plans[0]._by_key) == 2
 
 

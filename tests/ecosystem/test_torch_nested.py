@@ -36,8 +36,8 @@ def qkv(dtype=torch.float32, device="cpu", keys=(3, 6, 1), heads=(4, 4, 4)):
 
 
 def one_by_one(leaves, starts, **options):
-    """PyTorch's answer for each sequence alone, in rows."""
-    parts = [[x[begin:end].transpose(0, 1) for begin, end in zip(at, at[1:])]
+    """PyTorch's answer for each sequence alone, in rows of double."""
+    parts = [[x[begin:end].double().transpose(0, 1) for begin, end in zip(at, at[1:])]
              for x, at in zip(leaves, (starts[0], starts[1], starts[1]))]
     return torch.cat([torch.nn.functional.scaled_dot_product_attention(*each, **options)
                       .transpose(0, 1) for each in zip(*parts)])
@@ -56,10 +56,10 @@ def test_answers_and_gradients(device, dtype, bound, options, keys):
     assert o.shape[1] == 4 and o.shape[2] == tensors[0].shape[2] and o.shape[3] == 5
     got = o.transpose(1, 2).values()
     wanted = one_by_one(leaves, starts, **options)
-    assert got.dtype == dtype and torch.allclose(got, wanted, atol=bound)
+    assert got.dtype == dtype and torch.allclose(got.double(), wanted, atol=bound)
     d_o = torch.randn_like(got)
     for x, y in zip(torch.autograd.grad(got, leaves, d_o),
-                    torch.autograd.grad(wanted, leaves, d_o)):
+                    torch.autograd.grad(wanted, leaves, d_o.double())):
         assert torch.allclose(x, y, atol=8 * bound)
 
 
@@ -68,7 +68,7 @@ def test_grouped_heads(heads):
     tensors, leaves, starts = qkv(heads=heads)
     got = ours(*tensors, enable_gqa=True).transpose(1, 2).values()
     many = [x.repeat_interleave(4 // x.shape[1], 1) for x in leaves]
-    assert torch.allclose(got, one_by_one(many, starts), atol=1e-5)
+    assert torch.allclose(got.double(), one_by_one(many, starts), atol=1e-5)
     with pytest.raises(ValueError, match="have 4, 2 and . heads, must have as many"):
         ours(*tensors)
 
