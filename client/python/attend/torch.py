@@ -76,6 +76,8 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
         for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks),
                              ("alibi_slopes", alibi_slopes)):
             check_tangent(name, tensor)
+    if q.is_nested or k.is_nested or v.is_nested:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_nested(name, tensor)
     left, right = (-1, -1) if window is None else window
     scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
@@ -106,9 +108,10 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2:
             raise ValueError(f"{name} has {tensor.dim()} dimensions, must have at least 2")
-        if not 1 <= tensor.shape[-1] <= _DIM_MAX:
-            raise ValueError(f"{name} has head dim {tensor.shape[-1]}, must be in [1, {_DIM_MAX}]: "
-                             f"PyTorch's own scaled_dot_product_attention takes others")
+    for name, dim in (("query", query.shape[-1]), ("value", value.shape[-1])):
+        if not 1 <= dim <= _DIM_MAX:
+            raise ValueError(f"{name} has head dim {dim}, must be in [1, {_DIM_MAX}]: PyTorch's "
+                             f"own scaled_dot_product_attention takes others")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p is {dropout_p}, must be in [0, 1]")
     if is_causal and attn_mask is not None:
