@@ -46,6 +46,7 @@ Status ReadParams(const attend_params* params, int32_t count, Memory memory, Bat
     }
     if (memory == Memory::kChecked) {
       ATTEND_RETURN_IF_ERROR(At(n, size, CheckMemory(params[n], p)));
+      ATTEND_RETURN_IF_ERROR(At(n, size, CheckOutputs(params[n], p)));
     }
     batch->items.push_back({.attention = ReadAttention(params[n], p), .config = params[n].config});
   }

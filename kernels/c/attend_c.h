@@ -89,12 +89,12 @@ typedef struct attend_params {
   int32_t alignment; /* of mask and ALiBi: ATTEND_BOTTOM_RIGHT, ATTEND_TOP_LEFT */
   int64_t total_q;   /* packed: rows over all sequences */
   int64_t total_k;
-  int64_t window_left;  /* visible keys before the diagonal, -1 = all */
-  int64_t window_right; /* visible keys after the diagonal, -1 = all; causal: 0 */
-  float scale;          /* usually 1/sqrt(dim); there is no default */
-  float softcap;        /* 0 = off */
-  attend_tensor q, k, v, o;
-  float* lse; /* [B, Hq, Lq], packed [Hq, total_q]; NULL = not wanted */
+  int64_t window_left;      /* visible keys before the diagonal, -1 = all */
+  int64_t window_right;     /* visible keys after the diagonal, -1 = all; causal: 0 */
+  float scale;              /* usually 1/sqrt(dim); there is no default */
+  float softcap;            /* 0 = off */
+  attend_tensor q, k, v, o; /* o and lse overlap neither themselves nor anything that is read */
+  float* lse;               /* [B, Hq, Lq], packed [Hq, total_q]; NULL = not wanted */
   int64_t lse_stride_b;
   int64_t lse_stride_h;
   const void* bias; /* [B|1, Hq|1, Lq|1, Lk], broadcast where the stride is 0; NULL = none */
@@ -140,7 +140,8 @@ typedef struct attend_backward_params {
                        * kernel and workspace are the backward pass's, config must be -1 */
   attend_tensor d_o;  /* as o, in its dtype */
   const float* d_lse; /* as lse, with its strides; NULL = 0 */
-  attend_tensor d_q, d_k, d_v; /* written, as q, k and v; data is NULL = not wanted */
+  attend_tensor d_q, d_k, d_v; /* written, as q, k and v, without overlaps; data is NULL = not
+                                * wanted */
   float* d_bias;               /* written, [B|1, Hq|1, Lq|1, Lk]; NULL = not wanted; not of bits */
   int64_t d_bias_stride_b;     /* 0 where bias is broadcast: the sum over that dimension */
   int64_t d_bias_stride_h;

@@ -2,6 +2,7 @@
 //
 // The C ABI's backward pass.
 
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -72,25 +73,24 @@ Result<Pass> ReadPass(const attend_backward_params* params) {
   return pass;
 }
 
-// Every element has a place of its own.
-Status CheckDistinct(const char* name, const attend_tensor& t, int64_t batch, int64_t heads,
-                     int64_t rows) {
-  if (t.data == nullptr || batch == 0 || heads == 0 || rows == 0) return Status();
-  const bool distinct = (batch <= 1 || t.stride_b != 0) && (heads <= 1 || t.stride_h != 0) &&
-                        (rows <= 1 || t.stride_l != 0);
-  if (distinct) return Status();
-  return InvalidArgument(std::string(name) +
-                         " has a stride of 0, must have a place for every element");
-}
-
 Status CheckGradientMemory(const attend_backward_params& params, const Problem& p) {
   ATTEND_RETURN_IF_ERROR(CheckMemory(params.attention, p));
   const int64_t batch = p.packed ? 1 : p.batch;
   const int64_t rows_q = p.packed ? p.total_q : p.len_q;
   const int64_t rows_k = p.packed ? p.total_k : p.len_k;
-  ATTEND_RETURN_IF_ERROR(CheckDistinct("d_q", params.d_q, batch, p.heads_q, rows_q));
-  ATTEND_RETURN_IF_ERROR(CheckDistinct("d_k", params.d_k, batch, p.heads_kv, rows_k));
-  ATTEND_RETURN_IF_ERROR(CheckDistinct("d_v", params.d_v, batch, p.heads_kv, rows_k));
+  const struct {
+    const char* name;
+    const attend_tensor& tensor;
+    int64_t heads, rows, columns;
+  } gradients[] = {{"d_q", params.d_q, p.heads_q, rows_q, p.dim},
+                   {"d_k", params.d_k, p.heads_kv, rows_k, p.dim},
+                   {"d_v", params.d_v, p.heads_kv, rows_k, p.dim_v}};
+  for (const auto& g : gradients) {
+    if (g.tensor.data == nullptr) continue;
+    const std::array<Dimension, 3> outer = {
+        {{batch, g.tensor.stride_b}, {g.heads, g.tensor.stride_h}, {g.rows, g.tensor.stride_l}}};
+    ATTEND_RETURN_IF_ERROR(CheckDistinct(g.name, outer, g.columns));
+  }
   if (params.d_o.data != nullptr || ElementsO(p) == 0) return Status();
   return InvalidArgument("d_o is NULL, but has " + std::to_string(ElementsO(p)) + " elements");
 }

@@ -2,6 +2,8 @@
 
 #include "kernels/c/attend_c_params.h"
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -42,6 +44,11 @@ Status ReadDropout(const attend_params& params, Problem* p) {
   ATTEND_RETURN_IF_ERROR(CheckRange("dropout_sequence", params.dropout_sequence, 0, kMost));
   ATTEND_RETURN_IF_ERROR(CheckRange("dropout_head", params.dropout_head, 0, kMost));
   return CheckRange("dropout_row", params.dropout_row, 0, kMost);
+}
+
+uint64_t Step(const Dimension& d) {
+  const auto stride = static_cast<uint64_t>(d.stride);
+  return d.stride < 0 ? 0 - stride : stride;
 }
 
 }  // namespace
@@ -118,6 +125,39 @@ Status CheckMemory(const attend_params& params, const Problem& p) {
     return InvalidArgument("kv_pages is NULL, but page_rows is " + std::to_string(p.page_rows));
   }
   return Status();
+}
+
+Status CheckDistinct(const char* name, const std::array<Dimension, 3>& outer, int64_t columns) {
+  std::array<Dimension, 3> rising = outer;
+  std::sort(rising.begin(), rising.end(),
+            [](const Dimension& a, const Dimension& b) { return Step(a) < Step(b); });
+  if (rising[0].size == 0 || rising[1].size == 0 || rising[2].size == 0) return Status();
+  auto span = static_cast<uint64_t>(columns);
+  for (const Dimension& d : rising) {
+    if (d.size == 1) continue;
+    uint64_t more = 0;
+    const bool apart = Step(d) >= span;  // over all that the smaller strides reach
+    if (apart && !__builtin_mul_overflow(Step(d), static_cast<uint64_t>(d.size - 1), &more) &&
+        !__builtin_add_overflow(span, more, &span)) {
+      continue;
+    }
+    return InvalidArgument(std::string(name) + " has strides " + std::to_string(outer[0].stride) +
+                           ", " + std::to_string(outer[1].stride) + " and " +
+                           std::to_string(outer[2].stride) +
+                           ", must have a place of its own for every element");
+  }
+  return Status();
+}
+
+Status CheckOutputs(const attend_params& params, const Problem& p) {
+  const int64_t batch = p.packed ? 1 : p.batch;
+  const int64_t rows = p.packed ? p.total_q : p.len_q;
+  const attend_tensor& o = params.o;
+  ATTEND_RETURN_IF_ERROR(CheckDistinct(
+      "o", {{{batch, o.stride_b}, {p.heads_q, o.stride_h}, {rows, o.stride_l}}}, p.dim_v));
+  if (params.lse == nullptr || rows == 0) return Status();
+  return CheckDistinct(
+      "lse", {{{batch, params.lse_stride_b}, {p.heads_q, params.lse_stride_h}, {1, rows}}}, rows);
 }
 
 Attention ReadAttention(const attend_params& params, const Problem& p) {

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "kernels/c/attend_c.h"
@@ -24,6 +25,19 @@ Status ReadProblem(const attend_params* params, Problem* problem);
 
 // INVALID_ARGUMENT: memory that the problem needs is null.
 Status CheckMemory(const attend_params& params, const Problem& problem);
+
+// A dimension of a tensor that is written.
+struct Dimension {
+  int64_t size = 0;
+  int64_t stride = 0;
+};
+
+// INVALID_ARGUMENT: elements of the tensor may share a place. `outer` are its dimensions but the
+// last one, which has `columns` contiguous elements.
+Status CheckDistinct(const char* name, const std::array<Dimension, 3>& outer, int64_t columns);
+
+// INVALID_ARGUMENT: O or LSE overlaps itself.
+Status CheckOutputs(const attend_params& params, const Problem& problem);
 
 // The problem with its memory, as it was given.
 Attention ReadAttention(const attend_params& params, const Problem& problem);

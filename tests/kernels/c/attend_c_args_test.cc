@@ -2,12 +2,14 @@
 //
 // What the C ABI refuses before it asks a device anything; runs without a GPU.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "kernels/c/attend_c.h"
 
@@ -64,6 +66,45 @@ TEST(AttendCArguments, AreNamedWithValueAndBound) {
   bad.packed = 1;
   bad.total_q = bad.total_k = 1;
   expect(bad, "q_offsets");
+}
+
+TEST(AttendCArguments, OutputsHaveAPlaceForEveryElement) {
+  const auto run = [](attend_tensor o, int64_t lse_stride_b, int64_t lse_stride_h) {
+    attend_params params = Good();
+    params.device = 1 << 20;  // there is none: what was not refused before asks for it
+    params.batch = 2;
+    params.heads_q = 3;
+    params.len_q = 4;
+    params.o = o;
+    params.lse = memory;
+    params.lse_stride_b = lse_stride_b;
+    params.lse_stride_h = lse_stride_h;
+    attend_run(&params, nullptr);
+    return std::string(attend_last_error());
+  };
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const auto& [b, h, l] : std::vector<std::array<int64_t, 3>>{
+           {96, 32, 8}, {96, 8, 24}, {32, 64, 8}, {8, 64, 16}, {-96, -32, -8}, {1000, 100, 9}}) {
+    EXPECT_THAT(run({memory, b, h, l}, 12, 4), testing::HasSubstr("cuda:1048576")) << b << h << l;
+  }
+  for (const auto& [b, h, l] : std::vector<std::array<int64_t, 3>>{{0, 32, 8},
+                                                                   {96, 0, 8},
+                                                                   {96, 32, 0},
+                                                                   {96, 32, 7},
+                                                                   {96, 31, 8},
+                                                                   {95, 32, 8},
+                                                                   {-95, 32, 8},
+                                                                   {96, 8, 16},
+                                                                   {kMost, kMost, 8},
+                                                                   {0, 0, 0}}) {
+    const std::string strides =
+        std::to_string(b) + ", " + std::to_string(h) + " and " + std::to_string(l);
+    EXPECT_THAT(run({memory, b, h, l}, 12, 4), testing::HasSubstr("o has strides " + strides));
+  }
+  for (const auto& [b, h] : std::vector<std::array<int64_t, 2>>{{12, 3}, {0, 4}, {11, 4}, {4, 4}}) {
+    EXPECT_THAT(run({memory, 96, 32, 8}, b, h), testing::HasSubstr("lse has strides")) << b << h;
+  }
+  EXPECT_THAT(run({memory, 96, 32, 8}, 4, 8), testing::HasSubstr("cuda:1048576"));
 }
 
 TEST(AttendCArguments, OfDropoutAndBits) {
@@ -220,7 +261,9 @@ TEST(AttendCArguments, OfTheBackwardPass) {
   bad.d_q = bad.attention.q;
   bad.d_q.data = memory;
   bad.d_q.stride_h = 0;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "d_q has a stride of 0, must have a place");
+  expect(bad, ATTEND_INVALID_ARGUMENT, "d_q has strides 8, 0 and 8, must have a place");
+  bad.d_q.stride_h = 7;
+  expect(bad, ATTEND_INVALID_ARGUMENT, "d_q has strides 8, 7 and 8, must have a place");
   bad = good;
   bad.d_bias = memory;
   expect(bad, ATTEND_INVALID_ARGUMENT, "d_bias is asked for, there is no bias");
