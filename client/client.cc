@@ -11,6 +11,7 @@
 #include "client/call/token.h"
 #include "client/rpc/chunked_op.h"
 #include "client/rpc/connections.h"
+#include "client/rpc/op_lock.h"
 #include "client/rpc/stream_op.h"
 #include "client/rpc/unary_op.h"
 #include "kernels/util/mutex.h"
@@ -281,6 +282,7 @@ Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds
                                                         std::string* server) {
   v1::GetServerInfoResponse response;
   Status status(Code::kUnavailable, "");
+  const KeptReleases kept(impl_->pool.loop());  // calls with tensors may share its connection
   // One that serves; or where none does, the first that is there.
   std::vector<std::shared_ptr<grpc::Channel>> channels = {impl_->pool.control()};
   if (several()) channels.insert(channels.begin(), impl_->pool.control_in_turn());

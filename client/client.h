@@ -9,7 +9,9 @@
 // call was cancelled or timed out, so:
 //   - Call() takes borrowed memory too and returns only once gRPC has released it;
 //   - CallAsync() and Stream take only tensors with an owner, which they hold as long as needed.
-// The memory must not change meanwhile.
+// The memory must not change meanwhile. Owners are let go of on completion threads or gRPC's, under
+// no lock of the client's and never within CallAsync, Cancel or Stream::Send: a lock of the user's
+// may be held around these that a deleter takes. Deleters must not wait for the client.
 
 #pragma once
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -316,8 +317,12 @@ Status ShardedSession::Truncate(int64_t length) {
     if (!IsGone(status.code())) return state_->Named(shard, length, status);
     state_->GiveUp(shard);
   }
+  std::vector<State::Shard> gone;  // freed without the lock
   const MutexLock lock(state_->mutex);
-  std::erase_if(state_->shards, [&](const State::Shard& shard) { return shard.begin >= length; });
+  const auto cut = std::ranges::find_if(
+      state_->shards, [&](const State::Shard& shard) { return shard.begin >= length; });
+  std::move(cut, state_->shards.end(), std::back_inserter(gone));
+  state_->shards.erase(cut, state_->shards.end());
   for (State::Layer& layer : state_->layers) {
     layer = length > layer.length ? layer : State::Layer{length, 0};
   }

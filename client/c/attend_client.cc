@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "client/c/call_state.h"
-#include "client/c/json.h"
 #include "client/c/params.h"
 #include "client/c/status.h"
+#include "client/c/json.h"
 
 namespace attend::client::c {
 namespace {
@@ -81,7 +81,8 @@ Status Start(attend_client* client, const attend_client_params* params, attend_c
   ATTEND_RETURN_IF_ERROR(CheckStructBytes("params", params->struct_bytes, sizeof(*params)));
   auto state = std::make_shared<CallState>(client->state, *params);
   state->Start(*params);
-  *call = new attend_client_call{std::move(state)};
+  *call = new attend_client_call{state};
+  state->Started();
   return Status();
 }
 

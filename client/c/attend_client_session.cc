@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "client/c/call_state.h"
-#include "client/c/json.h"
 #include "client/c/params.h"
 #include "client/c/status.h"
 #include "client/session.h"
+#include "client/c/json.h"
 
 struct attend_client_stream {
   std::shared_ptr<attend::client::c::ClientState> state;
@@ -162,6 +162,7 @@ Status End(attend_client_session* session) {
   return freed;
 }
 
+// The call is the caller's, who says Started.
 Status StartOn(const std::shared_ptr<ClientState>& state, attend_client_stream* stream,
                const std::vector<Session*>& sessions, int32_t layer,
                const attend_client_params* params, attend_client_call** call) {
@@ -174,6 +175,19 @@ Status StartOn(const std::shared_ptr<ClientState>& state, attend_client_stream* 
   return Status();
 }
 
+void Started(const attend_client_call& call) {
+  const std::shared_ptr<CallState> state = call.state;  // `done` may free the call
+  state->Started();
+}
+
+Status StartStream(attend_client_stream* stream, const attend_client_params* params,
+                   attend_client_call** call) {
+  ATTEND_RETURN_IF_ERROR(NotNull("stream", stream));
+  ATTEND_RETURN_IF_ERROR(StartOn(stream->state, stream, {}, 0, params, call));
+  Started(**call);
+  return Status();
+}
+
 Status StartSession(attend_client_session* const* sessions, int32_t count, int32_t layer,
                     attend_client_stream* stream, const attend_client_params* params,
                     attend_client_call** call) {
@@ -182,7 +196,8 @@ Status StartSession(attend_client_session* const* sessions, int32_t count, int32
   }
   ATTEND_RETURN_IF_ERROR(NotNull("sessions", sessions));
   std::vector<Session*> all;
-  // In one order, so that no two calls wait in a circle.
+  // In one order, so that no two calls wait in a circle. Kept until the call is on its way: no
+  // function of the user's runs before.
   std::map<attend_client_session*, Use> uses;
   for (int32_t n = 0; n < count; ++n) {
     ATTEND_RETURN_IF_ERROR(NotNull("session", sessions[n]));
@@ -193,7 +208,10 @@ Status StartSession(attend_client_session* const* sessions, int32_t count, int32
     ATTEND_RETURN_IF_ERROR(Check(sessions[n]));
     all.push_back(&*sessions[n]->session);
   }
-  return StartOn(sessions[0]->state, stream, all, layer, params, call);
+  ATTEND_RETURN_IF_ERROR(StartOn(sessions[0]->state, stream, all, layer, params, call));
+  uses.clear();  // `done` may end the sessions
+  Started(**call);
+  return Status();
 }
 
 Status OpenStream(attend_client* client, const char* tenant, const char* traceparent,
@@ -231,8 +249,7 @@ int32_t attend_client_stream_open(attend_client* client, const char* tenant,
 
 int32_t attend_client_stream_start(attend_client_stream* stream, const attend_client_params* params,
                                    attend_client_call** call) {
-  if (const Status status = c::NotNull("stream", stream); !status.ok()) return c::Return(status);
-  return c::Run([&] { return c::StartOn(stream->state, stream, {}, 0, params, call); });
+  return c::Run([&] { return c::StartStream(stream, params, call); });
 }
 
 int32_t attend_client_stream_finish(attend_client_stream* stream) {

@@ -29,8 +29,10 @@ void CallState::OutOfDone(std::function<void()> function) {
 
 CallState::~CallState() {
   outcome_ = {};  // refers to the region
-  on_device_.reset();
-  if (owner_ != nullptr && outputs_ != nullptr) owner_->GiveBack(std::move(outputs_));
+  placed_.on_device.reset();
+  if (placed_.owner != nullptr && placed_.outputs != nullptr) {
+    placed_.owner->GiveBack(std::move(placed_.outputs));
+  }
 }
 
 std::shared_ptr<const void> CallState::Borrow() {
@@ -46,7 +48,7 @@ std::shared_ptr<const void> CallState::Borrow() {
 }
 
 bool CallState::Ends() {
-  if (ended_ || !answered_ || !released_) return false;
+  if (ended_ || !started_ || !answered_ || !released_) return false;
   ended_ = true;
   changed_.NotifyAll();
   return true;
@@ -57,6 +59,16 @@ void CallState::RunDone() const {
   const bool nested = std::exchange(in_done, true);
   done_(user_);
   in_done = nested;
+}
+
+void CallState::Started() {
+  bool ends = false;
+  {
+    const MutexLock lock(mutex_);
+    started_ = true;
+    ends = Ends();
+  }
+  if (ends) RunDone();
 }
 
 Status CallState::Read(const attend_client_params& params, ShareOptions share, Sent* sent) {
@@ -95,11 +107,8 @@ Status CallState::Read(const attend_client_params& params, ShareOptions share, S
   const MutexLock lock(mutex_);
   deadline_ = deadline;
   if (sent->shared.pool == nullptr) return Status();
-  pool_ = sent->shared.pool;
-  owner_ = sent->shared.owner;
-  on_device_ = std::move(sent->shared.on_device);
-  inputs_ = std::move(sent->shared.inputs);
-  outputs_ = std::move(sent->shared.outputs);
+  placed_ = {sent->shared.pool, sent->shared.owner, std::move(sent->shared.on_device),
+             std::move(sent->shared.inputs), std::move(sent->shared.outputs)};
   in_session_ = share.in_session;
   if (params.transport != ATTEND_CLIENT_SHARED && !in_session_) {
     plain_ = std::move(call);
@@ -112,9 +121,13 @@ Status CallState::Read(const attend_client_params& params, ShareOptions share, S
 }
 
 void CallState::Keep(CallHandle handle) {
-  const MutexLock lock(mutex_);
-  handle_ = std::move(handle);
-  if (cancelled_) handle_.Cancel();
+  bool cancelled = false;
+  {
+    const MutexLock lock(mutex_);
+    handle_ = handle;
+    cancelled = cancelled_;
+  }
+  if (cancelled) handle.Cancel();
 }
 
 void CallState::Start(const attend_client_params& params) {
@@ -165,6 +178,7 @@ bool CallState::SentAgain(const CallOutcome& outcome) {
   std::optional<AttentionCall> plain;
   DeviceTensors devices;
   CallOptions options;
+  Placed lost;  // not used again: the first attempt may still read and write there
   {
     const MutexLock lock(mutex_);
     if (cancelled_ || !plain_ || Now() >= deadline_) return false;
@@ -172,13 +186,10 @@ bool CallState::SentAgain(const CallOutcome& outcome) {
     devices = std::move(devices_);
     options = options_;
     if (deadline_ != kNever) options.timeout = deadline_ - Now();
-    client->Lose(pool_, code);
-    // The first attempt may still write to one and read the other.
-    pool_ = nullptr;
-    on_device_.reset();
-    inputs_ = nullptr;
-    outputs_ = nullptr;
+    lost = std::exchange(placed_, Placed());
   }
+  client->Lose(lost.pool, code);
+  lost = {};
   if (!BringToHost(devices, &*plain).ok()) return false;
   Keep(client->client().CallAsync(*plain, options, [self = shared_from_this()](CallOutcome again) {
     self->Answered(std::move(again));
@@ -186,36 +197,49 @@ bool CallState::SentAgain(const CallOutcome& outcome) {
   return true;
 }
 
-void CallState::Lose(const CallOutcome& outcome) {
-  const Code code = outcome.status.code();
+void CallState::Lose(const std::shared_ptr<RegionPool>& pool, bool in_session, Code code) {
   const std::shared_ptr<ClientState> client = client_.lock();
-  if (client == nullptr || pool_ == nullptr) return;
+  if (client == nullptr || pool == nullptr) return;
   if (code != Code::kNotFound && code != Code::kUnavailable) return;
   // A session's own absence, or another append to it, says nothing of the memory.
-  if (in_session_) {
-    client->Doubt(pool_);
+  if (in_session) {
+    client->Doubt(pool);
   } else {
-    client->Lose(pool_, code);
+    client->Lose(pool, code);
   }
 }
 
 void CallState::Answered(CallOutcome outcome) {
   if (SentAgain(outcome)) return;
+  const Code code = outcome.status.code();
   std::optional<AttentionCall> plain;  // lets go of the caller's memory without the lock
-  std::shared_ptr<SharedRegion> lost;
-  bool ends = false;
+  Placed placed;
+  bool in_session = false;
   {
     const MutexLock lock(mutex_);
     plain.swap(plain_);
-    outcome_ = std::move(outcome);
-    if (outcome_.status.ok() && pool_ != nullptr) {
-      if (const std::shared_ptr<ClientState> client = client_.lock()) client->Trust(pool_);
-      if (inputs_ != nullptr) owner_->GiveBack(std::move(inputs_));
-    } else {
-      Lose(outcome_);
-      on_device_.reset();
-      lost = std::move(outputs_);
+    in_session = in_session_;
+    placed.pool = placed_.pool;
+    placed.owner = placed_.owner;
+    placed.inputs = std::move(placed_.inputs);
+    if (code != Code::kOk) {
+      // The attempt may still write there.
+      placed.on_device.swap(placed_.on_device);
+      placed.outputs = std::move(placed_.outputs);
     }
+  }
+  if (code != Code::kOk) {
+    Lose(placed.pool, in_session, code);
+  } else if (placed.pool != nullptr) {
+    if (const std::shared_ptr<ClientState> client = client_.lock()) client->Trust(placed.pool);
+    if (placed.inputs != nullptr) placed.owner->GiveBack(std::move(placed.inputs));
+  }
+  plain.reset();
+  placed = {};
+  bool ends = false;
+  {
+    const MutexLock lock(mutex_);
+    outcome_ = std::move(outcome);
     answered_ = true;
     ends = Ends();
   }
@@ -237,9 +261,13 @@ bool CallState::Wait(std::optional<std::chrono::nanoseconds> timeout) {
 }
 
 void CallState::Cancel() {
-  const MutexLock lock(mutex_);
-  cancelled_ = true;
-  handle_.Cancel();
+  CallHandle handle;
+  {
+    const MutexLock lock(mutex_);
+    cancelled_ = true;
+    handle = handle_;
+  }
+  handle.Cancel();
 }
 
 const CallOutcome* CallState::outcome() const {
@@ -250,7 +278,7 @@ const CallOutcome* CallState::outcome() const {
 void CallState::Fill(attend_client_answer* answer) const {
   const MutexLock lock(mutex_);
   FillAnswer(outcome_, answer);
-  if (on_device_) on_device_->Fill(answer);
+  if (placed_.on_device) placed_.on_device->Fill(answer);
 }
 
 Status CallState::Copy(const attend_client_tensor& tensor, void* to, int32_t to_memory,
@@ -262,16 +290,24 @@ Status CallState::Copy(const attend_client_tensor& tensor, void* to, int32_t to_
   std::shared_ptr<SharedRegion> region;
   if (tensor.memory != 0) {
     const MutexLock lock(mutex_);
-    if (!on_device_) return InvalidArgument("tensor.memory is a GPU's, the answer is the host's");
-    region = outputs_;
+    if (!placed_.on_device) {
+      return InvalidArgument("tensor.memory is a GPU's, the answer is the host's");
+    }
+    region = placed_.outputs;
   }
   return CopyAnswer(region.get(), tensor, to, to_memory, *bytes, stream);
 }
 
 void CallState::Used(void* stream) {
+  std::shared_ptr<SharedRegion> region;
+  {
+    const MutexLock lock(mutex_);
+    if (!placed_.on_device || placed_.outputs == nullptr) return;
+    region = placed_.outputs;
+  }
+  if (KeepUntil(*region, stream).ok()) return;
   const MutexLock lock(mutex_);
-  if (!on_device_ || outputs_ == nullptr || KeepUntil(*outputs_, stream).ok()) return;
-  outputs_ = nullptr;  // is not used again; `on_device_` has it until the end
+  placed_.outputs = nullptr;  // is not used again; `on_device` has it until the end
 }
 
 }  // namespace attend::client::c

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call of the C interface, from its start to its answer. It has ended when the answer is there
-// and gRPC has let go of the caller's memory. Thread-safe.
+// One call of the C interface, from its start to its answer. It has ended when the function that
+// starts it is done with it, the answer is there, and gRPC has let go of the caller's memory.
+// Thread-safe.
 
 #pragma once
 
@@ -24,12 +25,16 @@ class CallState : public std::enable_shared_from_this<CallState> {
   CallState(const CallState&) = delete;
   CallState& operator=(const CallState&) = delete;
 
+  // Exactly one of these two, then Started.
   // On the client's connections; once more, as a message or in chunks, if the server does not know
   // the shared memory that it was placed in.
   void Start(const attend_client_params& params);
   // On a stream, on sessions, or both. `stream` may be null and `sessions` empty.
   void StartOn(Stream* stream, const std::vector<Session*>& sessions, int32_t layer,
                const attend_client_params& params);
+
+  // Where no lock is held that a `done` may want: it runs here if the call has been refused.
+  void Started();
 
   // False: the time is over first. None: however long.
   bool Wait(std::optional<std::chrono::nanoseconds> timeout);
@@ -53,14 +58,20 @@ class CallState : public std::enable_shared_from_this<CallState> {
   // Reads the params, prepares the client if need be and places the tensors.
   // `share`: what the kind of call allows.
   Status Read(const attend_client_params& params, ShareOptions share, Sent* sent);
-  // Owns the caller's tensors; that it is let go is the second condition of the end.
+  // Owns the caller's tensors; that it is let go is a condition of the end.
   std::shared_ptr<const void> Borrow();
   void Keep(CallHandle handle);
   void Answered(CallOutcome outcome);
   // True: it was sent again.
   bool SentAgain(const CallOutcome& outcome);
+  // What was in shared memory, to be let go of without the lock.
+  struct Placed {
+    std::shared_ptr<RegionPool> pool = {}, owner = {};
+    std::optional<DeviceAnswer> on_device = {};
+    std::shared_ptr<SharedRegion> inputs = {}, outputs = {};
+  };
   // The server does not know the memory or cannot be reached; or, of a session's call, perhaps.
-  void Lose(const CallOutcome& outcome) ATTEND_REQUIRES(mutex_);
+  void Lose(const std::shared_ptr<RegionPool>& pool, bool in_session, Code code);
   // Whether it ends here. Then RunDone, without the lock.
   bool Ends() ATTEND_REQUIRES(mutex_);
   void RunDone() const;
@@ -73,6 +84,7 @@ class CallState : public std::enable_shared_from_this<CallState> {
   mutable Mutex mutex_;
   CondVar changed_;
   CallHandle handle_ ATTEND_GUARDED_BY(mutex_);
+  bool started_ ATTEND_GUARDED_BY(mutex_) = false;
   bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;
   bool answered_ ATTEND_GUARDED_BY(mutex_) = false;
   bool released_ ATTEND_GUARDED_BY(mutex_) = false;
@@ -84,12 +96,8 @@ class CallState : public std::enable_shared_from_this<CallState> {
   bool in_session_ ATTEND_GUARDED_BY(mutex_) = false;
   CallOptions options_ ATTEND_GUARDED_BY(mutex_);
   TimePoint deadline_ ATTEND_GUARDED_BY(mutex_) = kNever;
-  std::shared_ptr<RegionPool> pool_ ATTEND_GUARDED_BY(mutex_);
-  std::optional<DeviceAnswer> on_device_ ATTEND_GUARDED_BY(mutex_);
-  // They go back to their owner: the inputs' with the answer, the answer's with this object.
-  std::shared_ptr<RegionPool> owner_ ATTEND_GUARDED_BY(mutex_);
-  std::shared_ptr<SharedRegion> inputs_ ATTEND_GUARDED_BY(mutex_);
-  std::shared_ptr<SharedRegion> outputs_ ATTEND_GUARDED_BY(mutex_);
+  // The regions go back to `owner`: the inputs' with the answer, the answer's with this object.
+  Placed placed_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::client::c

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "client/rpc/op_lock.h"
+
 namespace attend::client {
 namespace {
 
@@ -28,7 +30,7 @@ ChunkedOp::ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_
 
 void ChunkedOp::Start() {
   if (!Register(pool_->Acquire(options_.server)->loop)) return;
-  const MutexLock lock(mutex_);
+  const OpLock lock(mutex_, home_);
   self_ = shared_from_this();
   StartAttempt();
 }
@@ -192,7 +194,7 @@ Status ChunkedOp::AttemptStatus() const {
   return Internal("the server ended the call before the whole answer had arrived");
 }
 
-std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
+std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status, Remains* remains) {
   if (status.code() != Code::kUnimplemented || grant_ || as_message_ == nullptr || cancelled_) {
     return nullptr;
   }
@@ -201,7 +203,7 @@ std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
     options.timeout = std::max(time_left(), std::chrono::nanoseconds(1));
   }
   const int attempts = retry_.attempts();
-  auto finish = [self = shared_from_this(), attempts](CallOutcome outcome) {
+  auto finish = [self = std::static_pointer_cast<ChunkedOp>(self_), attempts](CallOutcome outcome) {
     outcome.attempts += attempts;
     // A server that has no kernel for the call says UNIMPLEMENTED both ways.
     if (outcome.status.ok()) self->chunks_refused_->store(true, std::memory_order_relaxed);
@@ -211,11 +213,11 @@ std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
                                           seed_, std::move(finish));
   stripes_.clear();
   answer_.reset();
-  call_.reset();
+  remains->call = std::move(call_);
   return message_op_;
 }
 
-CallOutcome ChunkedOp::TakeOutcome(Status status) {
+CallOutcome ChunkedOp::TakeOutcome(Status status, Remains* remains) {
   CallOutcome outcome =
       OutcomeOf(std::move(status), stripes_.front()->connection, &stripes_.front()->context);
   if (outcome.status.ok()) {
@@ -225,17 +227,17 @@ CallOutcome ChunkedOp::TakeOutcome(Status status) {
   } else {
     outcome.result.session_lengths = std::move(refused_lengths_);
   }
-  // Everything that holds the caller's memory goes before the callback runs.
   stripes_.clear();
   answer_.reset();
   alarm_.reset();
-  call_.reset();
-  as_message_.reset();
+  *remains = {std::move(call_), std::move(as_message_)};
   return outcome;
 }
 
 void ChunkedOp::OnEvent(int slot, bool ok) {
-  MutexLock lock(mutex_);
+  std::shared_ptr<Operation> self;
+  Remains remains;
+  OpLock lock(mutex_);
   assert(self_ != nullptr && "an event came after the last");
   Status status;
   if (slot == kBackoff) {
@@ -277,33 +279,45 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
       return Perform(stripe, ops);
     }
     status = AttemptStatus();
-    if (const std::shared_ptr<UnaryOp> message_op = MakeMessageOp(status)) {
-      const std::shared_ptr<Operation> self = std::move(self_);
+    if (const std::shared_ptr<UnaryOp> message_op = MakeMessageOp(status, &remains)) {
+      self = std::move(self_);
       lock.Unlock();
+      remains = {};
       return message_op->Start();
     }
     if (!status.ok() && ScheduleRetry(status, pushback_)) return;
   }
-  CallOutcome outcome = TakeOutcome(std::move(status));
-  const std::shared_ptr<Operation> self = std::move(self_);
+  CallOutcome outcome = TakeOutcome(std::move(status), &remains);
+  self = std::move(self_);
   lock.Unlock();
+  // Everything that holds the caller's memory goes before the callback runs.
+  remains = {};
   EndCall(std::move(outcome));
 }
 
 void ChunkedOp::EndCall(CallOutcome outcome) {
+  std::shared_ptr<UnaryOp> message_op;  // which may hold this one
   {
     const MutexLock lock(mutex_);
-    message_op_.reset();  // which may hold this one
+    message_op.swap(message_op_);
   }
   End(std::move(outcome));
 }
 
 void ChunkedOp::Cancel() {
-  const MutexLock lock(mutex_);
-  cancelled_ = true;
+  RetryingOp::Cancel();
+  std::shared_ptr<UnaryOp> message_op;
+  {
+    const MutexLock lock(mutex_);
+    message_op = message_op_;
+  }
+  if (message_op != nullptr) message_op->Cancel();
+}
+
+void ChunkedOp::CancelAttempt() {
+  const OpLock lock(mutex_);
   CancelStripes();
   if (alarm_) alarm_->Cancel();
-  if (message_op_) message_op_->Cancel();
 }
 
 }  // namespace attend::client

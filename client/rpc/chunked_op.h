@@ -40,7 +40,7 @@
 
 namespace attend::client {
 
-class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<ChunkedOp> {
+class ChunkedOp final : public RetryingOp {
  public:
   // `call` is chunked. If it is UNIMPLEMENTED and has as_message(), that is sent; if that is
   // answered, `*chunks_refused`, which outlives the operation, becomes true.
@@ -74,6 +74,12 @@ class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<C
     bool ended = false;
   };
 
+  // What holds the caller's memory, to be let go of without the lock.
+  struct Remains {
+    std::shared_ptr<const ChunkedCall> call;
+    std::shared_ptr<const EncodedCall> as_message;
+  };
+
   // What an event leads to on its own stream. Done without the lock: gRPC writes to the socket on
   // the calling thread, which takes as long as a piece's bytes do, and the other streams' threads
   // would wait for it. Nothing else happens to the stream meanwhile: its events all come to this
@@ -88,6 +94,7 @@ class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<C
   // A stripe is used with mutex_ held, by these too, except by Perform.
   static void Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops);
   static void FinishIfOver(Stripe& stripe);
+  void CancelAttempt() override;
   void StartAttempt() ATTEND_REQUIRES(mutex_);
   void StartStripe(const std::string& server) ATTEND_REQUIRES(mutex_);
   void StartMoreStripes() ATTEND_REQUIRES(mutex_);
@@ -96,11 +103,12 @@ class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<C
   void NoteFailure(Status status, const Pushback& pushback) ATTEND_REQUIRES(mutex_);
   void CancelStripes() ATTEND_REQUIRES(mutex_);
   void CancelLatecomers() ATTEND_REQUIRES(mutex_);
-  CallOutcome TakeOutcome(Status status) ATTEND_REQUIRES(mutex_);
+  CallOutcome TakeOutcome(Status status, Remains* remains) ATTEND_REQUIRES(mutex_);
   Status UnjoinedFailure() const ATTEND_REQUIRES(mutex_);
   Status AttemptStatus() const ATTEND_REQUIRES(mutex_);
   // The same call as one message, or null if that is no way out of `status`.
-  std::shared_ptr<UnaryOp> MakeMessageOp(const Status& status) ATTEND_REQUIRES(mutex_);
+  std::shared_ptr<UnaryOp> MakeMessageOp(const Status& status, Remains* remains)
+      ATTEND_REQUIRES(mutex_);
   // What a message led to: how its bytes were taken, and the grant in it.
   void MessageTaken(Stripe& stripe, Status status, std::optional<v1::ChunkedGrant> grant, Ops* ops)
       ATTEND_REQUIRES(mutex_);

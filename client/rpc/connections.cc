@@ -16,7 +16,7 @@
 #include "attend/v1/attention.pb.h"
 #include "client/call/server_address.h"
 #include "client/call/token.h"
-#include "kernels/util/thread_name.h"
+#include "client/rpc/op_lock.h"
 
 namespace attend::client {
 namespace {
@@ -59,59 +59,6 @@ void SpreadCalls(grpc::ChannelArguments* args) {
 }
 
 }  // namespace
-
-CompletionLoop::CompletionLoop() : thread_([this] { Run(); }) {}
-
-CompletionLoop::~CompletionLoop() {
-  {
-    const MutexLock lock(mutex_);
-    assert(first_ == nullptr && "an operation outlived its loop");
-  }
-  queue_.Shutdown();
-  thread_.join();
-}
-
-void CompletionLoop::Run() {
-  NameThread("attend-client");
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue_.Next(&tag, &ok)) {
-#ifdef ATTEND_THREAD_SANITIZER
-    __tsan_acquire(tag);
-#endif
-    const auto* event = static_cast<const Event*>(tag);
-    event->operation->OnEvent(event->slot, ok);
-  }
-}
-
-bool CompletionLoop::Add(Operation* operation) {
-  const MutexLock lock(mutex_);
-  if (closed_) return false;
-  assert(operation->next_ == nullptr && operation->previous_ == nullptr && operation != first_);
-  operation->next_ = first_;
-  if (first_ != nullptr) first_->previous_ = operation;
-  first_ = operation;
-  return true;
-}
-
-void CompletionLoop::Remove(Operation* operation) {
-  const MutexLock lock(mutex_);
-  assert((operation == first_) == (operation->previous_ == nullptr) && "it is not here");
-  if (operation->previous_ != nullptr) operation->previous_->next_ = operation->next_;
-  if (operation->next_ != nullptr) operation->next_->previous_ = operation->previous_;
-  if (first_ == operation) first_ = operation->next_;
-  operation->previous_ = operation->next_ = nullptr;
-  if (first_ == nullptr) empty_.NotifyAll();
-}
-
-void CompletionLoop::Close() {
-  const MutexLock lock(mutex_);
-  closed_ = true;
-  for (Operation* operation = first_; operation != nullptr; operation = operation->next_) {
-    operation->Cancel();
-  }
-  while (first_ != nullptr) empty_.Wait(mutex_);
-}
 
 ConnectionPool::ConnectionPool(const PoolOptions& options, const Clock& clock)
     : options_(options), clock_(clock), several_(MayBeSeveral(options.target)) {
@@ -182,17 +129,22 @@ Lease ConnectionPool::Choose(const Connections& connections, uint64_t turn) {
 Lease ConnectionPool::Acquire(const std::string& server) {
   const uint64_t turn = turn_.fetch_add(1, std::memory_order_relaxed);
   if (server.empty()) return Choose(any_, turn);
+  const KeptReleases kept(loop());
+  Pinned forgotten;
   const MutexLock lock(mutex_);
-  return Choose(PinnedTo(server).connections, turn);
+  return Choose(PinnedTo(server, &forgotten).connections, turn);
 }
 
 std::shared_ptr<grpc::Channel> ConnectionPool::control(const std::string& server) const {
   if (server.empty()) return control_;
+  const KeptReleases kept(loop());
+  Pinned forgotten;
   const MutexLock lock(mutex_);
-  return PinnedTo(server).control;
+  return PinnedTo(server, &forgotten).control;
 }
 
-ConnectionPool::Pinned& ConnectionPool::PinnedTo(const std::string& server) const {
+ConnectionPool::Pinned& ConnectionPool::PinnedTo(const std::string& server,
+                                                 Pinned* forgotten) const {
   const uint64_t turn = turn_.load(std::memory_order_relaxed);
   const auto found = pinned_.find(server);
   if (found != pinned_.end()) {
@@ -201,9 +153,11 @@ ConnectionPool::Pinned& ConnectionPool::PinnedTo(const std::string& server) cons
   }
   if (pinned_.size() >= kPinnedMax) {
     // Calls in flight keep their own.
-    pinned_.erase(std::min_element(
+    const auto oldest = std::min_element(
         pinned_.begin(), pinned_.end(),
-        [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+        [](const auto& a, const auto& b) { return a.second.used < b.second.used; });
+    *forgotten = std::move(oldest->second);
+    pinned_.erase(oldest);
   }
   const Result<std::string> target = ServerTarget(server);
   assert(target.ok() && "CheckServer was not asked");

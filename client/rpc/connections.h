@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: the connections, the completion queues with their threads, and the
-// choice among them. Owned by Client; outlives every operation.
+// Internal to the client: the connections, and the choice among them. Owned by Client; outlives
+// every operation.
 
 #pragma once
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
-#include <grpcpp/completion_queue.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include <atomic>
@@ -15,77 +14,17 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "client/call/random.h"
 #include "client/call/retry_policy.h"
+#include "client/rpc/completion_loop.h"
 #include "client/rpc/tls_client.h"
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 
-#ifdef ATTEND_THREAD_SANITIZER
-#include <sanitizer/tsan_interface.h>
-#endif
-
 namespace attend::client {
-
-// What a completion queue hands back. `slot` tells an operation's events apart.
-class Operation;
-struct Event {
-  Operation* operation = nullptr;
-  int slot = 0;
-
-  // The tag for gRPC. The thread that gets the event sees everything written before it. gRPC
-  // ensures that, but ThreadSanitizer, which does not see into gRPC's library, must be told (Run,
-  // which takes the tag, tells it the other half).
-  void* Tag() {
-#ifdef ATTEND_THREAD_SANITIZER
-    __tsan_release(this);
-#endif
-    return this;
-  }
-};
-
-// Anything in flight. Kept alive by itself while gRPC holds one of its events.
-class Operation {
- public:
-  virtual ~Operation() = default;
-  virtual void OnEvent(int slot, bool ok) = 0;
-  virtual void Cancel() = 0;
-
- private:
-  friend class CompletionLoop;
-  Operation* previous_ = nullptr;
-  Operation* next_ = nullptr;
-};
-
-// A completion queue and the thread that serves it.
-class CompletionLoop {
- public:
-  CompletionLoop();
-  // Every operation must have been removed.
-  ~CompletionLoop();
-
-  grpc::CompletionQueue* queue() { return &queue_; }
-  // From here to Remove the operation is cancelled when the client ends. After Close every new
-  // one is refused (false).
-  bool Add(Operation* operation);
-  void Remove(Operation* operation);
-  // Refuses new operations, cancels those in flight and waits for them.
-  void Close();
-
- private:
-  void Run();
-
-  grpc::CompletionQueue queue_;
-  Mutex mutex_;
-  CondVar empty_;
-  Operation* first_ ATTEND_GUARDED_BY(mutex_) = nullptr;
-  bool closed_ ATTEND_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
-};
 
 // A channel of its own, which is a socket to each of the servers that it may choose from.
 struct Connection {
@@ -165,6 +104,8 @@ class ConnectionPool {
       ATTEND_EXCLUDES(mutex_);
   // The same to any server that serves, in turn.
   const std::shared_ptr<grpc::Channel>& control_in_turn() const { return any_.front()->channel; }
+  // For what a thread of the user's inside gRPC leaves to a completion thread.
+  CompletionLoop* loop() const { return loops_.front().get(); }
   // What deadlines and retries go by.
   const Clock& clock() const { return clock_; }
   // Puts into the call's metadata who calls, for which tenant (empty: the caller's own), and which
@@ -188,7 +129,8 @@ class ConnectionPool {
 
   std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, bool spread) const;
   Connections MakeConnections(const std::string& target, bool spread) const;
-  Pinned& PinnedTo(const std::string& server) const ATTEND_REQUIRES(mutex_);
+  // `forgotten`: connections that make room, to be let go of without the lock.
+  Pinned& PinnedTo(const std::string& server, Pinned* forgotten) const ATTEND_REQUIRES(mutex_);
   static Lease Choose(const Connections& connections, uint64_t turn);
 
   const PoolOptions options_;

@@ -26,6 +26,14 @@ bool RetryingOp::Register(CompletionLoop* loop) {
   return false;
 }
 
+void RetryingOp::Cancel() {
+  const MutexLock lock(mutex_);
+  cancelled_ = true;
+  // Its home is there as long as it has not ended.
+  if (self_ == nullptr) return;
+  home_->Post([this, self = self_] { CancelAttempt(); });
+}
+
 void RetryingOp::Prepare(grpc::ClientContext& context) const {
   pool_->Introduce(options_.tenant, options_.traceparent, &context);
   if (has_deadline()) context.set_deadline(DeadlineAfter(time_left()));

@@ -24,6 +24,9 @@
 namespace attend::client {
 
 class RetryingOp : public Operation {
+ public:
+  void Cancel() override;
+
  protected:
   static constexpr int kBackoff = -1;  // the slot of the wait's end
 
@@ -37,6 +40,8 @@ class RetryingOp : public Operation {
 
   bool has_deadline() const { return deadline_ != kNever; }
   std::chrono::nanoseconds time_left() const { return deadline_ - pool_->clock().Now(); }
+  // Cancels the attempt or the wait. On the home loop's thread.
+  virtual void CancelAttempt() = 0;
   // For an attempt that begins now.
   void Prepare(grpc::ClientContext& context) const;
 

@@ -14,6 +14,7 @@
 #include "attend/v1/session.grpc.pb.h"
 #include "client/call/retry_policy.h"
 #include "client/rpc/connections.h"
+#include "client/rpc/op_lock.h"
 
 namespace attend::client {
 
@@ -58,6 +59,7 @@ class SessionCalls {
   Status Create(RetryState retry, const v1::CreateSessionRequest& request, v1::Session* made) {
     const auto method = &v1::SessionService::Stub::CreateSession;
     if (!server_.empty() || !pool_.several()) return Ask(method, retry, request, made);
+    const KeptReleases kept(pool_.loop());  // calls with tensors share this connection
     const auto any = v1::SessionService::NewStub(pool_.control_in_turn());
     Ended ended;
     const Status status = Ask(*any, method, retry, request, made, &ended);

@@ -4,6 +4,8 @@
 
 #include <cassert>
 
+#include "client/rpc/op_lock.h"
+
 namespace attend::client {
 
 void Refuse(const StreamCallback& callback, Status status) {
@@ -43,11 +45,11 @@ void StreamOp::Start() {
     closing_ = ended_ = true;
     return;
   }
-  const MutexLock lock(mutex_);
+  const OpLock lock(mutex_, loop_);
   self_ = shared_from_this();
-  pool_->Introduce(options_.tenant, options_.traceparent, &context_);
-  if (options_.timeout.count() > 0) context_.set_deadline(DeadlineAfter(options_.timeout));
-  call_ = lease_->stub.PrepareCall(&context_, *method, loop_->queue());
+  pool_->Introduce(options_.tenant, options_.traceparent, &*context_);
+  if (options_.timeout.count() > 0) context_->set_deadline(DeadlineAfter(options_.timeout));
+  call_ = lease_->stub.PrepareCall(&*context_, *method, loop_->queue());
   call_->StartCall(Expect(kStarted));
 }
 
@@ -59,30 +61,32 @@ void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id
       call->chunked() != nullptr
           ? InvalidArgument("the call is encoded in chunks, a stream takes one message")
           : call->CheckMessageBytes(message_bytes_max_->load(std::memory_order_relaxed));
-  MutexLock lock(mutex_);
-  if (refused.ok() && (closing_ || no_more_)) {
-    refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
-  } else if (refused.ok() && !pending_.try_emplace(name, Pending{callback, call}).second) {
-    refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
+  Pending pending{std::move(callback), std::move(call)};
+  if (refused.ok()) {
+    const OpLock lock(mutex_, loop_);
+    if (closing_ || no_more_) {
+      refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
+    } else if (pending_.try_emplace(name, std::move(pending)).second) {  // or it stays as it is
+      queue_.push_back(std::move(name));
+      PumpWrites();
+    } else {
+      refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
+    }
   }
-  if (!refused.ok()) {
-    lock.Unlock();
-    Refuse(callback, std::move(refused));
-    return;
-  }
-  queue_.push_back({std::move(call), std::move(name)});
-  PumpWrites();
+  if (!refused.ok()) Refuse(pending.callback, std::move(refused));
 }
 
 void StreamOp::PumpWrites() {
   if (!started_ || writing_ || finish_sent_) return;
   if (!queue_.empty()) {
-    const Queued next = std::move(queue_.front());
+    const std::string id = std::move(queue_.front());
     queue_.pop_front();
     writing_ = true;
     grpc::WriteOptions options;
     if (!queue_.empty()) options.set_buffer_hint();  // one more follows at once
-    call_->Write(next.call->ToByteBuffer(next.id), options, Expect(kWritten));
+    Pending& next = pending_.at(id);  // it is there: only what was sent can be answered
+    next.sent = true;
+    call_->Write(next.call->ToByteBuffer(id), options, Expect(kWritten));
   } else if (no_more_ && !writes_done_sent_) {
     writes_done_sent_ = true;
     call_->WritesDone(Expect(kWritesDone));
@@ -104,20 +108,16 @@ SharedOutputs StreamOp::OutputsOf(const std::string& id) {
 void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
   Result<DecodedResponse> decoded = DecodeResponse(
       buffer, options_.payload, [this](const std::string& id) { return OutputsOf(id); });
-  StreamCallback callback;
+  decltype(pending_)::node_type answered;
   std::string server_id, server;
   {
-    const MutexLock lock(mutex_);
+    const OpLock lock(mutex_);
     server_id = server_id_;
     server = server_;
     if (decoded.ok()) {
       const auto found = pending_.find(decoded->result.request_id);
-      if (found != pending_.end()) {
-        callback = std::move(found->second.callback);
-        if (decoded->status.ok()) {
-          decoded->status = found->second.call->CheckAnswer(decoded->result);
-        }
-        pending_.erase(found);
+      if (found != pending_.end() && found->second.sent) {
+        answered = pending_.extract(found);
       } else {
         failure_ = Internal("the server answered request_id \"" + decoded->result.request_id +
                             "\", which is not in flight on this stream");
@@ -126,9 +126,14 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
       failure_ = decoded.status();
     }
     // Which request a broken answer belongs to is unknown, so the stream cannot go on.
-    if (!failure_.ok()) context_.TryCancel();
+    if (!failure_.ok()) context_->TryCancel();
   }
-  if (!callback) return;
+  if (answered.empty()) return;
+  const StreamCallback callback = std::move(answered.mapped().callback);
+  if (decoded->status.ok()) {
+    decoded->status = answered.mapped().call->CheckAnswer(decoded->result);
+  }
+  answered = {};  // what holds the caller's memory goes before the callback runs
   callback({std::move(decoded->status), std::move(decoded->result), decoded->payload_bytes,
             decoded->retry_after_ms, std::move(server_id), std::move(server)});
 }
@@ -144,14 +149,17 @@ void StreamOp::EndPending() {
     status = final_;
   }
   if (status.ok()) status = Internal("the server ended the stream before answering this request");
-  for (const auto& [id, request] : pending) Refuse(request.callback, status);
+  for (auto& [id, request] : pending) {
+    request.call = nullptr;
+    Refuse(request.callback, status);
+  }
 }
 
 void StreamOp::OnEvent(int slot, bool ok) {
   grpc::ByteBuffer answer;
   bool last = false;
   {
-    const MutexLock lock(mutex_);
+    const OpLock lock(mutex_);
     --expected_;
     assert(expected_ >= 0 && !ended_);
     switch (slot) {
@@ -172,8 +180,8 @@ void StreamOp::OnEvent(int slot, bool ok) {
         if (ok) {
           answer.Swap(&read_);
           if (server_id_.empty()) {
-            server_id_ = ServerIdOf(context_);
-            server_ = pool_->ServerOf(context_);
+            server_id_ = ServerIdOf(*context_);
+            server_ = pool_->ServerOf(*context_);
           }
           call_->Read(&read_, Expect(kRead));  // armed before the copy out
         } else {
@@ -192,10 +200,13 @@ void StreamOp::OnEvent(int slot, bool ok) {
   if (answer.Valid()) HandleAnswer(&answer);
   if (!last) return;
   EndPending();
-  lease_.Release();
-  std::shared_ptr<StreamOp> self;
+  std::shared_ptr<Operation> self;
   {
-    const MutexLock lock(mutex_);
+    const OpLock lock(mutex_);
+    lease_.Release();
+    // Here rather than on the thread where the last handle goes, which is the user's.
+    call_ = nullptr;
+    context_.reset();
     ended_ = true;
     self = std::move(self_);
     ended_changed_.NotifyAll();
@@ -204,9 +215,12 @@ void StreamOp::OnEvent(int slot, bool ok) {
 }
 
 Status StreamOp::Finish() {
+  {
+    const OpLock lock(mutex_, loop_);
+    no_more_ = true;
+    if (!ended_) PumpWrites();
+  }
   const MutexLock lock(mutex_);
-  no_more_ = true;
-  if (!ended_) PumpWrites();
   while (!ended_) ended_changed_.Wait(mutex_);
   return final_;
 }
@@ -214,7 +228,13 @@ Status StreamOp::Finish() {
 void StreamOp::Cancel() {
   const MutexLock lock(mutex_);
   no_more_ = true;
-  if (!ended_) context_.TryCancel();
+  if (self_ == nullptr) return;
+  loop_->Post([this, self = self_] { CancelCall(); });
+}
+
+void StreamOp::CancelCall() {
+  const OpLock lock(mutex_);
+  if (!ended_) context_->TryCancel();
 }
 
 void StreamOp::WaitForEnd() {

@@ -37,7 +37,7 @@ namespace attend::client {
 // Ends a request that was not sent.
 void Refuse(const StreamCallback& callback, Status status);
 
-class StreamOp final : public Operation, public std::enable_shared_from_this<StreamOp> {
+class StreamOp final : public Operation {
  public:
   // `message_bytes_max`: what the server takes in one message; 0 while that is unknown.
   StreamOp(ConnectionPool* pool, const StreamOptions& options, RequestIds* ids,
@@ -56,18 +56,16 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
 
  private:
   enum Slot { kStarted, kWritten, kRead, kWritesDone, kFinished, kSlots };
-  struct Queued {
-    std::shared_ptr<const EncodedCall> call;
-    std::string id;
-  };
   struct Pending {
     StreamCallback callback;
     std::shared_ptr<const EncodedCall> call;  // keeps the regions of its tensors alive
+    bool sent = false;
   };
 
   void* Expect(Slot slot) ATTEND_REQUIRES(mutex_);
   void PumpWrites() ATTEND_REQUIRES(mutex_);
   void FinishCall() ATTEND_REQUIRES(mutex_);
+  void CancelCall();
 
   void HandleAnswer(grpc::ByteBuffer* buffer);
   SharedOutputs OutputsOf(const std::string& id);
@@ -85,14 +83,14 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
 
   Mutex mutex_;
   CondVar ended_changed_;
-  std::shared_ptr<StreamOp> self_ ATTEND_GUARDED_BY(mutex_);
-  grpc::ClientContext context_ ATTEND_GUARDED_BY(mutex_);
+  std::shared_ptr<Operation> self_ ATTEND_GUARDED_BY(mutex_);
+  std::optional<grpc::ClientContext> context_ ATTEND_GUARDED_BY(mutex_){std::in_place};
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_ ATTEND_GUARDED_BY(mutex_);
   grpc::ByteBuffer read_ ATTEND_GUARDED_BY(mutex_);
   std::string server_id_ ATTEND_GUARDED_BY(mutex_);  // as StreamAnswer's, from the first on
   std::string server_ ATTEND_GUARDED_BY(mutex_);
   grpc::Status grpc_status_ ATTEND_GUARDED_BY(mutex_);
-  std::deque<Queued> queue_ ATTEND_GUARDED_BY(mutex_);
+  std::deque<std::string> queue_ ATTEND_GUARDED_BY(mutex_);  // ids of those that wait to be sent
   std::unordered_map<std::string, Pending> pending_ ATTEND_GUARDED_BY(mutex_);
   int expected_ ATTEND_GUARDED_BY(mutex_) = 0;  // events that gRPC still holds
   bool started_ ATTEND_GUARDED_BY(mutex_) = false;

@@ -4,6 +4,8 @@
 
 #include <cassert>
 
+#include "client/rpc/op_lock.h"
+
 namespace attend::client {
 
 UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, std::string_view id,
@@ -14,7 +16,7 @@ UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, 
 void UnaryOp::Start() {
   Lease lease = pool_->Acquire(options_.server);
   if (!Register(lease->loop)) return;
-  const MutexLock lock(mutex_);
+  const OpLock lock(mutex_, home_);
   lease_ = std::move(lease);
   self_ = shared_from_this();
   StartAttempt();
@@ -45,31 +47,35 @@ bool UnaryOp::TriesAgain(Status& status) {
   return ScheduleRetry(status, pushback);
 }
 
-CallOutcome UnaryOp::TakeOutcome(Status status) {
-  CallOutcome outcome = OutcomeOf(std::move(status), connection_, context_ ? &*context_ : nullptr);
-  if (outcome.status.ok()) {
-    Result<DecodedResponse> decoded =
-        DecodeResponse(&response_, options_.payload,
-                       [&call = *call_](const std::string&) { return call.outputs(); });
-    if (decoded.ok()) outcome.status = call_->CheckAnswer(decoded->result);
-    if (!decoded.ok()) {
-      outcome.status = decoded.status();
-    } else if (outcome.status.ok()) {
-      outcome.result = std::move(decoded->result);
-      outcome.payload_bytes = decoded->payload_bytes;
-    }
-  }
+UnaryOp::Remains UnaryOp::TakeRemains(Status status) {
+  Remains remains;
+  CallOutcome& outcome = remains.outcome;
+  outcome = OutcomeOf(std::move(status), connection_, context_ ? &*context_ : nullptr);
   if (!outcome.status.ok() && context_) outcome.result.session_lengths = RefusedLengths(*context_);
-  // Everything that holds the caller's memory goes before the callback runs.
+  remains.response.Swap(&response_);
+  remains.call = std::move(call_);
   reader_.reset();
   context_.reset();
   alarm_.reset();
-  call_.reset();
+  return remains;
+}
+
+CallOutcome UnaryOp::Decode(Remains* remains) const {
+  CallOutcome outcome = std::move(remains->outcome);
+  if (!outcome.status.ok()) return outcome;
+  const EncodedCall& call = *remains->call;
+  Result<DecodedResponse> decoded = DecodeResponse(
+      &remains->response, options_.payload, [&call](const std::string&) { return call.outputs(); });
+  outcome.status = decoded.ok() ? call.CheckAnswer(decoded->result) : decoded.status();
+  if (!outcome.status.ok()) return outcome;
+  outcome.result = std::move(decoded->result);
+  outcome.payload_bytes = decoded->payload_bytes;
   return outcome;
 }
 
 void UnaryOp::OnEvent(int slot, bool ok) {
-  MutexLock lock(mutex_);
+  std::shared_ptr<Operation> self;
+  OpLock lock(mutex_);
   assert(self_ != nullptr && "an event came after the last");
   Status status;
   if (slot == kBackoff) {
@@ -84,15 +90,17 @@ void UnaryOp::OnEvent(int slot, bool ok) {
     status = FromGrpc(grpc_status_);
     if (!status.ok() && TriesAgain(status)) return;
   }
-  CallOutcome outcome = TakeOutcome(std::move(status));
-  const std::shared_ptr<Operation> self = std::move(self_);
+  Remains remains = TakeRemains(std::move(status));
+  self = std::move(self_);
   lock.Unlock();
+  CallOutcome outcome = Decode(&remains);
+  // Everything that holds the caller's memory goes before the callback runs.
+  remains = {};
   End(std::move(outcome));
 }
 
-void UnaryOp::Cancel() {
-  const MutexLock lock(mutex_);
-  cancelled_ = true;
+void UnaryOp::CancelAttempt() {
+  const OpLock lock(mutex_);
   if (context_) context_->TryCancel();
   if (alarm_) alarm_->Cancel();
 }

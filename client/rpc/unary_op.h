@@ -14,7 +14,7 @@
 
 namespace attend::client {
 
-class UnaryOp final : public RetryingOp, public std::enable_shared_from_this<UnaryOp> {
+class UnaryOp final : public RetryingOp {
  public:
   UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, std::string_view id,
           const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
@@ -22,15 +22,23 @@ class UnaryOp final : public RetryingOp, public std::enable_shared_from_this<Una
 
   void Start();
   void OnEvent(int slot, bool ok) override;
-  void Cancel() override;
 
  private:
   static constexpr int kFinished = 0;  // the slot
 
+  // What is left at the end, to be looked at and let go of without the lock.
+  struct Remains {
+    CallOutcome outcome;
+    grpc::ByteBuffer response;
+    std::shared_ptr<const EncodedCall> call;
+  };
+
+  void CancelAttempt() override;
   void StartAttempt() ATTEND_REQUIRES(mutex_);
   // False: the call ends with `status`.
   bool TriesAgain(Status& status) ATTEND_REQUIRES(mutex_);
-  CallOutcome TakeOutcome(Status status) ATTEND_REQUIRES(mutex_);
+  Remains TakeRemains(Status status) ATTEND_REQUIRES(mutex_);
+  CallOutcome Decode(Remains* remains) const ATTEND_EXCLUDES(mutex_);
 
   Event finished_{this, kFinished};
   std::shared_ptr<const EncodedCall> call_ ATTEND_GUARDED_BY(mutex_);

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "client/wire/borrowed_slice.h"
 
 namespace attend::client {
 namespace {

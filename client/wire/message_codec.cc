@@ -10,6 +10,8 @@
 #include <cassert>
 #include <cstring>
 
+#include "client/wire/borrowed_slice.h"
+
 namespace attend::client {
 namespace {
 
@@ -31,12 +33,6 @@ void AppendVarint(std::string* out, uint64_t value) {
   const uint8_t* end = CodedOutputStream::WriteVarint64ToArray(value, bytes.data());
   out->append(reinterpret_cast<const char*>(bytes.data()), end - bytes.data());
 }
-
-// What one payload slice keeps alive.
-struct Hold {
-  std::shared_ptr<const void> owner;
-  std::shared_ptr<const void> keep_alive;
-};
 
 Status Malformed(const std::string& why) {
   return Internal("the server's answer is not a valid AttendResponse: " + why);
@@ -183,13 +179,6 @@ class TensorTaker {
 };
 
 }  // namespace
-
-grpc::Slice BorrowedSlice(const TensorRef& tensor, std::shared_ptr<const void> keep_alive) {
-  auto* hold = new Hold{tensor.owner, std::move(keep_alive)};
-  return grpc::Slice(
-      const_cast<void*>(tensor.data), static_cast<size_t>(tensor.bytes),
-      [](void* user_data) { delete static_cast<Hold*>(user_data); }, hold);
-}
 
 void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
   result->request_id = std::move(*message->mutable_request_id());

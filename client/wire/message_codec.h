@@ -40,8 +40,8 @@ using AnswerSizes = std::vector<AnswerSize>;
 // reference-counted slices, so that sending it again costs neither serialisation nor memory.
 class EncodedCall {
  public:
-  // Every payload slice holds its tensor's owner and `keep_alive`; both are dropped on whatever
-  // thread gRPC lets go of the last byte, which may be after the call has ended.
+  // Every payload slice holds its tensor's owner and `keep_alive` until gRPC lets go of the last
+  // byte, which may be after the call has ended; borrowed_slice.h says on which thread.
   static Result<EncodedCall> Make(const AttentionCall& call,
                                   std::shared_ptr<const void> keep_alive = nullptr);
   // The same, to be sent in chunks.
@@ -101,9 +101,6 @@ class EncodedCall {
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
                                const MessageBounds& bounds,
                                std::shared_ptr<const void> keep_alive = nullptr);
-
-// A slice over the tensor's memory that holds its owner and `keep_alive`.
-grpc::Slice BorrowedSlice(const TensorRef& tensor, std::shared_ptr<const void> keep_alive);
 
 struct DecodedResponse {
   AttentionResult result;

@@ -74,6 +74,35 @@ TEST(AttendClientCSessions, StreamsAndSessions) {
   attend_client_close(client);
 }
 
+TEST(AttendClientCSessions, DoneOfARefusedCallMayEndTheSessionAndFreeTheCall) {
+  attend_client* const client = Open();
+  const attend_client_layer_shape shape = {ATTEND_CLIENT_FLOAT32, 0, 1, kDim, 0};
+  attend_client_session_options options = {};
+  options.struct_bytes = sizeof(options);
+  options.shapes = &shape;
+  options.shapes_count = 1;
+  struct Made {
+    attend_client_session* session = nullptr;
+    attend_client_call* call = nullptr;
+    int32_t ended = -1;
+  } made;
+  ASSERT_EQ(attend_client_session_create(client, &options, &made.session), ATTEND_CLIENT_OK)
+      << attend_client_last_error();
+  Case c;
+  c.params.q.dtype = 9;
+  c.params.user = &made;
+  c.params.done = [](void* user) {
+    auto* const made = static_cast<Made*>(user);
+    made->ended = attend_client_session_end(made->session);
+    attend_client_call_free(made->call);
+  };
+  ASSERT_EQ(attend_client_session_start(&made.session, 1, 0, nullptr, &c.params, &made.call),
+            ATTEND_CLIENT_OK);
+  EXPECT_EQ(made.ended, ATTEND_CLIENT_OK);
+  attend_client_session_free(made.session, 0);
+  attend_client_close(client);
+}
+
 TEST(AttendClientCSessions, InfoAndHealth) {
   attend_client* const client = Open();
   char* json = nullptr;

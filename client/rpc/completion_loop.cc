@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/rpc/completion_loop.h"
+
+#include <grpcpp/alarm.h>
+
+#include <cassert>
+#include <utility>
+#include <vector>
+
+#include "kernels/util/thread_name.h"
+
+namespace attend::client {
+
+// A function on its way to the loop's thread.
+class CompletionLoop::Posted final : public Operation {
+ public:
+  Posted(CompletionLoop* loop, std::function<void()> function)
+      : loop_(loop), function_(std::move(function)) {}
+
+  void Start(std::shared_ptr<Posted> self) {
+    self_ = std::move(self);
+    alarm_.Set(loop_->queue(), gpr_inf_past(GPR_CLOCK_MONOTONIC), event_.Tag());
+  }
+  void OnEvent(int, bool) override {
+    const std::shared_ptr<Posted> self = std::move(self_);
+    std::exchange(function_, nullptr)();
+    loop_->Remove(this);
+  }
+  void Cancel() override {}  // it comes at once
+
+ private:
+  CompletionLoop* const loop_;
+  std::function<void()> function_;
+  Event event_{this, 0};
+  grpc::Alarm alarm_;
+  std::shared_ptr<Posted> self_;
+};
+
+CompletionLoop::CompletionLoop() : thread_([this] { Run(); }) {}
+
+CompletionLoop::~CompletionLoop() {
+  {
+    const MutexLock lock(mutex_);
+    assert(first_ == nullptr && "an operation outlived its loop");
+  }
+  queue_.Shutdown();
+  thread_.join();
+}
+
+void CompletionLoop::Run() {
+  NameThread("attend-client");
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_.Next(&tag, &ok)) {
+#ifdef ATTEND_THREAD_SANITIZER
+    __tsan_acquire(tag);
+#endif
+    const auto* event = static_cast<const Event*>(tag);
+    event->operation->OnEvent(event->slot, ok);
+  }
+}
+
+bool CompletionLoop::Add(Operation* operation) {
+  const MutexLock lock(mutex_);
+  if (closed_) return false;
+  Enter(operation);
+  return true;
+}
+
+void CompletionLoop::Enter(Operation* operation) {
+  assert(operation->next_ == nullptr && operation->previous_ == nullptr && operation != first_);
+  operation->next_ = first_;
+  if (first_ != nullptr) first_->previous_ = operation;
+  first_ = operation;
+}
+
+void CompletionLoop::Post(std::function<void()> function) {
+  const auto posted = std::make_shared<Posted>(this, std::move(function));
+  {
+    const MutexLock lock(mutex_);
+    Enter(posted.get());
+  }
+  posted->Start(posted);
+}
+
+void CompletionLoop::Remove(Operation* operation) {
+  const MutexLock lock(mutex_);
+  assert((operation == first_) == (operation->previous_ == nullptr) && "it is not here");
+  if (operation->previous_ != nullptr) operation->previous_->next_ = operation->next_;
+  if (operation->next_ != nullptr) operation->next_->previous_ = operation->previous_;
+  if (first_ == operation) first_ = operation->next_;
+  operation->previous_ = operation->next_ = nullptr;
+  if (first_ == nullptr) empty_.NotifyAll();
+}
+
+void CompletionLoop::Close() {
+  std::vector<std::shared_ptr<Operation>> all;
+  {
+    const MutexLock lock(mutex_);
+    closed_ = true;
+    for (Operation* operation = first_; operation != nullptr; operation = operation->next_) {
+      all.push_back(operation->shared_from_this());
+    }
+  }
+  for (const auto& operation : all) operation->Cancel();
+  all.clear();
+  const MutexLock lock(mutex_);
+  while (first_ != nullptr) empty_.Wait(mutex_);
+}
+
+}  // namespace attend::client

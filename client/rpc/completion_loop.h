@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Internal to the client: operations in flight, and the completion queues with their threads, which
+// serve them.
+
+#pragma once
+
+#include <grpcpp/completion_queue.h>
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "kernels/util/mutex.h"
+
+#ifdef ATTEND_THREAD_SANITIZER
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace attend::client {
+
+// What a completion queue hands back. `slot` tells an operation's events apart.
+class Operation;
+struct Event {
+  Operation* operation = nullptr;
+  int slot = 0;
+
+  // The tag for gRPC. The thread that gets the event sees everything written before it. gRPC
+  // ensures that, but ThreadSanitizer, which does not see into gRPC's library, must be told (Run,
+  // which takes the tag, tells it the other half).
+  void* Tag() {
+#ifdef ATTEND_THREAD_SANITIZER
+    __tsan_release(this);
+#endif
+    return this;
+  }
+};
+
+// Anything in flight. Kept alive by itself while gRPC holds one of its events.
+class Operation : public std::enable_shared_from_this<Operation> {
+ public:
+  virtual ~Operation() = default;
+  virtual void OnEvent(int slot, bool ok) = 0;
+  // From any thread, also one that holds locks of the user's: it only has a completion thread
+  // cancel the operation.
+  virtual void Cancel() = 0;
+
+ private:
+  friend class CompletionLoop;
+  Operation* previous_ = nullptr;
+  Operation* next_ = nullptr;
+};
+
+// A completion queue and the thread that serves it.
+class CompletionLoop {
+ public:
+  CompletionLoop();
+  // Every operation must have been removed.
+  ~CompletionLoop();
+
+  grpc::CompletionQueue* queue() { return &queue_; }
+  // From here to Remove the operation is cancelled when the client ends. After Close every new
+  // one is refused (false).
+  bool Add(Operation* operation);
+  void Remove(Operation* operation);
+  // Runs `function` on the loop's thread, soon, and destroys it there. While an operation is on the
+  // loop, or the client is in use.
+  void Post(std::function<void()> function);
+  // Refuses new operations, cancels those in flight and waits for them.
+  void Close();
+
+ private:
+  class Posted;
+
+  void Run();
+  void Enter(Operation* operation) ATTEND_REQUIRES(mutex_);
+
+  grpc::CompletionQueue queue_;
+  Mutex mutex_;
+  CondVar empty_;
+  Operation* first_ ATTEND_GUARDED_BY(mutex_) = nullptr;
+  bool closed_ ATTEND_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace attend::client

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of the C interface that are cancelled as they end, in six ways to make one (asyncio's is in
+// tests/e2e/test_python_cancel.py). Each ends, once, with its right answer or with CANCELLED, and
+// leaves nothing behind. ATTEND_CANCELS is how many of each, 10,000 without it.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/client/c/c_calls.h"
+
+namespace attend::client::c::test {
+namespace {
+
+// Tensors above 8 KiB: smaller ones are copied, and the caller's memory is not borrowed.
+constexpr int64_t kHeads = 2, kLength = 48, kWide = 32;
+constexpr size_t kInFlight = 8;
+
+int64_t Cancels() {
+  const char* const asked = std::getenv("ATTEND_CANCELS");
+  return asked == nullptr ? 10'000 : std::atoll(asked);
+}
+
+int64_t OwnMappingsOf(const char* name) {
+  std::ifstream maps("/proc/self/maps");
+  int64_t count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find(name) != std::string::npos;
+  return count;
+}
+
+// Starts calls, cancels each some time before, at or after its end, and looks at how it ended.
+class Canceller {
+ public:
+  Canceller() : whole_(kHeads, kLength, kWide) {}
+
+  Case& whole() { return whole_; }
+  using Starter = std::function<attend_client_call*(const attend_client_params&)>;
+
+  // `tensor`: of the answer, which is compared.
+  void Run(const Starter& start, attend_client_tensor attend_client_answer::*tensor) {
+    attend_client_params params = whole_.params;
+    std::atomic<int64_t> done = 0;
+    params.user = &done;
+    params.done = [](void* user) { ++*static_cast<std::atomic<int64_t>*>(user); };
+    {
+      Call first(start(params));
+      const attend_client_answer answer = first.Answer();
+      ASSERT_EQ(answer.code, ATTEND_CLIENT_OK) << answer.message;
+      const auto* const bytes = static_cast<const char*>((answer.*tensor).data);
+      right_.assign(bytes, bytes + whole_.q.size() * sizeof(float));
+    }
+    std::deque<Started> calls;
+    const int64_t cancels = Cancels();
+    for (int64_t n = 0; n < cancels || !calls.empty(); ++n) {
+      if (n < cancels) calls.push_back({std::make_unique<Call>(start(params)), Clock::now()});
+      if (calls.size() < kInFlight && n < cancels) continue;
+      // One of some is not cancelled, and tells how long they take.
+      const bool whole = n % 16 == 0;
+      if (!whole) CancelSometime(calls.front());
+      ASSERT_NO_FATAL_FAILURE(Judge(calls.front(), whole, tensor));
+      calls.pop_front();
+    }
+    while (done < cancels + 1) std::this_thread::yield();
+    EXPECT_EQ(done, cancels + 1);
+    EXPECT_GT(cancelled_, 0);
+    EXPECT_GT(answered_, 0);
+    testing::Test::RecordProperty("cancelled", std::to_string(cancelled_));
+    testing::Test::RecordProperty("answered", std::to_string(answered_));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Started {
+    std::unique_ptr<Call> call;
+    Clock::time_point begin;
+
+    int64_t age_ns() const { return std::chrono::nanoseconds(Clock::now() - begin).count(); }
+  };
+
+  // From at once to twice the time that a call takes, so that many cancels come with the answer.
+  void CancelSometime(const Started& started) {
+    const auto at = static_cast<int64_t>(random_() % static_cast<uint64_t>(2 * typical_ns_ + 1));
+    (void)started.call->Wait(std::max<int64_t>(0, at - started.age_ns()));
+    attend_client_cancel(started.call->get());
+  }
+
+  void Judge(const Started& started, bool whole,
+             attend_client_tensor attend_client_answer::*tensor) {
+    const attend_client_answer answer = started.call->Answer();
+    if (answer.code == ATTEND_CLIENT_CANCELLED) {
+      ++cancelled_;
+      return;
+    }
+    ++answered_;
+    ASSERT_EQ(answer.code, ATTEND_CLIENT_OK) << answer.message;
+    ASSERT_EQ(std::memcmp((answer.*tensor).data, right_.data(), right_.size()), 0);
+    if (whole) typical_ns_ += (started.age_ns() - typical_ns_) / 8;
+  }
+
+  Case whole_;
+  std::string right_;  // bytes
+  std::minstd_rand random_{1};
+  int64_t typical_ns_ = 1'000'000;
+  int64_t cancelled_ = 0, answered_ = 0;
+};
+
+class Cancelled : public testing::Test {
+ protected:
+  ~Cancelled() override { attend_client_close(client_); }
+
+  Canceller::Starter Plain(int32_t transport) {
+    canceller_.whole().params.transport = transport;
+    return [this](const attend_client_params& params) { return Start(client_, params); };
+  }
+
+  attend_client* client_ = Open();
+  Canceller canceller_;
+};
+
+TEST_F(Cancelled, InOneMessage) {
+  canceller_.Run(Plain(ATTEND_CLIENT_INLINE), &attend_client_answer::o);
+}
+
+TEST_F(Cancelled, InChunks) {
+  canceller_.Run(Plain(ATTEND_CLIENT_CHUNKED), &attend_client_answer::o);
+}
+
+TEST_F(Cancelled, InSharedMemory) {
+  canceller_.Run(Plain(ATTEND_CLIENT_SHARED), &attend_client_answer::o);
+  attend_client_close(std::exchange(client_, nullptr));
+  EXPECT_EQ(OwnMappingsOf("memfd:"), 0);
+}
+
+TEST_F(Cancelled, Gradients) {
+  attend_client_params& params = canceller_.whole().params;
+  Call forward(Start(client_, params));
+  const attend_client_answer answer = forward.Answer();
+  params.return_lse = 0;
+  params.wanted = ATTEND_CLIENT_D_Q | ATTEND_CLIENT_D_V;
+  params.d_o = params.v;
+  params.o = answer.o;
+  params.lse = answer.lse;
+  canceller_.Run(Plain(ATTEND_CLIENT_INLINE), &attend_client_answer::d_q);
+}
+
+TEST_F(Cancelled, OnASession) {
+  const attend_client_layer_shape shape = {ATTEND_CLIENT_FLOAT32, 0, kHeads, kWide, 0};
+  attend_client_session_options options = {};
+  options.struct_bytes = sizeof(options);
+  options.shapes = &shape;
+  options.shapes_count = 1;
+  attend_client_session* session = nullptr;
+  ASSERT_EQ(attend_client_session_create(client_, &options, &session), ATTEND_CLIENT_OK);
+  const auto start = [session](const attend_client_params& params) {
+    attend_client_call* call = nullptr;
+    EXPECT_EQ(attend_client_session_start(&session, 1, 0, nullptr, &params, &call),
+              ATTEND_CLIENT_OK)
+        << attend_client_last_error();
+    return call;
+  };
+  attend_client_params& params = canceller_.whole().params;
+  params.transport = ATTEND_CLIENT_INLINE;
+  EXPECT_EQ(Call(start(params)).Answer().code, ATTEND_CLIENT_OK);  // appends the rows
+  params.k = params.v = attend_client_tensor{};
+  canceller_.Run(start, &attend_client_answer::o);
+  EXPECT_EQ(attend_client_session_length(session, 0), kLength);
+  attend_client_session_free(session, 0);
+}
+
+TEST_F(Cancelled, OnStreams) {
+  // A stream is cancelled as a whole.
+  struct Calls {
+    attend_client_stream* stream = nullptr;
+    int64_t started = 0;
+  } calls;
+  const auto start = [this, &calls](const attend_client_params& params) {
+    if (calls.started++ % kInFlight == 0) {
+      if (calls.stream != nullptr) attend_client_stream_close(calls.stream);
+      EXPECT_EQ(attend_client_stream_open(client_, nullptr, nullptr, nullptr, 0, &calls.stream),
+                ATTEND_CLIENT_OK);
+    }
+    attend_client_call* call = nullptr;
+    EXPECT_EQ(attend_client_stream_start(calls.stream, &params, &call), ATTEND_CLIENT_OK);
+    return call;
+  };
+  canceller_.Run(start, &attend_client_answer::o);
+  attend_client_stream_close(calls.stream);
+}
+
+}  // namespace
+}  // namespace attend::client::c::test

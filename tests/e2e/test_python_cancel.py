@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""asyncio's calls whose time is over as their answers come. The other ways to cancel calls are in
+tests/client/c/cancel_test.cc. ATTEND_CANCELS is how many, 10,000 without it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import harness
+
+pytestmark = pytest.mark.usefixtures("libraries")
+
+CANCELS = int(os.environ.get("ATTEND_CANCELS", "10000"))
+SECONDS_MAX = 60 + CANCELS // 100
+
+# A process of its own: a loop that hangs can only be ended.
+SCRIPT = """
+import asyncio, faulthandler, random, sys, time
+faulthandler.enable()
+address, cancels = sys.argv[1], int(sys.argv[2])
+sys.path[:0] = sys.argv[3:]
+import numpy as np
+from attend import aio
+
+async def main():
+    late, answered = 0, 0
+    async with aio.Client(address, attempts=1) as client:
+        q = np.random.default_rng(1).standard_normal((1, 4, 64, 32)).astype(np.float32)
+        right = await client.attention(q, q, q)
+        begin = time.perf_counter()
+        for _ in range(20):
+            await asyncio.gather(*(client.attention(q, q, q) for _ in range(8)))
+        typical = (time.perf_counter() - begin) / 20
+
+        async def one(seconds):
+            nonlocal late, answered
+            try:
+                answer = await asyncio.wait_for(client.attention(q, q, q), seconds)
+            except asyncio.TimeoutError:
+                late += 1
+            else:
+                assert np.array_equal(answer, right)
+                answered += 1
+
+        async def caller(count):
+            for _ in range(count):
+                await one(random.uniform(0, 2 * typical))
+
+        await asyncio.gather(*(caller(cancels // 8) for _ in range(8)))
+        await one(60)
+        assert np.array_equal(await client.attention(q, q, q), right)
+    print(late, answered)
+
+asyncio.run(main())
+"""
+
+
+def test_time_outs_that_race_with_answers(tmp_path):
+    server = harness.Server(tmp_path)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, server.address, str(CANCELS), *sys.path],
+                          capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
+    late, answered = map(int, done.stdout.split())
+    assert late > 0 and answered > 0 and late + answered == CANCELS // 8 * 8 + 1
+    assert done.stderr == "", done.stderr
+    harness.wait_for("nothing in flight", lambda: server.metric("attend_inflight_requests") == 0)
+    assert server.stop() == 0, server.log()
