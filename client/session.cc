@@ -7,7 +7,9 @@
 #include <random>
 #include <utility>
 
+#include "client/call/listed_ids.h"
 #include "client/rpc/session_calls.h"
+#include "kernels/util/counted.h"
 #include "kernels/util/mutex.h"
 
 namespace attend::client {
@@ -97,8 +99,8 @@ Result<bool> Session::State::MakeKnown(int32_t layer) {
   ATTEND_RETURN_IF_ERROR(Ask(&v1::SessionService::Stub::GetSession, request, &session));
   const MutexLock lock(mutex);
   if (session.layer_lengths_size() != std::ssize(layers)) {
-    return Internal("the server's session has " + std::to_string(session.layer_lengths_size()) +
-                    " layers, it had " + std::to_string(layers.size()));
+    return Internal("the server's session has " + Counted(session.layer_lengths_size(), "layer") +
+                    ", it had " + std::to_string(layers.size()));
   }
   const int64_t believed = std::exchange(layers[layer].length, session.layer_lengths(layer));
   layers[layer].known = true;
@@ -191,7 +193,7 @@ Result<Session> Session::Open(Client& client, const std::string& id,
   const auto shapes = std::ssize(options.shapes);
   if (shapes > 1 && shapes != session.layers()) {
     return InvalidArgument("shapes has " + std::to_string(shapes) + " entries, the session has " +
-                           std::to_string(session.layers()) + " layers");
+                           Counted(session.layers(), "layer"));
   }
   return session;
 }
@@ -203,18 +205,30 @@ Result<v1::ListSessionsResponse> Session::List(Client& client, const std::string
   options.tenant = tenant;
   options.server = server;
   options.timeout = timeout;
-  const Result<std::shared_ptr<State>> state = MakeState(client, options);
-  if (!state.ok()) return state.status();
+  const TimePoint begin = client.clock().Now();
   v1::ListSessionsRequest request;
   v1::ListSessionsResponse all;
-  for (bool more = true; more;) {
+  ListedIds listed;
+  for (;;) {
+    if (timeout.count() > 0) {  // of all pages together
+      options.timeout = timeout - (client.clock().Now() - begin);
+      if (options.timeout.count() <= 0) {
+        return Status(Code::kDeadlineExceeded,
+                      "the list of sessions has not ended in time: it has " +
+                          std::to_string(all.sessions_size()) + " so far");
+      }
+    }
+    const Result<std::shared_ptr<State>> state = MakeState(client, options);
+    if (!state.ok()) return state.status();
     v1::ListSessionsResponse page;
     ATTEND_RETURN_IF_ERROR((*state)->Ask(&v1::SessionService::Stub::ListSessions, request, &page));
-    more = page.sessions_size() > 0;
-    if (more) request.set_after(page.sessions(page.sessions_size() - 1).id());
-    all.MergeFrom(page);
+    if (page.sessions_size() == 0) return all;
+    for (v1::Session& session : *page.mutable_sessions()) {
+      ATTEND_RETURN_IF_ERROR(listed.Take(session.id()));
+      *all.add_sessions() = std::move(session);
+    }
+    request.set_after(listed.last());
   }
-  return all;
 }
 
 Result<Session> Session::Fork(std::optional<int64_t> length) const {

@@ -58,7 +58,7 @@ class Session {
   static Result<Session> Open(Client& client, const std::string& id,
                               const SessionOptions& options = {});
   // Lists the tenant's sessions, of several servers those of the one that is named, or of the
-  // first.
+  // first. `timeout`: of the whole list; 0: none.
   static Result<v1::ListSessionsResponse> List(Client& client, const std::string& tenant = "",
                                                std::chrono::nanoseconds timeout = {},
                                                const std::string& server = "");

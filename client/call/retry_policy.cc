@@ -13,11 +13,11 @@ Pushback ParsePushback(std::optional<std::string_view> value) {
   if (!value) return {};
   int64_t ms = -1;
   const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), ms);
-  constexpr int64_t kDayMs = 86'400'000;
   if (error != std::errc() || end != value->data() + value->size() || ms < 0) {
     return {Pushback::Kind::kNever, {}};
   }
-  return {Pushback::Kind::kWait, std::chrono::milliseconds(std::min(ms, kDayMs))};
+  const int64_t most_ms = std::chrono::milliseconds(kPushbackMax).count();
+  return {Pushback::Kind::kWait, std::chrono::milliseconds(std::min(ms, most_ms))};
 }
 
 std::optional<std::chrono::nanoseconds> RetryState::AfterFailure(

@@ -31,6 +31,9 @@ struct Pushback {
   std::chrono::nanoseconds wait{0};
 };
 
+// A broken server's wait must not look like a client that hangs: longer ones count as this.
+inline constexpr std::chrono::seconds kPushbackMax{60};
+
 // Reads the metadata's value: a number of milliseconds; a negative or malformed one means "never".
 Pushback ParsePushback(std::optional<std::string_view> value);
 
@@ -44,8 +47,8 @@ class RetryState {
   // the failure is final: the code is neither UNAVAILABLE nor RESOURCE_EXHAUSTED; it is the latter
   // without a time from the server (gRPC uses it for messages that are too large, which never
   // changes); no attempts are left; the server said never; or the wait would not end before
-  // `time_left` (nullopt = no deadline). A wait that the server asked for is never shortened, and
-  // restarts the backoff.
+  // `time_left` (nullopt = no deadline). A wait that the server asked for is not shortened, except
+  // to kPushbackMax (and jitter), and restarts the backoff.
   std::optional<std::chrono::nanoseconds> AfterFailure(
       Code code, const Pushback& pushback, std::optional<std::chrono::nanoseconds> time_left);
 

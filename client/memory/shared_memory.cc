@@ -2,12 +2,15 @@
 
 #include "client/memory/shared_memory.h"
 
+#include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/un.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -84,6 +87,24 @@ ssize_t Receive(int socket, int flags, std::string* packet, int* files, int* fil
 bool IsReleased(const std::string& packet) {
   v1::RegionReply reply;
   return reply.ParseFromString(packet) && reply.has_released();
+}
+
+// Whether the descriptor is memory of `bytes` bytes that nobody can take from under its readers:
+// the kernel would end this process by a signal (SIGBUS).
+Status CheckRegionFile(int file, int64_t bytes) {
+  struct stat about {};
+  struct statfs where {};
+  if (fstat(file, &about) != 0 || fstatfs(file, &where) != 0) return Lost("a region's descriptor");
+  if (about.st_size < bytes) {
+    return Internal("the region's descriptor has " + std::to_string(about.st_size) +
+                    " bytes, the server's packet says " + std::to_string(bytes));
+  }
+  // Huge pages may run out after they were mapped, and other files cannot be sealed.
+  const int seals = fcntl(file, F_GET_SEALS);
+  if (where.f_type == TMPFS_MAGIC && seals >= 0 && (seals & F_SEAL_SHRINK) != 0) return Status();
+  return Internal(
+      "the region's memory is not sealed against shrinking (memfd_create, "
+      "F_SEAL_SHRINK), so it is not mapped");
 }
 
 bool IsOwnOrRoots(uid_t user) { return user == geteuid() || user == 0; }
@@ -244,13 +265,18 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
     Forget(reply.created().token(), nullptr);
     return Internal("the server's packet came without the region's descriptor");
   }
-  if (valid) {
+  const Status unsafe = valid ? CheckRegionFile(file, mapped) : Status();
+  if (valid && unsafe.ok()) {
     data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   }
   const int map_error = errno;
   if (file >= 0) close(file);
   if (!status.ok()) return status;
   if (!valid) return Internal("the server's packet does not describe a valid region");
+  if (!unsafe.ok()) {
+    Forget(reply.created().token(), nullptr);
+    return unsafe;
+  }
   if (data == MAP_FAILED) {
     Forget(reply.created().token(), nullptr);
     return ResourceExhausted("a region of " + std::to_string(mapped) +

@@ -27,6 +27,9 @@ constexpr int kBackoffMaxMs = 2000;
 // Far and busy servers take their time. A host that drops packets holds calls up as long.
 constexpr int kConnectMaxMs = 5000;
 
+// Of what has no tensors: far more than a page of sessions with many layers.
+constexpr int kSmallAnswerBytesMax = 64 << 20;
+
 // Connecting once more, to find out what is wrong.
 constexpr std::chrono::milliseconds kDiagnosisMax{2000};
 
@@ -42,6 +45,18 @@ constexpr char kSpread[] =
 int Milliseconds(std::chrono::nanoseconds time) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
   return static_cast<int>(std::clamp<int64_t>(ms, 1, INT_MAX));
+}
+
+// The address in gRPC's words for one at which no process listens; else empty.
+std::string AddressWithoutServer(const std::string& words) {
+  constexpr std::string_view kBefore = "failed to connect to all addresses; last error: ";
+  if (!words.starts_with(kBefore)) return "";
+  const size_t begin = words.find(' ', kBefore.size()) + 1;  // after a code's name
+  size_t end = words.find(": Failed to connect to remote host: Connection refused", begin);
+  if (end == words.npos) end = words.find(": No such file or directory", begin);
+  if (begin == 0 || end == words.npos) return "";
+  const std::string peer = words.substr(begin, end - begin);
+  return IsUnixTarget(peer) ? peer : ServerOfPeer(peer);
 }
 
 // A server that is cut off ends no connection.
@@ -70,10 +85,10 @@ ConnectionPool::ConnectionPool(const PoolOptions& options, const Clock& clock)
   threads = std::min(threads, options.connections);
   for (int i = 0; i < threads; ++i) loops_.push_back(std::make_unique<CompletionLoop>());
   any_ = MakeConnections(options.target, several_);
-  control_ = MakeChannel(options.target, /*spread=*/false);
+  control_ = MakeChannel(options.target, Use::kSmallCalls, /*spread=*/false);
 }
 
-std::shared_ptr<grpc::Channel> ConnectionPool::MakeChannel(const std::string& target,
+std::shared_ptr<grpc::Channel> ConnectionPool::MakeChannel(const std::string& target, Use use,
                                                            bool spread) const {
   grpc::ChannelArguments args;
   // A proxy ($http_proxy) would read the token.
@@ -86,7 +101,7 @@ std::shared_ptr<grpc::Channel> ConnectionPool::MakeChannel(const std::string& ta
   // By its name a pause, but gRPC takes it for the time that connecting may take.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMaxMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
-  args.SetMaxReceiveMessageSize(-1);
+  args.SetMaxReceiveMessageSize(use == Use::kSmallCalls ? kSmallAnswerBytesMax : -1);
   args.SetMaxSendMessageSize(-1);
   if (several_) AskWhetherItIsThere(options_, &args);
   if (spread) SpreadCalls(&args);
@@ -107,7 +122,7 @@ ConnectionPool::Connections ConnectionPool::MakeConnections(const std::string& t
   Connections made;
   for (int i = 0; i < size(); ++i) {
     CompletionLoop* const loop = loops_[static_cast<size_t>(i) % loops_.size()].get();
-    made.push_back(std::make_shared<Connection>(MakeChannel(target, spread), loop, i));
+    made.push_back(std::make_shared<Connection>(MakeChannel(target, Use::kCalls, spread), loop, i));
   }
   return made;
 }
@@ -162,7 +177,7 @@ ConnectionPool::Pinned& ConnectionPool::PinnedTo(const std::string& server,
   const Result<std::string> target = ServerTarget(server);
   assert(target.ok() && "CheckServer was not asked");
   return pinned_[server] = {MakeConnections(*target, /*spread=*/false),
-                            MakeChannel(*target, /*spread=*/false), turn};
+                            MakeChannel(*target, Use::kSmallCalls, /*spread=*/false), turn};
 }
 
 Status ConnectionPool::CheckServer(const std::string& server) const {
@@ -250,6 +265,10 @@ Status FromGrpc(const grpc::Status& status) {
         "what listens there is not a gRPC server, or takes TLS only; is this the port of its "
         "metrics, or is its authority missing (tls_ca)? (" +
         status.error_message() + ")");
+  }
+  if (const std::string at = AddressWithoutServer(status.error_message()); !at.empty()) {
+    return Unavailable("no server at " + at + ": is attend-server running? (" +
+                       status.error_message() + ")");
   }
   switch (status.error_code()) {
     case grpc::StatusCode::ABORTED:

@@ -127,7 +127,8 @@ class ConnectionPool {
     uint64_t used = 0;  // the turn
   };
 
-  std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, bool spread) const;
+  enum class Use { kSmallCalls, kCalls };
+  std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, Use use, bool spread) const;
   Connections MakeConnections(const std::string& target, bool spread) const;
   // `forgotten`: connections that make room, to be let go of without the lock.
   Pinned& PinnedTo(const std::string& server, Pinned* forgotten) const ATTEND_REQUIRES(mutex_);

@@ -3,6 +3,7 @@
 // The client's end of the regions' socket against a server that the test plays: answers that come
 // late, without a descriptor, or with too many.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -27,6 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kBytes = 8192;
+constexpr int kServersSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 class FakeDeviceMemory final : public DeviceMemory {
  public:
@@ -78,10 +80,18 @@ class SharedSocketTest : public ::testing::Test {
     EXPECT_TRUE(request.ParseFromArray(packet, static_cast<int>(std::max<ssize_t>(0, bytes))));
     return request;
   }
+  static int Memory(int64_t bytes, int seals) {
+    const int memory = memfd_create("peer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    EXPECT_EQ(ftruncate(memory, bytes), 0);
+    EXPECT_EQ(fcntl(memory, F_ADD_SEALS, seals), 0);
+    return memory;
+  }
   void Send(const v1::RegionReply& reply, int files) {
+    SendWith(reply, files, Memory(kBytes, kServersSeals));
+  }
+  // Closes `memory`.
+  void SendWith(const v1::RegionReply& reply, int files, int memory) {
     std::string bytes = reply.SerializeAsString();
-    const int memory = memfd_create("peer", MFD_CLOEXEC);
-    EXPECT_EQ(ftruncate(memory, kBytes), 0);
     const std::vector<int> fds(static_cast<size_t>(files), memory);
     std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
     iovec data{bytes.data(), bytes.size()};
@@ -230,6 +240,36 @@ TEST_F(SharedSocketTest, WhatCouldNotBeReleasedIsKeptAsLongAsTheServerMayHaveIt)
   ClosePeer();
   memory_.reset();
   EXPECT_EQ(freed_, 1);
+}
+
+// Or the kernel would end this process at its first look at what is not there.
+TEST_F(SharedSocketTest, MemoryThatMayGoIsNotMapped) {
+  const int plain = open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  ASSERT_GE(plain, 0);
+  ASSERT_EQ(ftruncate(plain, kBytes), 0);
+  const int before = OpenFiles() - 1;
+  struct {
+    int memory;
+    const char* words;
+  } const cases[] = {{Memory(0, kServersSeals), "has 0 bytes"},
+                     {Memory(kBytes - 1, kServersSeals), "has 8191 bytes"},
+                     {Memory(kBytes, 0), "not sealed against shrinking"},
+                     {Memory(kBytes, F_SEAL_GROW | F_SEAL_SEAL), "not sealed against shrinking"},
+                     {plain, "not sealed against shrinking"}};
+  for (const auto& [memory, words] : cases) {
+    std::future<Region> created = Create();
+    EXPECT_TRUE(Receive().has_create());
+    SendWith(Created("bad"), 1, memory);
+    EXPECT_EQ(Receive().release().token(), "bad") << "it is given back";
+    const Region region = created.get();
+    ASSERT_FALSE(region.ok()) << words;
+    EXPECT_EQ(region.status().code(), Code::kInternal);
+    EXPECT_NE(region.status().message().find(words), std::string::npos)
+        << region.status().message();
+    Send(Released(), 0);
+  }
+  EXPECT_EQ(OpenFiles(), before) << "none is kept";
+  EXPECT_TRUE(CreateWith(Created("good"), 1).ok());
 }
 
 TEST_F(SharedSocketTest, AWrongNumberOfDescriptorsIsSaid) {
