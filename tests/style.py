@@ -55,14 +55,14 @@ ROOMS = {
     "server/app": "auth engine http limits log memory metrics net oip regions request rpc schedule "
                   "sessions tls trace upload util wire proto/process",
     "client": "call memory rpc wire",
-    "client/c": "client call memory",
+    "client/c": "client call memory wire",
     "client/call": "memory",
     "client/wire": "call",
     "client/rpc": "call wire",
     "client/tool": "call",
     "client/load": "client call plot tool wire",
     "client/local": "call load plot tool kernels/c",
-    "client/cli": "client call load local memory plot rpc tool proto/process",
+    "client/cli": "client call load local memory plot rpc tool wire proto/process",
     "client/example": "", "client/memory": "", "client/plot": "",
     "kernels": "contract cpu cuda",
     "kernels/util": "",
@@ -88,7 +88,7 @@ ROOMS = {
 KERNELS_FOR_ALL = {"kernels/contract", "kernels/reference", "kernels/util"}
 # Where gRPC and generated headers may be included.
 WIRE = re.compile(r"(server/(app|oip|rpc|wire)|client/(c|rpc|wire))/|"
-                  r"(server/main|client/cli/cmd_info|client/memory/(cuda|shared)_memory)\.cc$|"
+                  r"(server/main|client/memory/(cuda|shared)_memory)\.cc$|"
                   r"(server/regions/region_socket|client/(client|session|cli/admin_calls))\.|"
                   r"client/call/attention_call\.h$")
 

@@ -10,7 +10,7 @@
 #include "client/c/call_state.h"
 #include "client/c/params.h"
 #include "client/c/status.h"
-#include "client/c/json.h"
+#include "client/wire/json.h"
 
 namespace attend::client::c {
 namespace {

@@ -290,7 +290,7 @@ ATTEND_CLIENT_API void attend_client_stream_close(attend_client_stream* stream);
 
 /* The shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v]. */
 typedef struct attend_client_layer_shape {
-  int32_t dtype;
+  int32_t dtype; /* 0: ATTEND_CLIENT_FLOAT32 */
   int32_t reserved;
   int64_t heads_kv;
   int64_t dim;

@@ -15,7 +15,7 @@
 #include "client/c/params.h"
 #include "client/c/status.h"
 #include "client/session.h"
-#include "client/c/json.h"
+#include "client/wire/json.h"
 
 struct attend_client_stream {
   std::shared_ptr<attend::client::c::ClientState> state;
@@ -43,7 +43,8 @@ Status ReadSessionOptions(const attend_client& client, const attend_client_sessi
   }
   for (int64_t n = 0; n < from->shapes_count; ++n) {
     const attend_client_layer_shape& shape = from->shapes[n];
-    to->shapes.push_back({static_cast<DType>(shape.dtype), shape.heads_kv, shape.dim, shape.dim_v});
+    const DType dtype = shape.dtype == 0 ? LayerShape().dtype : static_cast<DType>(shape.dtype);
+    to->shapes.push_back({dtype, shape.heads_kv, shape.dim, shape.dim_v});
   }
   to->layers = from->layers;
   to->pinned = from->pinned != 0;

@@ -11,9 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "client/call/listed_ids.h"
 #include "client/cli/admin_calls.h"
 #include "client/cli/commands.h"
 #include "client/cli/session_id.h"
+#include "kernels/util/counted.h"
+#include "kernels/util/printable.h"
 
 namespace attend::client {
 namespace {
@@ -40,7 +43,7 @@ int Drain(const AdminFlags& flags, AdminCalls& calls) {
     if (!status.ok()) return Fail(status.status(), kExitFailed);
     left = status->inflight_requests();
   }
-  std::printf("draining, %lld requests to finish\n", Int(left));
+  std::printf("draining, %s to finish\n", Counted(left, "request").c_str());
   return left > 0 && flags.wait_s > 0 ? kExitFailed : kExitOk;
 }
 
@@ -56,26 +59,30 @@ int SetLogLevel(const AdminFlags& flags, AdminCalls& calls) {
   request.set_level(flags.level);
   const Result<v1::SetLogLevelResponse> set = calls.SetLogLevel(request);
   if (!set.ok()) return Fail(set.status(), kExitFailed);
-  std::printf("log level %s, was %s\n", flags.level.c_str(), set->before().c_str());
+  std::printf("log level %s, was %s\n", flags.level.c_str(), Printable(set->before()).c_str());
   return kExitOk;
 }
 
 int ListSessions(const AdminFlags& flags, AdminCalls& calls) {
   v1::ListTenantSessionsRequest request;
   request.set_tenant(flags.tenant);
+  ListedIds listed;
   for (;;) {
     const Result<v1::ListTenantSessionsResponse> list = calls.ListSessions(request);
     if (!list.ok()) return Fail(list.status(), kExitFailed);
     for (const v1::TenantSession& each : list->sessions()) {
       const v1::Session& session = each.session();
+      if (const Status taken = listed.Take(session.id()); !taken.ok()) {
+        return Fail(taken, kExitFailed);
+      }
       std::printf("%s  %-16s %-8s tokens %-10lld %10s  lease %.0f s%s\n",
-                  SessionIdText(session.id()).c_str(), each.tenant().c_str(),
-                  session.device().c_str(), Int(session.length()),
+                  SessionIdText(session.id()).c_str(), Printable(each.tenant()).c_str(),
+                  Printable(session.device()).c_str(), Int(session.length()),
                   BytesText(session.bytes()).c_str(), session.lease_seconds_left(),
                   session.pinned() ? "  pinned" : "");
     }
     if (list->sessions_size() == 0) return kExitOk;
-    request.set_after(list->sessions(list->sessions_size() - 1).session().id());
+    request.set_after(listed.last());
   }
 }
 
@@ -85,7 +92,7 @@ int FreeSessions(const AdminFlags& flags, AdminCalls& calls) {
   for (const std::string& id : flags.ids) request.add_sessions(ParseSessionId(id).id);
   const Result<v1::FreeSessionsResponse> freed = calls.FreeSessions(request);
   if (!freed.ok()) return Fail(freed.status(), kExitFailed);
-  std::printf("freed %lld sessions, %lld were not there\n", Int(freed->freed()),
+  std::printf("freed %s, %lld not found\n", Counted(freed->freed(), "session").c_str(),
               Int(freed->not_found()));
   return freed->not_found() == 0 ? kExitOk : kExitFailed;
 }
@@ -96,28 +103,30 @@ int Evict(const AdminFlags& flags, AdminCalls& calls) {
   request.set_pinned(flags.pinned);
   const Result<v1::EvictTenantResponse> evicted = calls.EvictTenant(request);
   if (!evicted.ok()) return Fail(evicted.status(), kExitFailed);
-  std::printf("%lld sessions lost their tokens, %s are free\n", Int(evicted->sessions()),
-              BytesText(evicted->bytes()).c_str());
+  std::printf("evicted the tokens of %s, freed %s\n",
+              Counted(evicted->sessions(), "session").c_str(), BytesText(evicted->bytes()).c_str());
   return kExitOk;
 }
 
 int PrintStatus(const AdminFlags&, AdminCalls& calls) {
   const Result<v1::GetStatusResponse> status = calls.GetStatus();
   if (!status.ok()) return Fail(status.status(), kExitFailed);
-  std::printf("attend %s, up %.0f s, %s, log level %s\n", status->version().c_str(),
+  std::printf("attend %s, up %.0f s, %s, log level %s\n", Printable(status->version()).c_str(),
               status->uptime_seconds(),
               status->ending()     ? "ending"
               : status->draining() ? "draining"
                                    : "takes new work",
-              status->log_level().c_str());
-  std::printf("%lld requests in flight, %lld connections\n", Int(status->inflight_requests()),
-              Int(status->connections()));
+              Printable(status->log_level()).c_str());
+  std::printf("%s in flight, %s\n", Counted(status->inflight_requests(), "request").c_str(),
+              Counted(status->connections(), "connection").c_str());
   for (const v1::GetStatusResponse::Device& device : status->devices()) {
-    std::printf("device %s: %lld requests wait%s\n", device.name().c_str(),
-                Int(device.queued_requests()), device.healthy() ? "" : ", NOT HEALTHY");
+    std::printf("device %s: %s waiting%s\n", Printable(device.name()).c_str(),
+                Counted(device.queued_requests(), "request").c_str(),
+                device.healthy() ? "" : ", NOT HEALTHY");
   }
   for (const v1::GetStatusResponse::Tenant& tenant : status->tenants()) {
-    std::printf("tenant %s: %lld sessions, %s\n", tenant.name().c_str(), Int(tenant.sessions()),
+    std::printf("tenant %s: %s, %s\n", Printable(tenant.name()).c_str(),
+                Counted(tenant.sessions(), "session").c_str(),
                 BytesText(tenant.session_bytes()).c_str());
   }
   return kExitOk;

@@ -12,6 +12,7 @@
 #include "client/tool/call_spec.h"
 #include "client/tool/verify.h"
 #include "kernels/util/host_mapping.h"
+#include "kernels/util/printable.h"
 
 namespace attend::client {
 namespace {
@@ -106,8 +107,9 @@ bool CheckOne(Client& client, const Place& place, const CallSpec& spec, uint64_t
   const auto row = [&](const char* kernel, double error, double bound, const char* verdict,
                        const std::string& detail) {
     std::printf("%-9s %-60s %-18s %10.3g %10.3g  %s%s%s\n",
-                std::string(DTypeName(spec.dtype)).c_str(), spec.text.c_str(), kernel, error, bound,
-                verdict, detail.empty() ? "" : ": ", detail.c_str());
+                std::string(DTypeName(spec.dtype)).c_str(), spec.text.c_str(),
+                Printable(kernel).c_str(), error, bound, verdict, detail.empty() ? "" : ": ",
+                Printable(detail).c_str());
   };
   Result<AttentionCall> call = MakeRandomCall(spec, seed);
   CallOptions call_options;

@@ -12,6 +12,7 @@
 
 #include "client/cli/commands.h"
 #include "client/rpc/connections.h"
+#include "kernels/util/printable.h"
 
 namespace attend::client {
 
@@ -124,7 +125,7 @@ void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& in
   std::string known;
   for (const std::string& name : info.tenants()) {
     if (name == tenant) return;
-    known += (known.empty() ? "" : ", ") + name;
+    known += (known.empty() ? "" : ", ") + Printable(name);
   }
   std::fprintf(stderr,
                "attend-client: warning: the server knows no tenant \"%s\", only %s: it counts as "
@@ -161,7 +162,8 @@ int FinishOutput(int exit_code) {
 
 int Fail(const Status& status, int exit_code) {
   // Errors in flags and files are printed plainly; a call's errors with their code.
-  const std::string text = exit_code == kExitUsage ? status.message() : status.ToString();
+  const std::string text =
+      Printable(exit_code == kExitUsage ? status.message() : status.ToString());
   std::fflush(stdout);
   std::fprintf(stderr, "attend-client: %s\n", text.c_str());
   return exit_code;
@@ -173,9 +175,10 @@ std::string DescribeAnswer(const AttentionResult& r) {
   std::snprintf(text, sizeof text,
                 "kernel %s on %s, batch of %lld, server %.3f ms (receive %.3f, queue %.3f, copy in "
                 "%.3f, kernel %.3f, copy out %.3f)",
-                r.kernel.c_str(), r.device.c_str(), static_cast<long long>(r.batch_requests),
-                ms(r.timings.total_ns), ms(r.timings.receive_ns), ms(r.timings.queue_ns),
-                ms(r.timings.copy_in_ns), ms(r.timings.kernel_ns), ms(r.timings.copy_out_ns));
+                Printable(r.kernel).c_str(), Printable(r.device).c_str(),
+                static_cast<long long>(r.batch_requests), ms(r.timings.total_ns),
+                ms(r.timings.receive_ns), ms(r.timings.queue_ns), ms(r.timings.copy_in_ns),
+                ms(r.timings.kernel_ns), ms(r.timings.copy_out_ns));
   return text;
 }
 
@@ -188,7 +191,7 @@ std::string DescribeCheck(const RowsReport& c) {
   if (c.rows_wide > 0) {
     line += ", " + std::to_string(c.rows_wide) + " of them with weights that fp32 leaves uncertain";
   }
-  return c.detail.empty() ? line : line + ": " + c.detail;
+  return c.detail.empty() ? line : line + ": " + Printable(c.detail);
 }
 
 }  // namespace attend::client

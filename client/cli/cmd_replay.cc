@@ -11,6 +11,7 @@
 #include "client/cli/commands.h"
 #include "client/tool/file_io.h"
 #include "client/tool/verify.h"
+#include "kernels/util/printable.h"
 
 namespace attend::client {
 namespace {
@@ -38,7 +39,7 @@ Status ReadMessage(const std::string& path, Message* message) {
 void PrintReport(const std::string& path) {
   const Result<std::string> text = ReadWholeFile(path);
   if (!text.ok()) {
-    std::printf("dumped   no report: %s\n", text.status().message().c_str());
+    std::printf("dumped   no report: %s\n", Printable(text.status().message()).c_str());
     return;
   }
   const auto report = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
@@ -48,8 +49,8 @@ void PrintReport(const std::string& path) {
   }
   std::printf("dumped  ");
   for (const auto& [key, value] : report.items()) {
-    std::printf(" %s %s", key.c_str(),
-                value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    const std::string words = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    std::printf(" %s %s", Printable(key).c_str(), Printable(words).c_str());
   }
   std::printf("\n");
 }
@@ -110,7 +111,7 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
   call_options.tenant = options.tenant;
   const Result<AttentionResult> result = (*client)->Call(*call, call_options);
   if (!result.ok()) return Fail(result.status(), kExitFailed);
-  std::printf("answer   request %s, %s\n", result->request_id.c_str(),
+  std::printf("answer   request %s, %s\n", Printable(result->request_id).c_str(),
               DescribeAnswer(*result).c_str());
   const bool same = PrintDifferences(*call, *result, failed);
   bool ok = result->check && result->check->ok;

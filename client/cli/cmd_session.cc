@@ -11,6 +11,8 @@
 #include "client/cli/commands.h"
 #include "client/cli/session_id.h"
 #include "client/session.h"
+#include "kernels/util/counted.h"
+#include "kernels/util/printable.h"
 
 namespace attend::client {
 namespace {
@@ -38,9 +40,9 @@ std::string TokensText(const v1::Session& session) {
 }
 
 void Print(const v1::Session& session) {
-  std::printf("%s  %-8s %3d layers  tokens %-10s  %10s, %10s shared  lease %.0f s%s\n",
-              SessionIdText(session.id()).c_str(), session.device().c_str(),
-              session.layer_lengths_size(), TokensText(session).c_str(),
+  std::printf("%s  %-8s %10s  tokens %-10s  %10s, %10s shared  lease %.0f s%s\n",
+              SessionIdText(session.id()).c_str(), Printable(session.device()).c_str(),
+              Counted(session.layer_lengths_size(), "layer").c_str(), TokensText(session).c_str(),
               BytesText(session.bytes()).c_str(), BytesText(session.shared_bytes()).c_str(),
               session.lease_seconds_left(), session.pinned() ? "  pinned" : "");
 }
@@ -72,7 +74,7 @@ int Create(const SessionFlags& flags, Client& client) {
   Result<Session> session = Session::Create(client, options);
   if (!session.ok()) return Fail(session.status(), kExitFailed);
   const std::string server = session->server();
-  std::printf("%s\n", SessionIdText(session->Release(), server).c_str());
+  std::printf("%s\n", Printable(SessionIdText(session->Release(), server)).c_str());
   return kExitOk;
 }
 
@@ -140,7 +142,7 @@ Status Fork(const SessionFlags& flags, Session& session) {
   Result<Session> fork = session.Fork(flags.length);
   if (!fork.ok()) return fork.status();
   const std::string server = fork->server();
-  std::printf("%s\n", SessionIdText(fork->Release(), server).c_str());
+  std::printf("%s\n", Printable(SessionIdText(fork->Release(), server)).c_str());
   return Status();
 }
 
@@ -270,15 +272,13 @@ Command AddSession(CLI::App& app, const CommonOptions& common) {
   CLI::App* const parent = app.add_subcommand(
       "session",
       "Keep K and V on the server: create, append, attend, fork, truncate, free, list, info");
+  parent->require_subcommand(1);
   const auto commands = std::make_shared<Commands>(Commands{parent, flags.get(), {}});
   AddShape(commands->Add("create", "Make a session and print its id", Create), flags.get());
   AddCalls(commands.get());
   AddChanges(commands.get());
   commands->Add("list", "List the tenant's sessions", List);
   return [flags, commands, parent, &common] {
-    if (parent->get_subcommands().empty()) {
-      return Fail(InvalidArgument("session: a command is missing, see session --help"), kExitUsage);
-    }
     return Run(*flags, common, commands->acts.at(parent->get_subcommands().front()));
   };
 }

@@ -98,7 +98,8 @@ void AddRate(CLI::App* command, LoadFlags* f) {
       ->add_option("--concurrency", f->concurrency,
                    "Closed loop: number of callers, each with one request in flight. A value, a "
                    "range (1:64:x2, 1:16:+4, 1:16:4) or a comma-separated list of them. Default 1 "
-                   "without --rate")
+                   "without --rate. With --rate, both are measured, one after the other: closed "
+                   "loops first")
       ->type_name("VALUES");
   command
       ->add_option("--rate", f->rates,

@@ -12,6 +12,7 @@
 
 #include "client/call/token.h"
 #include "client/cli/commands.h"
+#include "client/cli/parse_errors.h"
 #include "proto/process/process_settings.h"
 #include "proto/process/receive_blocks.h"
 
@@ -98,19 +99,7 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    if (app.get_subcommands().empty() && app.remaining_size() > 0) {
-      std::fprintf(stderr, "attend-client: unknown command or flag \"%s\", see --help\n",
-                   app.remaining().front().c_str());
-      return kExitUsage;
-    }
-    if (app.get_subcommands().empty() && error.get_name() == "RequiredError") {
-      std::string names;
-      for (const auto& [name, command] : commands) names += (names.empty() ? "" : ", ") + name;
-      std::fprintf(stderr, "attend-client: a command is missing: %s; see --help\n", names.c_str());
-      return kExitUsage;
-    }
-    std::fprintf(stderr, "attend-client: %s\n", error.what());
-    return kExitUsage;
+    return Fail(InvalidArgument(DescribeParseError(app, error)), kExitUsage);
   }
   // gRPC's own lines on stderr say less than a command's error.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
@@ -139,7 +128,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "attend-client: out of memory\n");
     return attend::client::kExitFailed;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "attend-client: %s\n", error.what());
-    return attend::client::kExitFailed;
+    return attend::client::Fail(attend::Internal(error.what()), attend::client::kExitFailed);
   }
 }

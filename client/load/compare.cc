@@ -143,7 +143,7 @@ void CompareSettings(const LoadRuns& before, const LoadRuns& after, Comparison* 
   for (const std::string& name : names) {
     const std::vector<std::string> first = ValuesOf(before, name), second = ValuesOf(after, name);
     if (name == "started" || (first.size() == 1 && first == second)) continue;
-    comparison->settings.push_back(name + ": " + Joined(first) + " | " + Joined(second));
+    comparison->settings.push_back(Printable(name + ": " + Joined(first) + " | " + Joined(second)));
   }
 }
 

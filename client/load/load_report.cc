@@ -4,6 +4,8 @@
 
 #include "client/load/load_stats.h"
 #include "client/load/report_text.h"
+#include "kernels/util/counted.h"
+#include "kernels/util/printable.h"
 
 namespace attend::client {
 namespace {
@@ -53,7 +55,7 @@ void AppendOutcomes(std::string* out, const LoadResult& r) {
            100 * r.latency_share());
   }
   for (const auto& [code, message] : r.stats.first_message) {
-    *out += "    first " + std::string(CodeName(code)) + ": " + message + "\n";
+    *out += "    first " + std::string(CodeName(code)) + ": " + Printable(message) + "\n";
   }
 }
 
@@ -62,8 +64,9 @@ void AppendServers(std::string* out, const LoadResult& r) {
   if (servers.empty() || servers.begin()->second.address.empty()) return;  // only one
   *out += "  by server:";
   for (const auto& [id, calls] : servers) {
-    Append(out, "%s %s (%s) %lld", &id == &servers.begin()->first ? "" : ",", calls.address.c_str(),
-           id.c_str(), static_cast<long long>(calls.answered));
+    Append(out, "%s %s (%s) %lld", &id == &servers.begin()->first ? "" : ",",
+           Printable(calls.address).c_str(), Printable(id).c_str(),
+           static_cast<long long>(calls.answered));
     if (calls.answered > calls.ok) {
       Append(out, ", of which failed %lld", static_cast<long long>(calls.answered - calls.ok));
     }
@@ -106,7 +109,7 @@ void AppendChecks(std::string* out, const LoadOptions& options, const LoadResult
            static_cast<long long>(r.stats.checks_passed),
            static_cast<long long>(r.stats.checks_failed));
     if (r.stats.checks_failed > 0) {
-      *out += "    first failure: " + r.stats.first_check_failure + "\n";
+      *out += "    first failure: " + Printable(r.stats.first_check_failure) + "\n";
     }
   }
 }
@@ -115,9 +118,9 @@ void AppendChecks(std::string* out, const LoadOptions& options, const LoadResult
 
 std::string LoadTable(const LoadOptions& options, const std::vector<LoadResult>& results) {
   std::string out;
-  Append(&out, "%d connection%s, %s, seed %llu; rates count answers inside the measurement\n",
-         options.client.connections, options.client.connections == 1 ? "" : "s",
-         MethodName(options), static_cast<unsigned long long>(options.seed));
+  Append(&out, "%s, %s, seed %llu; rates count answers inside the measurement\n",
+         Counted(options.client.connections, "connection").c_str(), MethodName(options),
+         static_cast<unsigned long long>(options.seed));
   for (const CallSpec& spec : options.mix) {
     out += "  " + spec.text;
     if (options.mix.size() > 1) Append(&out, " (weight %g)", spec.weight);

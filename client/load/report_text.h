@@ -13,6 +13,7 @@
 
 #include "client/load/histogram.h"
 #include "client/tool/verify.h"
+#include "kernels/util/printable.h"
 
 namespace attend::client {
 
@@ -47,7 +48,7 @@ inline void AppendVerified(std::string* out, const VerifyQueue::Counts& v) {
          static_cast<long long>(v.passed), static_cast<long long>(v.failed),
          static_cast<long long>(v.skipped));
   Append(out, ", worst error / bound %.3f\n", v.worst_ratio);
-  if (v.failed > 0) *out += "    first failure: " + v.first_failure + "\n";
+  if (v.failed > 0) *out += "    first failure: " + Printable(v.first_failure) + "\n";
 }
 
 inline nlohmann::ordered_json VerifiedJson(const VerifyQueue::Counts& v) {

@@ -74,7 +74,7 @@ std::string SessionLoadTable(const LoadOptions& options, const SessionLoadResult
   for (const auto& [code, count] : stats.failures) {
     Append(&out, "  sequences ended by %s: %lld, the first: ", std::string(CodeName(code)).c_str(),
            static_cast<long long>(count));
-    out += stats.first_message.at(code) + "\n";
+    out += Printable(stats.first_message.at(code)) + "\n";
   }
   if (options.verify_share > 0) AppendVerified(&out, result.verified);
   return out;

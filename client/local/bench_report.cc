@@ -78,7 +78,7 @@ void AppendWay(std::string* out, const WayResult& way) {
   Append(out, "  %-30s %9.3f %9.3f %9.3f %19s %9.3f %9.3f %9.3f %9.3f %9.3f  %s\n", way.way.c_str(),
          Ms(way.latency.ValueAt(0.5)), Ms(way.latency.ValueAt(0.99)), way.latency.mean() * 1e-6,
          RangeText(way).c_str(), way.client_mean_ms, mean[kKernel], copies, server, mean[kNetwork],
-         way.kernel.c_str());
+         Printable(way.kernel).c_str());
 }
 
 }  // namespace

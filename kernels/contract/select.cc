@@ -40,9 +40,12 @@ const KernelInfo* Find(std::string_view name) {
   return nullptr;
 }
 
-std::string KernelNames() {
+// Those that run on such a device.
+std::string KernelNames(DeviceKind device) {
   std::string names = "auto";
-  for (const KernelInfo& kernel : kKernels) names += ", " + std::string(kernel.name);
+  for (const KernelInfo& kernel : kKernels) {
+    if (kernel.device == device) names += ", " + std::string(kernel.name);
+  }
   return names;
 }
 
@@ -51,7 +54,7 @@ Result<const KernelInfo*> FindForced(std::string_view forced, const DeviceInfo& 
   const KernelInfo* kernel = Find(forced);
   if (kernel == nullptr) {
     return InvalidArgument("kernel is \"" + std::string(forced.substr(0, 64)) +
-                           "\", must be one of " + KernelNames());
+                           "\", must be one of " + KernelNames(device.kind));
   }
   if (kernel->device != device.kind) {
     return Unimplemented("kernel " + std::string(kernel->name) + " does not run on " + device.name);

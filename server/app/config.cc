@@ -229,9 +229,9 @@ void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
   const auto given = [&app](const char* name) { return app.get_option(name)->count() > 0; };
   if (!given("--memory-budget")) c.memory_budget_bytes = DefaultMemoryBudget(limit.bytes);
   if (c.memory_budget_bytes > limit.bytes) {
-    throw CLI::ValidationError("--memory-budget", FormatByteSize(c.memory_budget_bytes) +
+    throw CLI::ValidationError("--memory-budget", RoundByteSize(c.memory_budget_bytes) +
                                                       " is more than " + limit.whose + " has, " +
-                                                      FormatByteSize(limit.bytes));
+                                                      RoundByteSize(limit.bytes));
   }
   c.session_memory_is_default = !given("--session-memory");
   if (c.session_memory_is_default) c.session_memory_bytes = limit.bytes / 8 / kMiB * kMiB;

@@ -9,7 +9,8 @@
 #include <iterator>
 #include <type_traits>
 
-#include "server/util/utf8.h"
+#include "kernels/util/printable.h"
+#include "kernels/util/utf8.h"
 
 namespace attend {
 namespace {
@@ -24,35 +25,6 @@ void AppendTime(std::chrono::system_clock::time_point time, std::string& out) {
                  fmt::gmtime(std::chrono::system_clock::to_time_t(seconds)), micros.count());
 }
 
-// What a reader would not see, or what would change how the rest of the line is seen.
-bool IsHidden(uint32_t code) {
-  struct Range {
-    uint32_t first, last;
-  };
-  constexpr Range kHidden[] = {
-      {0x0, 0x1f},      {0x7f, 0x9f},        // control characters
-      {0xad, 0xad},     {0x61c, 0x61c},      // soft hyphen; Arabic letter mark
-      {0x200b, 0x200f}, {0x2028, 0x202e},    // no width, direction; line separators, direction
-      {0x2060, 0x206f}, {0xfe00, 0xfe0f},    // invisible operators, direction; variants
-      {0xfeff, 0xfeff}, {0xfff0, 0xfffb},    // byte order mark; annotations
-      {0xfffe, 0xffff}, {0xe0000, 0xe0fff},  // noncharacters; tags, variants
-  };
-  for (const Range& range : kHidden) {
-    if (code >= range.first && code <= range.last) return true;
-  }
-  return false;
-}
-
-void AppendEscape(LogFormat format, uint32_t code, std::string& out) {
-  const auto unit = [&out](const char* form, uint32_t value) {
-    fmt::format_to(std::back_inserter(out), fmt::runtime(form), value);
-  };
-  if (code < 0x10000) return unit("\\u{:04x}", code);
-  if (format == LogFormat::kText) return unit("\\U{:08x}", code);
-  unit("\\u{:04x}", 0xd800 + ((code - 0x10000) >> 10));
-  unit("\\u{:04x}", 0xdc00 + ((code - 0x10000) & 0x3ff));
-}
-
 std::string_view Cut(std::string_view text) {
   if (text.size() <= kLogTextBytesMax) return text;
   size_t end = kLogTextBytesMax - kCutMark.size();
@@ -60,25 +32,38 @@ std::string_view Cut(std::string_view text) {
   return text.substr(0, end);
 }
 
-// `quoted`: what stands between quotes, where a quote or backslash is escaped.
+// Between the quotes of a JSON string.
+void AppendJsonText(std::string_view text, std::string& out) {
+  const auto unit = [&out](uint32_t value) {
+    fmt::format_to(std::back_inserter(out), "\\u{:04x}", value);
+  };
+  while (!text.empty()) {
+    const Character first = FirstOf(text);
+    const std::string_view bytes = text.substr(0, first.bytes == 0 ? 1 : first.bytes);
+    text.remove_prefix(bytes.size());
+    if (first.bytes == 0) {
+      unit(0xfffd);
+    } else if (first.code == '\n') {
+      out += "\\n";
+    } else if (IsHidden(first.code) && first.code < 0x10000) {
+      unit(first.code);
+    } else if (IsHidden(first.code)) {
+      unit(0xd800 + ((first.code - 0x10000) >> 10));
+      unit(0xdc00 + ((first.code - 0x10000) & 0x3ff));
+    } else {
+      if (first.code == '"' || first.code == '\\') out += '\\';
+      out += bytes;
+    }
+  }
+}
+
+// `quoted`: what stands between quotes, as all of JSON does.
 void AppendText(LogFormat format, bool quoted, std::string_view text, std::string& out) {
   const std::string_view kept = Cut(text);
-  for (size_t at = 0; at < kept.size();) {
-    const Character character = FirstOf(kept.substr(at));
-    if (character.bytes == 0) {
-      const auto byte = static_cast<unsigned char>(kept[at++]);
-      out += format == LogFormat::kJson ? "\\ufffd" : fmt::format("\\x{:02x}", byte);
-      continue;
-    }
-    if (character.code == '\n') {
-      out += "\\n";
-    } else if (IsHidden(character.code)) {
-      AppendEscape(format, character.code, out);
-    } else {
-      if (quoted && (character.code == '"' || character.code == '\\')) out += '\\';
-      out += kept.substr(at, character.bytes);
-    }
-    at += character.bytes;
+  if (format == LogFormat::kJson) {
+    AppendJsonText(kept, out);
+  } else {
+    AppendPrintable(kept, quoted, &out);
   }
   if (kept.size() < text.size()) out += kCutMark;
 }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/util/counted.h"
 #include "server/auth/caller.h"
 #include "server/regions/region_socket.h"
 #include "server/util/weight_share.h"
@@ -99,11 +100,11 @@ Result<uid_t> RegionSocket::CheckPeer(int socket) {
   if (options_.any_user && of_user >= std::max(1, options_.connections_max / 4) &&
       !EndUnknown(peer.uid)) {
     return ResourceExhausted("user " + std::to_string(peer.uid) + " has " +
-                             std::to_string(of_user) + " connections, the most of one user");
+                             Counted(of_user, "connection") + ", the most of one user");
   }
   if (all >= options_.connections_max && !EndUnknown(std::nullopt)) {
-    return ResourceExhausted("the socket has " + std::to_string(all) +
-                             " connections, the most it takes");
+    return ResourceExhausted("the socket has " + Counted(all, "connection") +
+                             ", the most it takes");
   }
   return peer.uid;
 }

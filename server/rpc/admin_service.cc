@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/util/counted.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/session_service.h"
@@ -30,7 +31,7 @@ constexpr char kEvent[] = "admin call failed";
 template <class In>
 std::string Asked(const In& in) {
   if constexpr (std::is_same_v<In, v1::FreeSessionsRequest>) {
-    if (in.sessions_size() > 0) return std::to_string(in.sessions_size()) + " sessions";
+    if (in.sessions_size() > 0) return Counted(in.sessions_size(), "session");
   }
   return in.ShortDebugString().substr(0, kAskedBytesMax);
 }

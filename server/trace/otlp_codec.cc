@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "server/util/utf8.h"
+#include "kernels/util/utf8.h"
 
 namespace attend {
 namespace {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "kernels/util/counted.h"
+
 namespace attend {
 namespace {
 
@@ -103,8 +105,8 @@ Status MustAgree(const Text& name, const v1::Tensor& tensor, int index, const Te
                  const Text& other, int64_t expected) {
   if (tensor.shape(index) == expected) return Status();
   return InvalidArgument(name + ".shape[" + std::to_string(index) + "] (" + what + ") is " +
-                         std::to_string(tensor.shape(index)) + ", must equal " + other + "'s " +
-                         std::to_string(expected));
+                         std::to_string(tensor.shape(index)) + ", must equal " + Possessive(other) +
+                         " " + std::to_string(expected));
 }
 
 }  // namespace attend

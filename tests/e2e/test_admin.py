@@ -82,14 +82,14 @@ def test_sessions_of_all_tenants(server, tmp_path):
         sorted([session, tenant] for tenant, session in ids.items())
     assert listed.count("tokens 70 ") == 2
     assert admin(own, "sessions", "--tenant", "team").stdout.count("\n") == 1
-    assert re.match(r"1 sessions lost their tokens, [1-9].* are free\n",
+    assert re.match(r"evicted the tokens of 1 session, freed [1-9].*\n",
                     admin(own, "evict", "team").stdout)
     assert "tokens 0 " in admin(own, "sessions", "--tenant", "team").stdout
     assert "tokens 70 " in admin(own, "sessions", "--tenant", "default").stdout
     assert server.metric("attend_sessions_evictions_total", cause="operator") == 1
     assert admin(own, "free", ids["default"]).stdout == \
-        "freed 1 sessions, 0 were not there\n"
-    assert 'asked="1 sessions"' in server.log()
+        "freed 1 session, 0 not found\n"
+    assert 'asked="1 session"' in server.log()
     assert admin(own, "free", "--tenant", "team").stdout.startswith("freed 1 ")
     assert admin(own, "sessions").stdout == ""
     assert "tenant team: 0 sessions" in admin(own, "status").stdout

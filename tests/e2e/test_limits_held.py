@@ -376,7 +376,7 @@ def test_callers_see_their_own_tenants_limits(start_server, tmp_path):
     said = harness.run_client("info", "--server", server.address, "--token-file",
                               tmp_path / "a.token").stdout
     assert "tenant       a\n" in said
-    rate = r"bytes-per-second +1000 B a second, burst 1.953 KiB; taken .*, refused 1 times"
+    rate = r"bytes-per-second +1000 B a second, burst 1.953 KiB; taken .*, refused 1 time\n"
     assert re.search(rate, said), said
     assert re.search(r"streams +at most 4; taken 0, refused 0 times", said), said
     assert "no limit" not in said  # of what is neither bound nor taken

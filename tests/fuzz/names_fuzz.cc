@@ -14,12 +14,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "kernels/util/utf8.h"
 #include "server/app/dump.h"
 #include "server/log/log_line.h"
 #include "server/schedule/tenants.h"
 #include "server/trace/otlp_codec.h"
 #include "server/trace/trace_parent.h"
-#include "server/util/utf8.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/server/support/messages.h"
 

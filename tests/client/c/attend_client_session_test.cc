@@ -76,7 +76,7 @@ TEST(AttendClientCSessions, StreamsAndSessions) {
 
 TEST(AttendClientCSessions, DoneOfARefusedCallMayEndTheSessionAndFreeTheCall) {
   attend_client* const client = Open();
-  const attend_client_layer_shape shape = {ATTEND_CLIENT_FLOAT32, 0, 1, kDim, 0};
+  const attend_client_layer_shape shape = {0, 0, 1, kDim, 0};  // float32 unless told
   attend_client_session_options options = {};
   options.struct_bytes = sizeof(options);
   options.shapes = &shape;

@@ -81,8 +81,13 @@ TEST(Cli, NoServerIsOne) {
     all.insert(all.end(), {"--server", "127.0.0.1:1"});
     const Ended ended = RunProgram(all);
     EXPECT_EQ(ended.exit_code, 1);
-    EXPECT_THAT(ended.err, HasSubstr("UNAVAILABLE"));
+    EXPECT_THAT(ended.err, HasSubstr("UNAVAILABLE: no server at 127.0.0.1:1: is attend-server "
+                                     "running?"));
   }
+  EXPECT_THAT(RunProgram({"info", "--health", "-s", "[::1]:1"}).err,
+              HasSubstr("no server at [::1]:1: is"));
+  EXPECT_THAT(RunProgram({"info", "--health", "-s", "unix:" + Path("nosuch.sock")}).err,
+              HasSubstr("no server at unix:" + Path("nosuch.sock") + ": is"));
 }
 
 TEST(Cli, TheServerCanComeFromTheEnvironment) {

@@ -38,6 +38,15 @@ TEST(CliUsage, EachFaultIsNamedInOneLine) {
   };
   const std::vector<Case> cases = {
       {{}, {"info", "run", "check", "load", "replay", "--help"}},
+      {{"admin"}, {"admin: a command is missing", "drain, undrain, log-level", "admin --help"}},
+      {{"session"}, {"session: a command is missing", "create, append", "session --help"}},
+      {{"lod"}, {"\"lod\", did you mean load?"}},
+      {{"isnfo"}, {"\"isnfo\", did you mean info?"}},
+      {{"session", "creat"}, {"session: ", "\"creat\", did you mean create?"}},
+      {{"admin", "darin"}, {"admin: ", "\"darin\", did you mean drain?"}},
+      {{"nothing-like-it"}, {"\"nothing-like-it\", see --help"}},
+      {{"info", "--timeout", "abc"}, {"not expected: --timeout abc; see info --help"}},
+      {{"info", "x\x1b[2Jy"}, {"not expected: x\\u001b[2Jy"}},
       {{"-s", "127.0.0.1:99999", "info"}, {"99999", "[1, 65535]"}},
       {{"-s", "http://127.0.0.1:8001", "info"}, {"without http://"}},
       {{"-s", "http://127.0.0.1:8001", "load"}, {"without http://"}},

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "client/c/json.h"
+#include "client/wire/json.h"
 
 #include <google/protobuf/message.h>
 
 #include <nlohmann/json.hpp>
 
-namespace attend::client::c {
+namespace attend::client {
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -68,9 +68,10 @@ constexpr std::string_view kDigits = "0123456789abcdef";
 
 }  // namespace
 
-std::string JsonOf(const Message& message) {
-  // Text from elsewhere may be no UTF-8.
-  return Tree(message).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+std::string JsonOf(const Message& message, int indent) {
+  // Text from elsewhere may be no UTF-8, and a terminal obeys some characters beyond ASCII.
+  return Tree(message).dump(indent, ' ', /*ensure_ascii=*/true,
+                            nlohmann::json::error_handler_t::replace);
 }
 
 std::string Hex(const std::string& bytes) {
@@ -93,4 +94,4 @@ std::string FromHex(const std::string& digits) {
   return bytes;
 }
 
-}  // namespace attend::client::c
+}  // namespace attend::client

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text of clients, character by character. Pure.
+// Text that others have written, character by character. Pure.
 
 #pragma once
 
