@@ -70,7 +70,8 @@ class Session {
   ~Session();
 
   // Makes another session that begins with the same tokens, `length` of them or all. OUT_OF_RANGE
-  // beyond this session's length.
+  // beyond this session's shortest layer. FAILED_PRECONDITION: no length is given, and layers have
+  // different ones.
   Result<Session> Fork(std::optional<int64_t> length = {}) const;
   // Layers that have more than `length` tokens keep that many. UNAVAILABLE, which is retried like
   // any call, while an append is under way.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cassert>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
@@ -82,6 +83,14 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   if (!found.ok()) return found.status();
   Session& origin = **found;
   const int64_t whole = origin.length();
+  if (!length && origin.longest() > whole) {
+    // Sessions that share a page of any layer share the first layer's (eviction.cc), so a fork has
+    // one length.
+    return Status(Code::kFailedPrecondition,
+                  "length is not given, but the session's layers have " + std::to_string(whole) +
+                      " to " + std::to_string(origin.longest()) + " tokens: give one in [0, " +
+                      std::to_string(whole) + "]");
+  }
   const int64_t kept = length.value_or(whole);
   if (kept < 0 || kept > whole) {
     return Status(Code::kOutOfRange, OutOfBounds("length", kept, 0, whole));

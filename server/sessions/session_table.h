@@ -99,7 +99,8 @@ class SessionTable {
   // many sessions as there may be. UNIMPLEMENTED: the device has no memory for sessions.
   Result<SessionInfo> Create(int tenant, const SessionSpec& spec, CacheRefusal* refusal = nullptr);
   // A session of its own with the first `length` tokens (all, if not given), which shares full
-  // pages. OUT_OF_RANGE beyond the session's length.
+  // pages. OUT_OF_RANGE beyond the session's length. FAILED_PRECONDITION: no length is given, and
+  // the layers have different ones.
   Result<SessionInfo> Fork(int tenant, const std::string& id, std::optional<int64_t> length,
                            CacheRefusal* refusal = nullptr);
   // Layers that are longer keep `length` tokens. OUT_OF_RANGE beyond the longest; UNAVAILABLE: an

@@ -46,8 +46,8 @@ class SessionTableTest : public ::testing::Test {
     clock_.Advance(std::chrono::milliseconds(1));
     return made->id;
   }
-  Status Append(int tenant, const std::string& id, int64_t length, int64_t rows) {
-    const CacheUse use{id, 0, length, ""};
+  Status Append(int tenant, const std::string& id, int64_t length, int64_t rows, int layer = 0) {
+    const CacheUse use{id, layer, length, ""};
     std::vector<PageNumber> table;  // outlives the hold
     const auto hold = table_->Hold(tenant, {&use, 1}, rows);
     if (!hold.ok()) return hold.status();
@@ -216,6 +216,20 @@ TEST_F(SessionTableTest, ASessionFreedWhileItIsTruncatedIsGone) {
   EXPECT_EQ(table_->Truncate(0, id, kRows + 2).status().code(), Code::kNotFound);
   reader->reset();
   EXPECT_EQ(table_->memory(0).used_bytes, 0);
+}
+
+TEST_F(SessionTableTest, AForkWithoutALengthOfUnequalLayersIsRefused) {
+  const std::string id =
+      table_->Create(0, {0, {kShape, kShape}, std::chrono::seconds(60), false})->id;
+  EXPECT_EQ(table_->Fork(0, id, {})->length, 0);
+  ASSERT_TRUE(Append(0, id, 0, kRows + 3).ok());  // to the first layer
+  const Result<SessionInfo> refused = table_->Fork(0, id, {});
+  EXPECT_EQ(refused.status().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(refused.status().message(),
+            "length is not given, but the session's layers have 0 to 19 tokens: give one in "
+            "[0, 0]");
+  ASSERT_TRUE(Append(0, id, 0, kRows + 3, 1).ok());
+  EXPECT_EQ(table_->Fork(0, id, {})->length, kRows + 3);
 }
 
 // A fork or a reader that comes while a truncation copies refers to pages that are then cut.
