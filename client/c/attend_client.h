@@ -108,6 +108,7 @@ typedef struct attend_client_options {
   /* Says who calls, where the server asks; NULL: the environment's ATTEND_TOKEN, if there is one.
    * Without TLS it goes to loopback and Unix sockets alone. */
   const char* token;
+  const char* token_file; /* whose first line is the token; not with `token` */
   /* TLS over TCP. PEM files, read once; NULL: what $ATTEND_TLS_CA, $ATTEND_TLS_CERT,
    * $ATTEND_TLS_KEY and $ATTEND_TLS_SERVER_NAME say; "": none. */
   const char* tls_ca;          /* authorities of the server's certificate; "system": the system's */
@@ -323,7 +324,7 @@ ATTEND_CLIENT_API int32_t attend_client_session_open(attend_client* client, cons
 /* The tenant's sessions as JSON, as attend_client_info. */
 ATTEND_CLIENT_API int32_t attend_client_session_list(attend_client* client, const char* tenant,
                                                      int64_t timeout_ns, char** json);
-/* Another session with the same first `length` tokens; -1: all. */
+/* Another session with the same first `length` tokens; -1: all, which all layers must have. */
 ATTEND_CLIENT_API int32_t attend_client_session_fork(const attend_client_session* session,
                                                      int64_t length, attend_client_session** fork);
 ATTEND_CLIENT_API int32_t attend_client_session_truncate(attend_client_session* session,

@@ -10,6 +10,7 @@
 #include "client/c/params.h"
 #include "client/c/status.h"
 #include "client/call/shared_call.h"
+#include "client/call/token.h"
 #include "client/memory/cuda_memory.h"
 
 namespace attend::client::c {
@@ -44,6 +45,12 @@ Result<std::shared_ptr<ClientState>> ClientState::Open(const attend_client_optio
   ClientOptions made;
   if (options.server != nullptr) made.server = options.server;
   made.token = TextOf(options.token);
+  if (const std::string path = TextOf(options.token_file); !path.empty()) {
+    if (!made.token.empty()) return InvalidArgument("token and token_file are both given");
+    Result<std::string> token = ReadTokenFile(path);
+    if (!token.ok()) return token.status();
+    made.token = *std::move(token);
+  }
   made.traceparent = TextOf(options.traceparent);
   made.tls.ca = TextOrVariable(options.tls_ca, "ATTEND_TLS_CA");
   made.tls.cert = TextOrVariable(options.tls_cert, "ATTEND_TLS_CERT");

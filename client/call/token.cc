@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string_view>
@@ -28,6 +29,15 @@ bool IsLoopback(std::string_view address) {
   return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
+// "a line break", "a space" or "byte 0xc3", which is no part of any token.
+std::string NameOf(char c) {
+  if (c == '\n') return "a line break";
+  if (c == ' ') return "a space";
+  char text[16];
+  std::snprintf(text, sizeof(text), "byte 0x%02x", static_cast<unsigned char>(c));
+  return text;
+}
+
 }  // namespace
 
 Result<std::string> TokenOf(const std::string& given) {
@@ -40,12 +50,18 @@ Result<std::string> TokenOf(const std::string& given) {
     where = kTokenVariable;
     if (token.empty()) return token;
   }
-  const bool visible =
-      std::all_of(token.begin(), token.end(), [](char c) { return '!' <= c && c <= '~'; });
-  if (visible && kTokenBytesMin <= token.size() && token.size() <= kTokenBytesMax) return token;
+  const auto wrong = std::ranges::find_if_not(token, [](char c) { return '!' <= c && c <= '~'; });
+  if (wrong != token.end()) {
+    return InvalidArgument(where + " has " + NameOf(*wrong) + " at character " +
+                           std::to_string(wrong - token.begin() + 1) + " of " +
+                           std::to_string(token.size()) +
+                           ", must have visible ASCII alone; token_file and --token-file read a "
+                           "file's first line");
+  }
+  if (kTokenBytesMin <= token.size() && token.size() <= kTokenBytesMax) return token;
   return InvalidArgument(where + " has " + std::to_string(token.size()) +
                          " characters, must have " + std::to_string(kTokenBytesMin) + " to " +
-                         std::to_string(kTokenBytesMax) + " of visible ASCII");
+                         std::to_string(kTokenBytesMax));
 }
 
 bool IsOnThisHost(const std::string& target) {

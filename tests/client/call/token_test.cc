@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 
 #include "client/client.h"
@@ -33,12 +34,17 @@ TEST_F(TokenTest, TheGivenOneCountsElseTheEnvironments) {
 }
 
 TEST_F(TokenTest, WhatCannotBeOneIsRefusedAndNotRepeated) {
-  for (const std::string& wrong : {std::string("fifteen_bytes_x"), std::string(513, 'x'),
-                                   kToken + "\n", kToken + " " + kToken, kToken + "\xc3\xa4"}) {
+  const std::string advice =
+      ", must have visible ASCII alone; token_file and --token-file read a file's first line";
+  for (const auto& [wrong, why] : std::map<std::string, std::string>{
+           {"fifteen_bytes_x", "15 characters, must have 16 to 512"},
+           {std::string(513, 'x'), "513 characters, must have 16 to 512"},
+           {kToken + "\n", "a line break at character 24 of 24" + advice},
+           {kToken + " " + kToken, "a space at character 24 of 47" + advice},
+           {kToken + "\xc3\xa4", "byte 0xc3 at character 24 of 25" + advice}}) {
     const Result<std::string> token = TokenOf(wrong);
     ASSERT_FALSE(token.ok()) << wrong;
-    EXPECT_EQ(token.status().message(), "token has " + std::to_string(wrong.size()) +
-                                            " characters, must have 16 to 512 of visible ASCII");
+    EXPECT_EQ(token.status().message(), "token has " + why);
   }
 }
 
