@@ -3,6 +3,7 @@
 arguments."""
 
 import asyncio
+import concurrent.futures
 import threading
 
 import attend
@@ -76,9 +77,47 @@ def test_connect_is_of_its_thread_and_the_innermost_counts(server, random):
             thread.start()
             thread.join()
             assert seen == ["UNIMPLEMENTED"], "in process there is no check"
+            assert attend.connected() is inner
         assert client.health() == "SERVING", "a client that was given stays open"
     with pytest.raises(TypeError, match="no argument 'causl'"):
         attend.attention(q, k, v, causl=True)
+    with pytest.raises(TypeError, match="no argument 'attempts'"), attend.connect(None, attempts=3):
+        pass
+
+
+def test_connect_may_be_for_all_threads(server, random):
+    q, k, v = some(random)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, \
+            concurrent.futures.ThreadPoolExecutor(1) as another:
+        def elsewhere(function=attend.connected, thread=pool):
+            return thread.submit(function).result()
+
+        def within(client):
+            with attend.connect(client):
+                return attend.connected()
+
+        assert elsewhere() is attend.connected() is None
+        with attend.connect(server.address, all_threads=True) as first:
+            assert elsewhere() is attend.connected() is first
+            assert elsewhere(lambda: attend.attention(q, k, v, check=True)).shape == q.shape
+            with attend.connect(None):
+                assert attend.connected() is None and elsewhere() is first
+            with attend.Client(server.address) as other:
+                assert elsewhere(lambda: within(other)) is other and elsewhere() is first
+                with attend.connect(other, all_threads=True):
+                    assert elsewhere() is attend.connected() is other
+                    with attend.connect(None, all_threads=True):
+                        assert elsewhere() is attend.connected() is None
+                    assert elsewhere() is other
+                assert elsewhere() is first
+                blocks = [(pool, attend.connect(other, all_threads=True)),
+                          (another, attend.connect(first, all_threads=True))]
+                for thread, block in blocks:  # they end in the order in which they began
+                    elsewhere(block.__enter__, thread)
+                for thread, block in blocks:
+                    elsewhere(lambda: block.__exit__(None, None, None), thread)
+                    assert attend.connected() is first
+        assert elsewhere() is attend.connected() is None
 
 
 def test_aio_has_the_same_methods():

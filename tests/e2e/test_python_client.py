@@ -2,6 +2,7 @@
 """attend.Client against a server: the bits that the same kernel gives in process, by every way that
 tensors take, and what it says when something is wrong."""
 
+import asyncio
 import gc
 import signal
 import threading
@@ -282,7 +283,18 @@ def test_a_server_that_comes_back_is_found_again(start_server, tmp_path, random)
         assert second.metric("attend_requests_total", code="OK") >= 2
 
 
+async def answer_of_asyncio(server, random):
+    async with attend.aio.Client(server.address, tenant="nosuch") as client:
+        await client.attention(*some(random))
+
+
 def test_info_tenants_and_a_closed_client(shared_server, random):
+    with attend.Client(shared_server.address, tenant="nosuch") as client:
+        for use in (lambda: client.attention(*some(random)), lambda: client.session(1, 8),
+                    lambda: client.stream().attention(*some(random)),
+                    lambda: asyncio.run(answer_of_asyncio(shared_server, random))):
+            with pytest.warns(UserWarning, match="knows no tenant 'nosuch'"):
+                use()
     client = attend.Client(shared_server.address, tenant="a")
     info = client.server_info()
     assert info["limits"]["request_bytes_max"] > 0 and "a" in info["tenants"]
@@ -290,6 +302,8 @@ def test_info_tenants_and_a_closed_client(shared_server, random):
     assert any(kernel["name"] == KERNEL and kernel["available"] for kernel in info["kernels"])
     client.attention(*some(random))
     client.attention(*some(random), tenant="b")
+    with pytest.warns(UserWarning, match="knows no tenant 'c', only a, b, default: it counts as"):
+        client.attention(*some(random), tenant="c")
     for tenant in "ab":  # what is counted is counted after the answer
         harness.wait_for("the tenant's request", lambda: shared_server.metric(
             "attend_tenant_requests_total", tenant=tenant, code="OK") == 1)

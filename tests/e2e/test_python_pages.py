@@ -48,7 +48,7 @@ def test_a_page_is_a_program(start_server, tmp_path, page, shares):
     flags = ["--shared-memory", "--shared-memory-socket", tmp_path / "s.sock"] if shares else []
     server = start_server(*flags)
     text = program(f"{FOLDER}/{page}", server.address)
-    text = text.replace("print(error.status, error)", "print(error); error_seen = error.status")
+    text = text.replace("    print(error)  ", "    print(error); error_seen = error.status  ")
     out = run_program(f"shares = {shares}\n{text}\n{CHECKS[page]}", tmp_path)
     if page == "first_call.md":
         assert "k.shape[3] (D) is 32, must equal q's 64" in out

@@ -154,6 +154,15 @@ def test_python_says_who_calls(server, folder):
     with pytest.raises(attend.Error) as refused:
         attend.Client("10.0.0.1", token=token(folder, "blue"))
     assert "in the clear" in str(refused.value)
+    with attend.Client(server.address, token_file=folder / "blue") as client:
+        client.attention(q, q, q)
+    for given, words in ((dict(token=(folder / "blue").read_text()), "a line break at character"),
+                         (dict(token=token(folder, "blue"), token_file=folder / "blue"), "both"),
+                         (dict(token_file=folder / "none"), "none cannot be read"),
+                         (dict(token_file=7), "expected str, bytes or os.PathLike")):
+        with pytest.raises((attend.Error, TypeError), match=words) as refused:
+            attend.Client(server.address, **given)
+        assert token(folder, "blue") not in str(refused.value)
     for wrong in (b"attend_0123456789abcdef", "attend_0123456789\0abcdef", 7):
         with pytest.raises(attend.Error) as refused:
             attend.Client(server.address, token=wrong)

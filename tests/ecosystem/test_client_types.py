@@ -20,6 +20,9 @@ import attend
 def run(q: Any, k: Any, v: Any) -> str:
     with attend.Client("host:8001", connections=2, timeout=1.5) as client:
         q = client.empty((1, 8, 64, 64), "float16", device="cuda:0")
+        both: tuple[Any, Any] = client.attention(q, k, v, return_lse=True)
+        with client.stream(timeout=3) as stream:
+            both = stream.attention(q, k, v, return_lse=True, softcap=2.0)
         o = client.attention(q, k, v, causal=True, window=(5, 0), layout="BLHD")
         call: attend.Call = client.submit(q, k, v, check=True, priority=3)
         answer: attend.Answer = call.result(timeout=2)
@@ -34,10 +37,14 @@ def run(q: Any, k: Any, v: Any) -> str:
 
 async def waits(q: Any) -> Any:
     async with attend.aio.Client() as client, await client.session(1, 8) as session:
-        return await session.attend(q), await client.attention(q, q, q, scale=0.5)
+        both: tuple[Any, Any] = await session.attend(q, layer=1, return_lse=True)
+        both = await client.attention(q, q, q, return_lse=True)
+        assert await client.health(timeout=3) == "SERVING"
+        return both, await session.attend(q), await client.attention(q, q, q, scale=0.5)
 
 
-with attend.connect("host"):
+with attend.connect("host", token_file="token", all_threads=True) as connected:
+    assert attend.connected() is connected and attend.__version__
     attend.attention(1, 2, 3, causal=True)
 asyncio.run(waits(1))
 '''
@@ -50,6 +57,12 @@ WRONG = {
     'client.backward(q, q, k, v, wanted=["z"])': "List item",
     'attend.attention(q, k, v, timeout="1")': "timeout",
     'attend.Client(port=8001)': "port",
+    'client.attention(q, k, v, return_lse=True).shape': '"tuple[Any, Any]" has no attribute',
+    'attend.attention(q, k, v, causl=True, return_lse=True)': "causl",
+    'attend.aio.Client(port=8001)': "port",
+    'attend.aio.Client().session(1, 8, layer=2)': "layer",
+    'attend.connect("host", port=8001)': "port",
+    'attend.connect(client, all_threads=2.5)': "all_threads",
 }
 
 

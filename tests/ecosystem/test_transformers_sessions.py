@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of transformers on a server: their attention, and a cache whose K and V stay there."""
 
+import copy
+import gc
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -112,6 +116,64 @@ def test_sampling_several_answers():
             tokens.append(generate(model, "left", num_return_sequences=2, do_sample=True,
                                    cache=sessions if "-" in implementation else DynamicCache()))
     assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_deep_copy_is_a_fork(name, padding, client):
+    """A prompt is computed once, and continued in several ways: each as eager does it."""
+    ids, mask = batch(padding)
+    model, eager = FAMILIES[name].make("attend-server"), FAMILIES[name].make("eager")
+    with SessionCache(model.config) as prompt:
+        forward(model, ids[:, :9], mask[:, :9], prompt)
+        for seed in range(2):
+            more = torch.randint(3, 97, (len(ids), 5),
+                                 generator=torch.Generator().manual_seed(seed))
+            whole = torch.cat([ids[:, :9], more], 1)
+            there = torch.cat([mask[:, :9], torch.ones_like(more)], 1)
+            with copy.deepcopy(prompt) as cache:
+                assert cache.client is prompt.client and cache.get_seq_length() == 9
+                assert len(client.sessions()) == 2 * len(ids)
+                ours = forward(model, more, there, cache)
+                assert cache.get_seq_length() == 14 and prompt.get_seq_length() == 9
+            torch.testing.assert_close(ours, forward(eager, whole, there)[:, 9:])
+        assert len(client.sessions()) == len(ids), "a copy ends alone"
+
+
+def test_a_deep_copy_before_the_first_token_and_within_others(client):
+    model = FAMILIES["llama"].make("attend-server")
+    ids, mask = batch(None)
+    with SessionCache(model.config) as empty:
+        held = copy.deepcopy({"cache": empty, "again": empty})
+        assert held["cache"] is held["again"] is not empty
+        with held["cache"] as cache:
+            assert all(layer.cache is cache for layer in cache.layers)
+            assert torch.equal(forward(model, ids, mask, cache), forward(model, ids, mask))
+            assert empty.get_seq_length() == 0 and repr(cache).endswith(f"tokens: {len(ids[0])}>")
+
+
+def test_a_cache_is_neither_pickled_nor_copied_flatly(client):
+    model = FAMILIES["llama"].make("attend-server")
+    with SessionCache(model.config) as cache:
+        forward(model, *batch(None), cache)
+        for use in (copy.copy, pickle.dumps):
+            with pytest.raises(TypeError, match="copy.deepcopy makes one whose sessions are forks"):
+                use(cache)
+
+
+def test_a_deep_copy_of_layers_of_different_lengths_is_refused(client):
+    """As a pass that failed in the middle leaves them; what was forked before is freed."""
+    model = FAMILIES["llama"].make("attend-server")
+    with SessionCache(model.config) as cache:
+        forward(model, *batch(None), cache)
+        config = model.config
+        row = torch.ones(1, config.num_key_value_heads, 1,
+                         config.hidden_size // config.num_attention_heads)
+        cache.sessions[1].append(row, row, layer=0)
+        with pytest.raises(attend.Error, match="FAILED_PRECONDITION: .*layers have"):
+            copy.deepcopy(cache)
+        gc.collect()
+        assert len(client.sessions()) == len(cache.sessions)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)

@@ -16,18 +16,19 @@ the lib and build folders around it, when a client is made.
 
 import pkgutil
 
-from attend_kernels import Error
+from attend_kernels import Error, __version__
 
 from . import aio
 from ._attention import attention, backward
 from ._call import Answer, Call, Check, Timings
-from ._client import Client, Stream
-from ._connection import connect
+from ._client import Client
+from ._connection import connect, connected
 from ._merge import merge_partial, merge_partial_gradients
 from ._session import LayerShape, Session
+from ._stream import Stream
 
 # gRPC's stubs, made from proto/attend/v1, are attend.v1: both can be imported.
 __path__ = pkgutil.extend_path(__path__, __name__)
 __all__ = ["Answer", "Call", "Check", "Client", "Error", "LayerShape", "Session", "Stream",
-           "Timings", "aio", "attention", "backward", "connect", "merge_partial",
-           "merge_partial_gradients"]
+           "Timings", "__version__", "aio", "attention", "backward", "connect", "connected",
+           "merge_partial", "merge_partial_gradients"]

@@ -16,15 +16,9 @@ from attend_kernels._library import CPU, ITEM_BYTES, invalid
 from . import _memory
 from ._library import (BIT, CAUSAL, DTYPES, LAYOUTS, TRANSPORTS, WANTED, WINDOW, FloatsStruct,
                        NumbersStruct, Params, TensorStruct, nanoseconds)
+from ._options import DEFAULTS
 
 _LENGTH_MAX = 1 << 30  # tokens of one sequence, as the server has it
-
-DEFAULTS = dict(
-    causal=False, alignment="bottom_right", window=None, key_offset=0, keys_after=0, scale=None,
-    softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None,
-    cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
-    return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", check=False,
-    priority=0, request_id="", timeout=None, tenant=None, traceparent=None, transport="auto")
 
 
 def options_of(what, given):

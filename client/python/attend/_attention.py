@@ -10,7 +10,7 @@ from attend_kernels._library import unimplemented
 
 from . import _connection
 from ._arguments import check_answer, options_of
-from ._options import Array, CallOptions, Wanted
+from ._options import Array, Attention, CallOptions, Wanted, named
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +31,8 @@ def _in_process(what: str, given: Any) -> dict[str, Any]:
     return options
 
 
-def attention(q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Any:
+@Attention.of
+def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly: in this
     process, or by the server of the `connect` around it. The same kernel gives the same bits.
 
@@ -39,17 +40,18 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> A
     concerns a server alone (priority, request_id, timeout, tenant, traceparent, transport) changes
     nothing; tensors are computed where they are, NumPy's on GPU 0 if there is one, else on the
     CPU."""
-    client = _connection.current()
+    client = _connection.connected()
     if client is not None:
         return client.attention(q, k, v, **options)
     return attend_kernels.attention(q, k, v, **_in_process("attention", options))
 
 
+@named
 def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array = None, lse: Array = None, *,
              d_lse: Array = None, wanted: Wanted = ("q", "k", "v"),
              **options: Unpack[CallOptions]) -> tuple[Any, ...]:
     """Client.backward, in this process or by the server of the `connect` around it."""
-    client = _connection.current()
+    client = _connection.connected()
     if client is not None:
         return client.backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted, **options)
     given = _in_process("backward", options)

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, NamedTuple
 
 from attend_kernels import DeviceArray, Error, _tensors
-from attend_kernels._library import CPU, ITEM_BYTES
+from attend_kernels._library import CPU, ITEM_BYTES, NotCopied
 
 from . import _memory
 from ._library import (DTYPE_NAMES, AnswerStruct, CallHandle, DoneFunction, check, is_on_gpu,
@@ -47,7 +47,7 @@ class Check:
     detail: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Answer:
     """What came back. o: O in q's layout with Dv, or None after a backward pass. lse: float32
     [B, Hq, Lq], packed [Hq, rows], or None. gradients: by name, "q", "k", "v", "bias", "sinks"; of
@@ -67,6 +67,16 @@ class Answer:
     attempts: int
     session_lengths: tuple[int, ...]
     sessions_ending: bool
+
+    def __repr__(self) -> str:
+        arrays = {"o": self.o, "lse": self.lse,
+                  **{f"gradients[{name!r}]": array for name, array in self.gradients.items()}}
+        words = [f"{name} {array.dtype} {tuple(array.shape)}" for name, array in arrays.items()
+                 if array is not None]
+        if self.check is not None:
+            words.append("checked" if self.check.ok else "check failed")
+        return (f"<attend.Answer {', '.join(words)}, {self.kernel} on {self.device}, "
+                f"{self.transport}, {self.timings.total_ns / 1e6:.3g} ms>")
 
 
 class _ArrayMemory:
@@ -169,10 +179,12 @@ def _on_done(user):
 
 class Plan(NamedTuple):
     """A call that can be started. start: a function that does, given the addresses of its params
-    and of the handle. keep: what must live until it has ended."""
+    and of the handle. keep: what must live until it has ended. after: is called once when the
+    answer has come, and may ask the server."""
     arguments: Any
     start: Callable[..., int]
     keep: Any
+    after: Callable[[], None] | None = None
 
 
 class _Started:
@@ -199,14 +211,15 @@ class _Started:
             _orphans.append(self)
 
 
-class Call:
+class Call(NotCopied):
     """A call in flight. Thread-safe. If nobody keeps it, it is cancelled."""
+    _instead = "wait for its result()"
 
     def __init__(self, plan: Plan, on_done: Callable[[], None] | None = None):
         """on_done: is called once, when it has ended, on any thread, perhaps before this returns;
         it must not block."""
         _drop_ended()
-        self._arguments = plan.arguments
+        self._arguments, self._after = plan.arguments, plan.after
         params, address, user = plan.arguments.params, ctypes.c_void_p(), next(_callback_ids)
         if on_done is not None:
             _callbacks[user] = on_done
@@ -226,6 +239,9 @@ class Call:
         started = self.__dict__.get("_started")
         if started is not None and started.held is not None and is_there is not None:
             started.abandon()
+
+    def __repr__(self) -> str:
+        return f"<attend.Call, {'ended' if self._started.held is None else 'in flight'}>"
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -259,6 +275,9 @@ class Call:
             raise TimeoutError(f"no answer in {timeout} s")
         if self._answer is None:
             self._answer = self._read()
+            after, self._after = self._after, None
+            if after is not None:
+                after()
         return self._answer
 
     def _read(self):

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import json
+import os
+import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attend_kernels import Error
@@ -17,8 +20,9 @@ from attend_kernels._library import invalid
 from . import _memory, _session
 from ._arguments import Arguments, options_of
 from ._call import Call, Plan, arrays_of, gradients_of
-from ._library import ClientHandle, Options, StreamHandle, check, library, nanoseconds
-from ._options import Array, CallOptions, Wanted
+from ._library import ClientHandle, Options, check, library, nanoseconds
+from ._options import Array, Attention, CallOptions, Wanted, named
+from ._stream import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,6 +46,17 @@ def taken_text(address: ctypes.c_void_p) -> Any:
         library().string_free(address)
 
 
+def _made_again(kind: type[Client], arguments: dict[str, Any]) -> Client:
+    """An unpickled client. One that cannot be made here says so when it is used: a pool whose
+    worker cannot unpickle its task would wait for ever."""
+    made = kind.__new__(kind)
+    try:
+        kind.__init__(made, **arguments)
+    except Error as failure:
+        made._failure = failure
+    return made
+
+
 class Client:
     """Attention from an attend server. Thread-safe. A context manager that closes it.
 
@@ -60,19 +75,30 @@ class Client:
         $ATTEND_TLS_SERVER_NAME say; "": none.
     shared_memory: whether calls of 64 KiB or more go through memory that is shared with a server
         on this host, if it shares any (--shared-memory); or the path of its socket.
-    token: says who calls, where the server asks (--tokens); None: the environment's ATTEND_TOKEN,
-        if there is one. Without TLS it goes to loopback and Unix sockets alone.
+    token, token_file: says who calls, where the server asks (--tokens), itself or as a file's first
+        line; None: the environment's ATTEND_TOKEN, if there is one. Without TLS it goes to loopback
+        and Unix sockets alone.
     traceparent: the span that makes the calls, streams and sessions that name none, as W3C Trace
         Context writes it, "00-TRACE-SPAN-01".
-    Error: an argument is out of bounds."""
+    Error: an argument is out of bounds.
+
+    A copy, or what comes out of a pickle, is a client of its own that is made from these arguments.
+    One that was given `token` is neither copied nor pickled, so that no pickle holds the token."""
+
+    _failure: Error | None = None  # why an unpickled one could not be made
+    _tenants: frozenset[str] | None = None  # as the server has them, once they were asked for
 
     def __init__(self, server: str = "127.0.0.1:8001", *, connections: int = 4,
                  tenant: str | None = None, timeout: float | None = None, attempts: int = 5,
                  shared_memory: bool | str = True, token: str | None = None,
+                 token_file: str | os.PathLike[str] | None = None,
                  tls_ca: str | None = None, tls_cert: str | None = None,
                  tls_key: str | None = None, tls_server_name: str | None = None,
                  traceparent: str | None = None):
+        self._arguments = {name: value for name, value in locals().items()
+                           if name not in ("self", "token")}
         self.server, self.timeout = server, timeout
+        self._tenant, self._has_token = tenant, bool(token)
         self._handle: ClientHandle | None = None
         nanoseconds("timeout", timeout)
         if not (token is None or isinstance(token, str) and "\0" not in token):
@@ -82,6 +108,8 @@ class Client:
                           connections=integer("connections", connections, 1, 1024),
                           attempts_max=integer("attempts", attempts, 1, 2**31 - 1),
                           token=optional_text("token", token))
+        if token_file is not None:
+            options.token_file = text("token_file", os.fspath(token_file))
         options.tls_ca = optional_text("tls_ca", tls_ca)
         options.tls_cert = optional_text("tls_cert", tls_cert)
         options.tls_key = optional_text("tls_key", tls_key)
@@ -114,13 +142,22 @@ class Client:
     def __repr__(self) -> str:
         return f"attend.Client({self.server!r})"
 
+    def __reduce__(self) -> Any:
+        if self._has_token:
+            raise TypeError("an attend.Client that was given token is neither copied nor pickled, "
+                            "so that no pickle holds the token: give it token_file, or set "
+                            "ATTEND_TOKEN")
+        return _made_again, (type(self), {**self._arguments, "timeout": self.timeout})
+
     def _open_handle(self) -> ClientHandle:
         handle = self._handle
         if handle is None:
-            raise Error(9, "the client is closed")
+            failure = self._failure or Error(9, "the client is closed")
+            raise Error(failure.code, failure.message)
         return handle
 
-    def attention(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Any:
+    @Attention.of
+    def attention(self, q: Array, k: Array, v: Array, **options: Any) -> Any:
         """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
         q, k, v: float16, bfloat16 or float32, all alike: [B, Hq, Lq, D], [B, Hkv, Lk, D] and
@@ -156,6 +193,7 @@ class Client:
         answer = self.submit(q, k, v, **options).result()
         return arrays_of(answer, bool(options.get("return_lse")))
 
+    @named
     def submit(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Call:
         """Starts `attention` and returns the call: `result()` is the Answer, with timings, kernel,
         check and all else that came back. Before the first call of 64 KiB or more it waits for the
@@ -164,7 +202,28 @@ class Client:
 
     def _plan(self, arguments: Arguments) -> Plan:
         handle = self._open_handle()
-        return Plan(arguments, lambda *places: library().start(handle, *places), self)
+        return Plan(arguments, lambda *places: library().start(handle, *places), self,
+                    self._after(arguments.a["tenant"]))
+
+    def _after(self, tenant: str | None) -> Callable[[], None] | None:
+        """What is to be done when the server has answered a call of the tenant's: a warning, if
+        it knows no such tenant."""
+        name = tenant or self._tenant
+        known = self._tenants
+        if not name or known is not None and (not known or name in known):
+            return None
+        return functools.partial(self._warn_of, name)
+
+    def _warn_of(self, tenant: str) -> None:
+        if self._tenants is None:
+            try:
+                self._tenants = frozenset(self.server_info().get("tenants", ()))
+            except Error:  # a server that does not say
+                self._tenants = frozenset()
+        if self._tenants and tenant not in self._tenants:
+            warnings.warn(f"the server knows no tenant {tenant!r}, only "
+                          f"{', '.join(sorted(self._tenants))}: it counts as default",
+                          stacklevel=2)
 
     def _attention_plan(self, q: Array, k: Array, v: Array, options: Any) -> Plan:
         return self._plan(Arguments(q, k, v, options_of("attention", options), self.timeout))
@@ -194,6 +253,7 @@ class Client:
         return [arrays_of(call.result(), bool(given.get("return_lse")))
                 for call, given in zip(started, calls)]
 
+    @named
     def backward(self, d_o: Array, q: Array, k: Array, v: Array, o: Array = None,
                  lse: Array = None, *, d_lse: Array = None, wanted: Wanted = ("q", "k", "v"),
                  **options: Unpack[CallOptions]) -> tuple[Any, ...]:
@@ -211,6 +271,7 @@ class Client:
                                       **options).result()
         return gradients_of(answer, wanted)
 
+    @named
     def submit_backward(self, d_o: Array, q: Array, k: Array, v: Array, o: Array = None,
                         lse: Array = None, *, d_lse: Array = None,
                         wanted: Wanted = ("q", "k", "v"), **options: Unpack[CallOptions]) -> Call:
@@ -224,7 +285,7 @@ class Client:
         that it goes to, for calls on sessions there."""
         return Stream(self, tenant, timeout, traceparent, server)
 
-    def session(self, heads_kv: int, dim: int, dim_v: int = 0, *, dtype: str = "float16",
+    def session(self, heads_kv: int, dim: int, dim_v: int = 0, *, dtype: str = "float32",
                 layers: int = 1, device: str = "", lease: float = 0.0, pinned: bool = False,
                 tenant: str | None = None, timeout: float = 10.0,
                 traceparent: str | None = None, server: str | None = None) -> _session.Session:
@@ -247,8 +308,11 @@ class Client:
         """`session` with a shape for each layer, or one for all of `layers`."""
         options = _session.options_struct(shapes, layers, device, lease, pinned, tenant, timeout,
                                           traceparent, server)
-        return _session.Session(self, lambda place: library().session_create(
+        made = _session.Session(self, lambda place: library().session_create(
             self._open_handle(), ctypes.byref(options), place), owned=True)
+        if (after := self._after(tenant)) is not None:
+            after()
+        return made
 
     def open_session(self, session_id: str, shapes: Iterable[_session.LayerShape] = (), *,
                      tenant: str | None = None, timeout: float = 10.0,
@@ -269,6 +333,7 @@ class Client:
                                      nanoseconds("timeout", timeout), ctypes.byref(json_text)))
         return taken_text(json_text)["sessions"]
 
+    @named
     def attend_sessions(self, sessions: Iterable[_session.Session], q: Array, k: Array = None,
                         v: Array = None, *, layer: int = 0,
                         **options: Unpack[CallOptions]) -> Any:
@@ -306,64 +371,3 @@ class Client:
                       for size in (shape if isinstance(shape, Iterable) else (shape,)))
         return _memory.shared_array(self._open_handle(), shape, dtype,
                                     _memory.device_number(device))
-
-
-class Stream:
-    """One AttendStream: many calls in flight on one connection, answered in any order. A failed
-    call fails alone. They are not retried. A context manager that finishes it."""
-
-    def __init__(self, client: Client, tenant: str | None, timeout: float | None,
-                 traceparent: str | None, server: str | None):
-        self._client = client
-        handle = ctypes.c_void_p()
-        self._handle: StreamHandle | None = None
-        check(library().stream_open(client._open_handle(), optional_text("tenant", tenant),
-                                    optional_text("traceparent", traceparent),
-                                    optional_text("server", server),
-                                    nanoseconds("timeout", timeout), ctypes.byref(handle)))
-        self._handle = StreamHandle(handle.value or 0)
-
-    def _open_handle(self) -> StreamHandle:
-        self._client._open_handle()
-        handle = self._handle
-        if handle is None:
-            raise Error(9, "the stream is closed")
-        return handle
-
-    def submit(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Call:
-        """As Client.submit; timeout, tenant, traceparent and transport are the stream's."""
-        return Call(self._plan(q, k, v, options))
-
-    def _plan(self, q: Array, k: Array, v: Array, options: Any) -> Plan:
-        handle = self._open_handle()
-        arguments = Arguments(q, k, v, options_of("attention", options))
-        return Plan(arguments, lambda *places: library().stream_start(handle, *places), self)
-
-    def attention(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Any:
-        """As Client.attention."""
-        answer = self.submit(q, k, v, **options).result()
-        return arrays_of(answer, bool(options.get("return_lse")))
-
-    def finish(self) -> None:
-        """Ends the requests, and waits until all are answered. Error: the stream failed."""
-        check(library().stream_finish(self._open_handle()))
-
-    def close(self) -> None:
-        """Cancels what is unanswered. Twice is fine."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.use("stream_cancel")
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, failure: object, *_: object) -> None:
-        try:
-            if failure is None:
-                self.finish()
-        finally:
-            self.close()
-
-    def __del__(self) -> None:
-        if self.__dict__.get("_handle") is not None:
-            self.close()

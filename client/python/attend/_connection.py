@@ -1,28 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server computes: that of the innermost `connect` block of this thread or task."""
+"""Which server computes: that of the innermost `connect` block of this thread or task, else of one
+that is for all threads."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from typing import Any, Iterator, overload
+from typing import TYPE_CHECKING, Any, Iterator, overload
 
 from attend_kernels import Error
 
 from ._client import Client
+from ._options import ClientOptions
 
-_current: contextvars.ContextVar[Client | None] = contextvars.ContextVar("attend_connection",
-                                                                         default=None)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_current: contextvars.ContextVar[Client | None] = contextvars.ContextVar("attend_connection")
+# What the last one names is for threads and tasks without their own.
+_for_all: list[tuple[object, Client | None]] = [(None, None)]
 
 
-def current() -> Client | None:
-    """The connected client, or None: attention is computed in process."""
-    return _current.get()
+def connected() -> Client | None:
+    """The client whose server computes what attend's functions are given here and now. None: they
+    compute in this process."""
+    return _current.get(_for_all[-1][1])
 
 
 def required() -> Client:
     """The connected client. Error FAILED_PRECONDITION: there is none."""
-    client = _current.get()
+    client = connected()
     if client is None:
         raise Error(9, "no server is connected: call within `with attend.connect(...)`")
     return client
@@ -39,16 +46,17 @@ def use(client: Client | None) -> Iterator[Client | None]:
 
 
 @overload
-def connect(server: None) -> contextlib.AbstractContextManager[None]: ...
+def connect(server: None, *,
+            all_threads: bool = False) -> contextlib.AbstractContextManager[None]: ...
 
 
 @overload
-def connect(server: str | Client = "127.0.0.1:8001",
-            **options: Any) -> contextlib.AbstractContextManager[Client]: ...
+def connect(server: str | Client = "127.0.0.1:8001", *, all_threads: bool = False,
+            **options: Unpack[ClientOptions]) -> contextlib.AbstractContextManager[Client]: ...
 
 
 @contextlib.contextmanager
-def connect(server: str | Client | None = "127.0.0.1:8001",
+def connect(server: str | Client | None = "127.0.0.1:8001", *, all_threads: bool = False,
             **options: Any) -> Iterator[Any]:
     """Inside, attend's functions are computed by a server:
 
@@ -57,13 +65,20 @@ def connect(server: str | Client | None = "127.0.0.1:8001",
 
     server: an address as Client takes it, with Client's options, closed at the end; a Client, which
     stays open; or None: in process again, within another block. The innermost block of a thread or
-    an asyncio task counts. A new thread begins without one. backward() runs where its forward pass
-    did: call it within the block, or connect to a Client that is still open."""
-    if server is None or isinstance(server, Client):
-        if options:
+    an asyncio task counts. A new thread begins without one, unless all_threads: then the block
+    counts in every thread and task that has none of its own, until it ends. attend.connected()
+    says which client it is. backward() runs where its forward pass did: call it within the block,
+    or connect to a Client that is still open."""
+    with contextlib.ExitStack() as stack:
+        if not isinstance(server, (Client, type(None))):
+            client: Client | None = stack.enter_context(Client(server, **options))
+        elif options:
             raise TypeError(f"connect has no argument {sorted(options)[0]!r} without an address")
-        with use(server):
-            yield server
-        return
-    with Client(server, **options) as client, use(client):
+        else:
+            client = server
+        stack.enter_context(use(client))
+        if all_threads:
+            entry = object(), client  # blocks of several threads end in any order
+            _for_all.append(entry)
+            stack.callback(_for_all.remove, entry)
         yield client

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from attend_kernels import Error, _loading
+from attend_kernels._library import NotCopied
 
 LIBRARY_NAME = "libattend_client.so"
 ENVIRONMENT = "ATTEND_CLIENT_LIBRARY"
@@ -49,8 +50,8 @@ class Options(ctypes.Structure):
         ("struct_bytes", ctypes.c_uint64), ("server", _text), ("tenant", _text),
         ("connections", _int32), ("attempts_max", _int32), ("chunked_bytes_min", _int64),
         ("shared_memory_off", _int32), ("shared_memory_socket", _text), ("token", _text),
-        ("tls_ca", _text), ("tls_cert", _text), ("tls_key", _text), ("tls_server_name", _text),
-        ("traceparent", _text),
+        ("token_file", _text), ("tls_ca", _text), ("tls_cert", _text), ("tls_key", _text),
+        ("tls_server_name", _text), ("traceparent", _text),
     ]
 
 
@@ -173,9 +174,10 @@ def load(path=None) -> Library:
     loader finds it. Error: it is nowhere, or not this version's."""
     paths = [pathlib.Path(path)] if path else candidates()
     try:
-        return Library(_loading.load(paths, LIBRARY_NAME, ENVIRONMENT))
+        loaded = _loading.load(paths, LIBRARY_NAME, ENVIRONMENT)
     except OSError as failure:
         raise Error(14, str(failure)) from None
+    return Library(loaded)
 
 
 _library: Library | None = None
@@ -211,11 +213,12 @@ def is_there() -> bool:
     return _library is not None
 
 
-class Handle(int):
+class Handle(NotCopied, int):
     """The address of an object of the library, freed with the last reference to it: whoever calls
     the library keeps one meanwhile. An integer, because Python's collector of cycles does not
     see those: it would free one before the objects of its cycle are through with it."""
     __slots__ = ()
+    _instead = "it is an object's of the library"
     _free: tuple[Any, ...]  # a function of the library, and what else it takes
 
     def use(self, name: str, *arguments: Any) -> None:

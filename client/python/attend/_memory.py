@@ -10,7 +10,7 @@ import re
 import sys
 
 from attend_kernels import DeviceArray, _checks, _tensors
-from attend_kernels._library import CPU, DEVICE_TO_HOST, ITEM_BYTES
+from attend_kernels._library import CPU, DEVICE_TO_HOST, ITEM_BYTES, NotCopied
 from attend_kernels._library import check as check_kernels
 from attend_kernels._library import invalid
 from attend_kernels._library import library as kernels_library
@@ -106,7 +106,7 @@ def _host_array(client: ClientHandle, shape: tuple[int, ...], dtype):
     return numpy.asarray(memory).view(kind).reshape(shape)
 
 
-class AnswerMemory:
+class AnswerMemory(NotCopied):
     """An answer's tensor on a GPU, as DeviceArray takes it, of the stream that is current when the
     answer is read: what is on it when this goes is waited for before another call gets the
     memory."""

@@ -20,7 +20,7 @@ _DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 
 def _computing():
     """The two functions that compute: the connected server's, or attend_kernels' own."""
-    client = _connection.current()
+    client = _connection.connected()
     if client is not None:
         return client.attention, client.backward
     return attend_kernels.attention, attend_kernels.attention_backward
@@ -142,7 +142,7 @@ def _setup_context(ctx, inputs, output):
             raise unimplemented(f"{name} requires grad, but attention has no gradient by it: pass "
                                 f"{name}.detach()")
     ctx.wanted = needed
-    ctx.connection = _connection.current()
+    ctx.connection = _connection.connected()
     ctx.set_materialize_grads(False)  # where nobody uses LSE, its gradient is None
     ctx.places = [n for n, x in enumerate(inputs) if isinstance(x, Tensor)]
     ctx.save_for_backward(*output, *(inputs[n] for n in ctx.places))

@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of a call's options, for type checkers: `def f(**options: Unpack[CallOptions])`."""
+"""The types of a call's options, for type checkers, and their names and defaults, for `help` and
+`inspect.signature`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Sequence, TypedDict
+import inspect
+import os
+from typing import (TYPE_CHECKING, Any, Callable, Coroutine, Generic, Literal, Sequence, TypedDict,
+                    TypeVar, overload)
+
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec, Unpack
+
+    Given = ParamSpec("Given")
+    Result = TypeVar("Result")
+    Awaited = Coroutine[Any, Any, Result]
 
 Array = Any  # NumPy's, torch's, or what has DLPack or data_ptr()
 Numbers = Any  # a list, NumPy array or tensor of numbers
+Function = TypeVar("Function", bound=Callable[..., Any])
+Returned = TypeVar("Returned")
+O = TypeVar("O", covariant=True)  # noqa: E741: what is returned without LSE
+Both = TypeVar("Both", covariant=True)
 
 
-class CallOptions(TypedDict, total=False):
+class OptionsButLse(TypedDict, total=False):
     """As `Client.attention` documents them."""
     causal: bool
     alignment: Literal["bottom_right", "top_left"]
@@ -28,7 +43,6 @@ class CallOptions(TypedDict, total=False):
     max_seqlen_q: int | None
     max_seqlen_k: int | None
     layout: Literal["BHLD", "BLHD", "LHD"]
-    return_lse: bool
     o_dtype: str | None
     dropout_p: float
     dropout_seed: int | None
@@ -42,4 +56,96 @@ class CallOptions(TypedDict, total=False):
     transport: Literal["auto", "inline", "chunked", "shared"]
 
 
+class CallOptions(OptionsButLse, total=False):
+    return_lse: bool
+
+
+DEFAULTS: dict[str, Any] = dict(
+    causal=False, alignment="bottom_right", window=None, key_offset=0, keys_after=0, scale=None,
+    softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None,
+    cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
+    return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", check=False,
+    priority=0, request_id="", timeout=None, tenant=None, traceparent=None, transport="auto")
+
+class ClientOptions(TypedDict, total=False):
+    """As `Client` documents them."""
+    connections: int
+    tenant: str | None
+    timeout: float | None
+    attempts: int
+    shared_memory: bool | str
+    token: str | None
+    token_file: str | os.PathLike[str] | None
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_server_name: str | None
+    traceparent: str | None
+
+
 Wanted = Sequence[Literal["q", "k", "v", "bias", "sinks"]]
+
+
+def named(function: Function, **other: Any) -> Function:
+    """Its signature has each option in place of **options. other: defaults that are its own."""
+    types = {**OptionsButLse.__annotations__, **CallOptions.__annotations__}
+    signature = inspect.signature(function)
+    options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
+                                 annotation=getattr(types[name], "__forward_arg__", types[name]))
+               for name, default in {**DEFAULTS, **other}.items()]
+    others = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+    function.__signature__ = signature.replace(parameters=others + options)  # type: ignore
+    return function
+
+
+def as_in(method: Callable[Concatenate[Any, Given], Any]) -> Callable[
+        [Callable[..., Returned]], Callable[Concatenate[Any, Given], Returned]]:
+    """The decorated method has the signature of another one."""
+    def dress(function: Callable[..., Returned]) -> Any:
+        function.__signature__ = inspect.signature(method)  # type: ignore
+        return function
+    return dress
+
+
+class Attention(Generic[O, Both]):
+    """A method that returns O, or O and LSE if return_lse."""
+
+    @overload
+    def __call__(self, q: Array, k: Array, v: Array, *, return_lse: Literal[True],
+                 **options: Unpack[OptionsButLse]) -> Both: ...
+
+    @overload
+    def __call__(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> O: ...
+
+    def __call__(self, q: Array, k: Array, v: Array, **options: Any) -> Any: ...
+
+    @staticmethod
+    def of(function: Any) -> Attention[Any, tuple[Any, Any]]:
+        return named(function)
+
+    @staticmethod
+    def awaited(function: Any) -> Attention[Awaited[Any], Awaited[tuple[Any, Any]]]:
+        return named(function)
+
+
+class SessionAttention(Generic[O, Both]):
+    """The same on a session."""
+
+    @overload
+    def __call__(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
+                 return_lse: Literal[True], **options: Unpack[OptionsButLse]) -> Both: ...
+
+    @overload
+    def __call__(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
+                 **options: Unpack[CallOptions]) -> O: ...
+
+    def __call__(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
+                 **options: Any) -> Any: ...
+
+    @staticmethod
+    def of(function: Any) -> SessionAttention[Any, tuple[Any, Any]]:
+        return named(function)
+
+    @staticmethod
+    def awaited(function: Any) -> SessionAttention[Awaited[Any], Awaited[tuple[Any, Any]]]:
+        return named(function)

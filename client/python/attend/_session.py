@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from attend_kernels import Error
 from attend_kernels._checks import integer, one_of, optional_text, real, text
-from attend_kernels._library import invalid
+from attend_kernels._library import NotCopied, invalid
 
 from ._arguments import Arguments, options_of
 from ._call import Call, Plan, arrays_of
 from ._library import (DTYPES, LayerShapeStruct, SessionHandle, SessionOptions, check, library,
                        nanoseconds)
-from ._options import Array, CallOptions
+from ._options import Array, CallOptions, SessionAttention, named
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._client import Client, Stream
+    from ._client import Client
+    from ._stream import Stream
 
 
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
@@ -74,7 +75,7 @@ def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, opti
         addresses = (ctypes.c_void_p * len(handles))(*handles)
         return library().session_start(addresses, len(handles), layer, onto, *places)
 
-    return Plan(arguments, start, (sessions, stream))
+    return Plan(arguments, start, (sessions, stream), client._after(arguments.a["tenant"]))
 
 
 def no_rows(k: Array, layout: str) -> Array:
@@ -86,10 +87,12 @@ def no_rows(k: Array, layout: str) -> Array:
     return k[tuple(slice(0, 0) if axis == rows else slice(None) for axis in range(4))]
 
 
-class Session:
+class Session(NotCopied):
     """The KV cache of one sequence on the server, made by Client.session. It knows how many tokens
     each layer has, and appends nothing twice when the client retries. One call at a time on a
     layer. A context manager that frees it; so does the end of its last reference."""
+    _instead = ("fork() makes another one with its tokens; for another process, release() it here "
+                "and Client.open_session(id) it there")
 
     def __init__(self, client: Client, make: Callable[[Any], int], owned: bool):
         self._client = client
@@ -109,6 +112,17 @@ class Session:
         """For what asks the server."""
         self._client._open_handle()
         return self._own_handle()
+
+    def __repr__(self) -> str:
+        if self._handle is None:
+            return f"<attend.Session, freed, of {self._client}>"
+        try:
+            lengths = sorted({self.length(layer) for layer in range(self.layers)})
+            tokens = " to ".join(map(str, [lengths[0], *lengths[1:][-1:]]))
+            return (f"<attend.Session {self.id} of {self._client}, layers: {self.layers}, "
+                    f"tokens: {tokens}>")
+        except Error:
+            return f"<attend.Session of {self._client}, which another process made>"
 
     @property
     def id(self) -> str:
@@ -134,8 +148,9 @@ class Session:
             raise Error(3, f"layer is {layer}, must be in [0, {self.layers - 1}]")
         return length
 
+    @SessionAttention.of
     def attend(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
-               **options: Unpack[CallOptions]) -> Any:
+               **options: Any) -> Any:
         """Attention over a layer's tokens. q: [1, Hq, Lq, D] (layout "BLHD": [1, Lq, Hq, D]). k and
         v: the rows to be appended before q reads them, [1, Hkv, n, D] and [1, Hkv, n, Dv], or
         None. Options and results are those of Client.attention, but for the layout "LHD",
@@ -153,12 +168,14 @@ class Session:
         options.setdefault("causal", True)
         return self.attend(q, k, v, layer=layer, **options)
 
+    @named
     def append(self, k: Array, v: Array, *, layer: int = 0,
                **options: Unpack[CallOptions]) -> None:
         """Appends rows, [1, Hkv, n, D] and [1, Hkv, n, Dv], that no query reads now."""
         none = no_rows(k, options.get("layout", "BHLD"))
         self.submit(none, k, v, layer=layer, **options).result()
 
+    @named
     def submit(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
                stream: Stream | None = None, **options: Unpack[CallOptions]) -> Call:
         """Starts `attend` and returns the call, on a stream if one is given."""
@@ -166,7 +183,8 @@ class Session:
 
     def fork(self, length: int | None = None) -> Session:
         """Another session that begins with the same tokens, `length` of them or all. Full pages are
-        shared on the server. Error OUT_OF_RANGE: this one has fewer."""
+        shared on the server. Error OUT_OF_RANGE: a layer has fewer. FAILED_PRECONDITION: without a
+        length, layers must have equally many."""
         handle = self._open_handle()
         tokens = -1 if length is None else integer("length", length, 0, _INT64_MAX)
         return Session(self._client, lambda place: library().session_fork(handle, tokens, place),
@@ -218,3 +236,6 @@ class Session:
     def __del__(self) -> None:
         if self.__dict__.get("_handle") is not None:
             self._leave()
+
+
+named(Session.decode, causal=True)

@@ -12,14 +12,16 @@ cancelled cancels its call.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
 from attend_kernels._checks import names
+from attend_kernels._library import NotCopied
 
-from . import _client, _session
+from . import _client, _session, _stream
 from ._call import Answer, Call, Plan, arrays_of, gradients_of
-from ._options import Array, CallOptions, Wanted
+from ._options import Array, Attention, CallOptions, SessionAttention, Wanted, as_in, named
 from ._session import LayerShape
 
 if TYPE_CHECKING:
@@ -53,23 +55,27 @@ async def _answer(plan: Plan, may_wait: bool = False) -> Answer:
             pass
 
     if may_wait or plan.arguments.byte_count >= _LARGE_BYTES:
-        call = await _elsewhere(Call, plan, ended)
+        call = await _elsewhere(Call, plan._replace(after=None), ended)
     else:
-        call = Call(plan, ended)
+        call = Call(plan._replace(after=None), ended)
     try:
         await future
     except asyncio.CancelledError:
         call.cancel()
         raise
-    return call.result()
+    answer = call.result()
+    if plan.after is not None:
+        await _elsewhere(plan.after)
+    return answer
 
 
 class Client:
     """attend.Client for asyncio; its arguments are that one's. Of one loop at a time. An
-    asynchronous context manager that closes it."""
+    asynchronous context manager that closes it. Copied and pickled as that one."""
 
-    def __init__(self, server: str = "127.0.0.1:8001", **options: Any):
-        self._client = _client.Client(server, **options)
+    @as_in(_client.Client.__init__)
+    def __init__(self, *arguments: Any, **options: Any):
+        self._client = _client.Client(*arguments, **options)
 
     async def close(self) -> None:
         """As Client.close."""
@@ -84,11 +90,15 @@ class Client:
     def __repr__(self) -> str:
         return f"attend.aio.Client({self._client.server!r})"
 
-    async def attention(self, q: Array, k: Array, v: Array,
-                        **options: Unpack[CallOptions]) -> Any:
+    def __copy__(self) -> Client:
+        return copy.deepcopy(self)
+
+    @Attention.awaited
+    async def attention(self, q: Array, k: Array, v: Array, **options: Any) -> Any:
         """As Client.attention."""
         return arrays_of(await self.answer(q, k, v, **options), bool(options.get("return_lse")))
 
+    @named
     async def answer(self, q: Array, k: Array, v: Array,
                      **options: Unpack[CallOptions]) -> Answer:
         """`attention` with all that came back, as Client.submit(...).result()."""
@@ -103,6 +113,7 @@ class Client:
                 raise result
         return list(results)
 
+    @named
     async def backward(self, d_o: Array, q: Array, k: Array, v: Array, o: Array = None,
                        lse: Array = None, *, d_lse: Array = None,
                        wanted: Wanted = ("q", "k", "v"),
@@ -112,27 +123,32 @@ class Client:
         plan = self._client._backward_plan(d_o, q, k, v, o, lse, d_lse, wanted, options)
         return gradients_of(await _answer(plan, may_wait=o is None), wanted)
 
+    @as_in(_client.Client.stream)
     def stream(self, **options: Any) -> Stream:
         """As Client.stream."""
         return Stream(self._client.stream(**options))
 
-    async def session(self, heads_kv: int, dim: int, dim_v: int = 0, **options: Any) -> Session:
+    @as_in(_client.Client.session)
+    async def session(self, *arguments: Any, **options: Any) -> Session:
         """As Client.session."""
-        return Session(await _elsewhere(self._client.session, heads_kv, dim, dim_v, **options))
+        return Session(await _elsewhere(self._client.session, *arguments, **options))
 
-    async def session_of(self, shapes: Iterable[LayerShape], **options: Any) -> Session:
+    @as_in(_client.Client.session_of)
+    async def session_of(self, *arguments: Any, **options: Any) -> Session:
         """As Client.session_of."""
-        return Session(await _elsewhere(self._client.session_of, shapes, **options))
+        return Session(await _elsewhere(self._client.session_of, *arguments, **options))
 
-    async def open_session(self, session_id: str, shapes: Iterable[LayerShape] = (),
-                           **options: Any) -> Session:
+    @as_in(_client.Client.open_session)
+    async def open_session(self, *arguments: Any, **options: Any) -> Session:
         """As Client.open_session."""
-        return Session(await _elsewhere(self._client.open_session, session_id, shapes, **options))
+        return Session(await _elsewhere(self._client.open_session, *arguments, **options))
 
+    @as_in(_client.Client.sessions)
     async def sessions(self, **options: Any) -> list[dict[str, Any]]:
         """As Client.sessions."""
         return await _elsewhere(self._client.sessions, **options)
 
+    @named
     async def attend_sessions(self, sessions: Iterable[Session], q: Array, k: Array = None,
                               v: Array = None, *, layer: int = 0,
                               **options: Unpack[CallOptions]) -> Any:
@@ -140,13 +156,15 @@ class Client:
         plan = _session.plan([each._session for each in sessions], q, k, v, layer, options)
         return arrays_of(await _answer(plan), bool(options.get("return_lse")))
 
+    @as_in(_client.Client.server_info)
     async def server_info(self, **options: Any) -> dict[str, Any]:
         """As Client.server_info."""
         return await _elsewhere(self._client.server_info, **options)
 
-    async def health(self, service: str = "", **options: Any) -> str:
+    @as_in(_client.Client.health)
+    async def health(self, *arguments: Any, **options: Any) -> str:
         """As Client.health."""
-        return await _elsewhere(self._client.health, service, **options)
+        return await _elsewhere(self._client.health, *arguments, **options)
 
     async def empty(self, shape: int | Iterable[int], dtype: Any = "float32",
                     device: Any = "cpu") -> Any:
@@ -154,17 +172,22 @@ class Client:
         return await _elsewhere(self._client.empty, shape, dtype, device)
 
 
-class Stream:
+class Stream(NotCopied):
     """attend.Stream for asyncio. An asynchronous context manager that finishes it."""
+    _instead = _stream.Stream._instead
 
-    def __init__(self, stream: _client.Stream):
+    def __init__(self, stream: _stream.Stream):
         self._stream = stream
 
-    async def attention(self, q: Array, k: Array, v: Array,
-                        **options: Unpack[CallOptions]) -> Any:
+    def __repr__(self) -> str:
+        return repr(self._stream).replace("attend.", "attend.aio.")
+
+    @Attention.awaited
+    async def attention(self, q: Array, k: Array, v: Array, **options: Any) -> Any:
         """As Client.attention."""
         return arrays_of(await self.answer(q, k, v, **options), bool(options.get("return_lse")))
 
+    @named
     async def answer(self, q: Array, k: Array, v: Array,
                      **options: Unpack[CallOptions]) -> Answer:
         """As aio.Client.answer."""
@@ -189,11 +212,15 @@ class Stream:
             await self.close()
 
 
-class Session:
+class Session(NotCopied):
     """attend.Session for asyncio. An asynchronous context manager that frees it."""
+    _instead = _session.Session._instead
 
     def __init__(self, session: _session.Session):
         self._session = session
+
+    def __repr__(self) -> str:
+        return repr(self._session).replace("attend.", "attend.aio.")
 
     @property
     def id(self) -> str:
@@ -211,14 +238,16 @@ class Session:
         """As Session.length; does not ask the server."""
         return self._session.length(layer)
 
+    @named
     async def answer(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
                      stream: Stream | None = None, **options: Unpack[CallOptions]) -> Answer:
         """As Session.submit(...).result()."""
         onto = None if stream is None else stream._stream
         return await _answer(_session.plan([self._session], q, k, v, layer, options, onto))
 
+    @SessionAttention.awaited
     async def attend(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
-                     **options: Unpack[CallOptions]) -> Any:
+                     **options: Any) -> Any:
         """As Session.attend."""
         answer = await self.answer(q, k, v, layer=layer, **options)
         return arrays_of(answer, bool(options.get("return_lse")))
@@ -229,6 +258,7 @@ class Session:
         options.setdefault("causal", True)
         return await self.attend(q, k, v, layer=layer, **options)
 
+    @named
     async def append(self, k: Array, v: Array, *, layer: int = 0,
                      **options: Unpack[CallOptions]) -> None:
         """As Session.append."""
@@ -264,3 +294,6 @@ class Session:
 
     async def __aexit__(self, *_: object) -> None:
         await _elsewhere(self._session.__exit__)
+
+
+named(Session.decode, causal=True)

@@ -18,5 +18,6 @@ from ._dlpack import DeviceArray
 from ._gradients import attention_backward, select_backward
 from ._library import Error, device_count
 
-__all__ = ["DeviceArray", "Error", "attention", "attention_backward", "attention_batch",
-           "device_count", "release_workspaces", "select", "select_backward"]
+__version__ = "0.1.0"
+__all__ = ["DeviceArray", "Error", "__version__", "attention", "attention_backward",
+           "attention_batch", "device_count", "release_workspaces", "select", "select_backward"]

@@ -8,7 +8,7 @@ the tensor's deleter when done.
 
 import ctypes
 
-from ._library import CPU, ITEM_BYTES, check, invalid, library
+from ._library import CPU, ITEM_BYTES, NotCopied, check, invalid, library
 
 CPU_TYPE, CUDA, CUDA_MANAGED = 1, 2, 13
 LEGACY_DEFAULT_STREAM = 1  # how DLPack names CUDA's stream 0
@@ -59,7 +59,7 @@ def packed_strides(shape):
     return tuple(reversed(strides))
 
 
-class Import:
+class Import(NotCopied):
     """A capsule taken over: address, shape, strides (elements), dtype's name, device. Calls the
     producer's deleter with its last reference."""
 
@@ -121,17 +121,22 @@ def _destroy(capsule):
         _exports.pop(_pointer_at(capsule, _NAME), None)
 
 
-class DeviceArray:
+class DeviceArray(NotCopied):
     """A C-contiguous array on a GPU or the CPU that other libraries take by DLPack without a copy
     (torch.from_dlpack(o), cupy.from_dlpack(o)). Frees its memory with its last reference.
 
     shape: tuple; dtype: "float16", "bfloat16" or "float32"; device_index: CUDA ordinal, -1 for the
     CPU."""
+    _instead = "copy the array that torch.from_dlpack or cupy.from_dlpack makes of it"
 
     def __init__(self, memory, shape, dtype, stream):
         self._memory, self._stream = memory, stream
         self.shape, self.dtype = tuple(shape), dtype
         self.device_index = memory.device
+
+    def __repr__(self):
+        place = "cpu" if self.device_index == CPU else f"cuda:{self.device_index}"
+        return f"<attend_kernels.DeviceArray {self.dtype} {self.shape} on {place}>"
 
     @property
     def nbytes(self):

@@ -2,6 +2,7 @@
 """libattend_kernels.so: finding it, the structs of attend_c.h, and its errors as exceptions."""
 
 import ctypes
+import os
 import pathlib
 import threading
 
@@ -24,12 +25,50 @@ CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEE
 
 
 class Error(RuntimeError):
-    """What the library or this module refused. `code` has gRPC's number, `status` its name."""
+    """What the library or this module refused. `code` has gRPC's number, `status` its name,
+    `message` the rest. By its code it is a ValueError (INVALID_ARGUMENT, OUT_OF_RANGE), a
+    TimeoutError (DEADLINE_EXCEEDED) or a ConnectionError (UNAVAILABLE) too. It can be pickled."""
+
+    def __new__(cls, code, message):
+        kind = _KINDS.get(code, Error) if cls is Error else cls
+        base = OSError if issubclass(kind, OSError) else RuntimeError
+        return base.__new__(kind, message)
 
     def __init__(self, code, message):
-        self.code = code
+        self.code, self.message = code, message
         self.status = CODES.get(code, str(code))
-        super().__init__(f"{self.status}: {message}")
+        self.args = (f"{self.status}: {message}",)
+
+    def __reduce__(self):
+        kind = Error if type(self) in _KINDS.values() else type(self)
+        return kind, (self.code, self.message), self.__dict__
+
+
+class _ValueError(Error, ValueError):
+    pass
+
+
+class _TimeoutError(Error, TimeoutError):
+    pass
+
+
+class _ConnectionError(Error, ConnectionError):
+    pass
+
+
+_KINDS = {3: _ValueError, 4: _TimeoutError, 11: _ValueError, 14: _ConnectionError}
+for _kind in _KINDS.values():  # programs name Error alone
+    _kind.__name__ = _kind.__qualname__ = "Error"
+
+
+class NotCopied:
+    """Refuses to be copied and pickled: two objects would own one thing of the library's."""
+    __slots__ = ()
+    _instead = ""  # what to do
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(f"{type(self).__module__.partition('.')[0]}.{type(self).__name__} is "
+                        f"neither copied nor pickled: {self._instead}")
 
 
 def invalid(message):
@@ -133,13 +172,22 @@ def load(path=None):
     loader finds it. Error: it is nowhere, or not this version's."""
     paths = [pathlib.Path(path)] if path else candidates()
     try:
-        return declare(_loading.load(paths, LIBRARY_NAME, ENVIRONMENT))
+        loaded = _loading.load(paths, LIBRARY_NAME, ENVIRONMENT)
     except OSError as failure:
         raise Error(14, str(failure)) from None
+    return declare(loaded)
 
 
 _library = None
 _lock = threading.Lock()
+
+
+def _renew_the_lock():
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent's may have had it
+
+
+os.register_at_fork(after_in_child=_renew_the_lock)
 
 
 def library():
@@ -165,8 +213,9 @@ def device_count():
     return count.value
 
 
-class Memory:
+class Memory(NotCopied):
     """Uninitialised memory of a device, freed with its last reference."""
+    _instead = "copy the arrays in it"
 
     def __init__(self, device, byte_count):
         self.device, self.bytes = device, byte_count

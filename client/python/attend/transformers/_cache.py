@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cache of transformers whose K and V are sessions on a server."""
 
+import copy
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -81,6 +83,24 @@ class SessionCache(Cache):
         self._padding = None  # rows of it at each sequence's start
         super().__init__(layers=[_Layer(self, number)
                                  for number in range(config.num_hidden_layers)])
+
+    def __repr__(self):
+        return (f"<attend.transformers.SessionCache of {self.client}, sequences: "
+                f"{len(self.sessions)}, layers: {len(self.layers)}, "
+                f"tokens: {self.get_seq_length()}>")
+
+    def __deepcopy__(self, memo):
+        """Another cache with the same tokens, whose sessions are forks of this one's."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.client)] = self.client
+        memo[id(self.sessions)] = []  # and if a fork fails, those before it are freed
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        made.sessions += [session.fork() for session in self.sessions]
+        return made
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a SessionCache is neither pickled nor copied by copy.copy, as its K and V "
+                        "are on the server: copy.deepcopy makes one whose sessions are forks")
 
     def attend(self, layer, query, key, value, mask, options):
         """Appends the rows of K and V, and gives O, [B, Lq, Hq, Dv]. query: [B, Hq, Lq, D]."""

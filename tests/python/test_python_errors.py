@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attend.Error: its kinds by code, and that it crosses processes; what a program sees of the
+packages without calling them."""
+
+import asyncio
+import copy
+import inspect
+import pathlib
+import pickle
+import re
+
+import attend
+import attend_kernels
+import pytest
+from attend import _options
+from attend_kernels import _library
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KINDS = {"INVALID_ARGUMENT": ValueError, "OUT_OF_RANGE": ValueError,
+         "DEADLINE_EXCEEDED": TimeoutError, "UNAVAILABLE": ConnectionError}
+
+
+@pytest.mark.parametrize("code", [*_library.CODES, 99])
+def test_an_error_is_of_the_kind_that_its_code_says(code):
+    failure = attend.Error(code, "x is 3, must be 4")
+    kinds = [kind for kind in (ValueError, TimeoutError, ConnectionError)
+             if isinstance(failure, kind)]
+    assert kinds == [KINDS[failure.status]] if failure.status in KINDS else kinds == []
+    assert isinstance(failure, attend.Error) and isinstance(failure, RuntimeError)
+    assert str(failure) == f"{_library.CODES.get(code, code)}: x is 3, must be 4"
+    assert repr(failure) == f"Error({str(failure)!r})" and failure.args == (str(failure),)
+
+
+@pytest.mark.parametrize("code", [*_library.CODES, 99])
+def test_an_error_is_pickled_and_copied_with_all_its_fields(code):
+    failure = attend.Error(code, "x is 3")
+    failure.attempts, failure.session_lengths = 4, (1, 2)
+    again = [pickle.loads(pickle.dumps(failure, protocol))
+             for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for other in (*again, copy.copy(failure), copy.deepcopy(failure)):
+        assert other is not failure and type(other) is type(failure)
+        assert (str(other), vars(other)) == (str(failure), vars(failure))
+        assert (other.code, other.message, other.attempts) == (code, "x is 3", 4)
+
+
+class Own(attend.Error):
+    """A program's."""
+
+
+def test_a_subclass_stays_one():
+    own = pickle.loads(pickle.dumps(Own(4, "late")))
+    assert type(own) is Own and own.code == 4 and not isinstance(own, TimeoutError)
+
+
+def test_a_library_of_another_version_is_no_missing_one(monkeypatch, tmp_path):
+    """An Error that is an OSError too is not taken for the loader's."""
+    for module in (_library, attend._library):
+        monkeypatch.setattr(module._loading, "load", lambda *_: object())
+        with pytest.raises(attend.Error, match="^UNAVAILABLE: this library is not"):
+            module.load(tmp_path / "some.so")
+
+
+def test_the_version_is_the_builds():
+    version = re.search(r"project\(attend VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    said = re.search(r'^version = "(.*)"', (ROOT / "client/python/pyproject.toml").read_text(),
+                     re.M)[1]
+    assert attend.__version__ == attend_kernels.__version__ == version == said
+
+
+CALLS = [attend.attention, attend.backward, *(
+    getattr(kind, name) for kind, names in {
+        attend.Client: "attention submit backward submit_backward attend_sessions",
+        attend.Session: "attend decode append submit", attend.Stream: "attention submit",
+        attend.aio.Client: "attention answer backward attend_sessions",
+        attend.aio.Session: "attend decode append answer",
+        attend.aio.Stream: "attention answer"}.items() for name in names.split())]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
+def test_signatures_name_every_option(call):
+    parameters = inspect.signature(call).parameters
+    assert not [one for one in parameters.values() if one.kind == one.VAR_KEYWORD]
+    defaults = {**_options.DEFAULTS, **({"causal": True} if call.__name__ == "decode" else {})}
+    for name, default in defaults.items():
+        assert parameters[name].default == default and parameters[name].annotation
+
+
+def test_methods_of_asyncio_have_the_others_signatures():
+    for ours, theirs in ((attend.aio.Client, attend.Client), (attend.aio.Stream, attend.Stream),
+                         (attend.aio.Session, attend.Session)):
+        for name, method in vars(ours).items():
+            if inspect.isfunction(method) and hasattr(theirs, name) and name[0] != "_":
+                assert list(inspect.signature(method).parameters) == \
+                    list(inspect.signature(getattr(theirs, name)).parameters), name
+                assert asyncio.iscoroutinefunction(method) or name in ("stream", "length",
+                                                                       "release")
+    assert str(inspect.signature(attend.aio.Client)) == str(inspect.signature(attend.Client))
+
+
+def test_the_options_types_are_of_what_there_is():
+    assert set(_options.DEFAULTS) == set(_options.CallOptions.__annotations__) | set(
+        _options.OptionsButLse.__annotations__)
+    parameters = inspect.signature(attend.Client).parameters
+    assert set(parameters) - {"server"} == set(_options.ClientOptions.__annotations__)
+    assert parameters["timeout"].default is None
+    session = inspect.signature(attend.Client.session).parameters
+    assert session["dtype"].default == "float32"
+
+
+def test_what_is_printed_is_a_line():
+    answer = attend.Answer(
+        o=memoryview(b""), lse=None, gradients={}, timings=attend.Timings(*[0] * 6, 1_230_000),
+        check=None, kernel="cpu_flash", kernel_reason="", device="cpu", transport="shm",
+        batch_requests=1, request_id="", attempts=1, session_lengths=(), sessions_ending=False)
+
+    class Array:
+        def __init__(self, *shape):
+            self.shape, self.dtype = shape, "float32"
+
+    for o, lse, gradients, words in (
+            (Array(1, 8, 3, 64), Array(1, 8, 3), {}, "o float32 (1, 8, 3, 64), lse float32 "
+             "(1, 8, 3)"), (None, None, {"q": Array(2, 1)}, "gradients['q'] float32 (2, 1)")):
+        made = attend.Answer(**{**vars(answer), "o": o, "lse": lse, "gradients": gradients})
+        assert repr(made) == f"<attend.Answer {words}, cpu_flash on cpu, shm, 1.23 ms>"
+
+
+class Memory:
+    address, device = 4096, -1
+
+
+def test_arrays_of_a_device_are_neither_copied_nor_pickled():
+    array = attend_kernels.DeviceArray(Memory(), (2, 3), "float16", 0)
+    assert repr(array) == "<attend_kernels.DeviceArray float16 (2, 3) on cpu>"
+    for use in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="DeviceArray is neither copied.*from_dlpack"):
+            use(array)
+
+
+def test_addresses_of_the_library_are_neither_copied_nor_pickled():
+    for kind in (attend._library.ClientHandle, attend._library.CallHandle,
+                 attend._library.StreamHandle, attend._library.SessionHandle,
+                 attend._library.MemoryHandle):
+        handle = kind(0)
+        assert not hasattr(handle, "__dict__"), "the collector of cycles would see it"
+        for use in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"{kind.__name__} is neither copied nor pickled"):
+                use(handle)
+
+
+def test_memory_of_the_kernels_is_neither_copied_nor_pickled(fake):
+    memory = _library.Memory(0, 64)
+    for use in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="attend_kernels.Memory is neither copied nor pickled"):
+            use(memory)
+    assert len(fake.blocks) == 1
