@@ -51,10 +51,10 @@ def test_its_form(build, wheel):
     version = re.search(r"^CMAKE_PROJECT_VERSION:\w+=(.*)$", cache, re.M)[1]
     project = tomllib.loads((ROOT / "client/python/pyproject.toml").read_text())["project"]
     assert project["version"] == version
-    glibc = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
+    glibc = os.confstr("CS_GNU_LIBC_VERSION").split()[1].replace(".", "_")
     assert wheel.name == \
-        f"attend-{version}-py3-none-manylinux_{glibc.replace('.', '_')}_{os.uname().machine}.whl"
-    info = f"attend-{version}.dist-info"
+        f"attend_server-{version}-py3-none-manylinux_{glibc}_{os.uname().machine}.whl"
+    info = f"attend_server-{version}.dist-info"
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         metadata = email.message_from_bytes(file.read(f"{info}/METADATA"))
@@ -66,7 +66,13 @@ def test_its_form(build, wheel):
             assert (digest, int(size)) == (f"sha256={right}", len(data)), name
         notices = file.read(f"{info}/licenses/NOTICES").decode()
         assert "Apache License" in file.read(f"{info}/licenses/LICENSE").decode()
-    assert (metadata["Metadata-Version"], metadata["Version"]) == ("2.4", version)
+    assert (metadata["Metadata-Version"], metadata["Name"], metadata["Version"]) == \
+        ("2.4", "attend-server", version)
+    assert metadata.get_all("Classifier") == project["classifiers"] and "Keywords" in metadata
+    assert metadata.get_all("Provides-Extra") == ["numpy", "torch", "transformers"]
+    assert not [need for need in metadata.get_all("Requires-Dist") if "<" in need], \
+        "an extra that lets go of newer versions"
+    assert metadata["Project-URL"] is None, "it was not published"
     assert {f"{info}/licenses/{name}" for name in metadata.get_all("License-File")} == \
         {name for name in names if name.startswith(f"{info}/licenses/")}
     links = re.findall(r"\]\(([^)]*)\)", metadata.get_payload())
@@ -78,6 +84,25 @@ def test_its_form(build, wheel):
                     with_cuda="ATTEND_WITH_CUDA:INTERNAL=ON" in cache)
     # Kernels for every GPU are in the server and in the library.
     assert wheel.stat().st_size < 64 << 20
+
+
+def test_the_environment_knows_it_by_its_name(bare):
+    run(bare / "python", "-c", """
+import importlib.metadata as metadata
+import attend
+assert metadata.version("attend-server") == attend.__version__
+assert set(metadata.packages_distributions()["attend"]) == {"attend-server"}
+""", cwd="/")
+
+
+def test_a_published_wheel_names_an_address(build, tmp_path):
+    run(ROOT / "deploy/make-wheel", build, tmp_path,
+        env={**os.environ, "ATTEND_PROJECT_URL": "https://example.org/attend"})
+    wheel, = tmp_path.iterdir()
+    with zipfile.ZipFile(wheel) as file:
+        info, = [name for name in file.namelist() if name.endswith("/METADATA")]
+        metadata = email.message_from_bytes(file.read(info))
+    assert metadata["Project-URL"] == "Source, https://example.org/attend"
 
 
 def test_the_same_build_gives_the_same_bytes(build, wheel, tmp_path):
@@ -154,7 +179,7 @@ assert attend_kernels.device_count() >= 0
 def test_the_python_tests_of_the_sources_with_what_is_installed(over_debian):
     """The pages' programs, the client, asyncio, sessions and the kernels, against its server."""
     e2e = [ROOT / f"tests/e2e/test_python_{part}.py"
-           for part in ("pages", "client", "both_ways", "sessions", "lifetimes")]
+           for part in ("pages", "client", "both_ways", "sessions", "lifetimes", "copies")]
     env = {name: value for name, value in os.environ.items() if not name.startswith("ATTEND_")}
     said = run(over_debian / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *e2e,
                cwd="/", seconds=900,
