@@ -78,8 +78,14 @@ def test_the_benchmark_of_both_pages(client, monkeypatch, capsys):
         assert re.search(rf"^{way}: \d+\.\d$", printed, re.M)
 
 
-def test_training(server, client):
+def test_training(server, client, monkeypatch):
+    functional, name = torch.nn.functional, "scaled_dot_product_attention"
+    monkeypatch.setattr(functional, name, getattr(functional, name))  # the page sets its own
+    heads, x = torch.nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 9, 32)
+    before = heads(x, x, x, need_weights=False)[0]
     names = run_blocks("training.md", {ADDRESS: server.address})
+    assert getattr(functional, name).__module__ == "attend.torch"
+    torch.testing.assert_close(heads(x, x, x, need_weights=False)[0], before)
     o = attend_in_process(names)
     assert torch.equal(names["o"], o)
     wanted = torch.autograd.grad(o, [names[name] for name in "qkv"], names["d_o"])

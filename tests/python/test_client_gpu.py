@@ -206,7 +206,7 @@ def test_memory_of_client_empty_is_used_in_the_streams_order(client, torch, own)
 def test_sessions_and_streams_go_over_the_host(client, torch):
     q, k, v = some(torch, 300, batch=1)
     wanted = client.attention(q, k, v, causal=True)
-    with client.session(4, 64) as session:
+    with client.session(4, 64, dtype="float16") as session:
         answer = session.submit(q, k, v, causal=True).result()
         assert answer.transport == "shm" and answer.o.device == q.device
         assert torch.equal(answer.o, wanted)
