@@ -67,7 +67,10 @@ def test_sessions_from_npy(server, random, tmp_path):
     k, v = np.concatenate([k, k1], axis=2), np.concatenate([v, v1], axis=2)
     attend(name, q, k, v, *save(q=q, k=k1, v=v1))
     attend(name, q, k, v, *save(q=q))
-    session(server, "truncate", session(server, "fork", name).stdout.strip(), "--length", "0")
+    refused = session(server, "fork", name, check=False)  # which would leave tokens out
+    assert refused.returncode == 1 and "layers have 0 to 71 tokens" in refused.stderr
+    fork = session(server, "fork", name, "--length", "0").stdout.strip()
+    session(server, "truncate", fork, "--length", "0")
     info = session(server, "info", name).stdout
     assert info.startswith(name) and "2 layers" in info and "tokens 0,71" in info
     session(server, "truncate", name, "--length", "65")
