@@ -217,12 +217,12 @@ class Client:
     def _warn_of(self, tenant: str) -> None:
         if self._tenants is None:
             try:
-                self._tenants = frozenset(self.server_info().get("tenants", ()))
+                self._tenants = frozenset(self.server_info(timeout=1.0).get("tenants", ()))
             except Error:  # a server that does not say
                 self._tenants = frozenset()
         if self._tenants and tenant not in self._tenants:
             warnings.warn(f"the server knows no tenant {tenant!r}, only "
-                          f"{', '.join(sorted(self._tenants))}: it counts as default",
+                          f"{', '.join(sorted(self._tenants))}: it counts as 'default'",
                           stacklevel=2)
 
     def _attention_plan(self, q: Array, k: Array, v: Array, options: Any) -> Plan:

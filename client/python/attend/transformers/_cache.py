@@ -69,6 +69,7 @@ class SessionCache(Cache):
     what beam search does are supported; gradients and dropout are not. If a call fails in the
     middle of a pass, layers have different lengths: crop() what the pass brought, or reset().
     Sessions end with reset(), with the cache, or with their lease. A context manager that resets.
+    copy.deepcopy makes another cache with the same tokens, whose sessions are forks.
     """
 
     def __init__(self, config, client=None, *, lease=0.0, pinned=False, device=""):
