@@ -17,10 +17,10 @@ import functools
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
 from attend_kernels._checks import names
-from attend_kernels._library import NotCopied
 
-from . import _client, _session, _stream
+from . import _client, _session
 from ._call import Answer, Call, Plan, arrays_of, gradients_of
+from ._library import NotCopied
 from ._options import Array, Attention, CallOptions, SessionAttention, Wanted, as_in, named
 from ._session import LayerShape
 
@@ -174,9 +174,9 @@ class Client:
 
 class Stream(NotCopied):
     """attend.Stream for asyncio. An asynchronous context manager that finishes it."""
-    _instead = _stream.Stream._instead
+    _instead = _client.Stream._instead
 
-    def __init__(self, stream: _stream.Stream):
+    def __init__(self, stream: _client.Stream):
         self._stream = stream
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 """libattend_kernels.so: finding it, the structs of attend_c.h, and its errors as exceptions."""
 
 import ctypes
-import os
 import pathlib
 import threading
 
@@ -180,14 +179,6 @@ def load(path=None):
 
 _library = None
 _lock = threading.Lock()
-
-
-def _renew_the_lock():
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent's may have had it
-
-
-os.register_at_fork(after_in_child=_renew_the_lock)
 
 
 def library():

@@ -2,10 +2,7 @@
 """Device memory that launches use while they run, kept for the next."""
 
 import contextlib
-import functools
-import os
 import threading
-import weakref
 
 from ._library import WORKSPACE_ZERO_BYTES, Error, Memory, check, library
 
@@ -38,25 +35,12 @@ class _Workspace:
         return code
 
 
-_parents: list = []  # workspaces that a forked process does not use, nor free
-
-
-def _leave_to_the_parent(reference):
-    """In the child of a fork: other threads of the parent's may have had the locks."""
-    workspaces = reference()
-    if workspaces is not None:
-        _parents.append(workspaces._by_place)
-        workspaces._lock, workspaces._by_place = threading.Lock(), {}
-
-
 class Workspaces:
     """One workspace for every device and stream, as large as the largest call so far."""
 
     def __init__(self):
         self._lock = threading.Lock()  # of the dict, not of what is in it
         self._by_place = {}
-        os.register_at_fork(after_in_child=functools.partial(_leave_to_the_parent,
-                                                             weakref.ref(self)))
 
     def use(self, device, stream, byte_count):
         """The address of at least `byte_count` bytes for one launch inside; None for 0. No other
