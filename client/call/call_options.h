@@ -45,7 +45,8 @@ struct CallOutcome {
   AttentionResult result = {};  // if status is OK; else only session_lengths, if a length was wrong
   int64_t payload_bytes = 0;    // of the answer's tensors
   int attempts = 1;
-  int connection = 0;  // used by the last attempt; in chunks: the first of several
+  int64_t retry_after_ms = 0;  // from the server, with a failure; 0 = none given
+  int connection = 0;          // used by the last attempt; in chunks: the first of several
   // Who answered, by the server's own name (its --server-id), and where that is; empty: nobody did,
   // or the client has one server only.
   std::string server_id = {};

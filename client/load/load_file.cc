@@ -45,6 +45,11 @@ FileStep ReadStep(const json& from) {
   step.requests_per_s = from.at("requests_per_s").get<double>();
   step.bytes_per_s =
       from.at("bytes_in_per_s").get<double>() + from.at("bytes_out_per_s").get<double>();
+  if (from.contains("status") && step.elapsed_s > 0) {
+    const json& status = from.at("status");
+    step.refused_per_s = status.value("RESOURCE_EXHAUSTED", 0.0) / step.elapsed_s;
+    step.late_per_s = status.value("DEADLINE_EXCEEDED", 0.0) / step.elapsed_s;
+  }
   step.latency = ReadLatency(from.at("latency_from_intended_ms"));
   for (int phase = 0; phase < kPhases; ++phase) {
     const json& figures = phase == kNetwork ? from.at("network_ms")

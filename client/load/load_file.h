@@ -34,8 +34,9 @@ struct FileStep {
   LoadStep step;
   double elapsed_s = 0;
   double requests_per_s = 0;
-  double bytes_per_s = 0;  // both ways
-  LatencyFigures latency;  // from the intended send
+  double bytes_per_s = 0;                    // both ways
+  double refused_per_s = 0, late_per_s = 0;  // RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
+  LatencyFigures latency;                    // from the intended send
   std::array<double, kPhases> phase_mean_ms = {};
   std::vector<FileBucket> histogram;  // of the same latencies
   std::vector<FileWindow> windows;

@@ -89,6 +89,32 @@ LineChart RateOverLoad(const std::vector<FileStep>& steps, bool open) {
   return chart;
 }
 
+// With deadlines: what became of what was offered. Steps without an answer show it best.
+LineChart GoodputOverLoad(const LoadFile& file) {
+  const char* offered =
+      IsOpen(file) ? "requests/s offered" : "callers, each with one request in flight";
+  LineChart chart{"Goodput, deadlines of " + file.Setting("options.deadline_ms") + " ms",
+                  offered,
+                  "requests/s",
+                  true,
+                  false,
+                  {}};
+  Series refused{"refused", {}, {}}, late{"too late", {}, {}};
+  for (const FileStep& step : file.steps) {
+    const double x = OfferedOf(step.step);
+    chart.x_ticks.push_back(x);
+    refused.points.push_back({x, step.refused_per_s});
+    late.points.push_back({x, step.late_per_s});
+  }
+  chart.series = {RateSeries(file.steps, "in time"), refused, late};
+  return chart;
+}
+
+bool HasDeadlines(const LoadFile& file) {
+  const std::string& deadline = file.Setting("options.deadline_ms");
+  return !deadline.empty() && deadline.find_first_not_of("0.") != std::string::npos;
+}
+
 double MiddleOf(const FileWindow& window) { return window.start_s + window.elapsed_s / 2; }
 
 LineChart LatencyOverTime(const FileStep& step) {
@@ -186,7 +212,9 @@ Figure LoadFigure(const LoadFile& file) {
                     (file.Setting("connections") == "1" ? " connection" : " connections") +
                     ", attend " + file.Setting("server version") + ", " + file.Setting("started"),
                 130)};
-  if (steps.size() == 1) {
+  if (HasDeadlines(file) && file.steps.size() > 1) {
+    figure.panels = {LatencyOverRate(steps), GoodputOverLoad(file)};
+  } else if (steps.size() == 1) {
     figure.panels = {LatencyOverTime(steps[0]), RateOverTime(steps[0])};
   } else {
     figure.panels = {LatencyOverRate(steps), RateOverLoad(steps, IsOpen(file))};

@@ -18,9 +18,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;  // what is measured is the true time
 
-// A closed loop rests this long after a refusal, so that a server that is down or full is not
-// hammered by a loop that does nothing else.
+// A closed loop rests at least this long after a refusal, so that a server that is down or full is
+// not hammered by a loop that does nothing else, and as long as the server said, within reason.
 constexpr auto kRestAfterFailure = std::chrono::milliseconds(5);
+constexpr auto kRestMost = std::chrono::seconds(1);
 
 // What was due before the end of an open loop is sent until then if its turn has come.
 constexpr std::chrono::nanoseconds kLatenessMax = std::chrono::seconds(1);
@@ -203,6 +204,7 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
       OnAnswer(slot, {.status = std::move(answer.status),
                       .result = std::move(answer.result),
                       .payload_bytes = answer.payload_bytes,
+                      .retry_after_ms = answer.retry_after_ms,
                       .connection = connection,
                       .server_id = std::move(answer.server_id),
                       .server = std::move(answer.server)});
@@ -229,6 +231,7 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
 
 void LoadRunner::OnAnswer(Slot* slot, CallOutcome outcome) {
   const int64_t now = NowNs();
+  const auto rest = std::chrono::milliseconds(outcome.retry_after_ms);
   Record(*slot, outcome, now);
   if (outcome.status.ok() && slot->draw.verify && slot->measured) {
     // The next request's answer goes to the same place.
@@ -238,7 +241,13 @@ void LoadRunner::OnAnswer(Slot* slot, CallOutcome outcome) {
   const Code code = outcome.status.code();
   const bool asked_for = (code == Code::kCancelled && slot->draw.cancel_after_ms >= 0) ||
                          (code == Code::kDeadlineExceeded && slot->draw.deadline);
-  Continue(slot, code != Code::kOk && !asked_for);
+  // A deadline that could not have been kept is refused before it passes.
+  const bool early = code == Code::kDeadlineExceeded &&
+                     static_cast<double>(now - slot->sent_ns) < 0.9e6 * options_.deadline_ms;
+  if (code == Code::kOk || (asked_for && !early)) {
+    return Continue(slot, std::chrono::milliseconds(0));
+  }
+  Continue(slot, std::clamp<std::chrono::milliseconds>(rest, kRestAfterFailure, kRestMost));
 }
 
 bool LoadRunner::Expected(const Slot& slot, Code code) const {
@@ -294,10 +303,10 @@ void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t no
   }
 }
 
-void LoadRunner::Continue(Slot* slot, bool failed) {
+void LoadRunner::Continue(Slot* slot, std::chrono::milliseconds rest) {
   if (open_loop_ || stopping_) return Retire(slot);
-  if (!failed) return Send(slot, NowNs());
-  timer_->At(Clock::now() + kRestAfterFailure, [this, slot] { Send(slot, NowNs()); });
+  if (rest == std::chrono::milliseconds(0)) return Send(slot, NowNs());
+  timer_->At(Clock::now() + rest, [this, slot] { Send(slot, NowNs()); });
 }
 
 void LoadRunner::Retire(Slot* slot) {

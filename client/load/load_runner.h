@@ -61,7 +61,8 @@ class LoadRunner {
   void OnAnswer(Slot* slot, CallOutcome outcome);
   void Record(const Slot& slot, const CallOutcome& outcome, int64_t now_ns);
   bool Expected(const Slot& slot, Code code) const;
-  void Continue(Slot* slot, bool failed);
+  // Goes on with the next request of a closed loop, after a rest.
+  void Continue(Slot* slot, std::chrono::milliseconds rest);
   void Retire(Slot* slot);
   Slot* TakeSlot(bool* waited);
   void Progress(int64_t now_ns, int64_t since_ns);

@@ -67,6 +67,10 @@ CallOutcome RetryingOp::OutcomeOf(Status status, int connection,
   if (!outcome.server_id.empty() || (context != nullptr && status.ok())) {
     outcome.server = pool_->ServerOf(*context);
   }
+  if (context != nullptr && !status.ok()) {
+    outcome.retry_after_ms =
+        std::chrono::ceil<std::chrono::milliseconds>(PushbackOf(*context).wait).count();
+  }
   outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
   outcome.status = std::move(status);
   return outcome;

@@ -93,6 +93,11 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   return Status();
 }
 
+Status DeviceWorker::Judge(Request& request) {
+  const MutexLock lock(mutex_);
+  return scheduler_.Judge(request, clock_.Now());
+}
+
 bool DeviceWorker::MayRunOnCallerLocked(const Request& request) const {
   return request.may_end_in_submit && !request.large && !driven_ && !stop_ &&
          scheduler_.lanes().free > 0;
@@ -210,6 +215,7 @@ void DeviceWorker::ReportLocked() {
   const RequestQueue& queue = scheduler_.queue();
   ReportLanesLocked();
   metrics_.SetQueue(index_, queue.size());
+  metrics_.SetBacklog(index_, scheduler_.Backlog(clock_.Now()));
   for (int tenant = 0; tenant < queue.tenants(); ++tenant) {
     metrics_.SetTenantQueue(index_, tenant, queue.tenant_size(tenant));
   }
@@ -217,6 +223,7 @@ void DeviceWorker::ReportLocked() {
 
 void DeviceWorker::ReportQueueLocked(int tenant) {
   metrics_.SetQueue(index_, scheduler_.queue().size());
+  metrics_.SetBacklog(index_, scheduler_.Backlog(clock_.Now()));
   metrics_.SetTenantQueue(index_, tenant, scheduler_.queue().tenant_size(tenant));
 }
 
@@ -299,9 +306,12 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
   metrics_.RecordOutcome(index_, outcome);  // here, because completion splits the batch
+  const bool learn = std::all_of(
+      outcome.statuses.begin(), outcome.statuses.end(),
+      [](const Status& status) { return status.ok() || status.code() == Code::kCancelled; });
   {
     const MutexLock lock(mutex_);
-    scheduler_.LaneEnded(lane);
+    scheduler_.LaneEnded(lane, learn, now);
   }
   for (size_t i = 0; i < batch.size(); ++i) {
     // A stopped request gets the status of its stop, unless it ended before the kernel checked.

@@ -60,6 +60,8 @@ class DeviceWorker {
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
 
+  // Scheduler::Judge. Thread-safe.
+  Status Judge(Request& request);
   // Takes `request` if and only if OK. Thread-safe. If may_end_in_submit is set, the request may
   // have ended when this returns. May throw std::bad_alloc, and then has not taken it.
   Status Push(std::unique_ptr<Request>& request);

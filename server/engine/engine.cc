@@ -228,17 +228,12 @@ std::vector<SplitDevice> Engine::SplitDevices(const Request& request) const {
 }
 
 Status Engine::PushToOne(std::unique_ptr<Request>& request) {
-  const int64_t tensor_bytes = request->input_spans.bytes() + request->output_spans.bytes();
   std::vector<Candidate> candidates = request->placement.candidates;
   Status status;
   while (!candidates.empty()) {
     const size_t chosen = Reserve(*request, candidates);
     const Candidate candidate = candidates[chosen];
-    request->device = candidate.device;
-    request->selection = candidate.selection;
-    request->kernel_cost = candidate.kernel_cost;
-    request->in_parts = candidate.in_parts;
-    request->batch_bytes = tensor_bytes + candidate.selection.workspace_bytes;
+    Choose(candidate, *request);
     try {
       status = workers_[candidate.device]->Push(request);
     } catch (const std::bad_alloc&) {
@@ -246,7 +241,7 @@ Status Engine::PushToOne(std::unique_ptr<Request>& request) {
       throw;
     }
     if (status.ok()) return status;
-    // Its queue is full, or it was lost a moment ago: the next one.
+    // Its queue is full or too long, or it was lost a moment ago: the next one.
     router_->Release(candidate.device, candidate.cost);
     if (DeviceCopy* const copy = request->source.copy()) {
       copy->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost

@@ -80,6 +80,10 @@ class Engine {
   // this for a request that has no placement, and again if a device was lost since.
   Status Place(Request& request) const;
 
+  // Refuses a placed request that no device of its placement is expected to answer before its
+  // deadline (scheduler.h), so that its bytes need not be copied. Submit asks again.
+  Status CheckInTime(Request& request);
+
   // Gives a placed request whose bytes have not arrived a staging (staging.h) on the device that
   // would run it now, if it is large enough, will not be split, and memory is available. If that
   // device computes it in parts, and some can begin before the bytes of others arrive, the staging
@@ -94,9 +98,10 @@ class Engine {
   // first.
   // Takes `request` if and only if OK. The request then ends with one call of its responder, which
   // may happen before Submit returns if the request may_end_in_submit. Otherwise
-  // RESOURCE_EXHAUSTED (every queue is full, or the checker's), UNAVAILABLE (draining, no healthy
-  // device), DEADLINE_EXCEEDED (already past), or Admit's error if every device that could run it
-  // is lost. May throw std::bad_alloc, and then has not taken the request either.
+  // RESOURCE_EXHAUSTED (every queue is full, or the checker's; it would be late), UNAVAILABLE
+  // (draining, no healthy device), DEADLINE_EXCEEDED (already past), or Admit's error if every
+  // device that could run it is lost. May throw std::bad_alloc, and then has not taken the request
+  // either.
   Status Submit(std::unique_ptr<Request>& request);
 
   // Ends the request with CANCELLED now if it is still queued, for a lane or for its check. If it
@@ -182,6 +187,7 @@ class Engine {
   // Splits a large request; pushes any other as a whole.
   Status PushToAny(std::unique_ptr<Request>& request);
   Status PushToOne(std::unique_ptr<Request>& request);
+  static void Choose(const Candidate& candidate, Request& request);
   Status PushPart(std::unique_ptr<Request>& part);
   std::vector<SplitDevice> SplitDevices(const Request& request) const;
   // The steps of a request's end: its batch has left the lane; it has been computed, a split one

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Engine does for checks, and Abort.
+// What Engine does for checks and deadlines, and Abort.
 
 #include <new>
 #include <string>
@@ -10,6 +10,27 @@
 #include "server/memory/memory_reserve.h"
 
 namespace attend {
+
+void Engine::Choose(const Candidate& candidate, Request& request) {
+  request.device = candidate.device;
+  request.selection = candidate.selection;
+  request.kernel_cost = candidate.kernel_cost;
+  request.in_parts = candidate.in_parts;
+  request.batch_bytes = request.input_spans.bytes() + request.output_spans.bytes() +
+                        candidate.selection.workspace_bytes;
+}
+
+Status Engine::CheckInTime(Request& request) {
+  Status status;
+  if (request.deadline == kNever || !request.placement.shards.empty()) return status;
+  for (const Candidate& each : request.placement.candidates) {
+    Choose(each, request);
+    status = workers_[each.device]->Judge(request);
+    if (status.ok()) return status;
+  }
+  return status;
+}
+
 Status Engine::PlanCheck(Request& request) {
   if (!request.to_be_checked()) return Status();
   const bool sampled = request.check == AnswerCheck::kSampled;

@@ -37,7 +37,7 @@ struct DeviceSeries {
                     {1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15}, labels);
   std::array<Counter*, kBatchClosedCount> batches = MakeCounters<kBatchClosedCount>(
       registry, "attend_batches_total", "Batches started, by why they took no more requests",
-      "closed", {"empty", "delay", "requests", "flops", "bytes", "large"}, labels);
+      "closed", {"empty", "delay", "requests", "flops", "bytes", "large", "deadlines"}, labels);
   std::array<Counter*, 3> phases =
       MakeCounters<3>(registry, "attend_device_phase_seconds_total",
                       "Time that batches spent in each phase, each phase summed up by itself",
@@ -56,6 +56,9 @@ struct DeviceSeries {
       MakeGauge(registry, "attend_lanes_busy", "Lanes that run a batch now", labels);
   Gauge& outstanding = MakeGauge(registry, "attend_outstanding_cost",
                                  "Cost of the requests that wait or run, in full batches", labels);
+  Gauge& backlog =
+      MakeGauge(registry, "attend_backlog_seconds",
+                "Time that the device is expected to need for what waits and runs", labels);
   Gauge& healthy =
       MakeGauge(registry, "attend_device_healthy", "1 while the device takes work", labels);
   Gauge& memory_used =

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <optional>
 
 #include "server/metrics/code_counters.h"
 #include "server/metrics/device_metrics.h"
@@ -19,11 +20,25 @@ using prometheus::Gauge;
 using prometheus::Histogram;
 using prometheus::Registry;
 
-constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
-    "invalid",      "unimplemented",   "memory",         "queue_full",     "checks",
-    "draining",     "deadline_passed", "too_large",      "unknown_method", "sessions",
-    "regions",      "no_credentials",  "unknown_caller", "expired",        "cleartext_token",
-    "other_tenant", "no_scope",        "tenant_limit"};
+constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {"invalid",
+                                                                           "unimplemented",
+                                                                           "memory",
+                                                                           "queue_full",
+                                                                           "checks",
+                                                                           "draining",
+                                                                           "deadline_passed",
+                                                                           "too_large",
+                                                                           "unknown_method",
+                                                                           "sessions",
+                                                                           "regions",
+                                                                           "no_credentials",
+                                                                           "unknown_caller",
+                                                                           "expired",
+                                                                           "cleartext_token",
+                                                                           "other_tenant",
+                                                                           "no_scope",
+                                                                           "tenant_limit",
+                                                                           "late"};
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
     "ok", "failed", "skipped", "refused", "inputs"};
@@ -59,8 +74,25 @@ CheckResult ResultOf(const RowsReport& report) {
 // leaves it less, or none, has itself to blame.
 constexpr Duration kShortDeadline = std::chrono::milliseconds(10);
 
+bool IsLate(const Request& request) {
+  return request.refusal.late || request.status.code() == Code::kDeadlineExceeded;
+}
+
 bool HadShortDeadline(const Request& request) {
   return request.deadline != kNever && request.deadline - request.received < kShortDeadline;
+}
+
+// What became of a request with a deadline, of those that a deadline decided.
+enum DeadlineOutcome : size_t { kAnswered, kRefused, kDropped, kStopped };
+constexpr std::array<std::string_view, 4> kDeadlineOutcomeNames = {"answered", "refused", "dropped",
+                                                                   "stopped"};
+
+std::optional<DeadlineOutcome> DeadlineOutcomeOf(const Request& request) {
+  if (request.deadline == kNever || HadShortDeadline(request)) return std::nullopt;
+  if (request.status.ok()) return kAnswered;
+  if (!IsLate(request)) return std::nullopt;
+  if (request.started != TimePoint()) return kStopped;
+  return request.enqueued != TimePoint() ? kDropped : kRefused;
 }
 
 // Its client had given it up, or was gone, before anything was done for it. Whoever uploads in
@@ -92,9 +124,9 @@ struct Metrics::Families {
                                         "Requests that ended, by gRPC status code, without those "
                                         "that left the server no time or were "
                                         "refused by a limit of their tenant's"};
-  Counter& short_deadlines = MakeCounter(
-      registry, "attend_short_deadlines_total",
-      "Requests that ended with DEADLINE_EXCEEDED and had less than 10 ms left when they arrived");
+  Counter& short_deadlines =
+      MakeCounter(registry, "attend_short_deadlines_total",
+                  "Requests that were late and had less than 10 ms left when they arrived");
   Counter& early_cancellations = MakeCounter(
       registry, "attend_early_cancellations_total",
       "Requests that ended with CANCELLED before they were accepted; of chunked ones, before their "
@@ -102,6 +134,10 @@ struct Metrics::Families {
   const std::array<Counter*, kRejectionCount> rejections = MakeCounters(
       registry, "attend_rejected_requests_total",
       "Requests refused before they were accepted, by reason", "reason", kRejectionNames);
+  const std::array<Counter*, kDeadlineOutcomeNames.size()> deadlines =
+      MakeCounters(registry, "attend_deadline_requests_total",
+                   "Requests with a deadline: answered in time, or late, and where that was found",
+                   "outcome", kDeadlineOutcomeNames);
   std::array<Histogram*, kPhaseCount> phases{};
   std::array<Counter*, kTransportCount> bytes_in = MakeTransportCounters("in");
   std::array<Counter*, kTransportCount> bytes_out = MakeTransportCounters("out");
@@ -225,9 +261,9 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   Families& f = *families_;
   f.requests.Count(request.status.code());
   if (request.asked == Pass::kBackward) f.backward_requests.Count(request.status.code());
+  if (const auto outcome = DeadlineOutcomeOf(request)) f.deadlines[*outcome]->Increment();
   f.tenants[request.tenant].RecordFinished(request, total_ns);
-  const bool in_short =
-      request.status.code() == Code::kDeadlineExceeded && HadShortDeadline(request);
+  const bool in_short = IsLate(request) && HadShortDeadline(request);
   if (in_short) f.short_deadlines.Increment();
   if (!in_short && !LimitedByTenant(request)) f.objective_requests.Count(request.status.code());
   if (CancelledEarly(request)) f.early_cancellations.Increment();
@@ -301,6 +337,10 @@ void Metrics::SetQueue(int device, int64_t requests) {
 
 void Metrics::SetTenantQueue(int device, int tenant, int64_t requests) {
   families_->devices[device].tenant_queue[tenant]->Set(static_cast<double>(requests));
+}
+
+void Metrics::SetBacklog(int device, Duration expected) {
+  families_->devices[device].backlog.Set(std::chrono::duration<double>(expected).count());
 }
 
 void Metrics::SetLanesBusy(int device, int64_t lanes) {

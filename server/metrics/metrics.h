@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/request/request.h"
 #include "server/schedule/batcher.h"
@@ -48,8 +49,9 @@ enum class Rejection {
   kOtherTenant,
   kNoScope,
   kTenantLimit,  // its tenant has as much as it may (server/limits)
+  kLate,         // could not be answered before its deadline
 };
-inline constexpr int kRejectionCount = 18;
+inline constexpr int kRejectionCount = 19;
 
 // The outcome of a reference check.
 enum class CheckResult {
@@ -94,7 +96,7 @@ class Metrics {
   // Records a finished request, refused ones included (then only the status counts):
   // attend_requests_total{code}, attend_objective_requests_total{code},
   // attend_short_deadlines_total, attend_early_cancellations_total,
-  // attend_backward_requests_total{code},
+  // attend_backward_requests_total{code}, attend_deadline_requests_total{outcome},
   // attend_tenant_requests_total{tenant,code}, attend_tenant_flops_total{tenant},
   // attend_tenant_limited_requests_total{tenant} of what a limit of its tenant's refused,
   // attend_phase_duration_seconds{phase}, attend_flops_total and
@@ -120,6 +122,7 @@ class Metrics {
   // attend_tenant_queue_requests{device,tenant}
   void SetTenantQueue(int device, int tenant, int64_t requests);
   void SetLanesBusy(int device, int64_t lanes);     // attend_lanes_busy{device}
+  void SetBacklog(int device, Duration expected);   // attend_backlog_seconds{device}
   void SetOutstanding(int device, double batches);  // attend_outstanding_cost{device}
   void SetDeviceHealthy(int device, bool healthy);
   // attend_device_memory_used_bytes{device}, attend_device_memory_limit_bytes{device}

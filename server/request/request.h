@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -57,6 +59,7 @@ struct FileBytes {
 
 // What a client needs to know, beside its status, of a request that was refused.
 struct Refusal : CacheRefusal {
+  bool late = false;           // it could not have been answered before its deadline
   int64_t retry_after_ms = 0;  // when it may come again; 0: nobody knows, the server estimates it
 };
 
@@ -126,6 +129,8 @@ struct Request {
   int64_t cost = 0;         // what its tenant is charged, see Batcher::Cost
   bool in_parts = false;    // its device computes it in parts (Backend::RunsInParts)
   bool large = false;       // in parts, waiting, above a budget: runs alone
+  Duration expected{0};     // device time that it takes (schedule/estimator.h); 0: not known
+  bool tried = false;       // it is let through although it is expected to take too long
   uint64_t sequence = 0;    // of its arrival in the queue
   TimePoint received;       // message complete; chunked: header complete
   TimePoint enqueued;       // accepted by the queue
@@ -180,6 +185,15 @@ inline void StopRunning(Request& request, Code code) {
 // had cancelled it.
 inline Code CancelCode(const Request& request, TimePoint now) {
   return request.deadline <= now ? Code::kDeadlineExceeded : Code::kCancelled;
+}
+
+// Whether a cancellation that comes now is a client's deadline that passes. Clients count from when
+// they send, the server from when it reads, so theirs pass earlier, under load by some 10 ms.
+inline bool CancelledLate(const Request& request, TimePoint now) {
+  if (request.deadline == kNever) return false;
+  constexpr Duration kLeast = std::chrono::milliseconds(20);
+  const Duration allowed = request.deadline - request.received;
+  return request.deadline - now <= std::max(kLeast, allowed / 4);
 }
 
 // The status of a request that ended early, by what it did then ("the request ran") and still did

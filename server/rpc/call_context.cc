@@ -22,15 +22,6 @@ namespace {
 constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
 constexpr char kStatusKey[] = "attend-status-bin";
 
-// Whether a cancellation that comes now is a client's deadline that passes. Clients count from when
-// they send, the server from when it reads, so theirs pass earlier, under load by some 10 ms.
-bool CancelledLate(const Request& request, TimePoint now) {
-  if (request.deadline == kNever) return false;
-  constexpr Duration kLeast = std::chrono::milliseconds(20);
-  const Duration allowed = request.deadline - request.received;
-  return request.deadline - now <= std::max(kLeast, allowed / 4);
-}
-
 // Gives back to its tenant what the request did not use: its cost unless it has started; its bytes
 // only if the server refused it, and of them only what has not come. What a client gives up while
 // it uploads counts in full, as parts of it may have run.

@@ -281,6 +281,8 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   PlaceArrays(message, validated, plan, request);
   status = engine_.Place(request);
   if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
+  status = engine_.CheckInTime(request);
+  if (!status.ok()) return Reject(Rejection::kLate, std::move(status));
   ATTEND_RETURN_IF_ERROR(ChargeTenant(validated, request));
   // Last, so that nobody's session loses pages to a request that is refused.
   return OfSessions(ReservePages(plan, request), request);
@@ -301,6 +303,7 @@ Status RequestReader::TakeToEngine(const Call& call, std::unique_ptr<Request>& r
   Status status = engine_.Submit(request);
   if (status.ok()) return status;
   const bool unchecked = asked && !request->to_be_checked();
+  if (request->refusal.late) return Reject(Rejection::kLate, std::move(status));
   return RejectRefusal(unchecked ? Rejection::kChecks : Rejection::kQueueFull, std::move(status));
 }
 

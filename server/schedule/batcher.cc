@@ -16,16 +16,31 @@ int64_t Batcher::Cost(double kernel_cost, int64_t bytes) const {
   return std::max(kCostMin, static_cast<int64_t>(cost));
 }
 
-void Batcher::Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest) const {
+void Batcher::Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& decision,
+                   TimePoint& oldest) const {
   double kernel_cost = 0;
   int64_t bytes = 0;
+  Duration time{0};
+  TimePoint due = kNever;  // the earliest deadline of what is taken
   while (const Request* request = order.Peek()) {
+    if (outlook.End(Duration::zero(), request->expected) > request->deadline) {
+      decision.late.push_back(request->id);
+      order.Skip();
+      continue;
+    }
+    if (request->large && !decision.take.empty()) {
+      decision.closed = BatchClosed::kLarge;
+      return;
+    }
+    due = std::min(due, request->deadline);
+    if (outlook.End(time, request->expected) > due || !outlook.Spares(time + request->expected)) {
+      decision.closed = BatchClosed::kDeadlines;
+      return;
+    }
     if (request->large) {
       decision.closed = BatchClosed::kLarge;
-      if (decision.take.empty()) {
-        decision.large = true;
-        decision.take.push_back(order.Take());
-      }
+      decision.large = true;
+      decision.take.push_back(order.Take());
       return;
     }
     if (static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max) {
@@ -39,6 +54,7 @@ void Batcher::Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest
       decision.closed = full ? BatchClosed::kFlops : BatchClosed::kBytes;
       return;
     }
+    time += request->expected;
     oldest = std::min(oldest, request->enqueued);
     decision.take.push_back(order.Take());
   }
@@ -48,16 +64,16 @@ void Batcher::Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest
 }
 
 BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
-                            TimePoint now) const {
+                            const Outlook& outlook, TimePoint now) const {
   BatchDecision decision;
-  decision.wake = queue.earliest_deadline();
+  decision.wake = queue.earliest_hopeless();
   if (lanes.free == 0 || queue.empty()) return decision;
 
   // With one lane only there is nothing to keep free.
   const bool large_may_run = lanes.total == 1 || lanes.large + 1 < lanes.total;
   QueueOrder order(queue, large_may_run, now);
   TimePoint oldest = kNever;
-  Fill(order, decision, oldest);
+  Fill(order, outlook, decision, oldest);
   decision.aged = order.aged() && !decision.take.empty();
   const bool waits_for_company = decision.closed == BatchClosed::kEmpty && !decision.take.empty() &&
                                  options_.batch_delay > Duration::zero();

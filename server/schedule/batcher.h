@@ -9,6 +9,9 @@
 // because the rest of its batch would wait too. A large request runs alone, and never on the last
 // free lane of several: that is left to small ones, which thus wait for at most one bounded batch.
 // The problems of a batch may differ in everything: the device groups them into launches.
+//
+// A request that could not end before its deadline, beside what runs, is not started, and none that
+// would make what is about to run, or runs, late.
 
 #pragma once
 
@@ -16,6 +19,7 @@
 #include <vector>
 
 #include "kernels/util/clock.h"
+#include "server/schedule/outlook.h"
 #include "server/schedule/queue_order.h"
 #include "server/schedule/request_queue.h"
 
@@ -41,12 +45,14 @@ enum class BatchClosed {
   kRequests,   // a budget was full
   kFlops,
   kBytes,
-  kLarge,  // a large request came next, or the batch is one
+  kLarge,      // a large request came next, or the batch is one
+  kDeadlines,  // one more would have made it late
 };
-inline constexpr int kBatchClosedCount = 6;
+inline constexpr int kBatchClosedCount = 7;
 
 struct BatchDecision {
   std::vector<QueuePick> take;  // empty: take nothing now
+  std::vector<uint64_t> late;   // cannot be in time any more, and must not start
   bool large = false;           // the batch is one large request
   bool aged = false;            // QueueOrder's rule 5 chose the first
   BatchClosed closed = BatchClosed::kEmpty;
@@ -57,7 +63,8 @@ class Batcher {
  public:
   explicit Batcher(const BatcherOptions& options) : options_(options) {}
 
-  BatchDecision Next(const RequestQueue& queue, const LaneState& lanes, TimePoint now) const;
+  BatchDecision Next(const RequestQueue& queue, const LaneState& lanes, const Outlook& outlook,
+                     TimePoint now) const;
 
   // Whether it is large by its size; one that runs in parts is large whatever its size.
   bool IsLarge(double kernel_cost, int64_t bytes) const {
@@ -68,7 +75,8 @@ class Batcher {
   int64_t Cost(double kernel_cost, int64_t bytes) const;
 
  private:
-  void Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest) const;
+  void Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& decision,
+            TimePoint& oldest) const;
 
   BatcherOptions options_;
 };

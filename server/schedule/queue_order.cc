@@ -3,6 +3,7 @@
 #include "server/schedule/queue_order.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -17,14 +18,41 @@ QueueOrder::QueueOrder(const RequestQueue& queue, bool large_allowed, TimePoint 
     std::vector<Candidate> candidates;
     for (size_t tenant = 0; tenant < level.tenants.size(); ++tenant) {
       const RequestQueue::TenantLines& lines = level.tenants[tenant];
-      const Candidate candidate{static_cast<int>(tenant), lines.small.begin(), lines.small.end(),
-                                large_allowed ? lines.large.begin() : lines.large.end(),
-                                lines.large.end()};
-      if (!candidate.empty()) candidates.push_back(candidate);
+      Candidate candidate{
+          static_cast<int>(tenant), lines.small.begin(),
+          lines.small.end(),        large_allowed ? lines.large.begin() : lines.large.end(),
+          lines.large.end(),        {}};
+      if (candidate.empty()) continue;
+      if (lines.late > 0) candidate.OrderLate(now);
+      candidates.push_back(std::move(candidate));
     }
     if (!candidates.empty()) views_.push_back({&level, level.share, std::move(candidates)});
   }
   if (queue.batches_since_aged() + 1 >= thresholds::kAgedEvery) ChooseAged(queue, now);
+}
+
+void QueueOrder::Candidate::OrderLate(TimePoint now) {
+  std::vector<std::pair<RequestQueue::Place, const Request*>> all;
+  for (; small != small_end; ++small) all.emplace_back(small->first, small->second.get());
+  for (; large != large_end; ++large) all.emplace_back(large->first, large->second.get());
+  const auto rank = [now](const auto& each) {
+    const auto& [place, request] = each;
+    const bool ages = request->deadline == kNever;
+    const int turn = !ages ? 1 : place.due <= now ? 0 : 2;
+    return std::tuple(turn, ages ? place.due : TimePoint(),
+                      ages ? place.sequence : UINT64_MAX - place.sequence);
+  };
+  std::sort(all.begin(), all.end(),
+            [&](const auto& a, const auto& b) { return rank(b) < rank(a); });
+  for (const auto& [place, request] : all) late.push_back(request);
+}
+
+void QueueOrder::Candidate::Next() {
+  if (late.empty()) {
+    ++(HeadIsLarge() ? large : small);
+  } else {
+    late.pop_back();
+  }
 }
 
 void QueueOrder::ChooseAged(const RequestQueue& queue, TimePoint now) {
@@ -43,6 +71,7 @@ const Request* QueueOrder::Peek() {
 void QueueOrder::Choose() {
   chosen_ = true;
   view_ = nullptr;
+  if (aged_ && !started_ && views_[*aged_].candidates.empty()) aged_.reset();  // all were skipped
   if (aged_ && !started_) {
     view_ = &views_[*aged_];
   } else {
@@ -75,14 +104,23 @@ QueuePick QueueOrder::Take() {
   const Request& request = *Peek();
   const QueuePick pick{request.id, floor_};
   view_->share.Charge(request.tenant, request.cost, floor_);
+  started_ = true;
+  Next();
+  return pick;
+}
+
+void QueueOrder::Skip() {
+  Peek();
+  Next();
+}
+
+void QueueOrder::Next() {
   Candidate& candidate = view_->candidates[candidate_];
-  ++(candidate.HeadIsLarge() ? candidate.large : candidate.small);
+  candidate.Next();
   if (candidate.empty()) {
     view_->candidates.erase(view_->candidates.begin() + static_cast<ptrdiff_t>(candidate_));
   }
-  started_ = true;
   chosen_ = false;
-  return pick;
 }
 
 }  // namespace attend

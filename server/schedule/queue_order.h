@@ -10,6 +10,9 @@
 // 3. Else the tenant furthest behind its fair share (FairShare).
 // 4. Within a tenant, the request that is due first: at its deadline, but at most `aging` after its
 //    arrival.
+//    But while the line is late (RequestQueue::TenantLines), those with deadlines go newest first:
+//    in the order of their deadlines each would begin when it is nearly late, and all would be.
+//    They come after those that have none and are due, and before those that are not due yet.
 // 5. Where requests of lower priorities have waited for `aging`, every kAgedEvery-th batch
 //    (util/thresholds.h) begins with the next request of such a priority, of the one not served for
 //    longest among them.
@@ -19,7 +22,7 @@
 // largest cost of a request of tenant t (at most 1, but for large ones) and w_t its weight, as long
 // as a request r of tenant i may run:
 // - no request of i and of r's priority starts before r if it arrived after r was due, which is at
-//   most `aging` after r arrived;
+//   most `aging` after r arrived, unless r has a deadline and its line is late;
 // - every other tenant j of r's priority starts, while r waits, requests that cost at most
 //   w_j / w_i * (W + B_i + 1) + B_j + 2, where W is the cost of what i starts meanwhile;
 // - while a higher priority waits too, once r has waited for `aging`: of any kAgedEvery * n batches
@@ -48,6 +51,8 @@ class QueueOrder {
   const Request* Peek();
   // Takes that request, and goes on to the next.
   QueuePick Take();
+  // Passes over that request, which will not start.
+  void Skip();
   // The first request comes before its turn by rule 5.
   bool aged() const { return aged_.has_value(); }
 
@@ -56,12 +61,17 @@ class QueueOrder {
   struct Candidate {
     int tenant = 0;
     RequestQueue::Line::const_iterator small, small_end, large, large_end;
+    std::vector<const Request*> late;  // all of them if the line is late, the next one last
 
-    bool empty() const { return small == small_end && large == large_end; }
+    bool empty() const { return late.empty() && small == small_end && large == large_end; }
     bool HeadIsLarge() const {
       return small == small_end || (large != large_end && large->first < small->first);
     }
-    const Request& head() const { return *(HeadIsLarge() ? large : small)->second; }
+    const Request& head() const {
+      return late.empty() ? *(HeadIsLarge() ? large : small)->second : *late.back();
+    }
+    void OrderLate(TimePoint now);
+    void Next();
   };
   // One priority.
   struct View {
@@ -72,6 +82,7 @@ class QueueOrder {
 
   void ChooseAged(const RequestQueue& queue, TimePoint now);
   void Choose();
+  void Next();
 
   std::vector<View> views_;     // with candidates only, highest priority first
   std::optional<size_t> aged_;  // the view that goes first

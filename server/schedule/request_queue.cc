@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstdint>
 #include <new>
 #include <string>
 
@@ -32,10 +33,10 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   try {
     level.arrivals.emplace_hint(level.arrivals.end(), r.sequence, r.enqueued);
     by_id_.emplace(r.id, &r);
-    if (r.deadline != kNever) by_deadline_.emplace(r.deadline, r.id);
+    if (r.deadline != kNever) by_start_.emplace(LatestStart(r), r.id);
     (r.large ? lines.large : lines.small).emplace(PlaceOf(r), std::move(request));
   } catch (const std::bad_alloc&) {
-    by_deadline_.erase({r.deadline, r.id});
+    by_start_.erase({LatestStart(r), r.id});
     by_id_.erase(r.id);
     level.arrivals.erase(r.sequence);
     throw;
@@ -43,12 +44,19 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   if (arrives) level.share.Arrive(r.tenant);
   if (TakesPlace(r)) ++places_;
   ++tenant_sizes_[r.tenant];
+  (r.large ? lines.large_time : lines.small_time) += r.expected;
+  expected_ += r.expected;
+  lines.deadlines += r.deadline != kNever;
   assert(places_ <= size() && places_ <= options_.capacity);
   return Status();
 }
 
 RequestQueue::Place RequestQueue::PlaceOf(const Request& request) const {
   return {std::min(request.deadline, request.enqueued + options_.aging), request.sequence};
+}
+
+TimePoint RequestQueue::LatestStart(const Request& request) {
+  return request.deadline - request.expected;
 }
 
 std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
@@ -58,9 +66,17 @@ std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   assert(!node.empty());
   std::unique_ptr<Request> taken = std::move(node.mapped());
   by_id_.erase(taken->id);
-  if (taken->deadline != kNever) by_deadline_.erase({taken->deadline, taken->id});
+  if (taken->deadline != kNever) by_start_.erase({LatestStart(*taken), taken->id});
   level.arrivals.erase(taken->sequence);
   --tenant_sizes_[taken->tenant];
+  (taken->large ? lines.large_time : lines.small_time) -= taken->expected;
+  expected_ -= taken->expected;
+  lines.deadlines -= taken->deadline != kNever;
+  if (lines.late > 0 && taken->deadline != kNever && taken->sequence < lines.late_before) {
+    --lines.late;
+  }
+  assert(lines.deadlines >= 0 && lines.small_time >= Duration::zero() &&
+         lines.large_time >= Duration::zero());
   if (TakesPlace(*taken)) --places_;
   assert(0 <= places_ && places_ <= size() && "a request's slot changed while it waited");
   return taken;
@@ -87,12 +103,62 @@ std::unique_ptr<Request> RequestQueue::TakeById(uint64_t id) {
   return found == by_id_.end() ? nullptr : Remove(*found->second);
 }
 
-std::vector<std::unique_ptr<Request>> RequestQueue::TakeExpired(TimePoint now) {
-  std::vector<std::unique_ptr<Request>> expired;
-  while (!by_deadline_.empty() && by_deadline_.begin()->first <= now) {
-    expired.push_back(TakeById(by_deadline_.begin()->second));
+std::vector<std::unique_ptr<Request>> RequestQueue::TakeHopeless(TimePoint now) {
+  std::vector<std::unique_ptr<Request>> hopeless;
+  while (!by_start_.empty() && by_start_.begin()->first <= now) {
+    hopeless.push_back(TakeById(by_start_.begin()->second));
+    NoteLate(*hopeless.back());
   }
-  return expired;
+  return hopeless;
+}
+
+void RequestQueue::NoteLate(const Request& request) {
+  const auto level = levels_.find(request.priority);
+  if (level == levels_.end()) return;
+  TenantLines& lines = level->second.tenants[request.tenant];
+  if (lines.late > 0) return;
+  lines.late = lines.deadlines;
+  lines.late_before = next_sequence_;
+}
+
+Duration RequestQueue::TimeBefore(const Request& request, TimePoint now, int64_t beside,
+                                  Duration enough) const {
+  const auto time = [&](const TenantLines& lines) {
+    return request.large ? lines.small_time + lines.large_time : lines.small_time;
+  };
+  Duration large{0}, before{0};
+  auto level = levels_.begin();
+  for (; level != levels_.end() && level->first > request.priority; ++level) {
+    for (const TenantLines& lines : level->second.tenants) {
+      before += time(lines);
+      large += lines.large_time;
+    }
+  }
+  if (level != levels_.end() && level->first == request.priority) {
+    const std::vector<TenantLines>& tenants = level->second.tenants;
+    Duration own{0};
+    const Place place{std::min(request.deadline, now + options_.aging), UINT64_MAX};
+    const auto add = [&](const Line& line) {
+      for (auto each = line.begin(); each != line.end() && each->first < place; ++each) {
+        if ((own += each->second->expected) > enough) return;
+      }
+    };
+    const TenantLines& lines = tenants[request.tenant];
+    add(lines.small);
+    if (request.large) add(lines.large);
+    const auto weight = [&](size_t tenant) {
+      return std::max<int64_t>(1, options_.tenant_weights[tenant]);
+    };
+    const Duration meanwhile = (own + request.expected) / weight(request.tenant);
+    for (size_t tenant = 0; tenant < tenants.size(); ++tenant) {
+      large += tenants[tenant].large_time;
+      if (static_cast<int>(tenant) == request.tenant) continue;
+      before += std::min(time(tenants[tenant]), meanwhile * weight(tenant));
+    }
+    before += own;
+  }
+  if (!request.large) before += std::min(large, (before + request.expected) * beside);
+  return before;
 }
 
 std::vector<std::unique_ptr<Request>> RequestQueue::TakeAll() {
@@ -109,8 +175,8 @@ void RequestQueue::ForgetShares() {
   for (auto& [priority, level] : levels_) level.share.Reset();
 }
 
-TimePoint RequestQueue::earliest_deadline() const {
-  return by_deadline_.empty() ? kNever : by_deadline_.begin()->first;
+TimePoint RequestQueue::earliest_hopeless() const {
+  return by_start_.empty() ? kNever : by_start_.begin()->first;
 }
 
 }  // namespace attend

@@ -53,6 +53,13 @@ class RequestQueue {
   struct TenantLines {
     Line small;
     Line large;
+    Duration small_time{0};  // what they are expected to take of the device
+    Duration large_time{0};
+    int64_t deadlines = 0;  // requests that have one
+    // One of them could not be answered in time, and so many of those with deadlines that waited
+    // then, which came before `late_before`, still wait.
+    int64_t late = 0;
+    uint64_t late_before = 0;
     bool empty() const { return small.empty() && large.empty(); }
   };
   // All requests of one priority.
@@ -78,8 +85,11 @@ class RequestQueue {
   std::vector<std::unique_ptr<Request>> TakeBatch(const std::vector<QueuePick>& picks, bool aged);
   // Takes the request with this id; null if it is not here (any more). No tenant is charged.
   std::unique_ptr<Request> TakeById(uint64_t id);
-  // Takes all requests whose deadline is at or before `now`, earliest first. No tenant is charged.
-  std::vector<std::unique_ptr<Request>> TakeExpired(TimePoint now);
+  // Takes all requests that would be late even if they began now and nothing else ran, earliest
+  // first. Their lines are late (NoteLate). No tenant is charged.
+  std::vector<std::unique_ptr<Request>> TakeHopeless(TimePoint now);
+  // A request of that priority and tenant was late: its line is from now on, unless it is already.
+  void NoteLate(const Request& request);
   std::vector<std::unique_ptr<Request>> TakeAll();
   // Call when no request waits or runs: then no tenant owes anything or is owed anything.
   void ForgetShares();
@@ -87,9 +97,15 @@ class RequestQueue {
   const Levels& levels() const { return levels_; }  // including empty ones
   Duration aging() const { return options_.aging; }
   int64_t batches_since_aged() const { return batches_since_aged_; }
-  TimePoint earliest_deadline() const;  // kNever if none
+  TimePoint earliest_hopeless() const;  // kNever if none
+  // The device time of what would start before `request` if it came now: higher priorities, what
+  // its tenant has that is due before it, and of what others have as much as is their share
+  // meanwhile. Of large requests, which a small one passes, `beside` may run at the same time.
+  // Counts its tenant's no further than `enough`.
+  Duration TimeBefore(const Request& request, TimePoint now, int64_t beside, Duration enough) const;
   int64_t size() const { return static_cast<int64_t>(by_id_.size()); }
   bool empty() const { return by_id_.empty(); }
+  Duration expected() const { return expected_; }  // device time of all that wait
   int tenants() const { return static_cast<int>(tenant_sizes_.size()); }
   int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
   // Whether a request that needs a slot would be refused.
@@ -97,6 +113,7 @@ class RequestQueue {
 
  private:
   static bool TakesPlace(const Request& request);
+  static TimePoint LatestStart(const Request& request);
   Place PlaceOf(const Request& request) const;
   Level& LevelOf(const Request& request) { return levels_.at(request.priority); }
   std::unique_ptr<Request> Remove(const Request& request);
@@ -107,9 +124,11 @@ class RequestQueue {
   int64_t batches_since_aged_ = 0;
   int64_t places_ = 0;  // slots taken, of `capacity`
   Levels levels_;       // of every priority that was ever seen
+  Duration expected_{0};
   std::vector<int64_t> tenant_sizes_;
   std::unordered_map<uint64_t, const Request*> by_id_;
-  std::set<std::pair<TimePoint, uint64_t>> by_deadline_;  // finite deadlines only; and ids
+  // By the latest start, of those with deadlines; and ids.
+  std::set<std::pair<TimePoint, uint64_t>> by_start_;
 };
 
 }  // namespace attend

@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <cassert>
+#include <chrono>
+#include <string>
 #include <utility>
+
+#include "server/util/thresholds.h"
 
 namespace attend {
 namespace {
@@ -13,20 +17,96 @@ Status Expired() {
   return Status(Code::kDeadlineExceeded, "the deadline passed while the request was queued");
 }
 
+std::string Ms(Duration duration) {
+  return std::to_string(std::chrono::ceil<std::chrono::milliseconds>(duration).count());
+}
+
+int64_t RetryAfterMs(Duration duration) {
+  const int64_t ms = std::chrono::ceil<std::chrono::milliseconds>(duration).count();
+  return std::clamp(ms, thresholds::kRetryAfterMsMin, thresholds::kRetryAfterMsMax);
+}
+
+// The status of a request that would be done at `end`, which is too late. If it were too late even
+// for a device that did nothing else, it has no use for trying again.
+Status Late(Request& request, TimePoint now, TimePoint end) {
+  request.refusal.late = true;
+  const std::string why = "deadline: it is in " + Ms(request.deadline - now) +
+                          " ms, and the request would be done in " + Ms(end - now) +
+                          " ms, of which it runs for " + Ms(request.expected);
+  if (now + request.expected >= request.deadline) return Status(Code::kDeadlineExceeded, why);
+  request.refusal.retry_after_ms = RetryAfterMs(end - request.deadline);
+  return ResourceExhausted(why);
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
     : batcher_(options.batcher), queue_(options.queue), lanes_(std::max(1, options.lanes)) {}
 
-Status Scheduler::Push(std::unique_ptr<Request>& request, TimePoint now) {
-  if (!closed_.ok()) return closed_;
-  request->enqueued = now;
+void Scheduler::ShareTime(TimePoint now) {
+  if (now <= shared_until_) return;
+  const auto busy = std::count_if(lanes_.begin(), lanes_.end(),
+                                  [](const LaneSlot& slot) { return !slot.running.empty(); });
+  for (LaneSlot& slot : lanes_) {
+    if (!slot.running.empty()) slot.had += (now - shared_until_) / busy;
+  }
+  // What waits for a thread to be woken takes that time as well.
+  if (busy == 0 && !queue_.empty()) idle_ += now - shared_until_;
+  shared_until_ = now;
+}
+
+Outlook Scheduler::OutlookAt(TimePoint now) {
+  ShareTime(now);
+  running_.clear();
+  bool lane_free = false;
+  for (const LaneSlot& slot : lanes_) {
+    lane_free |= !slot.busy;
+    if (slot.running.empty()) continue;
+    // What takes longer than expected is not about to end.
+    running_.push_back({std::max(slot.expected - slot.had, slot.expected / 8), slot.deadline});
+  }
+  return Outlook(running_, lane_free, now);
+}
+
+void Scheduler::Classify(Request& request) const {
   // A request that waits for an event holds its lane; a client's event may take as long as the
   // client likes. So such a request runs alone, and these never take all lanes.
-  request->large = request->in_parts ||
-                   batcher_.IsLarge(request->kernel_cost, request->batch_bytes) ||
-                   request->source.Awaits();
-  request->cost = batcher_.Cost(request->kernel_cost, request->batch_bytes);
+  request.large = request.in_parts || batcher_.IsLarge(request.kernel_cost, request.batch_bytes) ||
+                  request.source.Awaits();
+  request.cost = batcher_.Cost(request.kernel_cost, request.batch_bytes);
+  request.expected = request.tried ? Duration::zero() : estimator_.Expect(request);
+}
+
+Status Scheduler::Judge(Request& request, TimePoint now) {
+  Classify(request);
+  request.refusal.late = false;  // another device may have said so
+  request.refusal.retry_after_ms = 0;
+  // Parts belong to a request that was accepted.
+  if (request.deadline == kNever || request.part || request.source.part() != nullptr) {
+    return Status();
+  }
+  const Duration left = std::min<Duration>(request.deadline - now, std::chrono::hours(24));
+  const LaneState state = lanes();
+  const Duration before =
+      queue_.TimeBefore(request, now, std::max(0, state.total - 1 - state.large), left);
+  const Outlook outlook = OutlookAt(now);
+  const TimePoint end = outlook.End(before, request.expected);
+  if (end <= request.deadline) return Status();
+  const bool idle = running_.empty() && queue_.empty();
+  if (outlook.End(before, Duration::zero()) <= request.deadline &&
+      estimator_.Try(request, idle, now)) {
+    request.tried = true;
+    request.expected = Duration::zero();
+    return Status();
+  }
+  return Late(request, now, end);
+}
+
+Status Scheduler::Push(std::unique_ptr<Request>& request, TimePoint now) {
+  if (!closed_.ok()) return closed_;
+  ShareTime(now);
+  ATTEND_RETURN_IF_ERROR(Judge(*request, now));
+  request->enqueued = now;
   return queue_.Push(request);
 }
 
@@ -35,11 +115,14 @@ std::unique_ptr<Request> Scheduler::Cancel(uint64_t id, TimePoint now) {
   if (request == nullptr) {
     for (const LaneSlot& slot : lanes_) {
       for (Request* const running : slot.running) {
-        if (running->id == id) StopRunning(*running, CancelCode(*running, now));
+        if (running->id != id) continue;
+        StopRunning(*running, CancelCode(*running, now));
+        if (CancelledLate(*running, now)) queue_.NoteLate(*running);
       }
     }
     return nullptr;
   }
+  if (CancelledLate(*request, now)) queue_.NoteLate(*request);
   request->status = CancelCode(*request, now) == Code::kDeadlineExceeded
                         ? Expired()
                         : Status(Code::kCancelled, "cancelled by the client while queued");
@@ -48,44 +131,64 @@ std::unique_ptr<Request> Scheduler::Cancel(uint64_t id, TimePoint now) {
 
 Scheduler::Step Scheduler::Plan(TimePoint now) {
   Step step;
-  step.ended = queue_.TakeExpired(now);
-  for (const auto& request : step.ended) request->status = Expired();
+  for (auto& request : queue_.TakeHopeless(now)) EndLate(std::move(request), now, &step);
   for (LaneSlot& slot : lanes_) {
     if (slot.deadline <= now) StopExpired(slot, now);
   }
   for (;;) {
-    const BatchDecision decision = batcher_.Next(queue_, lanes(), now);
+    const BatchDecision decision = batcher_.Next(queue_, lanes(), OutlookAt(now), now);
+    for (const uint64_t id : decision.late) {
+      std::unique_ptr<Request> request = queue_.TakeById(id);
+      queue_.NoteLate(*request);
+      EndLate(std::move(request), now, &step);
+    }
     if (decision.take.empty()) {
       step.wake = std::min(decision.wake, running_deadline());
       return step;
     }
-    const auto slot =
-        std::find_if(lanes_.begin(), lanes_.end(), [](const LaneSlot& each) { return !each.busy; });
-    assert(slot != lanes_.end());
-    assert(slot->running.empty() && slot->deadline == kNever);
-    assert((!decision.large || decision.take.size() == 1) && "a large request runs alone");
-    Launch launch{static_cast<int>(slot - lanes_.begin()),
-                  decision.large,
-                  decision.aged,
-                  decision.closed,
-                  0,
-                  queue_.TakeBatch(decision.take, decision.aged)};
-    slot->busy = true;
-    slot->large = decision.large;
-    assert((lanes_.size() == 1 || lanes().large < lanes().total) && "large ones have every lane");
-    for (const auto& request : launch.requests) {
-      launch.flops += request->flops;
-      slot->running.push_back(request.get());
-      slot->deadline = std::min(slot->deadline, request->deadline);
-    }
-    step.launches.push_back(std::move(launch));
+    StartLaunch(decision, &step);
   }
+}
+
+void Scheduler::EndLate(std::unique_ptr<Request> request, TimePoint now, Step* step) {
+  const TimePoint end = OutlookAt(now).End(Duration::zero(), request->expected);
+  request->status = request->deadline <= now ? Expired() : Late(*request, now, end);
+  step->ended.push_back(std::move(request));
+}
+
+void Scheduler::StartLaunch(const BatchDecision& decision, Step* step) {
+  const auto slot =
+      std::find_if(lanes_.begin(), lanes_.end(), [](const LaneSlot& each) { return !each.busy; });
+  assert(slot != lanes_.end());
+  assert(slot->running.empty() && slot->deadline == kNever);
+  assert((!decision.large || decision.take.size() == 1) && "a large request runs alone");
+  Launch launch{static_cast<int>(slot - lanes_.begin()),
+                decision.large,
+                decision.aged,
+                decision.closed,
+                0,
+                queue_.TakeBatch(decision.take, decision.aged)};
+  slot->busy = true;
+  slot->large = decision.large;
+  slot->expected = Duration::zero();
+  slot->had = std::exchange(idle_, Duration::zero());
+  assert((lanes_.size() == 1 || lanes().large < lanes().total) && "large ones have every lane");
+  for (const auto& request : launch.requests) {
+    launch.flops += request->flops;
+    slot->running.push_back(request.get());
+    slot->deadline = std::min(slot->deadline, request->deadline);
+    slot->expected += request->expected;
+  }
+  step->launches.push_back(std::move(launch));
 }
 
 void Scheduler::StopExpired(LaneSlot& slot, TimePoint now) {
   slot.deadline = kNever;
   for (Request* const request : slot.running) {
-    if (request->deadline <= now) StopRunning(*request, Code::kDeadlineExceeded);
+    if (request->deadline <= now) {
+      StopRunning(*request, Code::kDeadlineExceeded);
+      queue_.NoteLate(*request);
+    }
     if (!request->stop.set()) slot.deadline = std::min(slot.deadline, request->deadline);
   }
 }
@@ -103,19 +206,29 @@ TimePoint Scheduler::running_deadline() const {
   return earliest;
 }
 
-void Scheduler::LaneEnded(int lane) {
-  lanes_[lane].running.clear();
-  lanes_[lane].deadline = kNever;
+void Scheduler::LaneEnded(int lane, bool learn, TimePoint now) {
+  ShareTime(now);
+  LaneSlot& slot = lanes_[lane];
+  // How long a lane waited for a client's event, or an upload, says nothing.
+  learn = learn && std::none_of(slot.running.begin(), slot.running.end(),
+                                [](const Request* each) { return each->source.Awaits(); });
+  if (learn) estimator_.Learn(slot.running, slot.had, now);
+  slot.running.clear();
+  slot.deadline = kNever;
 }
 
 void Scheduler::LaneDone(int lane) {
   LaneSlot& slot = lanes_[lane];
   assert(slot.busy);
-  LaneEnded(lane);
+  LaneEnded(lane, false, shared_until_);
   slot.busy = false;
   const LaneState state = lanes();
   // An empty queue alone is not enough: a tenant's running requests count when others arrive.
   if (state.free == state.total && queue_.empty()) queue_.ForgetShares();
+}
+
+Duration Scheduler::Backlog(TimePoint now) {
+  return OutlookAt(now).End(queue_.expected(), Duration::zero()) - now;
 }
 
 std::vector<std::unique_ptr<Request>> Scheduler::Close(const Status& status) {

@@ -5,6 +5,11 @@
 // or device of its own: the device worker drives it with the time and real lanes, a simulation with
 // simulated ones.
 //
+// It learns how long requests take (estimator.h), and does not run what would be late: such a
+// request is refused when it comes, by what waits and runs, or ended while it waits. Either way it
+// has Refusal::late and RESOURCE_EXHAUSTED, since elsewhere, or later, one like it might be in
+// time; or DEADLINE_EXCEEDED if it could not be in time even alone.
+//
 // Not thread-safe: the device worker guards it. Every pushed request comes out exactly once: from
 // Plan, in a launch or among the ended; from Cancel; or from Close.
 
@@ -18,6 +23,8 @@
 #include "kernels/util/status.h"
 #include "server/request/request.h"
 #include "server/schedule/batcher.h"
+#include "server/schedule/estimator.h"
+#include "server/schedule/outlook.h"
 #include "server/schedule/request_queue.h"
 
 namespace attend {
@@ -40,7 +47,8 @@ class Scheduler {
     std::vector<std::unique_ptr<Request>> requests;
   };
   struct Step {
-    std::vector<std::unique_ptr<Request>> ended;  // with their status, DEADLINE_EXCEEDED
+    // With their status: they were too late, or would have been.
+    std::vector<std::unique_ptr<Request>> ended;
     std::vector<Launch> launches;
     TimePoint wake = kNever;  // when to plan again, if nothing happens before
 
@@ -49,8 +57,12 @@ class Scheduler {
 
   explicit Scheduler(const SchedulerOptions& options);
 
-  // Takes `request`, whose kernel_cost, batch_bytes and in_parts are set, if and only if OK.
-  // RESOURCE_EXHAUSTED when the queue is full, or Close's status. Plan should follow.
+  // Whether the request, whose selection, kernel_cost, batch_bytes and in_parts are set, would be
+  // in time if it were pushed now; if not, the status that it is refused with. Says so in the
+  // request's refusal, or marks the request as tried.
+  Status Judge(Request& request, TimePoint now);
+  // Takes `request`, with the same fields set, if and only if OK. RESOURCE_EXHAUSTED when the queue
+  // is full, Judge's status, or Close's. Plan should follow.
   Status Push(std::unique_ptr<Request>& request, TimePoint now);
   // Takes the request out of the queue, with its status CANCELLED or DEADLINE_EXCEEDED; null if it
   // is not queued. If it is running, it is told to stop.
@@ -58,8 +70,9 @@ class Scheduler {
   // Ends queued requests past their deadline, tells running ones past theirs to stop, and fills the
   // free lanes.
   Step Plan(TimePoint now);
-  // The launch on this lane has ended, and its requests are about to be destroyed.
-  void LaneEnded(int lane);
+  // The launch on this lane has ended, and its requests are about to be destroyed. `learn`: they
+  // ran, or were stopped, and did not fail.
+  void LaneEnded(int lane, bool learn, TimePoint now);
   // The lane is free. Plan should follow.
   void LaneDone(int lane);
   // Tells all running requests to stop.
@@ -70,6 +83,8 @@ class Scheduler {
   // Running ones continue. Only the first call's status counts.
   std::vector<std::unique_ptr<Request>> Close(const Status& status);
 
+  // How long the device is expected to need for all that waits and runs.
+  Duration Backlog(TimePoint now);
   LaneState lanes() const;
   std::vector<const Request*> running() const;
   const RequestQueue& queue() const { return queue_; }
@@ -80,14 +95,28 @@ class Scheduler {
     bool large = false;
     std::vector<Request*> running;  // until LaneEnded
     TimePoint deadline = kNever;    // the earliest of theirs, except stopped ones
+    Duration expected{0};           // device time
+    Duration had{0};                // of it
   };
 
   void StopExpired(LaneSlot& slot, TimePoint now);
+  // Shares the device's time since the last call among the lanes that were busy; if none was and
+  // something waited, it is the next one's.
+  void ShareTime(TimePoint now);
+  // Valid until a lane's state changes.
+  Outlook OutlookAt(TimePoint now);
+  void Classify(Request& request) const;
+  void StartLaunch(const BatchDecision& decision, Step* step);
+  void EndLate(std::unique_ptr<Request> request, TimePoint now, Step* step);
 
   const Batcher batcher_;
   RequestQueue queue_;
   std::vector<LaneSlot> lanes_;
-  Status closed_;  // OK: open
+  Estimator estimator_;
+  std::vector<Outlook::Running> running_;  // OutlookAt's
+  TimePoint shared_until_{};               // ShareTime's
+  Duration idle_{0};                       // while something waited, since the last launch
+  Status closed_;                          // OK: open
 };
 
 }  // namespace attend

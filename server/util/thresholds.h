@@ -73,6 +73,18 @@ inline constexpr int64_t kRetryAfterMsMin = 5;
 inline constexpr int64_t kRetryAfterMsMax = 1000;
 inline constexpr int64_t kRetryAfterMsMemoryMin = 100;
 inline constexpr int64_t kRetryAfterMsDraining = 1000;
+// How the time that requests take is learned (schedule/estimator.h): how much one batch counts that
+// was slower than expected, or faster; how much slower it can count as; how much of a batch is
+// taken to be done when it is stopped, one in so many; and how long after a hopeless request was
+// tried the next one is: so long, or so many times as long as it takes.
+inline constexpr double kSlowerGain = 1.0 / 8;
+inline constexpr double kFasterGain = 1.0 / 4;
+inline constexpr double kSlowerMost = 4;
+inline constexpr double kStoppedHalfway = 2;
+inline constexpr std::chrono::milliseconds kTryPauseLeast{100};
+inline constexpr int kTryPause = 16;
+// Parts in so many that an expected time is taken to be longer than it is expected.
+inline constexpr int kExpectedReserve = 4;
 // What one request may cost unless an operator says: what its device computes in so long.
 inline constexpr double kRequestSecondsMax = 600;
 

@@ -35,6 +35,9 @@ SEEN = {
     "more_requests_than_the_queue_takes": Seen(
         "request failed", 'code="RESOURCE_EXHAUSTED".*queue', "attend_rejected_requests_total",
         {"reason": "queue_full"}),
+    "more_requests_than_deadlines_allow": Seen(
+        "request failed", 'code="RESOURCE_EXHAUSTED".*deadline', "attend_deadline_requests_total",
+        {"outcome": "refused"}),
     "requests_take_long": Seen(None, "", "attend_phase_duration_seconds_count",
                                {"phase": "kernel"}),
     "one_tenant_floods": Seen("request failed", 'tenant="a".*peer=', "attend_tenant_requests_total",

@@ -88,6 +88,28 @@ def test_deadline_passes_in_the_queue(start_server):
     assert dropped == 1
 
 
+def test_what_cannot_be_in_time_is_refused_on_arrival(start_server):
+    """By how long one like it took. What has no chance even alone is told that another try is of no
+    use; what only comes at a bad time, when to come back."""
+    server = start_server("--lanes", "1")
+    with wire.connect(server.address) as service:
+        begin = time.monotonic()
+        assert code_of(service.Attend.future(wire.slow_request(), timeout=SLOW_SECONDS)) is OK
+        took = time.monotonic() - begin
+        with busy(server, service) as slow:
+            late = service.Attend.future(wire.slow_request(), timeout=1.1 * took)
+            hopeless = service.Attend.future(wire.slow_request(), timeout=took / 4)
+            assert code_of(late) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert code_of(hopeless) is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert not slow.done()
+        assert 0 < int(dict(late.trailing_metadata())["grpc-retry-pushback-ms"]) <= 1000
+        assert late.details().startswith("deadline:") and hopeless.details().startswith("deadline:")
+        assert code_of(service.Attend.future(wire.slow_request(), timeout=10 * took)) is OK
+    assert server.metric("attend_rejected_requests_total", reason="late") == 2
+    assert server.metric("attend_deadline_requests_total", outcome="refused") == 2
+    assert server.metric("attend_backlog_seconds", device="cpu") >= 0
+
+
 def test_cancelled_call_leaves_the_queue(start_server):
     server = start_server("--lanes", "1")
     with wire.connect(server.address) as service, busy(server, service) as slow:

@@ -127,6 +127,13 @@ def more_requests_than_the_queue_takes(watched, _, flags=(), tenant="default"):
         yield server
 
 
+@contextlib.contextmanager
+def more_requests_than_deadlines_allow(watched, _):
+    server = watched("--lanes", "1")
+    with harness.at_once(6, lambda: send(server, wire.slow_request(1024), timeout=0.6)):
+        yield server
+
+
 def one_tenant_floods(watched, folder):
     return more_requests_than_the_queue_takes(watched, folder, ("--tenant", "a=1,b=1"), "a")
 
@@ -315,6 +322,7 @@ SCENARIOS = {
     no_thread_answers: ["AttendAnswersNothing"],
     more_requests_than_the_queue_takes: ["AttendQueueSaturated", "AttendErrorBudgetBurnsFast",
                                          "AttendErrorBudgetBurns"],
+    more_requests_than_deadlines_allow: ["AttendDeadlinesNotKept"],
     requests_take_long: ["AttendLatencyBudgetBurnsFast", "AttendLatencyBudgetBurns"],
     one_tenant_floods: ["AttendTenantRefused"],
     memory_is_full: ["AttendMemoryBudgetNearlySpent", "AttendMemoryRefused"],

@@ -231,6 +231,24 @@ TEST(LoadPlot, SeveralStepsAreDrawnOverTheLoadOneOverTime) {
   EXPECT_THAT(SvgOf(Draw(ComparisonFigure({file, file}))), HasSubstr(">a.json p99<"));
 }
 
+// A step in which nothing was in time is the one that matters.
+TEST(LoadPlot, WithDeadlinesTheThroughputIsTheGoodput) {
+  LoadOptions options = Options();
+  options.deadline_ms = 40;
+  LoadResult some = StepOf(0, {100, 110, 90}, 2'000'000), none = StepOf(0, {0, 0, 0}, 1);
+  some.step = {0, 100};
+  none.step = {0, 1000};
+  none.stats.by_code = {{Code::kResourceExhausted, 2700}, {Code::kDeadlineExceeded, 300}};
+  const LoadFile file = FileOf("a.json", {some, none}, options);
+  EXPECT_DOUBLE_EQ(file.steps[1].refused_per_s, 900);
+  EXPECT_DOUBLE_EQ(file.steps[1].late_per_s, 100);
+  const std::string svg = SvgOf(Draw(LoadFigure(file)));
+  for (const char* words :
+       {"Goodput, deadlines of 40", "in time", "refused", "too late", ">1000<"}) {
+    EXPECT_THAT(svg, HasSubstr(words));
+  }
+}
+
 TEST(LoadPlot, ABarsPartsAddUpToTheCall) {
   std::array<double, kPhases> mean = {};
   mean[kReceive] = 0.5;

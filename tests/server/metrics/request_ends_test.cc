@@ -29,11 +29,13 @@ class RequestEndsTest : public testing::Test {
     metrics_.RecordFinished(request, 1, 0);
     return Counted(family);
   }
-  double Counted(const std::string& family) const {
+  double Counted(const std::string& family, const std::string& label = "") const {
     double count = 0;
     for (const prometheus::MetricFamily& each : metrics_.registry()->Collect()) {
       if (each.name != family) continue;
-      for (const prometheus::ClientMetric& metric : each.metric) count += metric.counter.value;
+      for (const prometheus::ClientMetric& metric : each.metric) {
+        if (label.empty() || metric.label.front().value == label) count += metric.counter.value;
+      }
     }
     return count;
   }
@@ -56,6 +58,32 @@ TEST_F(RequestEndsTest, OnlyADeadlineThatLeftNoTimeIsShort) {
   EXPECT_EQ(count(Code::kOk, kReceived + milliseconds(9)), 2);
   EXPECT_EQ(Counted("attend_requests_total"), 6);
   EXPECT_EQ(Counted("attend_objective_requests_total"), 4);
+}
+
+TEST_F(RequestEndsTest, DeadlinesAreKeptOrItIsCountedWhereTheyWereNot) {
+  const auto count = [&](Code code, bool late, bool queued, bool started) {
+    Request request;
+    request.deadline = kReceived + milliseconds(10);
+    request.refusal.late = late;
+    if (queued) request.enqueued = kReceived;
+    if (started) request.started = kReceived;
+    return Count(request, code, "attend_deadline_requests_total");
+  };
+  EXPECT_EQ(count(Code::kOk, false, true, true), 1);
+  EXPECT_EQ(count(Code::kResourceExhausted, true, false, false), 2);
+  EXPECT_EQ(count(Code::kDeadlineExceeded, true, true, false), 3);
+  EXPECT_EQ(count(Code::kDeadlineExceeded, false, true, true), 4);
+  EXPECT_EQ(count(Code::kResourceExhausted, false, true, false), 4) << "the queue was full";
+  EXPECT_EQ(count(Code::kCancelled, false, true, true), 4);
+  for (const char* outcome : {"answered", "refused", "dropped", "stopped"}) {
+    EXPECT_EQ(Counted("attend_deadline_requests_total", outcome), 1) << outcome;
+  }
+  Request request;  // without a deadline
+  EXPECT_EQ(Count(request, Code::kOk, "attend_deadline_requests_total"), 4);
+  request.deadline = kReceived + milliseconds(9);
+  EXPECT_EQ(Count(request, Code::kDeadlineExceeded, "attend_deadline_requests_total"), 4);
+  request.refusal.late = true;
+  EXPECT_EQ(Count(request, Code::kResourceExhausted, "attend_short_deadlines_total"), 2);
 }
 
 TEST_F(RequestEndsTest, OnlyWhatIsCancelledBeforeItIsAcceptedIsCancelledEarly) {

@@ -121,7 +121,7 @@ TEST(QueueOrder, WhatNeverStartedIsNotCharged) {
   for (uint64_t id = 20; id < 30; ++id) {
     EXPECT_TRUE(Push(queue, {.id = id, .tenant = 0, .deadline = kStart + milliseconds(1)}).ok());
   }
-  EXPECT_EQ(queue.TakeExpired(kStart + milliseconds(1)).size(), 10u);
+  EXPECT_EQ(queue.TakeHopeless(kStart + milliseconds(1)).size(), 10u);
   for (uint64_t id = 2; id < 6; ++id) EXPECT_TRUE(Push(queue, {.id = id, .tenant = 1}).ok());
   EXPECT_EQ(Ids(queue), (Ordered{1, 15, 16, 2, 17, 3, 18, 4, 19, 5}));
 }
@@ -178,6 +178,26 @@ TEST(QueueOrder, AnAgedRequestLeadsItsBatchAndTheRestFollowsInOrder) {
   EXPECT_TRUE(Push(queue, {.id = 12, .tenant = 0}).ok());
   EXPECT_TRUE(Push(queue, {.id = 13, .tenant = 1}).ok());
   EXPECT_EQ(Ids(queue, kStart + kAging), (Ordered{11, 1, 2, 3, 13, 12}));
+}
+
+TEST(QueueOrder, ALateLineIsNewestFirst) {
+  RequestQueue queue({.tenant_weights = {1, 1}, .aging = milliseconds(50)});
+  const auto due = [](int ms) { return kStart + milliseconds(ms); };
+  ASSERT_TRUE(Push(queue, {.id = 1, .deadline = due(10)}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 2, .deadline = due(40), .large = true}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 3}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 4, .enqueued = due(5), .deadline = due(30)}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 5, .enqueued = due(5)}).ok());
+  EXPECT_EQ(Ids(queue), (std::vector<uint64_t>{1, 4, 2, 3, 5}));
+  EXPECT_EQ(queue.TakeHopeless(due(10)).size(), 1u);
+  EXPECT_EQ(Ids(queue, due(10)), (std::vector<uint64_t>{4, 2, 3, 5}));
+  EXPECT_EQ(Ids(queue, due(50)), (std::vector<uint64_t>{3, 4, 2, 5}))
+      << "3 has no deadline, is due";
+  EXPECT_EQ(TakeNext(queue, due(10), /*large_allowed=*/false), 4u);
+  EXPECT_EQ(TakeNext(queue, due(10)), 2u);
+  ASSERT_TRUE(Push(queue, {.id = 6, .enqueued = due(10), .deadline = due(90)}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 7, .enqueued = due(10), .deadline = due(95)}).ok());
+  EXPECT_EQ(Ids(queue, due(10)), (std::vector<uint64_t>{3, 5, 6, 7})) << "it was late";
 }
 
 }  // namespace

@@ -57,14 +57,14 @@ TEST(RequestQueue, ExpiresAtTheDeadlineAndNotBefore) {
   EXPECT_TRUE(Push(queue, {.id = 2, .deadline = kStart + milliseconds(2)}).ok());
   EXPECT_TRUE(Push(queue, {.id = 3, .deadline = kStart + milliseconds(2), .large = true}).ok());
   EXPECT_TRUE(Push(queue, {.id = 4}).ok());
-  EXPECT_EQ(queue.earliest_deadline(), kStart + milliseconds(2));
-  EXPECT_TRUE(queue.TakeExpired(kStart + milliseconds(2) - std::chrono::nanoseconds(1)).empty());
-  const auto expired = queue.TakeExpired(kStart + milliseconds(5));
+  EXPECT_EQ(queue.earliest_hopeless(), kStart + milliseconds(2));
+  EXPECT_TRUE(queue.TakeHopeless(kStart + milliseconds(2) - std::chrono::nanoseconds(1)).empty());
+  const auto expired = queue.TakeHopeless(kStart + milliseconds(5));
   ASSERT_EQ(expired.size(), 3u);
   EXPECT_EQ(expired[0]->id, 2u);
   EXPECT_EQ(expired[1]->id, 3u);
   EXPECT_EQ(expired[2]->id, 1u);
-  EXPECT_EQ(queue.earliest_deadline(), kNever);
+  EXPECT_EQ(queue.earliest_hopeless(), kNever);
   EXPECT_EQ(Ids(queue), (std::vector<uint64_t>{4}));
 }
 
@@ -133,7 +133,7 @@ TEST(RequestQueue, AgreesWithAPlainModel) {
       case 2: {
         const size_t expired =
             std::erase_if(model, [&](const Item& i) { return i.deadline <= now; });
-        EXPECT_EQ(queue.TakeExpired(now).size(), expired);
+        EXPECT_EQ(queue.TakeHopeless(now).size(), expired);
         break;
       }
       default:

@@ -168,7 +168,7 @@ TEST(Scheduler, StopsWhatRunsPastItsDeadlineAndNothingElse) {
   for (const auto& request : step.launches[0].requests) {
     EXPECT_EQ(request->stop_code, request->stop.set() ? Code::kDeadlineExceeded : Code::kOk);
   }
-  scheduler.LaneEnded(step.launches[0].lane);
+  scheduler.LaneEnded(step.launches[0].lane, false, late);
   step.launches[0].requests.clear();  // and it must not look at them again
   EXPECT_EQ(scheduler.Cancel(1, late), nullptr);
   scheduler.StopAll(Code::kUnavailable);
@@ -206,6 +206,81 @@ TEST(Scheduler, CloseEndsTheQueueRefusesTheRestAndLeavesWhatRuns) {
   scheduler.LaneDone(step.launches[0].lane);
   EXPECT_EQ(scheduler.lanes().free, 1);
   EXPECT_TRUE(scheduler.running().empty());
+}
+
+// Requests that take 10 ms each, as it has learned.
+class LateTest : public testing::Test {
+ protected:
+  LateTest() {
+    Run(1);
+    scheduler_.LaneEnded(0, true, kStart + milliseconds(10));
+    scheduler_.LaneDone(0);
+    now_ = kNow;
+  }
+
+  const TimePoint kNow = kStart + milliseconds(10);
+
+  Status Push(uint64_t id, TimePoint deadline = kNever, int tenant = 0) {
+    auto request = MakeRequest({.id = id, .tenant = tenant, .deadline = deadline, .flops = 90});
+    const Status status = scheduler_.Push(request, now_);
+    refused_ = std::move(request);
+    return status;
+  }
+  void Run(uint64_t id) {
+    ASSERT_TRUE(Push(id).ok());
+    running_ = scheduler_.Plan(now_).launches;
+    ASSERT_EQ(running_.size(), 1u);
+  }
+
+  Scheduler scheduler_{
+      {.lanes = 1, .queue = {.tenant_weights = {1, 1}}, .batcher = {.batch_flops_max = 100}}};
+  TimePoint now_ = kStart;
+  std::vector<Scheduler::Launch> running_;
+  std::unique_ptr<Request> refused_;
+};
+
+TEST_F(LateTest, WhatWouldBeLateIsRefusedWithTheTimeAfterWhichItWouldNotBe) {
+  EXPECT_TRUE(Push(2, kNow + milliseconds(10)).ok());
+  EXPECT_EQ(Push(3, kNow + milliseconds(15)).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(refused_->refusal.late);
+  EXPECT_EQ(refused_->refusal.retry_after_ms, 8) << "10 ms, a quarter of them, and 10 for itself";
+  EXPECT_EQ(scheduler_.queue().size(), 1) << "it is not taken";
+  EXPECT_TRUE(Push(4, kNow + milliseconds(23)).ok());
+}
+
+TEST_F(LateTest, WhatIsHopelessEvenAloneHasNoUseForAnotherTry) {
+  EXPECT_EQ(Push(2, kNow + milliseconds(9)).code(), Code::kDeadlineExceeded);
+  EXPECT_TRUE(refused_->refusal.late);
+  EXPECT_EQ(refused_->refusal.retry_after_ms, 0);
+}
+
+TEST_F(LateTest, TimeUntilALaneBeginsCountsToo) {
+  ASSERT_TRUE(Push(2).ok());
+  running_ = scheduler_.Plan(kNow + milliseconds(8)).launches;
+  ASSERT_EQ(running_.size(), 1u);
+  scheduler_.LaneEnded(0, true, kNow + milliseconds(18));
+  EXPECT_EQ(Push(3, kNow + milliseconds(10) + std::chrono::microseconds(900)).code(),
+            Code::kDeadlineExceeded)
+      << "an eighth of the 8 ms";
+}
+
+TEST_F(LateTest, WhatHasBecomeLateInTheQueueDoesNotStart) {
+  Run(2);
+  ASSERT_TRUE(Push(3, kNow + milliseconds(30)).ok());
+  ASSERT_TRUE(Push(4).ok());
+  EXPECT_EQ(scheduler_.Plan(kNow + milliseconds(1)).wake, kNow + milliseconds(20));
+  const Scheduler::Step step = scheduler_.Plan(kNow + milliseconds(20));
+  ASSERT_EQ(step.ended.size(), 1u);
+  EXPECT_EQ(step.ended[0]->id, 3u);
+  EXPECT_EQ(step.ended[0]->status.code(), Code::kDeadlineExceeded);
+}
+
+TEST_F(LateTest, AnotherTenantsBacklogRefusesNobody) {
+  uint64_t id = 2;
+  while (Push(id, kNow + milliseconds(300)).ok()) ++id;
+  EXPECT_EQ(id, 2u + 24);
+  EXPECT_TRUE(Push(++id, kNow + milliseconds(25), 1).ok()) << "of each tenant one after the other";
+  EXPECT_FALSE(Push(++id, kNow + milliseconds(25), 1).ok());
 }
 
 }  // namespace

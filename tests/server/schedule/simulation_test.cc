@@ -29,7 +29,10 @@ TEST(Simulation, ThousandsOfSchedulesKeepEveryPromise) {
         met.large_held_back}) {
     EXPECT_GT(each, 100) << "seed " << base << ": a case that the checks hardly met";
   }
-  for (int i = 0; i < kBatchClosedCount; ++i) EXPECT_GT(met.closed[i], 100) << i;
+  for (int i = 0; i < kBatchClosedCount; ++i) {
+    if (i == static_cast<int>(BatchClosed::kDeadlines)) continue;  // nothing is expected of times
+    EXPECT_GT(met.closed[i], 100) << i;
+  }
 }
 
 // Tenants that always have work waiting get cost in proportion to their weights, whatever they ask
