@@ -26,8 +26,9 @@ constexpr Leeway kLeeway = {.vanishing_weights = true};
 
 void CheckPatterns(const ProblemSpec& spec, uint64_t seed, size_t turn) {
   for (const KernelId kernel : kCudaKernels) {
-    const std::vector<int> configs = Configs(spec.problem, kernel);
+    // Of the problem as it is made: packed lengths decide how long the longest sequence is.
     OwnedAttention owned = MakeAttention(spec, seed);
+    const std::vector<int> configs = Configs(owned.attention.problem, kernel);
     if (configs.empty() || !CanRun(owned.attention, kernel)) continue;
     const int config = configs[turn % configs.size()];
     SpoilBits(&owned, seed);
