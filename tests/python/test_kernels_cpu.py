@@ -6,6 +6,7 @@ import dropout
 import numpy as np
 import pytest
 
+from attend_kernels import _tensors
 from cuda_tensor import Device, DlpackTensor, PtrTensor
 from reference import MASKED, UNIT, attention, bounds, gradients
 
@@ -300,6 +301,19 @@ def test_masks_of_bool_have_the_bits_of_numbers(shape):
     with pytest.raises(attend_kernels.Error, match="wanted has 'bias', but it is of bool"):
         attend_kernels.attention_backward(d_o, *arrays, o, lse, device="cpu", bias=mask,
                                           wanted=("bias",))
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 64), (2, 1, 5, 1024), (2, 1, 5, 13), (0, 16), (2, 0)])
+def test_masks_of_torch_are_packed_as_numpy_packs_them(shape):
+    torch = pytest.importorskip("torch")
+    mask = RANDOM.random(shape) < 0.5
+    wanted = np.packbits(mask, axis=-1, bitorder="little")
+    turned = np.asfortranarray(mask)
+    shifted = torch.zeros(mask.size + 1, dtype=torch.bool)[1:].view(shape)  # off alignment
+    shifted[...] = torch.from_numpy(mask)
+    for tensor in (torch.from_numpy(mask), torch.from_numpy(turned), shifted):
+        packed = _tensors.packed_mask(tensor)
+        assert packed.dtype == torch.uint8 and (packed.numpy() == wanted).all()
 
 
 @pytest.mark.parametrize("p", [1.0, -0.1, float("nan"), 0.999995])
