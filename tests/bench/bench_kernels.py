@@ -24,7 +24,7 @@ import bench_kernels_cells as cells
 import bench_kernels_chart as chart
 import bench_kernels_report as reports
 
-EXTRA_SUITES = ("accuracy", "memory", "redo", "decode", "backward")
+EXTRA_SUITES = ("accuracy", "memory", "redo", "decode", "backward", "cliffs")
 
 
 def arguments(words=None):
@@ -84,13 +84,15 @@ def progress(cell, results):
 def measure(options, report, attend):
     """Fills report["cells"]; saved after every cell."""
     import bench_kernels_backward as backward
+    import bench_kernels_cliffs as cliffs
     import bench_kernels_decode as decode
     import bench_kernels_race as race
     import bench_kernels_redo as redo
 
     extras = {"accuracy": race.accuracy, "memory": race.memory, "redo": redo.redo,
               "decode": decode.decode,
-              "backward": lambda library: backward.backward(library, options)}
+              "backward": lambda library: backward.backward(library, options),
+              "cliffs": lambda library: cliffs.cliffs(options)}
     began = time.monotonic()
     for name, listed in cells.suites(report["seed"]).items():
         if name not in options.suites:

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies beside the plain forward pass: masks of bool, biases, ALiBi, softcap, O in float32,
+memory off alignment, head dims between the tiles, and prompts over pages. Each is a call of
+attend_kernels with all that it needs, packing of masks among it, and its time is shown as a
+multiple of the plain call's of the same shape. PyTorch's cuDNN takes the same mask or bias."""
+
+import dataclasses
+import math
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import bench_kernels_contenders as entries
+from bench_kernels_truth import UNIT, UNITS
+from bench_kernels_turns import compete
+
+import attend_kernels
+
+OURS, CUDNN, PLAIN = "attend", "cudnn", "plain"
+BATCH, HEADS, LENGTH = 4, 16, 4096
+PADDING, BLOCK, SEEN_BLOCKS = 300, 128, 0.1
+SOFTCAP = 30.0
+
+
+@dataclasses.dataclass
+class Case:
+    """One line: inputs, what attention() is given besides, and what that means in float64."""
+    name: str
+    tensors: tuple
+    options: dict = dataclasses.field(default_factory=dict)
+    causal: bool = False
+    dense: tuple = None  # K and V, if those of `tensors` are in pages
+
+    def work(self):
+        q, v = self.tensors[0], self.tensors[2]
+        pairs = q.shape[2] * (q.shape[2] + 1) / 2 if self.causal else q.shape[2]**2
+        return 2.0 * (q.shape[3] + v.shape[3]) * pairs * q.shape[0] * q.shape[1]
+
+
+def inputs(dim, device="cuda:0", batch=BATCH, heads=HEADS, length=LENGTH, shift=0):
+    """Q, K and V; `shift`: elements that they begin off alignment."""
+    rows = [torch.randn(batch, heads, length, dim + 8, device=device, dtype=torch.bfloat16)
+            for _ in range(3)]
+    return tuple(x[..., shift:shift + dim] if shift else x[..., :dim].contiguous() for x in rows)
+
+
+def masks(q):
+    """{name: bool, True where a key is seen}."""
+    batch, heads, length = q.shape[:3]
+    blocks = -(-length // BLOCK)
+    some = torch.rand(1, heads, blocks, blocks, device=q.device) < SEEN_BLOCKS
+    some = some.repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[..., :length, :length]
+    ends = torch.tensor([length - min(PADDING * b, length - 1) for b in range(batch)],
+                        device=q.device)
+    padding = torch.arange(length, device=q.device) < ends[:, None]
+    return {"random mask [1, 1, L, L]": torch.rand(1, 1, length, length, device=q.device) < 0.5,
+            "padding mask [B, 1, 1, L]": padding[:, None, None],
+            "mask of 10 % of the blocks [1, H, L, L]": some.contiguous()}
+
+
+def biases(q, padding):
+    heads, length = q.shape[1:3]
+
+    def random(*sizes, dtype=torch.float32):
+        return torch.randn(*sizes, length, length, device=q.device, dtype=dtype)
+
+    def hidden(value):
+        zeros = torch.zeros(padding.shape, device=q.device, dtype=q.dtype)
+        return zeros.masked_fill(~padding, value)
+
+    return {"padding of -inf [B, 1, 1, L]": hidden(-math.inf),
+            "padding of the lowest [B, 1, 1, L]": hidden(torch.finfo(q.dtype).min),
+            "bias of 16 bits [1, H, L, L]": random(1, heads, dtype=q.dtype),
+            "bias of 16 bits [1, 1, L, L]": random(1, 1, dtype=q.dtype),
+            "bias of float32 [1, H, L, L]": random(1, heads)}
+
+
+def in_pages(name, tensors, rows):
+    """The same K and V in pages of `rows` keys, in a random order."""
+    q, k, v = tensors
+    batch, heads, length, _ = k.shape
+    count = length // rows
+    table = torch.randperm(batch * count, device=q.device).view(batch, count)
+    paged = []
+    for x in (k, v):
+        pages = x.view(batch, heads, count, rows, -1).transpose(1, 2).flatten(0, 1)
+        paged.append(torch.empty_like(pages).index_copy_(0, table.flatten(), pages))
+    lengths = torch.full((batch,), length, device=q.device, dtype=torch.int64)
+    options = {"page_table": table.to(torch.int32), "kv_lengths": lengths, "causal": True}
+    return Case(name, (q, *paged), options, causal=True, dense=(k, v))
+
+
+def cases(dim, **sizes):
+    """Made when they are wanted; the first is what the others are measured by, and the second what
+    those with a causal mask are."""
+    tensors = inputs(dim, **sizes)
+    yield Case(PLAIN, tensors)
+    yield Case(f"{PLAIN}, causal", tensors, {"causal": True}, causal=True)
+    if dim not in (64, 128):
+        for rows in (16, 64) if dim in (192, 256) else ():
+            yield in_pages(f"pages of {rows}, causal", tensors, rows)
+        return
+    seen = masks(tensors[0])
+    for name, mask in seen.items():
+        yield Case(name, tensors, {"bias": mask})
+    padding = seen["padding mask [B, 1, 1, L]"]
+    yield Case("padding mask, causal", tensors, {"bias": padding, "causal": True}, causal=True)
+    for name, bias in biases(tensors[0], padding).items():
+        yield Case(name, tensors, {"bias": bias})
+    slopes = torch.rand(tensors[0].shape[1], device=tensors[0].device) * 0.1
+    yield Case("ALiBi", tensors, {"alibi_slopes": slopes})
+    yield Case("softcap", tensors, {"softcap": SOFTCAP})
+    yield Case("O in float32", tensors, {"o_dtype": "float32"})
+    yield Case("q, k and v two bytes off", inputs(dim, shift=1, **sizes))
+    for rows in (16, 64):
+        yield in_pages(f"pages of {rows}, causal", tensors, rows)
+
+
+def truth(case, b, h):
+    """O of one head in float64."""
+    q = case.tensors[0]
+    k, v = case.dense or case.tensors[1:]
+    scores = q[b, h].double() @ k[b, h].double().T / math.sqrt(q.shape[3])
+    if "softcap" in case.options:
+        scores = SOFTCAP * torch.tanh(scores / SOFTCAP)
+    keys = torch.arange(q.shape[2], device=q.device)
+    bias = case.options.get("bias")
+    if bias is not None:
+        mine = bias[min(b, bias.shape[0] - 1), min(h, bias.shape[1] - 1)]
+        if bias.dtype == torch.bool:
+            scores = scores.masked_fill(~mine, -math.inf)
+        else:
+            scores = scores + mine
+    if "alibi_slopes" in case.options:
+        scores -= case.options["alibi_slopes"][h].double() * (keys - keys[:, None]).abs()
+    if case.causal:
+        scores = scores.masked_fill(keys > keys[:, None], -math.inf)
+    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)  # rows without keys are 0
+    return weights @ v[b, h].double()
+
+
+def judge_of(case):
+    """See compete: the first head and the last under the bound of bench_kernels_truth."""
+    q = case.tensors[0]
+    places = ((0, 0), (q.shape[0] - 1, q.shape[1] - 1))
+    truths = {place: truth(case, *place) for place in places}
+    bound = UNITS * (UNIT[q.dtype] + UNIT[torch.float32] * (4 + math.sqrt(q.shape[2]) / 2))
+
+    def judge(outputs):
+        # Of a head whose mask hides all, whatever is not 0 is wrong.
+        norms = [(outputs[0][place].double() - expected).norm() / expected.norm().clamp(min=1e-30)
+                 for place, expected in truths.items()]
+        norm = torch.stack(norms).max().item()  # NaN, if there is one
+        fault = None if norm <= bound else f"O is off by {norm:.1e}, bound {bound:.1e}"
+        return {"O": norm}, fault
+
+    return judge
+
+
+class Ours(entries.Contender):
+    """attention() with whatever the case asks for."""
+    is_attend = True
+
+    def __init__(self, case):
+        super().__init__(OURS)
+        self.case = case
+        q, v = case.tensors[0], case.tensors[2]
+        dtype = torch.float32 if "o_dtype" in case.options else q.dtype
+        self.out = torch.empty(*q.shape[:3], v.shape[3], dtype=dtype, device=q.device)
+
+    def prepare(self, sets):
+        self.sets = sets
+
+    def poison(self, n):
+        self.out.fill_(math.nan)
+
+    def run(self, n):
+        return [attend_kernels.attention(*self.case.tensors, out=self.out, **self.case.options)]
+
+
+class Cudnn(entries.Contender):
+    """SDPA with the same mask or bias, expanded, which costs it nothing."""
+
+    def __init__(self, case):
+        super().__init__(CUDNN)
+        self.case = case
+
+    def prepare(self, sets):
+        self.sets = sets
+        if set(self.case.options) - {"bias", "causal"} or \
+                {"bias", "causal"} <= set(self.case.options):
+            raise entries.CannotRun("SDPA has no such thing")
+        q = self.case.tensors[0]
+        bias = self.case.options.get("bias")
+        self.mask = None if bias is None else bias.expand(*q.shape[:3], q.shape[2])
+
+    def context(self):
+        return sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
+
+    def run(self, n):
+        return [sdpa(*self.case.tensors, attn_mask=self.mask, is_causal=self.case.causal)]
+
+
+def cliffs(options):
+    """A line for each contender of each case: {cell, contender, kernel, ms, tflops, of_plain, ...},
+    or with `failure` in place of the times."""
+    lines = []
+    for dim in (64, 128, 72, 80, 100, 112, 192, 256):
+        plain = {}
+        for case in cases(dim):
+            name = f"B{BATCH} H{HEADS} L{LENGTH} D{dim} bfloat16 {case.name}"
+            if options.filter not in name and not case.name.startswith(PLAIN):
+                continue
+            results = compete([Ours(case), Cudnn(case)], [case.tensors], judge_of(case), options)
+            if case.name.startswith(PLAIN):
+                plain[case.causal] = results[OURS].get("ms", math.nan)
+            kernel = attend_kernels.select(*case.tensors, **case.options)[0]
+            for contender, result in results.items():
+                line = {"cell": name, "contender": contender, "kernel": kernel, **result}
+                if "ms" in line:
+                    line["tflops"] = case.work() / line["ms"] / 1e9
+                    line["of_plain"] = line["ms"] / plain[case.causal]
+                lines.append(line)
+                print({key: line[key] for key in line if key != "errors"}, flush=True)
+        torch.cuda.empty_cache()
+    return lines
