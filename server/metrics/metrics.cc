@@ -20,25 +20,13 @@ using prometheus::Gauge;
 using prometheus::Histogram;
 using prometheus::Registry;
 
-constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {"invalid",
-                                                                           "unimplemented",
-                                                                           "memory",
-                                                                           "queue_full",
-                                                                           "checks",
-                                                                           "draining",
-                                                                           "deadline_passed",
-                                                                           "too_large",
-                                                                           "unknown_method",
-                                                                           "sessions",
-                                                                           "regions",
-                                                                           "no_credentials",
-                                                                           "unknown_caller",
-                                                                           "expired",
-                                                                           "cleartext_token",
-                                                                           "other_tenant",
-                                                                           "no_scope",
-                                                                           "tenant_limit",
-                                                                           "late"};
+constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
+    "invalid",      "unimplemented",   "memory",         "queue_full",     "checks",
+    "draining",     "deadline_passed", "too_large",      "unknown_method", "sessions",
+    "regions",      "no_credentials",  "unknown_caller", "expired",        "cleartext_token",
+    "other_tenant", "no_scope",        "tenant_limit",
+    "late"  // by its deadline
+};
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
     "ok", "failed", "skipped", "refused", "inputs"};

@@ -113,15 +113,14 @@ class SessionTable {
   // Renews the lease.
   Result<SessionInfo> KeepAlive(int tenant, const std::string& id);
   Result<SessionInfo> Get(int tenant, const std::string& id);
-  // So many layers are said of in one list, or one session that has more.
+  // Most layers that one list describes; a session that has more is listed alone.
   static constexpr int64_t kListedLayersMax = 1024;
   struct Listed {
     std::vector<SessionInfo> sessions;
     int64_t layers = 0;  // of all of them
     bool more = false;   // it ends before the last session
   };
-  // At most `count_max` of the tenant's, in the order of their ids, from the first after `after`
-  // on.
+  // At most `count_max` of the tenant's, by id, from the first after `after` on.
   Listed List(int tenant, const std::string& after, int64_t count_max);
   // For an operator, whoever's they are. As List, of every tenant.
   Listed ListAll(const std::string& after, int64_t count_max);
