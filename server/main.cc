@@ -13,9 +13,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <future>
@@ -245,7 +247,11 @@ int main(int argc, char** argv) {
       break;
   }
   // Private keys and callers' tokens are in memory.
-  if (!config.core_dumps) prctl(PR_SET_DUMPABLE, 0);
+  if (!config.core_dumps && prctl(PR_SET_DUMPABLE, 0) != 0) {
+    attend::WriteLastLine(std::string("attend-server: memory cannot be kept from core dumps: ") +
+                          std::strerror(errno) + "; --core-dumps allows them");
+    return 1;
+  }
   std::set_terminate(Terminate);
   const attend::DescriptorLimit descriptors = attend::RaiseDescriptorLimit();
   attend::SkipDeadlockSearch();

@@ -7,8 +7,8 @@
 #                                                         they need, to be moved as one folder
 # Binaries look for libraries beside themselves first. It must be DT_RPATH, not DT_RUNPATH: only
 # the former is also searched for what the libraries need in turn.
-# What is installed is linked with the path that it keeps (BUILD_WITH_INSTALL_RPATH): CMake pads a
-# path that install changes, and the padding ends in an empty element, which is the current folder.
+# Installed binaries are linked with the path that they keep (BUILD_WITH_INSTALL_RPATH): CMake pads
+# a path that install changes, and the padding ends in an empty element, the current folder.
 
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
 set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")  # so that a test binary can be copied into a dist/ as it is

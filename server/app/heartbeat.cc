@@ -34,8 +34,16 @@ Heartbeat::~Heartbeat() {
   while (call_ != nullptr) answered_.Wait(mutex_);
 }
 
-void Heartbeat::Beat() try {
+std::unique_ptr<Heartbeat::Call> Heartbeat::MakeCall() try {
   const OnNoMemory no_memory(OnNoMemory::kThrow);
+  return std::make_unique<Call>();
+} catch (const std::bad_alloc&) {
+  return nullptr;  // the next beat may have memory
+}
+
+// Once the call is there, gRPC starts it with the reserve that is kept for it: a call that counts
+// as open has an end.
+void Heartbeat::Beat() {
   Call* call = nullptr;
   {
     const MutexLock lock(mutex_);
@@ -43,8 +51,9 @@ void Heartbeat::Beat() try {
       unanswered_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    call_ = std::make_unique<Call>();
+    call_ = MakeCall();
     call = call_.get();
+    if (call == nullptr) return;
   }
   health_->stub->async()->Check(&call->context, &call->request, &call->response,
                                 [this](const grpc::Status&) {
@@ -53,8 +62,6 @@ void Heartbeat::Beat() try {
                                   unanswered_.store(0, std::memory_order_relaxed);
                                   answered_.NotifyAll();
                                 });
-} catch (const std::bad_alloc&) {
-  // The next one may have memory.
 }
 
 }  // namespace attend

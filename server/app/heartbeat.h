@@ -38,6 +38,7 @@ class Heartbeat {
   struct Call;
   struct Health;
   void Beat();
+  static std::unique_ptr<Call> MakeCall();  // null: no memory
 
   const std::unique_ptr<Health> health_;
   std::atomic<int> unanswered_{0};

@@ -52,8 +52,8 @@ std::string_view LimitLabel(Limit limit);
 
 inline constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// Of small calls in flight, where the file says nothing: more than a client has at once that waits
-// for answers, and little for those behind them.
+// The default bound of small calls in flight: more than a client that waits for its answers has at
+// once, and few enough that other tenants' calls behind them are answered soon.
 inline constexpr int64_t kSmallCallsDefault = 256;
 
 struct TenantBounds {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a process says as it ends, and what must not end it: a reader or a limit that refuses a
-// write is an error of that write.
+// The last lines of a process that ends, and protection from writes that would end it: a reader or
+// a limit that refuses a write is an error of that write.
 
 #pragma once
 

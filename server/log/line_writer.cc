@@ -195,7 +195,10 @@ size_t LineWriter::WritePiece(std::string_view piece) {
 size_t LineWriter::Write(std::string_view bytes) {
   size_t written = 0;
   while (written < bytes.size() && WaitUntilWritable()) {
-    const ssize_t taken = write(file_.get(), bytes.data() + written, bytes.size() - written);
+    // POLLOUT promises room for PIPE_BUF bytes: a longer write could block.
+    const size_t most = regular_ ? bytes.size() : size_t{PIPE_BUF};
+    const ssize_t taken =
+        write(file_.get(), bytes.data() + written, std::min(most, bytes.size() - written));
     if (taken > 0) {
       written += static_cast<size_t>(taken);
     } else if (taken < 0 && errno != EINTR && errno != EAGAIN) {
@@ -244,7 +247,7 @@ void LineWriter::SayLost() {
 
 LineWriter::Lost LineWriter::TakeLost() {
   const MutexLock lock(mutex_);
-  // What says so needs room, and a file that takes it.
+  // The line that reports the loss needs room, and a file that takes it.
   if (failing_ || pending_.size() > options_.pending_bytes_max / 2) return {};
   const int64_t lines = stats_.lost - std::exchange(taken_lost_, stats_.lost);
   if (lines == 0) return {};

@@ -197,7 +197,7 @@ class SessionTable {
   SessionInfo InfoOf(const Session& session) const ATTEND_REQUIRES(mutex_);
   // What may have changed since InfoOf. Takes no memory.
   void Update(const Session& session, SessionInfo& info) const ATTEND_REQUIRES(mutex_);
-  // Of one tenant's or all; null: there is none.
+  // The next of one tenant's sessions, or of all; null: there is none.
   const Session* After(std::optional<int> tenant, const std::string& last) const
       ATTEND_REQUIRES(mutex_);
   // Lists more after `last`, which it moves on. Whether to go on.

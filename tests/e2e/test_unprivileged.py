@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is not root's: its memory, with the keys and tokens in it, is nobody's but its own,
-and what it needs of its process it has all the same."""
+"""A server that does not run as root: no other process of its user reads its memory, with the keys
+and tokens in it, and its own needs of /proc are met all the same."""
 
 import os
 import pathlib

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one list says of sessions, and where the next goes on.
+// Lists of sessions: their bounds, and where the next one goes on.
 
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST_F(SessionListTest, ListsOnlyWhatIsTheTenantsAndThere) {
   EXPECT_TRUE(all.more);
 }
 
-// What a session has is a sum that is kept, whatever comes and goes.
+// A session's bytes are a sum that is kept as pages come and go.
 TEST_F(SessionListTest, SaysWhatEachHas) {
   const std::string id = Make(0, 3 * kRows);
   const Result<SessionInfo> fork = table_->Fork(0, id, kRows + 1);
