@@ -195,7 +195,7 @@ def test_the_commands_of_the_operators_page_run(start_server, tmp_path):
                           env=harness.clean_env())
     assert done.returncode == 0, done.stderr
     for part in ("takes new work, log level info", "log level debug, was info",
-                 "log level warn, was debug", "freed 1 sessions", "draining, 0 requests"):
+                 "log level warn, was debug", "freed 1 session,", "draining, 0 requests"):
         assert part in done.stdout, done.stdout
     assert done.stdout.endswith("takes new work\n")
     wire.assert_serves(server.address)

@@ -207,9 +207,9 @@ def test_load_with_cancellations_and_deadlines(server, tmp_path):
     _, figures = load(server, tmp_path, "--concurrency", "8", "--duration", "1", "--shape",
                       "B1,H8,L256,D64", "--cancel-share", "0.3", "--deadline-ms", "2",
                       "--deadline-share", "0.3", "--verify", "0.1", "--allow",
-                      "CANCELLED,DEADLINE_EXCEEDED")
+                      "CANCELLED,DEADLINE_EXCEEDED,RESOURCE_EXHAUSTED")
     step, = figures["steps"]
-    assert step["status"].keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
+    assert step["status"].keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
     assert step["status"]["OK"] > 0 and step["status"]["CANCELLED"] > 0
     assert step["client_verification"]["failed"] == 0 and step["unexpected"] == 0
     harness.wait_for("nothing in flight", lambda: server.metric("attend_inflight_requests") == 0)

@@ -177,7 +177,7 @@ def run_line(line, folder, server):
 def test_the_commands_of_the_load_page_run(server, tmp_path):
     page = "client/load/README.md"
     (tmp_path / "mix.json").write_text(block_with("json", "weight", page))
-    lines = block_with("sh", "attend-client load", page).splitlines()
+    lines = block_with("sh", "attend-client compare", page).splitlines()
     out = [run_line(line, tmp_path, server) for line in lines if " load " in line]
     assert len(out) == 5 and out[0].count("closed x") >= 7
     assert (tmp_path / "load.svg").exists() and (tmp_path / "load.csv").exists()
@@ -186,6 +186,8 @@ def test_the_commands_of_the_load_page_run(server, tmp_path):
     compared = [run_line(line, tmp_path, server) for line in lines if " compare " in line]
     assert len(compared) == 2 and all("open 50/s" in each for each in compared)
     assert len(out) + len(compared) == len(lines) and (tmp_path / "both.png").exists()
+    run_line(block_with("sh", "--deadline-ms", page).replace("\\\n", ""), tmp_path, server)
+    assert (tmp_path / "goodput.svg").exists()
 
 
 def test_the_commands_of_the_local_page_run(start_server, tmp_path):
