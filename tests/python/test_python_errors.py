@@ -8,12 +8,13 @@ import inspect
 import pathlib
 import pickle
 import re
+import traceback
 
 import attend
 import attend_kernels
 import pytest
 from attend import _options
-from attend_kernels import _library
+from attend_kernels import _library, _printable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KINDS = {"INVALID_ARGUMENT": ValueError, "OUT_OF_RANGE": ValueError,
@@ -50,6 +51,57 @@ class Own(attend.Error):
 def test_a_subclass_stays_one():
     own = pickle.loads(pickle.dumps(Own(4, "late")))
     assert type(own) is Own and own.code == 4 and not isinstance(own, TimeoutError)
+
+
+class Named(attend.Error):
+    """A program's, with a constructor of its own, which says nothing to attend.Error."""
+
+    def __init__(self, model, *, layer):
+        self.model, self.layer = model, layer
+
+
+class Refused(Named, ValueError):
+    """Another one, which does."""
+
+    def __init__(self, model, *, layer=0):
+        super().__init__(model, layer=layer)
+        attend.Error.__init__(self, 3, f"{model} has no layer {layer}\x1b[2J")
+
+
+def test_a_subclass_has_a_constructor_of_its_own():
+    for kind, status, said in ((Named, None, None),
+                               (Refused, "INVALID_ARGUMENT",
+                                r"INVALID_ARGUMENT: bert has no layer 7\u001b[2J")):
+        made = kind("bert", layer=7)
+        for other in (made, pickle.loads(pickle.dumps(made)), copy.copy(made)):
+            assert type(other) is kind and (other.model, other.layer) == ("bert", 7)
+            assert vars(other) == vars(made) and str(other) == str(made)
+            assert getattr(other, "status", None) == status and said in (None, str(other))
+
+
+HIDDEN = ["\x1b]0;title\a", "\x9b2J", "\u202eright to left", "\u2066", "\u200b", "\ufeff", "\ud800",
+          "\U000e0041", "a\nforged line", "\r", "\xad", "\ufe0f"]
+
+
+@pytest.mark.parametrize("text", HIDDEN, ids=ascii)
+@pytest.mark.parametrize("code", [3, 5, 14])
+def test_an_error_is_shown_on_one_line_that_orders_nothing(code, text):
+    failure = attend.Error(code, text)
+    for one in (failure, pickle.loads(pickle.dumps(failure))):
+        assert one.message == text
+        for shown in (str(one), *one.args, *traceback.format_exception_only(one)):
+            line = shown.rstrip("\n")
+            assert all(c.isprintable() for c in line) and "\ufe0f" not in line and "\\" in line
+
+
+def test_what_is_hidden_is_what_the_server_and_its_tool_hide():
+    source = (ROOT / "kernels/util/printable.cc").read_text()
+    ranges = {(int(first, 16), int(last, 16))
+              for first, last in re.findall(r"\{0x(\w+), 0x(\w+)\}", source)}
+    assert len(ranges) > 10 and ranges | {(0xd800, 0xdfff)} == set(_printable.HIDDEN)
+    plain = "Grüße, 日本, \\ and 🙂"
+    assert _printable.printable(plain) == plain
+    assert _printable.printable("\n\x9b\U000e0041\ud800") == r"\n\u009b\U000e0041\ud800"
 
 
 def test_a_library_of_another_version_is_no_missing_one(monkeypatch, tmp_path):
@@ -122,6 +174,9 @@ def test_what_is_printed_is_a_line():
              "(1, 8, 3)"), (None, None, {"q": Array(2, 1)}, "gradients['q'] float32 (2, 1)")):
         made = attend.Answer(**{**vars(answer), "o": o, "lse": lse, "gradients": gradients})
         assert repr(made) == f"<attend.Answer {words}, cpu_flash on cpu, shm, 1.23 ms>"
+    evil = attend.Answer(**{**vars(answer), "o": None, "kernel": "\x1b[2J", "device": "\u202e",
+                            "transport": "\n"})
+    assert repr(evil) == r"<attend.Answer \u001b[2J on \u202e, \n, 1.23 ms>"
 
 
 class Memory:

@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 from attend_kernels import DeviceArray, Error, _tensors
 from attend_kernels._library import CPU, ITEM_BYTES, NotCopied
+from attend_kernels._printable import printable
 
 from . import _memory
 from ._library import (DTYPE_NAMES, AnswerStruct, CallHandle, DoneFunction, check, is_on_gpu,
@@ -75,8 +76,9 @@ class Answer:
                  if array is not None]
         if self.check is not None:
             words.append("checked" if self.check.ok else "check failed")
-        return (f"<attend.Answer {', '.join(words)}, {self.kernel} on {self.device}, "
-                f"{self.transport}, {self.timings.total_ns / 1e6:.3g} ms>")
+        words += [f"{self.kernel} on {self.device}", self.transport,
+                  f"{self.timings.total_ns / 1e6:.3g} ms"]
+        return printable(f"<attend.Answer {', '.join(words)}>")
 
 
 class _ArrayMemory:

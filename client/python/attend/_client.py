@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attend_kernels import Error
 from attend_kernels._checks import integer, names, optional_text, text
 from attend_kernels._library import invalid
+from attend_kernels._printable import printable
 
 from . import _memory, _session
 from ._arguments import Arguments, options_of
@@ -221,9 +222,9 @@ class Client:
             except Error:  # a server that does not say
                 self._tenants = frozenset()
         if self._tenants and tenant not in self._tenants:
-            warnings.warn(f"the server knows no tenant {tenant!r}, only "
-                          f"{', '.join(sorted(self._tenants))}: it counts as 'default'",
-                          stacklevel=2)
+            known = printable(", ".join(sorted(self._tenants)))
+            warnings.warn(f"the server knows no tenant {printable(repr(tenant))}, only {known}: it "
+                          "counts as 'default'", stacklevel=2)
 
     def _attention_plan(self, q: Array, k: Array, v: Array, options: Any) -> Plan:
         return self._plan(Arguments(q, k, v, options_of("attention", options), self.timeout))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable
 from attend_kernels import Error
 from attend_kernels._checks import integer, one_of, optional_text, real, text
 from attend_kernels._library import NotCopied, invalid
+from attend_kernels._printable import printable
 
 from ._arguments import Arguments, options_of
 from ._call import Call, Plan, arrays_of
@@ -119,8 +120,8 @@ class Session(NotCopied):
         try:
             lengths = sorted({self.length(layer) for layer in range(self.layers)})
             tokens = " to ".join(map(str, [lengths[0], *lengths[1:][-1:]]))
-            return (f"<attend.Session {self.id} of {self._client}, layers: {self.layers}, "
-                    f"tokens: {tokens}>")
+            return (f"<attend.Session {printable(self.id)} of {self._client}, "
+                    f"layers: {self.layers}, tokens: {tokens}>")
         except Error:
             return f"<attend.Session of {self._client}, which another process made>"
 

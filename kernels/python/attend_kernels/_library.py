@@ -6,6 +6,7 @@ import pathlib
 import threading
 
 from . import _loading
+from ._printable import printable
 
 LIBRARY_NAME = "libattend_kernels.so"
 ENVIRONMENT = "ATTEND_KERNELS_LIBRARY"
@@ -26,9 +27,11 @@ CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEE
 class Error(RuntimeError):
     """What the library or this module refused. `code` has gRPC's number, `status` its name,
     `message` the rest. By its code it is a ValueError (INVALID_ARGUMENT, OUT_OF_RANGE), a
-    TimeoutError (DEADLINE_EXCEEDED) or a ConnectionError (UNAVAILABLE) too. It can be pickled."""
+    TimeoutError (DEADLINE_EXCEEDED) or a ConnectionError (UNAVAILABLE) too. It can be pickled, and
+    so can subclasses with constructors of their own. str() escapes what a terminal would obey or
+    not show; `message` is as it came."""
 
-    def __new__(cls, code, message):
+    def __new__(cls, code=2, message="", *_, **__):
         kind = _KINDS.get(code, Error) if cls is Error else cls
         base = OSError if issubclass(kind, OSError) else RuntimeError
         return base.__new__(kind, message)
@@ -36,11 +39,18 @@ class Error(RuntimeError):
     def __init__(self, code, message):
         self.code, self.message = code, message
         self.status = CODES.get(code, str(code))
-        self.args = (f"{self.status}: {message}",)
+        self.args = (f"{self.status}: {printable(message)}",)
 
     def __reduce__(self):
         kind = Error if type(self) in _KINDS.values() else type(self)
-        return kind, (self.code, self.message), self.__dict__
+        return _unpickled, (kind, self.__dict__.get("code", 2), self.args), self.__dict__
+
+
+def _unpickled(kind, code, args):
+    """An error without its fields, which follow. A subclass's constructor may take others."""
+    made = Error.__new__(kind, code)
+    made.args = args
+    return made
 
 
 class _ValueError(Error, ValueError):
