@@ -293,8 +293,9 @@ def test_info_tenants_and_a_closed_client(shared_server, random):
         for use in (lambda: client.attention(*some(random)), lambda: client.session(1, 8),
                     lambda: client.stream().attention(*some(random)),
                     lambda: asyncio.run(answer_of_asyncio(shared_server, random))):
-            with pytest.warns(UserWarning, match="knows no tenant 'nosuch'"):
+            with pytest.warns(UserWarning, match="knows no tenant 'nosuch'") as seen:
                 use()
+                harness.wait_for("the warning", lambda: seen.list)
     client = attend.Client(shared_server.address, tenant="a")
     info = client.server_info()
     assert info["limits"]["request_bytes_max"] > 0 and "a" in info["tenants"]

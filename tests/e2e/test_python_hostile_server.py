@@ -2,7 +2,10 @@
 """The Python client against a server that sends what no server should: texts that a terminal would
 obey or that look like lines of the program's own, in all that Python prints by itself."""
 
+import asyncio
 import concurrent.futures
+import subprocess
+import sys
 import threading
 import traceback
 import warnings
@@ -25,11 +28,12 @@ X = np.ones((1, 2, 3, 8), np.float32)
 
 class Service:
     """Answers with O as q, unless `code` says how to fail. check: whether the answer's passed, None
-    for none. GetServerInfo is counted, waits for `told`, and fails with `no_info`."""
+    for none. GetServerInfo is counted, waits for `told`, and fails with `no_info`;
+    given_up: one has ended."""
 
     def __init__(self):
         self.check, self.code, self.no_info, self.asked = None, None, None, 0
-        self.told = threading.Event()
+        self.told, self.given_up = threading.Event(), threading.Event()
         self.told.set()
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         wire.stub.add_AttentionServiceServicer_to_server(self, self.server)
@@ -49,15 +53,22 @@ class Service:
 
     def GetServerInfo(self, request, context):
         self.asked += 1
+        context.add_callback(self.given_up.set)
         self.told.wait()
         if self.no_info is not None:
             context.abort(self.no_info, EVIL)
         return wire.pb.GetServerInfoResponse(version=EVIL, tenants=[EVIL])
 
+    def CreateSession(self, request, context):
+        if self.code is not None:
+            context.abort(self.code, EVIL)
+        return wire.sessions_pb.Session(id=bytes(16), device=EVIL, layer_lengths=[0])
+
     def __getattr__(self, name):  # the other methods
         if not name[0].isupper():
             raise AttributeError(name)
-        return lambda request, context: context.abort(self.code, EVIL)
+        return lambda request, context: context.abort(
+            self.code or grpc.StatusCode.UNIMPLEMENTED, EVIL)
 
 
 @pytest.fixture
@@ -100,11 +111,81 @@ def test_an_answer_and_its_check_are_shown_as_text(service, client):
     assert SHOWN in str(caught.value) and str(caught.value).isprintable()
 
 
-def test_tenants_of_a_warning_are_shown_as_text(service):
-    with warnings.catch_warnings(record=True) as seen:
+@pytest.fixture
+def seen():
+    with warnings.catch_warnings(record=True) as list_of_them:
         warnings.simplefilter("always")
-        with attend.Client(service.address, tenant="nosuch", timeout=60) as client:
-            client.attention(X, X, X)
-            harness.wait_for("the warning", lambda: seen)
+        yield list_of_them
+
+
+def is_asking():
+    return any(thread.name == "attend-tenants" for thread in threading.enumerate())
+
+
+def test_tenants_of_a_warning_are_shown_as_text(service, seen):
+    with attend.Client(service.address, tenant="nosuch", timeout=60) as client:
+        client.attention(X, X, X)
     text = str(seen[0].message)
     assert "no tenant 'nosuch'" in text and SHOWN in text and text.isprintable()
+
+
+@pytest.mark.parametrize("way", ["call", "asyncio", "session"])
+def test_no_answer_waits_for_the_tenants(service, seen, way):
+    service.told.clear()
+    with attend.Client(service.address, tenant="nosuch", attempts=1, timeout=60) as client:
+        if way == "call":
+            client.submit(X, X, X).result(timeout=60)
+        elif way == "asyncio":
+            asyncio.run(attend.aio._answer(client._attention_plan(X, X, X, {})))
+        else:
+            client.session(2, 8)
+        assert not seen and is_asking() and not service.given_up.is_set()
+        service.told.set()
+        harness.wait_for("the warning", lambda: len(seen) == 1)
+        harness.wait_for("the thread's end", lambda: not is_asking())
+        for number in 2, 3:  # from now on, it comes with the answer
+            client.attention(X, X, X)
+            assert len(seen) == number and service.asked == 1
+
+
+@pytest.mark.parametrize("code,again", [("UNAVAILABLE", True), ("DEADLINE_EXCEEDED", True),
+                                        ("RESOURCE_EXHAUSTED", True), ("UNIMPLEMENTED", False),
+                                        ("PERMISSION_DENIED", False)])
+def test_a_failed_question_is_asked_again_unless_it_is_refused(service, seen, code, again):
+    service.no_info = grpc.StatusCode[code]
+    with attend.Client(service.address, tenant="nosuch", attempts=1, timeout=60) as client:
+        client.attention(X, X, X)
+        harness.wait_for("the thread's end", lambda: not is_asking())
+        assert service.asked == 1 and not seen
+        service.no_info = None
+        client.attention(X, X, X)
+        harness.wait_for("the thread's end", lambda: not is_asking())
+        client.attention(X, X, X, tenant="another")
+        assert service.asked == 1 + again and len(seen) == 2 * again
+
+
+def test_a_question_ends_with_its_client(service, seen):
+    service.told.clear()
+    with attend.Client(service.address, tenant="nosuch", attempts=1, timeout=60) as client:
+        client.attention(X, X, X)
+        harness.wait_for("the question", lambda: service.asked == 1)
+    harness.wait_for("the thread's end", lambda: not is_asking())
+    harness.wait_for("the question's end", service.given_up.is_set)
+    assert not seen
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_program_may_end_while_it_asks(service, answered):
+    if not answered:
+        service.told.clear()
+    script = f"""
+import sys
+sys.path[:0] = {harness.PACKAGES!r}
+import attend, numpy as np
+x = np.ones((1, 2, 3, 8), np.float32)
+client = attend.Client({service.address!r}, tenant="nosuch")
+client.attention(x, x, x)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+                          timeout=90)
+    assert done.returncode == 0 and ("no tenant 'nosuch'" in done.stderr) == answered, done

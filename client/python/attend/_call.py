@@ -182,7 +182,7 @@ def _on_done(user):
 class Plan(NamedTuple):
     """A call that can be started. start: a function that does, given the addresses of its params
     and of the handle. keep: what must live until it has ended. after: is called once when the
-    answer has come, and may ask the server."""
+    answer has come; it must not wait."""
     arguments: Any
     start: Callable[..., int]
     keep: Any
@@ -266,7 +266,9 @@ class Call(NotCopied):
 
     def result(self, timeout: float | None = None) -> Answer:
         """Waits for the answer, for `timeout` seconds at most. Error: the call failed, with the
-        status of the server or the client. TimeoutError: it has not ended; it goes on."""
+        status of the server or the client. TimeoutError: it has not ended; it goes on. A call that
+        failed with DEADLINE_EXCEEDED is an Error and a TimeoutError too: catch attend.Error first,
+        or ask done(), to tell it from one that goes on."""
         try:
             ended = self.wait(timeout)
         except BaseException:  # Ctrl-C: the arrays are the caller's again when it goes on

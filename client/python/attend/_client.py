@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import json
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from attend_kernels import Error
 from attend_kernels._checks import integer, names, optional_text, text
 from attend_kernels._library import invalid
-from attend_kernels._printable import printable
 
 from . import _memory, _session
 from ._arguments import Arguments, options_of
 from ._call import Call, Plan, arrays_of, gradients_of
-from ._library import ClientHandle, Options, check, library, nanoseconds
+from ._library import ClientHandle, Options, check, is_there, library, nanoseconds
 from ._options import Array, Attention, CallOptions, Wanted, named
 from ._stream import Stream
+from ._tenants import Tenants
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -51,10 +49,15 @@ def _made_again(kind: type[Client], arguments: dict[str, Any]) -> Client:
     """An unpickled client. One that cannot be made here says so when it is used: a pool whose
     worker cannot unpickle its task would wait for ever."""
     made = kind.__new__(kind)
+    made.server, made.timeout = arguments["server"], arguments["timeout"]
+    made._arguments = arguments
     try:
         kind.__init__(made, **arguments)
-    except Error as failure:
-        made._failure = failure
+    except Exception as failure:
+        Client.close(made)
+        made._failure = failure if isinstance(failure, Error) else Error(
+            9, f"this {kind.__name__} could not be made again from the arguments of attend.Client: "
+               f"{type(failure).__name__}: {failure}; give the class a __reduce__ of its own")
     return made
 
 
@@ -87,7 +90,9 @@ class Client:
     One that was given `token` is neither copied nor pickled, so that no pickle holds the token."""
 
     _failure: Error | None = None  # why an unpickled one could not be made
-    _tenants: frozenset[str] | None = None  # as the server has them, once they were asked for
+    _handle: ClientHandle | None = None  # None: closed, or not made
+    _tenant: str | None = None
+    _has_token = False
 
     def __init__(self, server: str = "127.0.0.1:8001", *, connections: int = 4,
                  tenant: str | None = None, timeout: float | None = None, attempts: int = 5,
@@ -99,8 +104,8 @@ class Client:
         self._arguments = {name: value for name, value in locals().items()
                            if name not in ("self", "token")}
         self.server, self.timeout = server, timeout
-        self._tenant, self._has_token = tenant, bool(token)
-        self._handle: ClientHandle | None = None
+        self._tenant, self._has_token, self._tenants = tenant, bool(token), Tenants()
+        self._handle = None
         nanoseconds("timeout", timeout)
         if not (token is None or isinstance(token, str) and "\0" not in token):
             raise invalid("token must be a str without NUL")  # and is in no error
@@ -125,9 +130,12 @@ class Client:
         _open_clients.add(self)
 
     def close(self) -> None:
-        """Cancels what is unanswered, and waits until it has ended. Twice is fine."""
+        """Cancels what is unanswered, and waits until it has ended. Twice is fine. A warning of an
+        unknown tenant that is yet to come may take a second of it."""
         handle, self._handle = self._handle, None
         if handle is not None:
+            if is_there():  # in a fork there is no thread to wait for
+                self._tenants.wait()
             handle.use("shut_down")
 
     def __enter__(self) -> Client:
@@ -207,24 +215,10 @@ class Client:
                     self._after(arguments.a["tenant"]))
 
     def _after(self, tenant: str | None) -> Callable[[], None] | None:
-        """What is to be done when the server has answered a call of the tenant's: a warning, if
-        it knows no such tenant."""
+        """For the end of a call of the tenant's: a warning, if the server is known to have no such
+        tenant. The first call of a tenant's asks, in a thread."""
         name = tenant or self._tenant
-        known = self._tenants
-        if not name or known is not None and (not known or name in known):
-            return None
-        return functools.partial(self._warn_of, name)
-
-    def _warn_of(self, tenant: str) -> None:
-        if self._tenants is None:
-            try:
-                self._tenants = frozenset(self.server_info(timeout=1.0).get("tenants", ()))
-            except Error:  # a server that does not say
-                self._tenants = frozenset()
-        if self._tenants and tenant not in self._tenants:
-            known = printable(", ".join(sorted(self._tenants)))
-            warnings.warn(f"the server knows no tenant {printable(repr(tenant))}, only {known}: it "
-                          "counts as 'default'", stacklevel=2)
+        return self._tenants.check(name, self.server_info) if name else None
 
     def _attention_plan(self, q: Array, k: Array, v: Array, options: Any) -> Plan:
         return self._plan(Arguments(q, k, v, options_of("attention", options), self.timeout))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _current: contextvars.ContextVar[Client | None] = contextvars.ContextVar("attend_connection")
-# What the last one names is for threads and tasks without their own.
+# The last one's client is for threads and tasks without their own.
 _for_all: list[tuple[object, Client | None]] = [(None, None)]
 
 

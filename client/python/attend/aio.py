@@ -51,22 +51,19 @@ async def _answer(plan: Plan, may_wait: bool = False) -> Answer:
     def ended() -> None:
         try:
             loop.call_soon_threadsafe(_wake, future)
-        except RuntimeError:  # the loop is closed: nobody waits
+        except RuntimeError:  # the loop is closed: no task waits
             pass
 
     if may_wait or plan.arguments.byte_count >= _LARGE_BYTES:
-        call = await _elsewhere(Call, plan._replace(after=None), ended)
+        call = await _elsewhere(Call, plan, ended)
     else:
-        call = Call(plan._replace(after=None), ended)
+        call = Call(plan, ended)
     try:
         await future
     except asyncio.CancelledError:
         call.cancel()
         raise
-    answer = call.result()
-    if plan.after is not None:
-        await _elsewhere(plan.after)
-    return answer
+    return call.result()
 
 
 class Client:
