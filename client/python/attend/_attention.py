@@ -15,7 +15,7 @@ from ._options import Array, Attention, CallOptions, Wanted, named
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# What only a server has a meaning for.
+# Only a server has a meaning for these.
 _SERVERS = ("priority", "request_id", "timeout", "tenant", "traceparent", "transport")
 
 

@@ -157,7 +157,7 @@ def _array(handle, struct, like, shape=None):
 # Calls that have not ended, and what they read: a collector that finds arrays and the call in one
 # cycle finalizes them in any order, but nothing that is here.
 _in_flight: set = set()
-_orphans: collections.deque = collections.deque()  # of them, those that nobody waits for
+_orphans: collections.deque = collections.deque()  # those of them without a Call
 
 
 def _drop_ended():
@@ -214,7 +214,7 @@ class _Started:
 
 
 class Call(NotCopied):
-    """A call in flight. Thread-safe. If nobody keeps it, it is cancelled."""
+    """A call in flight. Thread-safe. With its last reference, it is cancelled."""
     _instead = "wait for its result()"
 
     def __init__(self, plan: Plan, on_done: Callable[[], None] | None = None):

@@ -214,8 +214,8 @@ def is_there() -> bool:
 
 
 class Handle(NotCopied, int):
-    """The address of an object of the library, freed with the last reference to it: whoever calls
-    the library keeps one meanwhile. An integer, because Python's collector of cycles does not
+    """The address of an object of the library, freed with the last reference to it: callers of
+    the library keep one meanwhile. An integer, because Python's collector of cycles does not
     see those: it would free one before the objects of its cycle are through with it."""
     __slots__ = ()
     _instead = "it is an object's of the library"

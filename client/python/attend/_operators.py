@@ -65,7 +65,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Opt
              window_right: int, scale: float, softcap: float, dropout_p: float,
              dropout_seed: Optional[Tensor], kernel: str) -> Tuple[Tensor, Tensor]:
     """O and LSE. The seed is an integer on the CPU: a tensor, so that a compiled function may draw
-    it anew in every call."""
+    one in every call."""
     o, lse = _computing()[0](
         _plain(q), _plain(k), _plain(v), return_lse=True,
         **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
@@ -143,7 +143,7 @@ def _setup_context(ctx, inputs, output):
                                 f"{name}.detach()")
     ctx.wanted = needed
     ctx.connection = _connection.connected()
-    ctx.set_materialize_grads(False)  # where nobody uses LSE, its gradient is None
+    ctx.set_materialize_grads(False)  # where LSE is not used, its gradient is None
     ctx.places = [n for n, x in enumerate(inputs) if isinstance(x, Tensor)]
     ctx.save_for_backward(*output, *(inputs[n] for n in ctx.places))
     ctx.others = list(inputs)

@@ -9,7 +9,7 @@ from .. import torch as attend_torch
 from ._cache import ServedRows
 from ._masks import Mask
 
-# What a model may pass on that says nothing of how the attention is computed.
+# A model may pass these on: they say nothing of how the attention is computed.
 _HARMLESS = {*TransformersKwargs.__annotations__, "cache_position", "use_cache", "layer_idx",
              "deterministic"} - {"output_attentions", "is_causal"}
 
