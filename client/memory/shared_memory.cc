@@ -16,13 +16,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "attend/v1/shared_memory.pb.h"
+#include "client/memory/socket_trust.h"
 
 namespace attend::client {
 namespace {
@@ -31,11 +31,31 @@ constexpr size_t kReplyBytesMax = 4096;
 // Unread answers to releases that may pile up: the server ends a connection whose socket is full.
 constexpr size_t kUnreadMost = 64;
 // How long a SharedMemory's end waits for each answer.
-constexpr int kCloseWaitSeconds = 10;
+constexpr std::chrono::seconds kCloseWait{10};
+// The answer to a Create may take as long again for each of these.
+constexpr int64_t kBytesPerWait = int64_t{4} << 30;
+constexpr int64_t kHoweverLong = INT64_MAX;  // waits
 
 Status Lost(const char* what) {
   return Unavailable(std::string("the shared memory's socket: ") + what + ": " +
                      std::strerror(errno));
+}
+
+Status Silent(const std::string& what) {
+  return Unavailable("the shared memory's socket: the server " + what +
+                     " in time: it hangs, or is not an attend server");
+}
+
+bool SetWait(int socket, int option, std::chrono::milliseconds wait) {
+  const timeval time{wait.count() / 1000, wait.count() % 1000 * 1000};
+  return setsockopt(socket, SOL_SOCKET, option, &time, sizeof(time)) == 0;
+}
+
+bool IsTimeout(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+
+bool AnyLent(const std::deque<std::shared_ptr<DeviceMemory>>& memory) {
+  return std::any_of(memory.begin(), memory.end(),
+                     [](const auto& each) { return each != nullptr; });
 }
 
 // The descriptors that came with the packet.
@@ -107,39 +127,6 @@ Status CheckRegionFile(int file, int64_t bytes) {
       "F_SEAL_SHRINK), so it is not mapped");
 }
 
-bool IsOwnOrRoots(uid_t user) { return user == geteuid() || user == 0; }
-
-// Whether `user` has the socket's folder, and did not simply make it there before the server did:
-// /tmp is everybody's.
-bool HasFolder(uid_t user, const SharedSocket& at) {
-  std::error_code error;
-  std::filesystem::path folder = std::filesystem::path(at.path).parent_path();
-  folder = std::filesystem::canonical(folder.empty() ? "." : folder, error);
-  struct stat about {};
-  if (error || stat(folder.c_str(), &about) != 0 || about.st_uid != user) return false;
-  while (!at.named && folder != folder.root_path()) {
-    folder = folder.parent_path();
-    if (stat(folder.c_str(), &about) != 0 || !IsOwnOrRoots(about.st_uid) ||
-        (about.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// Whether the process at the other end is the server.
-Status CheckListener(int socket, const SharedSocket& at) {
-  ucred peer{};
-  socklen_t bytes = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return Lost("SO_PEERCRED");
-  if (IsOwnOrRoots(peer.uid) || HasFolder(peer.uid, at)) return Status();
-  return Status(Code::kPermissionDenied,
-                "a process of user " + std::to_string(peer.uid) +
-                    " listens at the shared memory's socket " + at.path +
-                    ": it is neither this process's user nor root, nor the owner of a folder " +
-                    (at.named ? "there" : "that others could not have made"));
-}
-
 }  // namespace
 
 SharedRegion::SharedRegion(std::shared_ptr<SharedMemory> memory, std::string token, std::byte* data,
@@ -156,7 +143,8 @@ SharedRegion::~SharedRegion() {
 }
 
 Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const SharedSocket& at,
-                                                            const Caller& caller) {
+                                                            const Caller& caller,
+                                                            std::chrono::milliseconds wait) {
   const std::string& path = at.path;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -169,7 +157,11 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const SharedSocket& 
   const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (socket < 0) return Lost("socket");
   std::shared_ptr<SharedMemory> memory(new SharedMemory(socket));
+  if (!SetWait(socket, SO_RCVTIMEO, wait) || !SetWait(socket, SO_SNDTIMEO, wait)) {
+    return Lost("SO_RCVTIMEO and SO_SNDTIMEO");
+  }
   if (connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    if (IsTimeout(errno)) return Silent("at " + path + " has not taken the connection");
     return Unavailable("cannot connect to the shared memory's socket " + path + ": " +
                        std::strerror(errno));
   }
@@ -184,7 +176,7 @@ Status SharedMemory::Identify(const Caller& caller) {
   request.mutable_identify()->set_tenant(caller.tenant);
   v1::RegionReply reply;
   int file;
-  const Status status = Exchange(request, &reply, &file);
+  const Status status = Exchange(request, 1, &reply, &file);
   if (file >= 0) close(file);
   // A server of before does not ask.
   return status.code() == Code::kUnimplemented ? Status() : status;
@@ -192,30 +184,36 @@ Status SharedMemory::Identify(const Caller& caller) {
 
 SharedMemory::~SharedMemory() {
   // No other thread has it, so no lock is needed. The host's memory needs no answer.
-  const timeval wait{kCloseWaitSeconds, 0};
-  setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
-  const auto lent = [](const LetGo& memory) {
-    return std::any_of(memory.begin(), memory.end(),
-                       [](const auto& each) { return each != nullptr; });
-  };
+  SetWait(socket_, SO_RCVTIMEO, kCloseWait);
   LetGo closed;
-  while (lent(unread_) && DropAnswer(0, &closed)) closed.clear();
+  while (AnyLent(unread_) && DropAnswer(0, &closed)) closed.clear();
   // The server still has it open. CUDA does not define what happens to a process that uses freed
   // memory, so the rest stays until this process ends.
-  if (lent(unread_)) static_cast<void>(new LetGo(std::move(unread_)));
+  if (AnyLent(unread_)) static_cast<void>(new LetGo(std::move(unread_)));
   close(socket_);
 }
 
 int SharedMemory::Send(const v1::RegionRequest& request, int flags) {
+  if (silent_) return ETIMEDOUT;
   const std::string bytes = request.SerializeAsString();
+  const bool patient = patient_ || AnyLent(unread_);
   ssize_t done;
   do {
     done = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | flags);
-  } while (done < 0 && errno == EINTR);
-  return done < 0 ? errno : 0;
+  } while (done < 0 && (errno == EINTR || (patient && flags == 0 && IsTimeout(errno))));
+  if (done >= 0) return 0;
+  if (flags != 0 || !IsTimeout(errno)) return errno;
+  GiveUp();
+  return ETIMEDOUT;
 }
 
-Status SharedMemory::Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file) {
+void SharedMemory::GiveUp() {
+  silent_ = true;
+  shutdown(socket_, SHUT_RDWR);
+}
+
+Status SharedMemory::Exchange(const v1::RegionRequest& request, int64_t waits,
+                              v1::RegionReply* reply, int* file) {
   *file = -1;
   LetGo closed;  // freed without the locks
   const MutexLock exchange_lock(exchange_mutex_);
@@ -223,16 +221,27 @@ Status SharedMemory::Exchange(const v1::RegionRequest& request, v1::RegionReply*
   {
     const MutexLock lock(send_mutex_);
     send_error = Send(request, 0);
+    if (silent_) return Silent("has not taken a packet");
     closed.swap(unread_);
+    if (AnyLent(closed)) waits = kHoweverLong;
+    patient_ = waits == kHoweverLong;
   }
   std::string packet;
   ssize_t bytes;
   int files;
   for (size_t before = closed.size();; --before) {
-    bytes = Receive(socket_, 0, &packet, &files, file);
+    do {
+      bytes = Receive(socket_, 0, &packet, &files, file);
+    } while (bytes < 0 && IsTimeout(errno) && (waits == kHoweverLong || --waits > 0));
     // A server that refuses the connection has said why before it closed it.
     if (bytes <= 0 || before == 0) break;
     if (*file >= 0) close(*file);
+  }
+  {
+    const MutexLock lock(send_mutex_);
+    patient_ = false;
+    if (bytes < 0 && IsTimeout(errno)) GiveUp();
+    if (silent_) return Silent("has not answered");
   }
   if (bytes <= 0) {
     errno = send_error != 0 ? send_error : bytes == 0 ? ECONNRESET : errno;
@@ -256,7 +265,7 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
   request.mutable_create()->set_bytes(static_cast<uint64_t>(bytes));
   v1::RegionReply reply;
   int file;
-  const Status status = Exchange(request, &reply, &file);
+  const Status status = Exchange(request, 1 + bytes / kBytesPerWait, &reply, &file);
   void* data = MAP_FAILED;
   const int64_t mapped = static_cast<int64_t>(reply.created().bytes());
   const bool valid =
@@ -291,7 +300,7 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Lend(std::shared_ptr<DeviceM
   ATTEND_RETURN_IF_ERROR(device->Describe(request.mutable_import_cuda()));
   v1::RegionReply reply;
   int file;
-  const Status status = Exchange(request, &reply, &file);
+  const Status status = Exchange(request, 1, &reply, &file);
   if (file >= 0) close(file);
   if (!status.ok()) return status;
   if (reply.imported().token().empty()) {
@@ -315,7 +324,8 @@ Status SharedMemory::Release(SharedRegion& region) {
   request.mutable_release()->set_token(region.token_);
   v1::RegionReply reply;
   int file;
-  const Status status = Exchange(request, &reply, &file);
+  const int64_t waits = region.device_ == nullptr ? 1 : kHoweverLong;
+  const Status status = Exchange(request, waits, &reply, &file);
   if (file >= 0) close(file);
   // The server may have it open still: Forget keeps it.
   if (!status.ok() && region.device_ != nullptr) region.released_ = false;
@@ -329,10 +339,10 @@ void SharedMemory::Forget(const std::string& token, std::shared_ptr<DeviceMemory
     const MutexLock lock(send_mutex_);
     // If the connection is at its end, nothing more can be learnt by keeping lent memory. A server
     // that has left hundreds of packets unread is waited for all the same, or it would keep the
-    // region.
+    // region. One that hangs may have the memory open: it is never freed.
     int error = Send(request, MSG_DONTWAIT);
-    if (error == EAGAIN || error == EWOULDBLOCK) error = Send(request, 0);
-    if (error == 0) unread_.push_back(std::move(device));
+    if (IsTimeout(error)) error = Send(request, 0);
+    if (error == 0 || silent_) unread_.push_back(std::move(device));
   }
   DropAnswers();
 }
@@ -356,15 +366,16 @@ void SharedMemory::DropAnswers() {
 bool SharedMemory::DropAnswer(int flags, LetGo* closed) {
   {
     const MutexLock lock(send_mutex_);
-    if (unread_.empty()) return false;
+    if (unread_.empty() || silent_) return false;
   }
   std::string packet;
   int files, file;
   const ssize_t bytes = Receive(socket_, flags, &packet, &files, &file);
-  const bool lost = bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
+  const bool lost = bytes == 0 || (bytes < 0 && !IsTimeout(errno));
   if (bytes > 0 && file >= 0) close(file);
   if (bytes < 0 && !lost) return false;
   const MutexLock lock(send_mutex_);
+  if (silent_) return false;  // by a send meanwhile
   // The error that ends the connection is no answer. What was lent is closed once it is at its end.
   if (!lost && unread_.front() != nullptr && !IsReleased(packet)) return true;
   do {

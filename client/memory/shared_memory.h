@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -96,9 +97,12 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
     std::string tenant;
   };
   // UNAVAILABLE if no server listens there, PERMISSION_DENIED if somebody else does. With a token,
-  // what the server says of it.
-  static Result<std::shared_ptr<SharedMemory>> Connect(const SharedSocket& at,
-                                                       const Caller& caller = {});
+  // what the server says of it. `wait`: a server that takes longer to answer, with nothing of the
+  // client's to wait for, hangs. The connection is then ended: this and everything later is
+  // UNAVAILABLE, and lent memory is never freed.
+  static Result<std::shared_ptr<SharedMemory>> Connect(
+      const SharedSocket& at, const Caller& caller = {},
+      std::chrono::milliseconds wait = std::chrono::seconds(5));
   // Waits, for some seconds at most, until the server has closed all lent memory. Memory that it
   // has not closed by then is never freed.
   ~SharedMemory();
@@ -133,11 +137,13 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   Status Identify(const Caller& caller);
   // Releases without waiting; `device` is kept until the answer has arrived.
   void Forget(const std::string& token, std::shared_ptr<DeviceMemory> device);
-  // Sends one packet. Returns 0 or errno.
+  // Sends one packet. Returns 0 or errno; ETIMEDOUT if it has given up.
   int Send(const v1::RegionRequest& request, int flags) ATTEND_REQUIRES(send_mutex_);
-  // Sends one packet and receives the answer; `file` receives the descriptor that came with it, or
-  // -1.
-  Status Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file);
+  void GiveUp() ATTEND_REQUIRES(send_mutex_);
+  // Sends one packet and receives the answer, for which it waits so many times as long as the
+  // socket's calls may take; `file` receives the descriptor that came with it, or -1.
+  Status Exchange(const v1::RegionRequest& request, int64_t waits, v1::RegionReply* reply,
+                  int* file);
   // Reads the answers to releases that have already arrived; waits only if many are outstanding.
   void DropAnswers();
   // Reads the next answer to a release and moves the memory it is about to `closed`; all of it if
@@ -150,6 +156,10 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   // Releases that were sent and whose answers have not been read. These come before the answers to
   // later packets, and the server answers only when it has closed the lent memory.
   LetGo unread_ ATTEND_GUARDED_BY(send_mutex_);
+  // The exchange under way waits however long, for requests over lent memory.
+  bool patient_ ATTEND_GUARDED_BY(send_mutex_) = false;
+  // The server did not answer in time: the socket is shut.
+  bool silent_ ATTEND_GUARDED_BY(send_mutex_) = false;
 };
 
 }  // namespace attend::client

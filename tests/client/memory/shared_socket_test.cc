@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The client's end of the regions' socket against a server that the test plays: answers that come
-// late, without a descriptor, or with too many.
+// late, never, without a descriptor, or with too many.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <future>
@@ -49,23 +50,27 @@ class FakeDeviceMemory final : public DeviceMemory {
 
 class SharedSocketTest : public ::testing::Test {
  protected:
-  SharedSocketTest() {
+  explicit SharedSocketTest(std::chrono::milliseconds wait = std::chrono::minutes(1)) {
     std::string pattern = fs::temp_directory_path() / "attend-peer-XXXXXX";
     folder_ = mkdtemp(pattern.data());
     const std::string path = folder_ / "peer.sock";
-    const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-    EXPECT_EQ(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-    EXPECT_EQ(listen(listener, 1), 0);
-    memory_ = *SharedMemory::Connect({path});
+    const int listener = Listen(path);
+    memory_ = *SharedMemory::Connect({path}, {}, wait);
     peer_ = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     close(listener);
   }
   ~SharedSocketTest() override {
     ClosePeer();
     fs::remove_all(folder_);
+  }
+  static int Listen(const std::string& path) {
+    const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    EXPECT_EQ(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(listen(listener, 1), 0);
+    return listener;
   }
   void ClosePeer() {
     if (peer_ >= 0) close(peer_);
@@ -287,6 +292,77 @@ TEST_F(SharedSocketTest, AWrongNumberOfDescriptorsIsSaid) {
         << region.status().message();
     EXPECT_EQ(OpenFiles(), before) << "none is kept";
   }
+}
+
+// Answers are there before the question wherever one is wanted, so that the short wait is enough.
+class SilentServer : public SharedSocketTest {
+ protected:
+  static constexpr std::chrono::milliseconds kWait{20};
+  SilentServer() : SharedSocketTest(kWait) {}
+};
+
+TEST_F(SilentServer, EndsTheConnectionByItsSilence) {
+  const Region region = memory_->Create(kBytes);
+  ASSERT_FALSE(region.ok());
+  EXPECT_EQ(region.status().code(), Code::kUnavailable);
+  EXPECT_NE(region.status().message().find("has not answered in time"), std::string::npos)
+      << region.status().message();
+  EXPECT_TRUE(Receive().has_create());
+  char packet;
+  EXPECT_EQ(recv(peer_, &packet, 1, 0), 0) << "the connection is at its end";
+  EXPECT_EQ(memory_->Create(kBytes).status().code(), Code::kUnavailable);
+}
+
+TEST_F(SilentServer, DoesNotHoldUpAConnect) {
+  const SharedSocket at{folder_ / "silent.sock"};
+  const int listener = Listen(at.path);
+  const auto named = SharedMemory::Connect(at, {"token", ""}, kWait);
+  ASSERT_FALSE(named.ok());
+  EXPECT_EQ(named.status().code(), Code::kUnavailable);
+  // Connections that the listener does not accept, until there is room for no more.
+  std::vector<std::shared_ptr<SharedMemory>> made;
+  Status refused;
+  while (refused.ok() && made.size() < 100) {
+    auto memory = SharedMemory::Connect(at, {}, kWait);
+    refused = memory.status();
+    if (memory.ok()) made.push_back(std::move(*memory));
+  }
+  EXPECT_EQ(refused.code(), Code::kUnavailable);
+  EXPECT_NE(refused.message().find("has not taken the connection in time"), std::string::npos)
+      << refused.message();
+  close(listener);
+}
+
+TEST_F(SilentServer, MayHaveLentMemoryOpen) {
+  v1::RegionReply imported;
+  imported.mutable_imported()->set_token("lent");
+  Send(imported, 0);
+  Region lent = memory_->Lend(std::make_shared<FakeDeviceMemory>(freed_));
+  ASSERT_TRUE(lent.ok()) << lent.status().ToString();
+  EXPECT_EQ(memory_->Create(kBytes).status().code(), Code::kUnavailable);
+  EXPECT_EQ(memory_->Release(**lent).code(), Code::kUnavailable);
+  lent = Internal("gone");
+  ClosePeer();
+  EXPECT_EQ(freed_, 0);
+  // The end of it leaves allocated what it has, which LeakSanitizer would find.
+  static auto* const kept = new std::vector<std::shared_ptr<SharedMemory>>();
+  kept->push_back(std::move(memory_));
+}
+
+TEST_F(SilentServer, IsWaitedForAsLongAsItsRequestsMayRun) {
+  v1::RegionReply imported;
+  imported.mutable_imported()->set_token("lent");
+  Send(imported, 0);
+  Region lent = memory_->Lend(std::make_shared<FakeDeviceMemory>(freed_));
+  ASSERT_TRUE(lent.ok()) << lent.status().ToString();
+  EXPECT_TRUE(Receive().has_import_cuda());
+  std::future<Status> released =
+      std::async(std::launch::async, [&] { return memory_->Release(**lent); });
+  EXPECT_EQ(Receive().release().token(), "lent");
+  EXPECT_EQ(released.wait_for(5 * kWait), std::future_status::timeout);
+  Send(Released(), 0);
+  const Status status = released.get();
+  EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
 }  // namespace
