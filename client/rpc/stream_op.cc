@@ -51,6 +51,7 @@ void StreamOp::Start() {
   if (options_.timeout.count() > 0) context_->set_deadline(DeadlineAfter(options_.timeout));
   call_ = lease_->stub.PrepareCall(&*context_, *method, loop_->queue());
   call_->StartCall(Expect(kStarted));
+  if (cancelled_) PostCancel();  // between Add and here
 }
 
 void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
@@ -227,8 +228,11 @@ Status StreamOp::Finish() {
 
 void StreamOp::Cancel() {
   const MutexLock lock(mutex_);
-  no_more_ = true;
-  if (self_ == nullptr) return;
+  no_more_ = cancelled_ = true;
+  if (self_ != nullptr) PostCancel();
+}
+
+void StreamOp::PostCancel() {
   loop_->Post([this, self = self_] { CancelCall(); });
 }
 

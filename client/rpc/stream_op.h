@@ -65,6 +65,7 @@ class StreamOp final : public Operation {
   void* Expect(Slot slot) ATTEND_REQUIRES(mutex_);
   void PumpWrites() ATTEND_REQUIRES(mutex_);
   void FinishCall() ATTEND_REQUIRES(mutex_);
+  void PostCancel() ATTEND_REQUIRES(mutex_);
   void CancelCall();
 
   void HandleAnswer(grpc::ByteBuffer* buffer);
@@ -95,7 +96,8 @@ class StreamOp final : public Operation {
   int expected_ ATTEND_GUARDED_BY(mutex_) = 0;  // events that gRPC still holds
   bool started_ ATTEND_GUARDED_BY(mutex_) = false;
   bool writing_ ATTEND_GUARDED_BY(mutex_) = false;
-  bool no_more_ ATTEND_GUARDED_BY(mutex_) = false;  // Finish was called
+  bool no_more_ ATTEND_GUARDED_BY(mutex_) = false;    // Finish was called
+  bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;  // maybe before the call began
   bool writes_done_sent_ ATTEND_GUARDED_BY(mutex_) = false;
   bool finish_sent_ ATTEND_GUARDED_BY(mutex_) = false;
   // The call's status is known; new requests are refused.

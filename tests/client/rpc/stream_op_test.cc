@@ -8,13 +8,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <map>
 #include <mutex>
 #include <set>
 #include <thread>
 
+#include "client/call/server_address.h"
 #include "client/client.h"
+#include "client/rpc/connections.h"
+#include "client/rpc/stream_op.h"
 #include "client/tool/call_spec.h"
 #include "client/tool/verify.h"
 #include "tests/client/support/fake_server.h"
@@ -139,6 +143,24 @@ TEST(Stream, DestructionCancels) {
   }
   ASSERT_TRUE(answers.EachOnce(10));
   for (int i = 0; i < 10; ++i) EXPECT_EQ(answers.at(i).status.code(), Code::kCancelled);
+}
+
+// As where the client closes between its entry there and its start. Else the client would wait for
+// it for ever.
+TEST(Stream, OneThatIsCancelledBeforeItStartsEnds) {
+  FakeServer server;
+  server.SetStreamBatch(100);
+  const SteadyClock clock;
+  ConnectionPool pool(
+      {.target = ServerTarget(server.address()).value(), .tls = nullptr, .completion_threads = 1},
+      clock);
+  RequestIds ids(1);
+  const std::atomic<int64_t> message_bytes_max = 0;
+  const auto op = std::make_shared<StreamOp>(&pool, StreamOptions(), &ids, &message_bytes_max);
+  op->Cancel();
+  op->Start();
+  EXPECT_EQ(op->Finish().code(), Code::kCancelled);
+  pool.Close();
 }
 
 TEST(Stream, ServerThatGoesAwayFailsWhatIsOut) {
