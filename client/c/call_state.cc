@@ -120,10 +120,13 @@ Status CallState::Read(const attend_client_params& params, ShareOptions share, S
   return Status();
 }
 
-void CallState::Keep(CallHandle handle) {
+void CallState::Keep(CallHandle handle, bool again) {
   bool cancelled = false;
   {
     const MutexLock lock(mutex_);
+    // The first attempt may have ended, and the second begun, before Start comes here.
+    if (sent_again_ && !again) return;
+    sent_again_ = again;
     handle_ = handle;
     cancelled = cancelled_;
   }
@@ -191,9 +194,10 @@ bool CallState::SentAgain(const CallOutcome& outcome) {
   client->Lose(lost.pool, code);
   lost = {};
   if (!BringToHost(devices, &*plain).ok()) return false;
-  Keep(client->client().CallAsync(*plain, options, [self = shared_from_this()](CallOutcome again) {
+  const auto answered = [self = shared_from_this()](CallOutcome again) {
     self->Answered(std::move(again));
-  }));
+  };
+  Keep(client->client().CallAsync(*plain, options, answered), /*again=*/true);
   return true;
 }
 

@@ -60,11 +60,12 @@ class CallState : public std::enable_shared_from_this<CallState> {
   Status Read(const attend_client_params& params, ShareOptions share, Sent* sent);
   // Owns the caller's tensors; that it is let go is a condition of the end.
   std::shared_ptr<const void> Borrow();
-  void Keep(CallHandle handle);
+  // `again`: it is the second attempt's.
+  void Keep(CallHandle handle, bool again = false);
   void Answered(CallOutcome outcome);
   // True: it was sent again.
   bool SentAgain(const CallOutcome& outcome);
-  // What was in shared memory, to be let go of without the lock.
+  // Holds on to shared memory, and is let go of without the lock.
   struct Placed {
     std::shared_ptr<RegionPool> pool = {}, owner = {};
     std::optional<DeviceAnswer> on_device = {};
@@ -84,6 +85,7 @@ class CallState : public std::enable_shared_from_this<CallState> {
   mutable Mutex mutex_;
   CondVar changed_;
   CallHandle handle_ ATTEND_GUARDED_BY(mutex_);
+  bool sent_again_ ATTEND_GUARDED_BY(mutex_) = false;  // handle_ is the second attempt's
   bool started_ ATTEND_GUARDED_BY(mutex_) = false;
   bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;
   bool answered_ ATTEND_GUARDED_BY(mutex_) = false;
