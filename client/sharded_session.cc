@@ -79,7 +79,7 @@ struct ShardedSession::State {
   }
   // On the server that has fewest of the shards, of those that have any. If they have as many each,
   // or that one does not answer, on one that has none yet, or else on any.
-  Result<Session> MakeSession() ATTEND_REQUIRES(mutex);
+  Result<Session> MakeSession(const std::vector<Shard>& all) const;
   // All shards, as many as so many tokens take; those that were given up are made anew, empty.
   Result<std::vector<Shard>> ShardsFor(int64_t tokens);
   // After a call that failed: asks the shards of its rows which of them they have.
@@ -93,9 +93,9 @@ struct ShardedSession::State {
   std::vector<Layer> layers ATTEND_GUARDED_BY(mutex);  // their number does not change
 };
 
-Result<Session> ShardedSession::State::MakeSession() {
+Result<Session> ShardedSession::State::MakeSession(const std::vector<Shard>& all) const {
   std::map<std::string, int64_t> shards_of;
-  for (const Shard& shard : shards) {
+  for (const Shard& shard : all) {
     if (shard.session != nullptr) ++shards_of[shard.server];
   }
   const auto [fewest, most] =
@@ -120,18 +120,30 @@ Result<Session> ShardedSession::State::MakeSession() {
 }
 
 Result<std::vector<ShardedSession::State::Shard>> ShardedSession::State::ShardsFor(int64_t tokens) {
-  const MutexLock lock(mutex);
-  while (std::ssize(shards) * options.shard_tokens < tokens || shards.empty()) {
-    shards.push_back({std::ssize(shards) * options.shard_tokens, nullptr});
-  }
-  for (Shard& shard : shards) {
-    if (shard.session != nullptr) continue;
-    Result<Session> made = MakeSession();
+  for (;;) {
+    std::vector<Shard> all;
+    {
+      const MutexLock lock(mutex);
+      while (std::ssize(shards) * options.shard_tokens < tokens || shards.empty()) {
+        shards.push_back({std::ssize(shards) * options.shard_tokens, nullptr});
+      }
+      all = shards;
+    }
+    const auto lacks = [](const Shard& shard) { return shard.session == nullptr; };
+    const auto lost = std::find_if(all.begin(), all.end(), lacks);
+    if (lost == all.end()) return all;
+    // The servers are waited for, and a session that another thread made first is freed, without
+    // the lock.
+    Result<Session> made = MakeSession(all);
     if (!made.ok()) return made.status();
-    shard.session = std::make_shared<Session>(*std::move(made));
-    shard.server = shard.session->server();
+    auto session = std::make_shared<Session>(*std::move(made));
+    const MutexLock lock(mutex);
+    const auto n = static_cast<size_t>(lost - all.begin());
+    if (n >= shards.size() || shards[n].session != nullptr) continue;
+    Shard& shard = shards[n];
+    shard.server = session->server();
+    shard.session = std::move(session);
   }
-  return shards;
 }
 
 Status ShardedSession::State::Settle(int32_t layer, int64_t rows) const {
