@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What keeps a list that a server gives in pages from going on for ever.
+// Keeps a list that a server gives in pages from going on for ever.
 
 #pragma once
 

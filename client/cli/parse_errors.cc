@@ -39,7 +39,7 @@ std::string Joined(const std::vector<std::string>& words, const char* between) {
 
 std::string Nearest(const std::string& word, const std::vector<std::string>& names) {
   std::string nearest;
-  // Of a short word two changed letters are another word.
+  // Two changed letters make another word of a short one.
   size_t least = word.size() < 4 ? 2 : 3;
   for (const std::string& name : names) {
     const size_t distance = Distance(word, name);

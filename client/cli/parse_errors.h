@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is wrong with a command line, in one line.
+// Says in one line why a command line is wrong.
 
 #pragma once
 

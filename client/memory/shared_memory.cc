@@ -109,7 +109,7 @@ bool IsReleased(const std::string& packet) {
   return reply.ParseFromString(packet) && reply.has_released();
 }
 
-// Whether the descriptor is memory of `bytes` bytes that nobody can take from under its readers:
+// Whether the descriptor is memory of `bytes` bytes that no one can take from under its readers:
 // the kernel would end this process by a signal (SIGBUS).
 Status CheckRegionFile(int file, int64_t bytes) {
   struct stat about {};

@@ -95,7 +95,7 @@ void ChunkedOp::WriteNext(Stripe& stripe, Ops* ops) {
   const auto piece =
       pieces_.Next(std::clamp<int64_t>(grant_->chunk_bytes_max(), 1, PieceOrder::kPieceBytes));
   if (!piece) {
-    // The first stream stays open, lest bytes seem missing before the others have joined.
+    // The first stream stays open: bytes would seem missing before the others have joined.
     if (stripe.index == 0) return;
     stripe.half_closed = stripe.writing = ops->half_close = true;
     return;

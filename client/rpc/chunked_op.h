@@ -15,7 +15,7 @@
 //
 //   1  It sends the header or, if it is not the first, the token of the first one's grant.
 //   2  Its grant has come: it takes pieces. The first one's grant starts the other streams.
-//   3  No piece is left (only the first stays open, lest bytes seem missing), or a write failed.
+//   3  No piece is left (the first stays open, or bytes would seem missing), or a write failed.
 //   4  Reading is over, and no write is with gRPC, which is asked for the status.
 //   5  A failure cancels the other streams, unless this one never joined. Once the first has ended
 //      and the answer is complete, those that have not joined are cancelled.
@@ -74,7 +74,7 @@ class ChunkedOp final : public RetryingOp {
     bool ended = false;
   };
 
-  // What holds the caller's memory, to be let go of without the lock.
+  // Holds the caller's memory, and is let go of without the lock.
   struct Remains {
     std::shared_ptr<const ChunkedCall> call;
     std::shared_ptr<const EncodedCall> as_message;

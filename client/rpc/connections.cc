@@ -27,7 +27,7 @@ constexpr int kBackoffMaxMs = 2000;
 // Far and busy servers take their time. A host that drops packets holds calls up as long.
 constexpr int kConnectMaxMs = 5000;
 
-// Of what has no tensors: far more than a page of sessions with many layers.
+// An answer without tensors may have this: far more than a page of sessions with many layers.
 constexpr int kSmallAnswerBytesMax = 64 << 20;
 
 // Connecting once more, to find out what is wrong.

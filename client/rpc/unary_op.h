@@ -26,7 +26,7 @@ class UnaryOp final : public RetryingOp {
  private:
   static constexpr int kFinished = 0;  // the slot
 
-  // What is left at the end, to be looked at and let go of without the lock.
+  // Is left at the end, to be looked at and let go of without the lock.
   struct Remains {
     CallOutcome outcome;
     grpc::ByteBuffer response;

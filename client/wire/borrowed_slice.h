@@ -17,7 +17,7 @@
 
 namespace attend::client {
 
-// What one slice keeps alive.
+// One slice keeps these alive.
 struct Borrowed {
   std::shared_ptr<const void> owner;
   std::shared_ptr<const void> keep_alive;

@@ -78,7 +78,7 @@ def test_a_library_that_lies_in_the_current_folder_is_not_loaded(build, tmp_path
 
 
 def missing_hardening(path):
-    """Of what deploy/cmake/AttendOptions.cmake asks for, by what is left of it in the file."""
+    """Names the options of deploy/cmake/AttendOptions.cmake that have left no trace in the file."""
     dynamic, headers = run("readelf", "-dW", path), run("readelf", "-lW", path)
     symbols = set(re.findall(r" UND (\w+)", run("readelf", "--dyn-syms", "-W", path)))
     program = ".so" not in path.name
