@@ -32,11 +32,16 @@ void Batcher::Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& dec
       decision.closed = BatchClosed::kLarge;
       return;
     }
-    due = std::min(due, request->deadline);
-    if (outlook.End(time, request->expected) > due || !outlook.Spares(time + request->expected)) {
+    const bool spares = outlook.Spares(*request, time + request->expected);
+    if (!spares && decision.take.empty()) {
+      order.SkipTenant();
+      continue;
+    }
+    if (!spares || outlook.End(time, request->expected) > std::min(due, request->deadline)) {
       decision.closed = BatchClosed::kDeadlines;
       return;
     }
+    due = std::min(due, request->deadline);
     if (request->large) {
       decision.closed = BatchClosed::kLarge;
       decision.large = true;

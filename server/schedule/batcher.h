@@ -11,7 +11,7 @@
 // The problems of a batch may differ in everything: the device groups them into launches.
 //
 // A request that could not end before its deadline, beside what runs, is not started, and none that
-// would make what is about to run, or runs, late.
+// would make what is about to run late, or what runs of the same tenant (Outlook::Spares).
 
 #pragma once
 

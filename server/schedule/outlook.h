@@ -8,19 +8,26 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 
 #include "kernels/util/clock.h"
+#include "server/request/request.h"
 #include "server/util/thresholds.h"
 
 namespace attend {
 
 class Outlook {
  public:
-  // A batch that runs: device time that it still needs, and the earliest deadline in it.
+  static constexpr int kNoTenant = -1;
+
+  // A batch that runs: device time that it still needs, the earliest deadline in it, and the tenant
+  // and the lowest priority of its requests. A large one, or one of several tenants, is kNoTenant's.
   struct Running {
     Duration left{0};
     TimePoint deadline = kNever;
+    int tenant = kNoTenant;
+    int32_t priority = 0;
   };
 
   // `running` must outlive it. `lane_free`: something could start at once.
@@ -38,10 +45,13 @@ class Outlook {
     for (const Running& each : running_) ahead += std::min(each.left, bound);
     return After(ahead, own);
   }
-  // Whether everything that runs and would be in time still is if `work` runs beside it.
-  bool Spares(Duration work) const {
+  // Whether a batch of `work` in all may begin with `request`, or go on with it: what runs of its
+  // tenant, with no lower priority, would be in time, and still is beside it. Other tenants and
+  // higher priorities wait for no batch but their own.
+  bool Spares(const Request& request, Duration work) const {
     for (const Running& one : running_) {
-      if (one.deadline == kNever) continue;
+      if (one.deadline == kNever || one.tenant != request.tenant) continue;
+      if (one.priority < request.priority) continue;
       Duration others = -one.left;
       for (const Running& each : running_) others += std::min(each.left, one.left);
       const Duration more = others + std::min(work, one.left);

@@ -114,6 +114,12 @@ void QueueOrder::Skip() {
   Next();
 }
 
+void QueueOrder::SkipTenant() {
+  Peek();
+  view_->candidates.erase(view_->candidates.begin() + static_cast<ptrdiff_t>(candidate_));
+  chosen_ = false;
+}
+
 void QueueOrder::Next() {
   Candidate& candidate = view_->candidates[candidate_];
   candidate.Next();

@@ -53,6 +53,8 @@ class QueueOrder {
   QueuePick Take();
   // Passes over that request, which will not start.
   void Skip();
+  // Passes over all that its tenant has of its priority: they must wait.
+  void SkipTenant();
   // The first request comes before its turn by rule 5.
   bool aged() const { return aged_.has_value(); }
 

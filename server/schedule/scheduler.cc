@@ -63,7 +63,8 @@ Outlook Scheduler::OutlookAt(TimePoint now) {
     lane_free |= !slot.busy;
     if (slot.running.empty()) continue;
     // What takes longer than expected is not about to end.
-    running_.push_back({std::max(slot.expected - slot.had, slot.expected / 8), slot.deadline});
+    running_.push_back({std::max(slot.expected - slot.had, slot.expected / 8), slot.deadline,
+                        slot.tenant, slot.priority});
   }
   return Outlook(running_, lane_free, now);
 }
@@ -173,7 +174,12 @@ void Scheduler::StartLaunch(const BatchDecision& decision, Step* step) {
   slot->expected = Duration::zero();
   slot->had = std::exchange(idle_, Duration::zero());
   assert((lanes_.size() == 1 || lanes().large < lanes().total) && "large ones have every lane");
+  const Request& head = *launch.requests.front();
+  slot->tenant = decision.large ? Outlook::kNoTenant : head.tenant;
+  slot->priority = head.priority;
   for (const auto& request : launch.requests) {
+    if (request->tenant != slot->tenant) slot->tenant = Outlook::kNoTenant;
+    slot->priority = std::min(slot->priority, request->priority);
     launch.flops += request->flops;
     slot->running.push_back(request.get());
     slot->deadline = std::min(slot->deadline, request->deadline);

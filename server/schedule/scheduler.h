@@ -95,6 +95,8 @@ class Scheduler {
     bool large = false;
     std::vector<Request*> running;  // until LaneEnded
     TimePoint deadline = kNever;    // the earliest of theirs, except stopped ones
+    int tenant = 0;                 // Outlook::Running's
+    int32_t priority = 0;           // likewise
     Duration expected{0};           // device time
     Duration had{0};                // of it
   };

@@ -121,16 +121,20 @@ TEST(Outlook, LanesShareTheDeviceWithAReserveForWhatIsBetween) {
 }
 
 TEST(Outlook, SparesWhatRunsIfItIsStillInTime) {
-  const auto spares = [](int deadline, int work) {
+  const auto spares = [](int deadline, int work, int tenant = 3, int32_t priority = 5) {
     const std::vector<Outlook::Running> running = {
-        {milliseconds(8), kStart + milliseconds(deadline)}};
-    return Outlook(running, true, kStart).Spares(milliseconds(work));
+        {milliseconds(8), kStart + milliseconds(deadline), 3, 5}};
+    const auto request = MakeRequest({.tenant = tenant, .priority = priority});
+    return Outlook(running, true, kStart).Spares(*request, milliseconds(work));
   };
   EXPECT_TRUE(spares(18, 8));
   EXPECT_TRUE(spares(18, 1000)) << "it has half of the time until then, however long that lasts";
   EXPECT_FALSE(spares(17, 8));
   EXPECT_TRUE(spares(17, 7));
   EXPECT_TRUE(spares(7, 8)) << "it is late anyway";
+  EXPECT_FALSE(spares(17, 8, 3, 4));
+  EXPECT_TRUE(spares(17, 8, 3, 6)) << "of a higher priority";
+  EXPECT_TRUE(spares(17, 8, 2)) << "of another tenant";
 }
 
 }  // namespace

@@ -283,5 +283,50 @@ TEST_F(LateTest, AnotherTenantsBacklogRefusesNobody) {
   EXPECT_FALSE(Push(++id, kNow + milliseconds(25), 1).ok());
 }
 
+// Two lanes and two tenants; a request of so much cost takes so many milliseconds.
+class SparedTest : public testing::Test {
+ protected:
+  SparedTest() {
+    for (const double flops : {4000.0, 200'000.0}) {
+      EXPECT_EQ(Launch({.id = 1, .flops = flops}), 1u);
+      now_ += milliseconds(static_cast<int>(flops) / 1000);
+      scheduler_.LaneEnded(0, true, now_);
+      scheduler_.LaneDone(0);
+    }
+  }
+
+  // The first request that starts at once, of those that wait and this one; 0 if none does.
+  uint64_t Launch(const RequestSpec& spec) {
+    auto request = MakeRequest(spec);
+    request->received = now_;
+    EXPECT_TRUE(scheduler_.Push(request, now_).ok());
+    Scheduler::Step step = scheduler_.Plan(now_);
+    EXPECT_LE(step.launches.size(), 1u);
+    if (step.launches.empty()) return 0;
+    running_.push_back(std::move(step.launches[0].requests));
+    return running_.back().front()->id;
+  }
+
+  TimePoint now_ = kStart;
+  Scheduler scheduler_{
+      {.lanes = 2, .queue = {.tenant_weights = {1, 1}}, .batcher = {.batch_flops_max = 5000}}};
+  std::vector<std::vector<std::unique_ptr<Request>>> running_;
+};
+
+TEST_F(SparedTest, ALargeRequestWithATightDeadlineKeepsNoLaneFree) {
+  EXPECT_EQ(Launch({.id = 2, .deadline = now_ + milliseconds(204), .flops = 200'000}), 2u);
+  EXPECT_EQ(Launch({.id = 3, .tenant = 1, .flops = 4000}), 3u);
+  scheduler_.LaneDone(1);
+  EXPECT_EQ(Launch({.id = 4, .tenant = 0, .flops = 4000}), 4u);
+}
+
+TEST_F(SparedTest, ABatchKeepsALaneFreeFromItsOwnTenantOnly) {
+  EXPECT_EQ(Launch({.id = 2, .deadline = now_ + milliseconds(5), .flops = 4000}), 2u);
+  EXPECT_EQ(Launch({.id = 3, .flops = 4000}), 0u);
+  EXPECT_EQ(Launch({.id = 4, .tenant = 1, .flops = 4000}), 4u) << "although 3 comes before it";
+  scheduler_.LaneDone(1);
+  EXPECT_EQ(Launch({.id = 5, .priority = 1, .flops = 4000}), 5u);
+}
+
 }  // namespace
 }  // namespace attend::test
