@@ -22,7 +22,7 @@ class Outlook {
   static constexpr int kNoTenant = -1;
 
   // A batch that runs: device time that it still needs, the earliest deadline in it, and the tenant
-  // and the lowest priority of its requests. A large one, or one of several tenants, is kNoTenant's.
+  // and the lowest priority of its requests. A large one, or one of several tenants, has kNoTenant.
   struct Running {
     Duration left{0};
     TimePoint deadline = kNever;

@@ -37,7 +37,7 @@ void QueueOrder::Candidate::OrderLate(TimePoint now) {
   for (; large != large_end; ++large) all.emplace_back(large->first, large->second.get());
   const auto rank = [now](const auto& each) {
     const auto& [place, request] = each;
-    const bool ages = request->deadline == kNever;
+    const bool ages = request->deadline > place.due;
     const int turn = !ages ? 1 : place.due <= now ? 0 : 2;
     return std::tuple(turn, ages ? place.due : TimePoint(),
                       ages ? place.sequence : UINT64_MAX - place.sequence);

@@ -10,9 +10,9 @@
 // 3. Else the tenant furthest behind its fair share (FairShare).
 // 4. Within a tenant, the request that is due first: at its deadline, but at most `aging` after its
 //    arrival.
-//    But while the line is late (RequestQueue::TenantLines), those with deadlines go newest first:
-//    in the order of their deadlines each would begin when it is nearly late, and all would be.
-//    They come after those that have none and are due, and before those that are not due yet.
+//    But while the line is late (RequestQueue::TenantLines), those due at their deadlines go newest
+//    first: in the order of their deadlines each would begin when it is nearly late, and all would
+//    be. They come after the others that are due, and before those that are not due yet.
 // 5. Where requests of lower priorities have waited for `aging`, every kAgedEvery-th batch
 //    (util/thresholds.h) begins with the next request of such a priority, of the one not served for
 //    longest among them.
@@ -22,7 +22,7 @@
 // largest cost of a request of tenant t (at most 1, but for large ones) and w_t its weight, as long
 // as a request r of tenant i may run:
 // - no request of i and of r's priority starts before r if it arrived after r was due, which is at
-//   most `aging` after r arrived, unless r has a deadline and its line is late;
+//   most `aging` after r arrived, unless r is due at its deadline and its line is late;
 // - every other tenant j of r's priority starts, while r waits, requests that cost at most
 //   w_j / w_i * (W + B_i + 1) + B_j + 2, where W is the cost of what i starts meanwhile;
 // - while a higher priority waits too, once r has waited for `aging`: of any kAgedEvery * n batches

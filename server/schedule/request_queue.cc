@@ -19,6 +19,7 @@ bool RequestQueue::TakesPlace(const Request& request) {
 
 Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   if (TakesPlace(*request) && full()) {
+    request->enqueued = TimePoint();
     return ResourceExhausted("queue: " + std::to_string(places_) + " requests wait, the limit is " +
                              std::to_string(options_.capacity));
   }
@@ -39,6 +40,7 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
     by_start_.erase({LatestStart(r), r.id});
     by_id_.erase(r.id);
     level.arrivals.erase(r.sequence);
+    r.enqueued = TimePoint();
     throw;
   }
   if (arrives) level.share.Arrive(r.tenant);
@@ -46,7 +48,7 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   ++tenant_sizes_[r.tenant];
   (r.large ? lines.large_time : lines.small_time) += r.expected;
   expected_ += r.expected;
-  lines.deadlines += r.deadline != kNever;
+  lines.deadlines += DueAtDeadline(r);
   assert(places_ <= size() && places_ <= options_.capacity);
   return Status();
 }
@@ -71,9 +73,9 @@ std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   --tenant_sizes_[taken->tenant];
   (taken->large ? lines.large_time : lines.small_time) -= taken->expected;
   expected_ -= taken->expected;
-  lines.deadlines -= taken->deadline != kNever;
-  if (lines.late > 0 && taken->deadline != kNever && taken->sequence < lines.late_before) {
-    --lines.late;
+  if (DueAtDeadline(*taken)) {
+    --lines.deadlines;
+    if (lines.late > 0 && taken->sequence < lines.late_before) --lines.late;
   }
   assert(lines.deadlines >= 0 && lines.small_time >= Duration::zero() &&
          lines.large_time >= Duration::zero());

@@ -55,9 +55,9 @@ class RequestQueue {
     Line large;
     Duration small_time{0};  // what they are expected to take of the device
     Duration large_time{0};
-    int64_t deadlines = 0;  // requests that have one
-    // One of them could not be answered in time, and so many of those with deadlines that waited
-    // then, which came before `late_before`, still wait.
+    int64_t deadlines = 0;  // requests that are due at theirs
+    // A request could not be answered in time, and so many of those that waited then and are due at
+    // their deadlines, which came before `late_before`, still wait.
     int64_t late = 0;
     uint64_t late_before = 0;
     bool empty() const { return small.empty() && large.empty(); }
@@ -75,7 +75,8 @@ class RequestQueue {
 
   explicit RequestQueue(const QueueOptions& options);
 
-  // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK.
+  // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK; else it is
+  // not enqueued.
   // RESOURCE_EXHAUSTED when full, except for parts of an upload that already has a slot: it was
   // accepted, and its parts share that slot. Requests must be pushed in the order of their arrival.
   // May throw std::bad_alloc, and then has not taken the request.
@@ -115,6 +116,9 @@ class RequestQueue {
   static bool TakesPlace(const Request& request);
   static TimePoint LatestStart(const Request& request);
   Place PlaceOf(const Request& request) const;
+  bool DueAtDeadline(const Request& request) const {
+    return PlaceOf(request).due == request.deadline;
+  }
   Level& LevelOf(const Request& request) { return levels_.at(request.priority); }
   std::unique_ptr<Request> Remove(const Request& request);
 

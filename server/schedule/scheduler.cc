@@ -38,6 +38,12 @@ Status Late(Request& request, TimePoint now, TimePoint end) {
   return ResourceExhausted(why);
 }
 
+// Whether a client gives up at its own deadline, when the answer was about to come at best. One
+// that goes when there was time left says nothing of the line.
+bool GivenUpLate(const Request& request, TimePoint now) {
+  return CancelledLate(request, now) && request.deadline - now <= 2 * request.expected;
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
@@ -118,12 +124,12 @@ std::unique_ptr<Request> Scheduler::Cancel(uint64_t id, TimePoint now) {
       for (Request* const running : slot.running) {
         if (running->id != id) continue;
         StopRunning(*running, CancelCode(*running, now));
-        if (CancelledLate(*running, now)) queue_.NoteLate(*running);
+        if (GivenUpLate(*running, now)) queue_.NoteLate(*running);
       }
     }
     return nullptr;
   }
-  if (CancelledLate(*request, now)) queue_.NoteLate(*request);
+  if (GivenUpLate(*request, now)) queue_.NoteLate(*request);
   request->status = CancelCode(*request, now) == Code::kDeadlineExceeded
                         ? Expired()
                         : Status(Code::kCancelled, "cancelled by the client while queued");

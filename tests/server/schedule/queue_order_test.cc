@@ -162,7 +162,7 @@ TEST(QueueOrder, EveryFourthBatchServesPrioritiesThatWaitTooLong) {
     return ids;
   };
   EXPECT_EQ(take(kStart + kAging - milliseconds(1), 5), (Ordered{1, 2, 3, 4, 5}));
-  // Among the starved, who was not served for longest.
+  // Among the starved, the one that was not served for longest.
   EXPECT_EQ(take(kStart + kAging, 14),
             (Ordered{101, 6, 7, 8, 201, 9, 10, 11, 102, 12, 13, 14, 202, 15}));
 }
@@ -178,6 +178,23 @@ TEST(QueueOrder, AnAgedRequestLeadsItsBatchAndTheRestFollowsInOrder) {
   EXPECT_TRUE(Push(queue, {.id = 12, .tenant = 0}).ok());
   EXPECT_TRUE(Push(queue, {.id = 13, .tenant = 1}).ok());
   EXPECT_EQ(Ids(queue, kStart + kAging), (Ordered{11, 1, 2, 3, 13, 12}));
+}
+
+TEST(QueueOrder, ALateLineKeepsTheTurnsOfFarDeadlines) {
+  RequestQueue queue({.tenant_weights = {1}, .aging = milliseconds(50)});
+  const auto at = [](int ms) { return kStart + milliseconds(ms); };
+  ASSERT_TRUE(Push(queue, {.id = 1, .deadline = at(1000)}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 2, .deadline = at(10)}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 3, .enqueued = at(5), .deadline = at(54)}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 4, .enqueued = at(6), .deadline = at(53)}).ok());
+  EXPECT_EQ(queue.TakeHopeless(at(10)).size(), 1u);
+  EXPECT_EQ(Ids(queue, at(10)), (Ordered{4, 3, 1}));
+  EXPECT_EQ(Ids(queue, at(50)), (Ordered{1, 4, 3})) << "1 has waited for as long as anything does";
+  EXPECT_EQ(TakeNext(queue, at(10)), 4u);
+  EXPECT_EQ(TakeNext(queue, at(10)), 3u);
+  ASSERT_TRUE(Push(queue, {.id = 5, .enqueued = at(11), .deadline = at(60)}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 6, .enqueued = at(11), .deadline = at(61)}).ok());
+  EXPECT_EQ(Ids(queue, at(11)), (Ordered{1, 5, 6})) << "1 does not keep the line late";
 }
 
 TEST(QueueOrder, ALateLineIsNewestFirst) {

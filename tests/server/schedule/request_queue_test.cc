@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <random>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -21,7 +24,10 @@ TEST(RequestQueue, RefusesWhenFullAndNamesTheBound) {
   RequestQueue queue({.capacity = 2, .tenant_weights = {1}});
   EXPECT_TRUE(Push(queue, {.id = 1}).ok());
   EXPECT_TRUE(Push(queue, {.id = 2}).ok());
-  const Status refused = Push(queue, {.id = 3});
+  auto third = MakeRequest({.id = 3});
+  const Status refused = queue.Push(third);
+  ASSERT_NE(third, nullptr);
+  EXPECT_EQ(third->enqueued, TimePoint()) << "it never was in the queue";
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
   EXPECT_NE(refused.message().find("2"), std::string::npos);
   EXPECT_EQ(Ids(queue), (std::vector<uint64_t>{1, 2}));
@@ -108,8 +114,25 @@ TEST(RequestQueue, AgreesWithAPlainModel) {
     TimePoint deadline;
   };
   std::vector<Item> model;
-  const auto order = [](const Item& a, const Item& b) {
-    return std::tie(a.negated_priority, a.due, a.id) < std::tie(b.negated_priority, b.due, b.id);
+  std::map<int32_t, std::set<uint64_t>> late;  // what keeps a line late, by negated priority
+  const auto rank = [&](const Item& item) {
+    const bool newest_first = item.due == item.deadline && !late[item.negated_priority].empty();
+    return std::tuple(item.negated_priority, !late[item.negated_priority].empty() && !newest_first,
+                      newest_first ? TimePoint() : item.due,
+                      newest_first ? UINT64_MAX - item.id : item.id);
+  };
+  const auto remove = [&](uint64_t id) {
+    for (auto& [priority, ids] : late) ids.erase(id);
+    std::erase_if(model, [&](const Item& i) { return i.id == id; });
+  };
+  const auto expire = [&](const Item& item) {
+    remove(item.id);
+    if (!late[item.negated_priority].empty()) return;
+    for (const Item& each : model) {
+      if (each.negated_priority == item.negated_priority && each.due == each.deadline) {
+        late[item.negated_priority].insert(each.id);
+      }
+    }
   };
   TimePoint now = kStart;
   for (uint64_t id = 1; id < 5000; ++id) {
@@ -131,19 +154,25 @@ TEST(RequestQueue, AgreesWithAPlainModel) {
         break;
       }
       case 2: {
-        const size_t expired =
-            std::erase_if(model, [&](const Item& i) { return i.deadline <= now; });
-        EXPECT_EQ(queue.TakeHopeless(now).size(), expired);
+        std::vector<Item> expired;
+        std::copy_if(model.begin(), model.end(), std::back_inserter(expired),
+                     [&](const Item& i) { return i.deadline <= now; });
+        std::sort(expired.begin(), expired.end(), [](const Item& a, const Item& b) {
+          return std::tie(a.deadline, a.id) < std::tie(b.deadline, b.id);
+        });
+        EXPECT_EQ(queue.TakeHopeless(now).size(), expired.size());
+        for (const Item& item : expired) expire(item);
         break;
       }
       default:
         if (!model.empty()) {
           const uint64_t victim = model[random() % model.size()].id;
           EXPECT_NE(queue.TakeById(victim), nullptr);
-          std::erase_if(model, [&](const Item& i) { return i.id == victim; });
+          remove(victim);
         }
     }
-    std::sort(model.begin(), model.end(), order);
+    std::sort(model.begin(), model.end(),
+              [&](const Item& a, const Item& b) { return rank(a) < rank(b); });
     std::vector<uint64_t> expected;
     for (const Item& item : model) expected.push_back(item.id);
     ASSERT_EQ(Ids(queue, kStart), expected);

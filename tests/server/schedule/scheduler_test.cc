@@ -222,6 +222,7 @@ class LateTest : public testing::Test {
 
   Status Push(uint64_t id, TimePoint deadline = kNever, int tenant = 0) {
     auto request = MakeRequest({.id = id, .tenant = tenant, .deadline = deadline, .flops = 90});
+    request->received = now_;
     const Status status = scheduler_.Push(request, now_);
     refused_ = std::move(request);
     return status;
@@ -281,6 +282,28 @@ TEST_F(LateTest, AnotherTenantsBacklogRefusesNobody) {
   EXPECT_EQ(id, 2u + 24);
   EXPECT_TRUE(Push(++id, kNow + milliseconds(25), 1).ok()) << "of each tenant one after the other";
   EXPECT_FALSE(Push(++id, kNow + milliseconds(25), 1).ok());
+}
+
+// 3 would be in time before 4, and after it.
+TEST_F(LateTest, OnlyACancelNearTheDeadlineMakesTheLineLate) {
+  for (const int left : {90, 15}) {
+    SCOPED_TRACE(left);
+    now_ += milliseconds(1000);
+    const TimePoint begin = now_;
+    Run(2);
+    ASSERT_TRUE(Push(3, begin + milliseconds(800)).ok());
+    ASSERT_TRUE(Push(4, begin + milliseconds(810)).ok());
+    ASSERT_TRUE(Push(5, begin + milliseconds(400)).ok());
+    now_ = begin + milliseconds(400 - left);
+    EXPECT_NE(scheduler_.Cancel(5, now_), nullptr);
+    for (const uint64_t next : {left == 15 ? 4u : 3u, left == 15 ? 3u : 4u}) {
+      scheduler_.LaneDone(0);
+      running_ = scheduler_.Plan(now_).launches;
+      ASSERT_EQ(running_.size(), 1u);
+      EXPECT_EQ(running_[0].requests.front()->id, next);
+    }
+    scheduler_.LaneDone(0);
+  }
 }
 
 // Two lanes and two tenants; a request of so much cost takes so many milliseconds.

@@ -161,6 +161,9 @@ void Simulation::Arrive() {
 void Simulation::Cancel(uint64_t id) {
   const auto found = known_.find(id);
   const bool waits = found != known_.end() && !found->second.running;
+  if (found != known_.end() && found->second.deadline <= now_) {
+    LevelOf(found->second.priority).late.insert(found->second.tenant);
+  }
   std::unique_ptr<Request> request = scheduler_->Cancel(id, now_);
   ASSERT_EQ(request != nullptr, waits) << "cancels what is queued and nothing else";
   if (request == nullptr) return;
@@ -198,6 +201,9 @@ void Simulation::Close(const Status& status) {
 
 void Simulation::Plan() {
   plan_stale_ = false;
+  for (const auto& [id, known] : known_) {
+    if (known.deadline <= now_) LevelOf(known.priority).late.insert(known.tenant);
+  }
   Scheduler::Step step = scheduler_->Plan(now_);
   for (auto& request : step.ended) {
     const auto found = known_.find(request->id);

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "server/schedule/scheduler.h"
@@ -70,6 +71,7 @@ class Simulation {
   struct Level {
     std::vector<double> started;   // cost, by tenant
     std::vector<double> cost_max;  // of a started request, by tenant
+    std::set<int> late;            // tenants of which a request's deadline passed
     int64_t passed_over = 0;       // batches without it while it waited too long
   };
   struct RunningBatch {

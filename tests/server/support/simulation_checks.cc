@@ -110,16 +110,24 @@ void Simulation::CheckAging(const Scheduler::Launch& launch, bool large_allowed)
   }
 }
 
-// `started` comes before all that waits beside it.
+// `started` comes before all that waits beside it. Where the line may be late, those due at their
+// deadlines may come newest first, after the others that are due and before those that are not.
 void Simulation::CheckOrder(const Known& started, bool aged, bool large_allowed) const {
-  const auto place = [this](const Known& known) {
-    return std::tuple(std::min(known.deadline, known.enqueued + options_.queue.aging), known.id);
+  const auto due = [this](const Known& known) {
+    return std::min(known.deadline, known.enqueued + options_.queue.aging);
   };
+  const auto place = [&](const Known& known) { return std::tuple(due(known), known.id); };
+  const auto turn = [&](const Known& known) {
+    return due(known) == known.deadline ? 1 : due(known) <= now_ ? 0 : 2;
+  };
+  const bool late = levels_.at(started.priority).late.contains(started.tenant);
   for (const Known* each : Waiting()) {
     if (!MayRun(*each, large_allowed)) continue;
     EXPECT_TRUE(aged || each->priority <= started.priority)
         << started.id << " overtakes the higher priority of " << each->id;
     if (each->tenant != started.tenant || each->priority != started.priority) continue;
+    const bool newest = turn(started) == 1 && turn(*each) == 1 && started.id > each->id;
+    if (late && (newest || turn(started) < turn(*each))) continue;
     EXPECT_LE(place(started), place(*each)) << started.id << " before " << each->id;
     EXPECT_LE(started.enqueued, each->enqueued + options_.queue.aging) << "overtaken too late";
   }
