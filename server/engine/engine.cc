@@ -10,6 +10,7 @@
 
 #include "kernels/contract/cost.h"
 #include "kernels/util/trace_range.h"
+#include "server/engine/least_refusal.h"
 #include "server/util/thresholds.h"
 
 namespace attend {
@@ -229,11 +230,12 @@ std::vector<SplitDevice> Engine::SplitDevices(const Request& request) const {
 
 Status Engine::PushToOne(std::unique_ptr<Request>& request) {
   std::vector<Candidate> candidates = request->placement.candidates;
-  Status status;
+  LeastRefusal refused;
   while (!candidates.empty()) {
     const size_t chosen = Reserve(*request, candidates);
     const Candidate candidate = candidates[chosen];
     Choose(candidate, *request);
+    Status status;
     try {
       status = workers_[candidate.device]->Push(request);
     } catch (const std::bad_alloc&) {
@@ -247,9 +249,10 @@ Status Engine::PushToOne(std::unique_ptr<Request>& request) {
       copy->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
                                                      : StagingEnd::kQueueFull);
     }
+    refused.Add(std::move(status), request->refusal);
     candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(chosen));
   }
-  return status;
+  return refused.Tell(request->refusal);
 }
 
 Status Engine::PushPart(std::unique_ptr<Request>& part) {

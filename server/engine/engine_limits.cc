@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Engine does for checks and deadlines, and Abort.
+// Engine's checks and deadlines, and Abort.
 
 #include <new>
 #include <string>
 #include <utility>
 
 #include "server/engine/engine.h"
+#include "server/engine/least_refusal.h"
 #include "server/memory/memory_reserve.h"
 
 namespace attend {
@@ -21,14 +22,15 @@ void Engine::Choose(const Candidate& candidate, Request& request) {
 }
 
 Status Engine::CheckInTime(Request& request) {
-  Status status;
-  if (request.deadline == kNever || !request.placement.shards.empty()) return status;
+  if (request.deadline == kNever || !request.placement.shards.empty()) return Status();
+  LeastRefusal refused;
   for (const Candidate& each : request.placement.candidates) {
     Choose(each, request);
-    status = workers_[each.device]->Judge(request);
+    Status status = workers_[each.device]->Judge(request);
     if (status.ok()) return status;
+    refused.Add(std::move(status), request.refusal);
   }
-  return status;
+  return refused.Tell(request.refusal);
 }
 
 Status Engine::PlanCheck(Request& request) {
