@@ -17,7 +17,7 @@ int64_t Batcher::Cost(double kernel_cost, int64_t bytes) const {
 }
 
 void Batcher::Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& decision,
-                   TimePoint& oldest) const {
+                   TimePoint& until) const {
   double kernel_cost = 0;
   int64_t bytes = 0;
   Duration time{0};
@@ -60,7 +60,9 @@ void Batcher::Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& dec
       return;
     }
     time += request->expected;
-    oldest = std::min(oldest, request->enqueued);
+    // It waits for company for at most half of the time that it can spare.
+    const Duration spare = request->deadline - request->expected - request->enqueued;
+    until = std::min(until, request->enqueued + std::min(options_.batch_delay, spare / 2));
     decision.take.push_back(order.Take());
   }
   if (static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max) {
@@ -77,16 +79,16 @@ BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
   // With one lane only there is nothing to keep free.
   const bool large_may_run = lanes.total == 1 || lanes.large + 1 < lanes.total;
   QueueOrder order(queue, large_may_run, now);
-  TimePoint oldest = kNever;
-  Fill(order, outlook, decision, oldest);
+  TimePoint until = kNever;  // more requests may be waited for
+  Fill(order, outlook, decision, until);
   decision.aged = order.aged() && !decision.take.empty();
   const bool waits_for_company = decision.closed == BatchClosed::kEmpty && !decision.take.empty() &&
                                  options_.batch_delay > Duration::zero();
   if (!waits_for_company) return decision;
-  if (now >= oldest + options_.batch_delay) {
+  if (now >= until) {
     decision.closed = BatchClosed::kDelay;
   } else {
-    decision.wake = std::min(decision.wake, oldest + options_.batch_delay);
+    decision.wake = std::min(decision.wake, until);
     decision.take.clear();
     decision.aged = false;
   }

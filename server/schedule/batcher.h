@@ -76,7 +76,7 @@ class Batcher {
 
  private:
   void Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& decision,
-            TimePoint& oldest) const;
+            TimePoint& until) const;
 
   BatcherOptions options_;
 };

@@ -142,6 +142,18 @@ TEST(Batcher, DelayWaitsForCompanyFromTheOldestRequest) {
       << "which finds company never";
 }
 
+TEST(Batcher, ARequestDoesNotWaitForCompanyUntilItIsTooLateToStart) {
+  BatcherOptions options = Options();
+  options.batch_delay = microseconds(50);
+  const Batcher batcher(options);
+  RequestQueue queue({.tenant_weights = {1}});
+  auto request = MakeRequest({.id = 1, .deadline = kStart + microseconds(40)});
+  request->expected = microseconds(10);
+  ASSERT_TRUE(queue.Push(request).ok());
+  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, kStart).wake, kStart + microseconds(15));
+  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, kStart + microseconds(15)).take.size(), 1u);
+}
+
 TEST(Batcher, CostIsTheLargerShareOfABatchAndNeverNothing) {
   const Batcher batcher(Options());
   EXPECT_EQ(batcher.Cost(50, 0), kBatchCost / 2);
