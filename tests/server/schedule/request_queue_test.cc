@@ -100,40 +100,63 @@ TEST(RequestQueue, CountsByTenantAndTakesAllInOrderOfArrival) {
   EXPECT_EQ(queue.tenant_size(0) + queue.tenant_size(1), 0);
 }
 
-// Random operations of one tenant against a plain vector that is sorted when looked at.
-TEST(RequestQueue, AgreesWithAPlainModel) {
-  const uint64_t seed = FreshSeed();
-  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
-  std::mt19937_64 random(seed);
-  constexpr Duration kAging = milliseconds(30);
-  RequestQueue queue({.capacity = 40, .tenant_weights = {1}, .aging = kAging});
+// A plain vector of one tenant's requests, which is sorted when looked at.
+struct PlainModel {
   struct Item {
     int32_t negated_priority;
     TimePoint due;
     uint64_t id;
     TimePoint deadline;
   };
-  std::vector<Item> model;
-  std::map<int32_t, std::set<uint64_t>> late;  // what keeps a line late, by negated priority
-  const auto rank = [&](const Item& item) {
-    const bool newest_first = item.due == item.deadline && !late[item.negated_priority].empty();
-    return std::tuple(item.negated_priority, !late[item.negated_priority].empty() && !newest_first,
+
+  auto Rank(const Item& item) {
+    const bool is_late = !late[item.negated_priority].empty();
+    const bool newest_first = item.due == item.deadline && is_late;
+    return std::tuple(item.negated_priority, is_late && !newest_first,
                       newest_first ? TimePoint() : item.due,
                       newest_first ? UINT64_MAX - item.id : item.id);
-  };
-  const auto remove = [&](uint64_t id) {
+  }
+  void Remove(uint64_t id) {
     for (auto& [priority, ids] : late) ids.erase(id);
-    std::erase_if(model, [&](const Item& i) { return i.id == id; });
-  };
-  const auto expire = [&](const Item& item) {
-    remove(item.id);
+    std::erase_if(items, [&](const Item& i) { return i.id == id; });
+  }
+  void Expire(const Item& item) {
+    Remove(item.id);
     if (!late[item.negated_priority].empty()) return;
-    for (const Item& each : model) {
+    for (const Item& each : items) {
       if (each.negated_priority == item.negated_priority && each.due == each.deadline) {
         late[item.negated_priority].insert(each.id);
       }
     }
-  };
+  }
+  std::vector<Item> Expired(TimePoint now) const {
+    std::vector<Item> expired;
+    std::copy_if(items.begin(), items.end(), std::back_inserter(expired),
+                 [&](const Item& i) { return i.deadline <= now; });
+    std::sort(expired.begin(), expired.end(), [](const Item& a, const Item& b) {
+      return std::tie(a.deadline, a.id) < std::tie(b.deadline, b.id);
+    });
+    return expired;
+  }
+  std::vector<uint64_t> Ids() {
+    std::sort(items.begin(), items.end(),
+              [&](const Item& a, const Item& b) { return Rank(a) < Rank(b); });
+    std::vector<uint64_t> ids;
+    for (const Item& item : items) ids.push_back(item.id);
+    return ids;
+  }
+
+  std::vector<Item> items;
+  std::map<int32_t, std::set<uint64_t>> late;  // keeps a line late, by negated priority
+};
+
+TEST(RequestQueue, AgreesWithAPlainModel) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  constexpr Duration kAging = milliseconds(30);
+  RequestQueue queue({.capacity = 40, .tenant_weights = {1}, .aging = kAging});
+  PlainModel model;
   TimePoint now = kStart;
   for (uint64_t id = 1; id < 5000; ++id) {
     now += milliseconds(random() % 3);
@@ -149,33 +172,26 @@ TEST(RequestQueue, AgreesWithAPlainModel) {
                                         .deadline = deadline,
                                         .large = large})
                                .ok();
-        EXPECT_EQ(taken, model.size() < 40);
-        if (taken) model.push_back({-priority, std::min(deadline, now + kAging), id, deadline});
+        EXPECT_EQ(taken, model.items.size() < 40);
+        if (taken) {
+          model.items.push_back({-priority, std::min(deadline, now + kAging), id, deadline});
+        }
         break;
       }
       case 2: {
-        std::vector<Item> expired;
-        std::copy_if(model.begin(), model.end(), std::back_inserter(expired),
-                     [&](const Item& i) { return i.deadline <= now; });
-        std::sort(expired.begin(), expired.end(), [](const Item& a, const Item& b) {
-          return std::tie(a.deadline, a.id) < std::tie(b.deadline, b.id);
-        });
+        const std::vector<PlainModel::Item> expired = model.Expired(now);
         EXPECT_EQ(queue.TakeHopeless(now).size(), expired.size());
-        for (const Item& item : expired) expire(item);
+        for (const PlainModel::Item& item : expired) model.Expire(item);
         break;
       }
       default:
-        if (!model.empty()) {
-          const uint64_t victim = model[random() % model.size()].id;
+        if (!model.items.empty()) {
+          const uint64_t victim = model.items[random() % model.items.size()].id;
           EXPECT_NE(queue.TakeById(victim), nullptr);
-          remove(victim);
+          model.Remove(victim);
         }
     }
-    std::sort(model.begin(), model.end(),
-              [&](const Item& a, const Item& b) { return rank(a) < rank(b); });
-    std::vector<uint64_t> expected;
-    for (const Item& item : model) expected.push_back(item.id);
-    ASSERT_EQ(Ids(queue, kStart), expected);
+    ASSERT_EQ(Ids(queue, kStart), model.Ids());
   }
 }
 
