@@ -307,8 +307,8 @@ void AskMetrics(std::string_view input) {
     static prometheus::Registry registry;
     static TlsMetrics tls_metrics(registry);
     auto started = MetricsEndpoint::Start(
-        {.address = "127.0.0.1:0", .ready = [] { return true; }, .alive = [] { return true; }}, {},
-        tls_metrics, **logger);
+        {.address = "127.0.0.1:0", .ready = [] { return true; }, .ailment = [] { return nullptr; }},
+        {}, tls_metrics, **logger);
     ATTEND_FUZZ_REQUIRE(started.ok(), started.status().ToString());
     return started->release();
   }();
