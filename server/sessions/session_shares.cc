@@ -36,7 +36,8 @@ Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
   const auto counts = [&session](const Session& each) {
     return each.pinned && each.tenant == session.tenant && each.device == session.device;
   };
-  for (const auto& [unused, each] : Of(session.tenant)) {
+  for (auto [at, end] = Of(session.tenant); at != end; ++at) {
+    const Session* const each = at->second;
     if (counts(*each)) pinned += each->page_bytes;
   }
   for (const CacheHold* const hold : holds_) {
@@ -67,7 +68,8 @@ Status SessionTable::KeepLimit(const Need& need, CacheRefusal* refusal) {
   const auto missing = [&] { return held + need.bytes - most; };
   if (missing() <= 0) return Status();
   int64_t own = 0;  // that may go; an upper bound, as in EnoughToEvict
-  for (const auto& [unused, each] : Of(tenant)) {
+  for (auto [at, end] = Of(tenant); at != end; ++at) {
+    const Session* const each = at->second;
     if (MayLose(*each, need, From::kOwn)) own += each->page_bytes;
   }
   if (held - std::min(own, held) + need.bytes <= most) Evict(need, From::kOwn, missing);

@@ -287,7 +287,7 @@ SessionTable::Listed SessionTable::List(int tenant, const std::string& after, in
   return list;
 }
 
-std::ranges::subrange<SessionTable::ByTenant::const_iterator> SessionTable::Of(int tenant) const {
+SessionTable::Range SessionTable::Of(int tenant) const {
   return {by_tenant_.lower_bound({tenant, {}}), by_tenant_.lower_bound({tenant + 1, {}})};
 }
 

@@ -45,7 +45,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <set>
 #include <span>
 #include <string>
@@ -203,7 +202,8 @@ class SessionTable {
   // Lists more after `last`, which it moves on. Whether to go on.
   bool ListSlice(std::optional<int> tenant, int64_t count_max, std::string& last, Listed& list);
   using ByTenant = std::map<std::pair<int, std::string_view>, Session*>;
-  std::ranges::subrange<ByTenant::const_iterator> Of(int tenant) const ATTEND_REQUIRES(mutex_);
+  using Range = std::pair<ByTenant::const_iterator, ByTenant::const_iterator>;
+  Range Of(int tenant) const ATTEND_REQUIRES(mutex_);
   // Its last use is now; it is filed under that, or (Forget) no longer filed. Touch allocates
   // nothing for a session that is filed.
   void Touch(Session& session) ATTEND_REQUIRES(mutex_);
