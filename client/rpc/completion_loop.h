@@ -19,7 +19,7 @@
 
 namespace attend::client {
 
-// What a completion queue hands back. `slot` tells an operation's events apart.
+// An event of a completion queue. `slot` tells an operation's events apart.
 class Operation;
 struct Event {
   Operation* operation = nullptr;

@@ -70,7 +70,7 @@ bool HadShortDeadline(const Request& request) {
   return request.deadline != kNever && request.deadline - request.received < kShortDeadline;
 }
 
-// What became of a request with a deadline, of those that a deadline decided.
+// The outcome of a request with a deadline, where the deadline decided it.
 enum DeadlineOutcome : size_t { kAnswered, kRefused, kDropped, kStopped };
 constexpr std::array<std::string_view, 4> kDeadlineOutcomeNames = {"answered", "refused", "dropped",
                                                                    "stopped"};

@@ -23,7 +23,7 @@ namespace attend {
 
 class Estimator {
  public:
-  // The device time that the request takes by itself; zero: nobody knows.
+  // The device time that the request takes by itself; zero: unknown.
   Duration Expect(const Request& request) const;
   // Whether a request that would be refused because it takes too long is to be tried all the same.
   // If so, none of its kind is for a while: tries take a small share of the device's time, or half

@@ -57,7 +57,7 @@ void Scheduler::ShareTime(TimePoint now) {
   for (LaneSlot& slot : lanes_) {
     if (!slot.running.empty()) slot.had += (now - shared_until_) / busy;
   }
-  // What waits for a thread to be woken takes that time as well.
+  // The time until a woken thread runs counts as well.
   if (busy == 0 && !queue_.empty()) idle_ += now - shared_until_;
   shared_until_ = now;
 }
@@ -69,7 +69,7 @@ Outlook Scheduler::OutlookAt(TimePoint now) {
   for (const LaneSlot& slot : lanes_) {
     lane_free |= !slot.busy;
     if (slot.running.empty()) continue;
-    // What takes longer than expected is not about to end.
+    // A batch that takes longer than expected may not be about to end.
     running_.push_back({std::max(slot.expected - slot.had, slot.expected / 8), slot.deadline,
                         slot.tenant, slot.priority});
   }
