@@ -69,7 +69,7 @@ TEST(AttendClientCSessions, StreamsAndSessions) {
   ExpectSays("id is \"nonsense\"");
   attend_client_session_free(session, 0);
   ASSERT_EQ(attend_client_session_list(client, nullptr, 0, &json), ATTEND_CLIENT_OK);
-  EXPECT_EQ(std::string(json), "{\"sessions\":[]}");
+  EXPECT_EQ(std::string(json), "{\"sessions\":[],\"more\":false}");
   attend_client_string_free(json);
   attend_client_close(client);
 }
