@@ -63,28 +63,32 @@ sigset_t Signals() {
 }
 
 // Waits for signals, which main has blocked, on a thread of its own. It reports the first signal to
-// end to main; a second, later one ends the process.
+// end to main; a second, later one ends the process. What a SIGHUP does runs on another thread,
+// because a disk that hangs may hold it up.
 class SignalThread {
  public:
   // `logger` must outlive the object.
   explicit SignalThread(attend::Logger& logger)
       : logger_(logger), signals_(Signals()), first_(promise_.get_future()) {
+    hangups_ = std::thread([this] { RunHangups(); });
     thread_ = std::thread([this] { Run(); });
   }
   ~SignalThread() {
     stop_ = true;
     pthread_kill(thread_.native_handle(), SIGTERM);  // wakes sigtimedwait
     thread_.join();
+    HangUp();  // wakes the other one
+    hangups_.join();
   }
 
   int WaitForFirst() { return first_.get(); }
 
-  // What else a SIGHUP does, one that came before this too; empty: nothing. Does not return while
-  // the earlier function runs.
+  // Sets what else a SIGHUP does; one that came before counts. Empty: nothing. Does not return
+  // while the earlier function runs.
   void OnHangup(std::function<void()> hook) {
-    const attend::MutexLock lock(hangup_mutex_);
+    const attend::MutexLock lock(hook_mutex_);
     on_hangup_ = std::move(hook);
-    if (on_hangup_ && std::exchange(hung_up_, false)) on_hangup_();
+    if (on_hangup_ && std::exchange(missed_, false)) on_hangup_();
   }
 
  private:
@@ -96,7 +100,6 @@ class SignalThread {
       if (signal < 0) {
         logger_.SayLeftOut();
       } else if (signal == SIGHUP) {
-        logger_.Reopen();
         HangUp();
       } else {
         End(signal);
@@ -106,8 +109,25 @@ class SignalThread {
 
   void HangUp() {
     const attend::MutexLock lock(hangup_mutex_);
-    if (on_hangup_) return on_hangup_();
     hung_up_ = true;
+    hangup_.NotifyOne();
+  }
+
+  // Signals that come while one is served are served once.
+  void RunHangups() {
+    attend::NameThread("attend-reload");
+    for (;;) {
+      {
+        const attend::MutexLock lock(hangup_mutex_);
+        while (!hung_up_) hangup_.Wait(hangup_mutex_);
+        hung_up_ = false;
+      }
+      if (stop_) return;
+      logger_.Reopen();
+      const attend::MutexLock lock(hook_mutex_);
+      missed_ = !on_hangup_;
+      if (on_hangup_) on_hangup_();
+    }
   }
 
   void End(int signal) {
@@ -127,12 +147,16 @@ class SignalThread {
   const attend::SteadyClock clock_;
   const sigset_t signals_;
   attend::Mutex hangup_mutex_;
-  std::function<void()> on_hangup_ ATTEND_GUARDED_BY(hangup_mutex_);
-  bool hung_up_ ATTEND_GUARDED_BY(hangup_mutex_) = false;  // without a function to call
-  std::optional<attend::TimePoint> ending_;                // since when; the thread's
+  attend::CondVar hangup_;
+  bool hung_up_ ATTEND_GUARDED_BY(hangup_mutex_) = false;
+  attend::Mutex hook_mutex_;  // held while the hook runs
+  std::function<void()> on_hangup_ ATTEND_GUARDED_BY(hook_mutex_);
+  bool missed_ ATTEND_GUARDED_BY(hook_mutex_) = false;  // a SIGHUP came without a hook
+  std::optional<attend::TimePoint> ending_;             // since when; the thread's
   std::promise<int> promise_;
   std::future<int> first_;
   std::atomic<bool> stop_{false};
+  std::thread hangups_;
   std::thread thread_;
 };
 

@@ -70,14 +70,15 @@ def start(folder, *flags, locked=False, **options):
     return server
 
 
-def assert_serves(server):
+def assert_serves(server, **options):
     """An ordinary request; where tokens are asked for, of the tenant whose connections have no
-    bound."""
+    bound. `options` are the call's."""
     wire = hostile.wire
     metadata = server.locks.metadata("b") if server.locks else ()
     with open_channel(server.address, server.locks, wire.UNLIMITED) as channel:
         answer = wire.stub.AttentionServiceStub(channel).Attend(
-            wire.small_request(seed=7, check=True), timeout=wire.SECONDS, metadata=metadata)
+            wire.small_request(seed=7, check=True), timeout=wire.SECONDS, metadata=metadata,
+            **options)
     assert answer.check.ok and answer.check.rows_checked > 0
 
 
