@@ -82,20 +82,15 @@ TEST(Select, EveryKernelCanBeForcedOnItsDeviceAndOnNoOther) {
 }
 
 TEST(Select, UnknownNameIsAnInvalidArgumentThatListsTheDevicesKernels) {
-  const std::string long_name(1000, 'x');
   for (const DeviceInfo& device : {Cpu(), Gpu(1 << 30)}) {
-    for (const std::string& name : {std::string("cpu_flashy"), std::string(" "), long_name}) {
+    for (const auto& name : {std::string("cpu_flashy"), std::string(" "), std::string(1000, 'x')}) {
       const Result<Selection> result = Select(Small(), device, name);
-      ASSERT_FALSE(result.ok());
       EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
-      const std::string message = result.status().message();
-      const std::string listed = message.substr(message.find("must be one of"));
+      const std::string& text = result.status().message();
       for (const KernelInfo& kernel : Kernels()) {
-        const bool own = kernel.device == device.kind;
-        EXPECT_EQ(listed.find(", " + std::string(kernel.name)) != std::string::npos, own)
-            << device.name << ": " << message;
+        const bool listed = text.find(", " + std::string(kernel.name)) != std::string::npos;
+        EXPECT_TRUE(text.size() < 500 && listed == (kernel.device == device.kind)) << text;
       }
-      EXPECT_LT(message.size(), 500u);
     }
   }
 }
