@@ -321,6 +321,7 @@ def test_port_taken(start_server, tmp_path):
 def test_a_server_that_died_is_told_of_with_its_log(start_server):
     """By what reads its process or its metrics."""
     server = start_server()
+    harness.wait_for("the log's thread", lambda: "serving gRPC" in server.log())
     server.kill()
     for read in (hostile.rss_bytes, hostile.descriptors, lambda s: s.metric("attend_draining")):
         with pytest.raises(AssertionError, match="(?s)ended of SIGKILL.*serving gRPC"):

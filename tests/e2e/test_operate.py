@@ -192,6 +192,7 @@ def clients_do_not_read(watched, _):
 @contextlib.contextmanager
 def more_connections_than_are_taken(watched, _):
     server = watched("--max-connections", "4", "--max-connections-per-peer", "4")
+    harness.wait_for("places to be free", lambda: server.metric("attend_connections") == 0)
     with contextlib.ExitStack() as held:
         for _ in range(4):
             connection = held.enter_context(hostile.open_socket(server.address))

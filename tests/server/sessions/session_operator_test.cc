@@ -71,10 +71,10 @@ TEST_F(SessionOperatorTest, ListsEverybodysInPages) {
   for (int n = 0; n < 5; ++n) made.push_back(Make(n % 2, kRows));
   std::vector<SessionInfo> listed;
   for (std::string after;;) {
-    const std::vector<SessionInfo> page = table_->ListAll(after, 2);
-    listed.insert(listed.end(), page.begin(), page.end());
-    if (page.size() < 2) break;
-    after = page.back().id;
+    const SessionTable::Listed page = table_->ListAll(after, 2);
+    listed.insert(listed.end(), page.sessions.begin(), page.sessions.end());
+    if (!page.more) break;
+    after = page.sessions.back().id;
   }
   ASSERT_EQ(listed.size(), 5u);
   for (size_t n = 0; n < 5; ++n) {
@@ -171,7 +171,7 @@ TEST_F(SessionOperatorTest, BesideThreadsThatMakeUseAndFree) {
   while (working > 0) {
     const int turn = next++;
     table_->EvictTenant(turn % 2, turn % 3 == 0);
-    for (const SessionInfo& info : table_->ListAll("", 3)) table_->FreeAny(info.id);
+    for (const SessionInfo& info : table_->ListAll("", 3).sessions) table_->FreeAny(info.id);
     if (turn % 5 == 0) table_->FreeTenant(turn % 2);
     std::this_thread::yield();
   }
