@@ -11,7 +11,7 @@
 #include "client/call/token.h"
 #include "client/rpc/chunked_op.h"
 #include "client/rpc/connections.h"
-#include "client/rpc/op_lock.h"
+#include "client/rpc/control_call.h"
 #include "client/rpc/stream_op.h"
 #include "client/rpc/unary_op.h"
 #include "kernels/util/mutex.h"
@@ -215,6 +215,11 @@ Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOption
 
 CallOutcome Client::CallAndWait(const AttentionCall& call, const CallOptions& call_options) {
   Status refused = Check(call_options, UsesSharedMemory(call));
+  if (refused.ok() && impl_->pool.IsHere()) {
+    refused = Status(Code::kFailedPrecondition,
+                     "a callback must not wait for a call: it runs on a thread to which answers "
+                     "come, so start the call with CallAsync");
+  }
   if (!refused.ok()) return {.status = std::move(refused)};
   CallOptions options = call_options;
   AskForLimits(call, &options);
@@ -282,18 +287,20 @@ Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds
                                                         std::string* server) {
   v1::GetServerInfoResponse response;
   Status status(Code::kUnavailable, "");
-  const KeptReleases kept(impl_->pool.loop());  // calls with tensors may share its connection
   // One that serves; or where none does, the first that is there.
   std::vector<std::shared_ptr<grpc::Channel>> channels = {impl_->pool.control()};
   if (several()) channels.insert(channels.begin(), impl_->pool.control_in_turn());
   for (const std::shared_ptr<grpc::Channel>& channel : channels) {
     if (status.code() != Code::kUnavailable) break;
-    grpc::ClientContext context;
-    impl_->pool.Introduce("", "", &context);
-    if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
+    ControlCall<v1::GetServerInfoResponse> call(impl_->pool, timeout);
+    impl_->pool.Introduce("", "", call.context());
     const auto stub = v1::AttentionService::NewStub(channel);
-    status = FromGrpc(stub->GetServerInfo(&context, {}, &response));
-    if (status.ok() && server != nullptr) *server = impl_->pool.ServerOf(context);
+    ControlOutcome outcome =
+        call.Make([&](auto* context,
+                      auto* queue) { return stub->PrepareAsyncGetServerInfo(context, {}, queue); },
+                  &response);
+    status = std::move(outcome.status);
+    if (status.ok() && server != nullptr) *server = std::move(outcome.server);
   }
   if (!status.ok()) return impl_->pool.Explain(std::move(status));
   const int64_t bytes_max = response.limits().request_bytes_max();
@@ -302,22 +309,15 @@ Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds
 }
 
 Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nanoseconds timeout) {
-  grpc::ClientContext context;
-  if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
-  grpc::CompletionQueue queue;
-  auto reader = impl_->control_generic.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check",
-                                                        HealthRequest(service), &queue);
+  ControlCall<grpc::ByteBuffer> call(impl_->pool, timeout);
   grpc::ByteBuffer response;
-  grpc::Status status;
-  reader->StartCall();
-  reader->Finish(&response, &status, &response);
-  void* tag = nullptr;
-  bool ok = false;
-  queue.Next(&tag, &ok);
-  queue.Shutdown();
-  while (queue.Next(&tag, &ok)) {
-  }
-  if (!status.ok()) return impl_->pool.Explain(FromGrpc(status));
+  ControlOutcome outcome = call.Make(
+      [&](auto* context, auto* queue) {
+        return impl_->control_generic.PrepareUnaryCall(context, "/grpc.health.v1.Health/Check",
+                                                       HealthRequest(service), queue);
+      },
+      &response);
+  if (!outcome.status.ok()) return impl_->pool.Explain(std::move(outcome.status));
   return HealthOf(response);
 }
 

@@ -15,6 +15,8 @@
 namespace attend::client {
 namespace {
 
+using Stub = v1::SessionService::Stub;
+
 constexpr std::chrono::milliseconds kFreeInDestructorMax{500};
 
 uint64_t SystemSeed() {
@@ -96,7 +98,7 @@ Result<bool> Session::State::MakeKnown(int32_t layer) {
   v1::GetSessionRequest request;
   request.set_session(id);
   v1::Session session;
-  ATTEND_RETURN_IF_ERROR(Ask(&v1::SessionService::Stub::GetSession, request, &session));
+  ATTEND_RETURN_IF_ERROR(Ask(&Stub::PrepareAsyncGetSession, request, &session));
   const MutexLock lock(mutex);
   if (session.layer_lengths_size() != std::ssize(layers)) {
     return Internal("the server's session has " + Counted(session.layer_lengths_size(), "layer") +
@@ -148,7 +150,7 @@ Session::~Session() {
   v1::FreeSessionRequest request;
   request.set_session(state_->id);
   v1::FreeSessionResponse response;
-  (void)state_->calls.AskOnce(&v1::SessionService::Stub::FreeSession, kFreeInDestructorMax, request,
+  (void)state_->calls.AskOnce(&Stub::PrepareAsyncFreeSession, kFreeInDestructorMax, request,
                               &response);
 }
 
@@ -221,7 +223,7 @@ Result<v1::ListSessionsResponse> Session::List(Client& client, const std::string
     const Result<std::shared_ptr<State>> state = MakeState(client, options);
     if (!state.ok()) return state.status();
     v1::ListSessionsResponse page;
-    ATTEND_RETURN_IF_ERROR((*state)->Ask(&v1::SessionService::Stub::ListSessions, request, &page));
+    ATTEND_RETURN_IF_ERROR((*state)->Ask(&Stub::PrepareAsyncListSessions, request, &page));
     if (page.sessions_size() == 0) return all;
     for (v1::Session& session : *page.mutable_sessions()) {
       ATTEND_RETURN_IF_ERROR(listed.Take(session.id()));
@@ -236,7 +238,7 @@ Result<Session> Session::Fork(std::optional<int64_t> length) const {
   request.set_session(state_->id);
   if (length) request.set_length(*length);
   v1::Session made;
-  ATTEND_RETURN_IF_ERROR(state_->Ask(&v1::SessionService::Stub::ForkSession, request, &made));
+  ATTEND_RETURN_IF_ERROR(state_->Ask(&Stub::PrepareAsyncForkSession, request, &made));
   SessionOptions options = state_->options;
   options.server = state_->calls.server();
   auto state = std::make_shared<State>(state_->client, options);
@@ -250,20 +252,20 @@ Status Session::Truncate(int64_t length) {
   v1::TruncateSessionRequest request;
   request.set_length(length);
   v1::Session session;
-  return state_->AskForSession(&v1::SessionService::Stub::TruncateSession, request, &session);
+  return state_->AskForSession(&Stub::PrepareAsyncTruncateSession, request, &session);
 }
 
 Status Session::KeepAlive() {
   v1::KeepAliveRequest request;
   request.set_session(state_->id);
   v1::Session session;
-  return state_->Ask(&v1::SessionService::Stub::KeepAlive, request, &session);
+  return state_->Ask(&Stub::PrepareAsyncKeepAlive, request, &session);
 }
 
 Result<v1::Session> Session::Get() {
   v1::Session session;
-  ATTEND_RETURN_IF_ERROR(state_->AskForSession(&v1::SessionService::Stub::GetSession,
-                                               v1::GetSessionRequest(), &session));
+  ATTEND_RETURN_IF_ERROR(
+      state_->AskForSession(&Stub::PrepareAsyncGetSession, v1::GetSessionRequest(), &session));
   return session;
 }
 
@@ -273,7 +275,7 @@ Status Session::Free() {
   v1::FreeSessionRequest request;
   request.set_session(state->id);
   v1::FreeSessionResponse response;
-  Status status = state->Ask(&v1::SessionService::Stub::FreeSession, request, &response);
+  Status status = state->Ask(&Stub::PrepareAsyncFreeSession, request, &response);
   // A first attempt whose answer was lost has freed it.
   return status.code() == Code::kNotFound && state->owned ? Status() : status;
 }

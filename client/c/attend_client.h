@@ -12,9 +12,11 @@
  * Threads. Everything is thread-safe, but a handle is closed, freed or released once, when no other
  * thread uses it. `done` callbacks run on the client's own threads, or on the thread that starts
  * the call, before attend_client_start has returned; they must not block. Functions that wait for
- * the server (attend_client_prepare, _info, _health and those of sessions, also a start that has to
- * ask it first) may run the `done` of other calls on the calling thread: hold no lock around them
- * that a `done` takes.
+ * the server (attend_client_prepare, _info, _health and those of sessions) wait for no `done`, so a
+ * lock that a `done` takes may be held around them. A start that needs the answer of another call
+ * (gradients without `o`, the first large call on a session if memory is shared) does wait for
+ * other calls' `done`: hold no such lock around it. In a `done` it goes without that answer or
+ * fails.
  *
  * Ownership. What a function gives out as T** is the caller's, until the function named beside it.
  * Structs and what they point to are read before a function returns, except tensor bytes: those

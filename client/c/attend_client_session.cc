@@ -197,8 +197,8 @@ Status StartSession(attend_client_session* const* sessions, int32_t count, int32
   }
   ATTEND_RETURN_IF_ERROR(NotNull("sessions", sessions));
   std::vector<Session*> all;
-  // In one order, so that no two calls wait in a circle. Kept until the call is on its way: its own
-  // `done` does not run before. Another call's may, where the server is asked first.
+  // In one order, so that no two calls wait in a circle. Kept until the call is on its way: no
+  // `done` runs here before.
   std::map<attend_client_session*, Use> uses;
   for (int32_t n = 0; n < count; ++n) {
     ATTEND_RETURN_IF_ERROR(NotNull("session", sessions[n]));

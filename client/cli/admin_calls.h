@@ -28,7 +28,8 @@ class AdminCalls {
 
  private:
   template <class In, class Out>
-  using Method = grpc::Status (v1::AdminService::Stub::*)(grpc::ClientContext*, const In&, Out*);
+  using Method = std::unique_ptr<grpc::ClientAsyncResponseReader<Out>> (v1::AdminService::Stub::*)(
+      grpc::ClientContext*, const In&, grpc::CompletionQueue*);
   template <class In, class Out>
   Result<Out> Ask(Method<In, Out> method, const In& request);
 

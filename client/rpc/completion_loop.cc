@@ -5,6 +5,7 @@
 #include <grpcpp/alarm.h>
 
 #include <cassert>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,9 +23,10 @@ class CompletionLoop::Posted final : public Operation {
     self_ = std::move(self);
     alarm_.Set(loop_->queue(), gpr_inf_past(GPR_CLOCK_MONOTONIC), event_.Tag());
   }
+  void Run() { std::exchange(function_, nullptr)(); }
   void OnEvent(int, bool) override {
     const std::shared_ptr<Posted> self = std::move(self_);
-    std::exchange(function_, nullptr)();
+    Run();
     loop_->Remove(this);
   }
   void Cancel() override {}  // it comes at once
@@ -37,12 +39,16 @@ class CompletionLoop::Posted final : public Operation {
   std::shared_ptr<Posted> self_;
 };
 
-CompletionLoop::CompletionLoop() : thread_([this] { Run(); }) {}
+CompletionLoop::CompletionLoop(CompletionLoop* releases)
+    : releases_(releases), thread_([this] { Run(); }) {}
 
-CompletionLoop::~CompletionLoop() {
+CompletionLoop::~CompletionLoop() { Shutdown(); }
+
+void CompletionLoop::Shutdown() {
   {
     const MutexLock lock(mutex_);
-    assert(first_ == nullptr && "an operation outlived its loop");
+    while (first_ != nullptr) empty_.Wait(mutex_);
+    if (std::exchange(shut_down_, true)) return;
   }
   queue_.Shutdown();
   thread_.join();
@@ -50,6 +56,10 @@ CompletionLoop::~CompletionLoop() {
 
 void CompletionLoop::Run() {
   NameThread("attend-client");
+  std::optional<ReleaseGate> gate;
+  if (releases_ != nullptr) {
+    gate.emplace([this](ReleasedMemory memory) { releases_->Release(std::move(memory)); });
+  }
   void* tag = nullptr;
   bool ok = false;
   while (queue_.Next(&tag, &ok)) {
@@ -77,11 +87,18 @@ void CompletionLoop::Enter(Operation* operation) {
 
 void CompletionLoop::Post(std::function<void()> function) {
   const auto posted = std::make_shared<Posted>(this, std::move(function));
+  bool here = false;
   {
     const MutexLock lock(mutex_);
-    Enter(posted.get());
+    here = shut_down_;
+    if (!here) Enter(posted.get());
   }
+  if (here) return posted->Run();
   posted->Start(posted);
+}
+
+void CompletionLoop::Release(ReleasedMemory memory) {
+  Post([kept = std::make_shared<ReleasedMemory>(std::move(memory))] {});
 }
 
 void CompletionLoop::Remove(Operation* operation) {
@@ -107,6 +124,16 @@ void CompletionLoop::Close() {
   all.clear();
   const MutexLock lock(mutex_);
   while (first_ != nullptr) empty_.Wait(mutex_);
+}
+
+CompletionLoops::CompletionLoops(int count) {
+  for (int n = 0; n < count; ++n) loops_.push_back(std::make_unique<CompletionLoop>());
+  control_ = std::make_unique<CompletionLoop>(at(0));
+}
+
+CompletionLoops::~CompletionLoops() {
+  control_->Shutdown();
+  for (const auto& loop : loops_) loop->Shutdown();
 }
 
 }  // namespace attend::client

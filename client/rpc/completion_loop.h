@@ -10,7 +10,9 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <vector>
 
+#include "client/wire/borrowed_slice.h"
 #include "kernels/util/mutex.h"
 
 #ifdef ATTEND_THREAD_SANITIZER
@@ -54,20 +56,27 @@ class Operation : public std::enable_shared_from_this<Operation> {
 // A completion queue and the thread that serves it.
 class CompletionLoop {
  public:
-  CompletionLoop();
-  // Every operation must have been removed.
+  // `releases`: runs the deleters of what gRPC lets go of on this one's thread; null: this one
+  // does. Outlives this one's thread.
+  explicit CompletionLoop(CompletionLoop* releases = nullptr);
+  // Calls Shutdown.
   ~CompletionLoop();
 
   grpc::CompletionQueue* queue() { return &queue_; }
+  // Whether the caller runs on the loop's thread.
+  bool IsHere() const { return std::this_thread::get_id() == thread_.get_id(); }
   // From here to Remove the operation is cancelled when the client ends. After Close every new
   // one is refused (false).
   bool Add(Operation* operation);
   void Remove(Operation* operation);
-  // Runs `function` on the loop's thread, soon, and destroys it there. While an operation is on the
-  // loop, or the client is in use.
+  // Runs `function` on the loop's thread, soon, and destroys it there; after Shutdown, here.
   void Post(std::function<void()> function);
+  // Runs the deleters so.
+  void Release(ReleasedMemory memory);
   // Refuses new operations, cancels those in flight and waits for them.
   void Close();
+  // Waits until every operation has been removed, and ends the thread.
+  void Shutdown();
 
  private:
   class Posted;
@@ -80,7 +89,25 @@ class CompletionLoop {
   CondVar empty_;
   Operation* first_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   bool closed_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool shut_down_ ATTEND_GUARDED_BY(mutex_) = false;
+  CompletionLoop* const releases_;
   std::thread thread_;
+};
+
+// A client's loops. Events on one lead to another, so all threads end before any loop is destroyed.
+class CompletionLoops {
+ public:
+  explicit CompletionLoops(int count);
+  ~CompletionLoops();
+
+  // For control calls. No code of the user's runs on its thread.
+  CompletionLoop* control() const { return &*control_; }
+  CompletionLoop* at(int n) const { return &*loops_[static_cast<size_t>(n)]; }
+  int count() const { return static_cast<int>(loops_.size()); }
+
+ private:
+  std::vector<std::unique_ptr<CompletionLoop>> loops_;
+  std::unique_ptr<CompletionLoop> control_;
 };
 
 }  // namespace attend::client

@@ -73,19 +73,25 @@ void SpreadCalls(grpc::ChannelArguments* args) {
   args->SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
 }
 
-}  // namespace
-
-ConnectionPool::ConnectionPool(const PoolOptions& options, const Clock& clock)
-    : options_(options), clock_(clock), several_(MayBeSeveral(options.target)) {
+int ThreadsOf(const PoolOptions& options) {
   int threads = options.completion_threads;
   if (threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     threads = std::clamp(options.connections, 1, std::max(1, cores / 2));
   }
-  threads = std::min(threads, options.connections);
-  for (int i = 0; i < threads; ++i) loops_.push_back(std::make_unique<CompletionLoop>());
+  return std::min(threads, options.connections);
+}
+
+}  // namespace
+
+ConnectionPool::ConnectionPool(const PoolOptions& options, const Clock& clock)
+    : options_(options),
+      clock_(clock),
+      several_(MayBeSeveral(options.target)),
+      loops_(ThreadsOf(options)) {
   any_ = MakeConnections(options.target, several_);
   control_ = MakeChannel(options.target, Use::kSmallCalls, /*spread=*/false);
+  if (several_) control_in_turn_ = MakeChannel(options.target, Use::kSmallCalls, /*spread=*/true);
 }
 
 std::shared_ptr<grpc::Channel> ConnectionPool::MakeChannel(const std::string& target, Use use,
@@ -121,7 +127,7 @@ ConnectionPool::Connections ConnectionPool::MakeConnections(const std::string& t
                                                             bool spread) const {
   Connections made;
   for (int i = 0; i < size(); ++i) {
-    CompletionLoop* const loop = loops_[static_cast<size_t>(i) % loops_.size()].get();
+    CompletionLoop* const loop = loops_.at(i % loops_.count());
     made.push_back(std::make_shared<Connection>(MakeChannel(target, Use::kCalls, spread), loop, i));
   }
   return made;
@@ -199,8 +205,15 @@ Status ConnectionPool::Explain(Status status) const {
   return Unavailable(why + " (" + status.message() + ")");
 }
 
+bool ConnectionPool::IsHere() const {
+  for (int n = 0; n < loops_.count(); ++n) {
+    if (loops_.at(n)->IsHere()) return true;
+  }
+  return false;
+}
+
 void ConnectionPool::Close() {
-  for (auto& loop : loops_) loop->Close();
+  for (int n = 0; n < loops_.count(); ++n) loops_.at(n)->Close();
 }
 
 RequestIds::RequestIds(uint64_t seed) {

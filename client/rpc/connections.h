@@ -102,10 +102,14 @@ class ConnectionPool {
   // first that is there, whether it serves or not.
   std::shared_ptr<grpc::Channel> control(const std::string& server = {}) const
       ATTEND_EXCLUDES(mutex_);
-  // The same to any server that serves, in turn.
-  const std::shared_ptr<grpc::Channel>& control_in_turn() const { return any_.front()->channel; }
+  // The same to any server that serves, in turn, if the client may have several.
+  const std::shared_ptr<grpc::Channel>& control_in_turn() const { return control_in_turn_; }
+  // Where they are made.
+  CompletionLoop* control_loop() const { return loops_.control(); }
   // For what a thread of the user's inside gRPC leaves to a completion thread.
-  CompletionLoop* loop() const { return loops_.front().get(); }
+  CompletionLoop* loop() const { return loops_.at(0); }
+  // Whether the caller runs where answers of calls come, so that it must not wait for one.
+  bool IsHere() const;
   // What deadlines and retries go by.
   const Clock& clock() const { return clock_; }
   // Puts into the call's metadata who calls, for which tenant (empty: the caller's own), and which
@@ -137,9 +141,9 @@ class ConnectionPool {
   const PoolOptions options_;
   const Clock& clock_;
   const bool several_;
-  std::vector<std::unique_ptr<CompletionLoop>> loops_;
+  const CompletionLoops loops_;
   Connections any_;
-  std::shared_ptr<grpc::Channel> control_;
+  std::shared_ptr<grpc::Channel> control_, control_in_turn_;
   mutable std::atomic<uint64_t> turn_{0};
   mutable Mutex mutex_;
   mutable std::map<std::string, Pinned> pinned_ ATTEND_GUARDED_BY(mutex_);

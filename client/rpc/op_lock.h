@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -23,8 +22,7 @@ class KeptReleases {
   explicit KeptReleases(CompletionLoop* loop) : loop_(loop) {}
   ~KeptReleases() {
     ReleasedMemory released = gate_.End();
-    if (loop_ == nullptr || released.empty()) return;
-    loop_->Post([memory = std::make_shared<ReleasedMemory>(std::move(released))] {});
+    if (loop_ != nullptr && !released.empty()) loop_->Release(std::move(released));
   }
   KeptReleases(const KeptReleases&) = delete;
   KeptReleases& operator=(const KeptReleases&) = delete;

@@ -14,15 +14,15 @@
 #include "attend/v1/session.grpc.pb.h"
 #include "client/call/retry_policy.h"
 #include "client/rpc/connections.h"
-#include "client/rpc/op_lock.h"
+#include "client/rpc/control_call.h"
 
 namespace attend::client {
 
 class SessionCalls {
  public:
   template <class Request, class Response>
-  using Method = grpc::Status (v1::SessionService::Stub::*)(grpc::ClientContext*, const Request&,
-                                                            Response*);
+  using Method = std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (
+      v1::SessionService::Stub::*)(grpc::ClientContext*, const Request&, grpc::CompletionQueue*);
 
   // What goes into every call's metadata; empty: the client's.
   struct Names {
@@ -45,62 +45,52 @@ class SessionCalls {
   template <class Request, class Response>
   Status AskOnce(Method<Request, Response> method, std::chrono::nanoseconds timeout,
                  const Request& request, Response* response) const {
-    Ended unused;
-    return AskOnce(*stub_, method, timeout, request, response, &unused);
+    return AskOnce(*stub_, method, timeout, request, response).status;
   }
   // With retries: what a second Create or Fork leaves behind ends with its lease.
   template <class Request, class Response>
   Status Ask(Method<Request, Response> method, RetryState retry, const Request& request,
              Response* response) const {
-    Ended unused;
-    return Ask(*stub_, method, retry, request, response, &unused);
+    return Ask(*stub_, method, retry, request, response).status;
   }
   // The first call, which may be any server's. From then on all go to the one that answered.
   Status Create(RetryState retry, const v1::CreateSessionRequest& request, v1::Session* made) {
-    const auto method = &v1::SessionService::Stub::CreateSession;
+    const auto method = &v1::SessionService::Stub::PrepareAsyncCreateSession;
     if (!server_.empty() || !pool_.several()) return Ask(method, retry, request, made);
-    const KeptReleases kept(pool_.loop());  // calls with tensors share this connection
     const auto any = v1::SessionService::NewStub(pool_.control_in_turn());
-    Ended ended;
-    const Status status = Ask(*any, method, retry, request, made, &ended);
-    if (!status.ok()) return status;
-    server_ = std::move(ended.server);
+    ControlOutcome outcome = Ask(*any, method, retry, request, made);
+    if (!outcome.status.ok()) return outcome.status;
+    server_ = std::move(outcome.server);
     stub_ = v1::SessionService::NewStub(pool_.control(server_));
-    return status;
+    return Status();
   }
 
  private:
-  struct Ended {
-    Pushback pushback = {};
-    std::string server = {};
-  };
-
   template <class Request, class Response>
-  Status AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
-                 std::chrono::nanoseconds timeout, const Request& request, Response* response,
-                 Ended* ended) const {
-    grpc::ClientContext context;
-    pool_.Introduce(names_.tenant, names_.traceparent, &context);
-    if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
-    const Status status = FromGrpc((stub.*method)(&context, request, response));
-    if (!status.ok()) ended->pushback = PushbackOf(context);
-    if (status.ok()) ended->server = pool_.ServerOf(context);
-    return status;
+  ControlOutcome AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
+                         std::chrono::nanoseconds timeout, const Request& request,
+                         Response* response) const {
+    ControlCall<Response> call(pool_, timeout);
+    pool_.Introduce(names_.tenant, names_.traceparent, call.context());
+    return call.Make(
+        [&](grpc::ClientContext* context, grpc::CompletionQueue* queue) {
+          return (stub.*method)(context, request, queue);
+        },
+        response);
   }
 
   template <class Request, class Response>
-  Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, RetryState& retry,
-             const Request& request, Response* response, Ended* ended) const {
+  ControlOutcome Ask(v1::SessionService::Stub& stub, Method<Request, Response> method,
+                     RetryState& retry, const Request& request, Response* response) const {
     const TimePoint begin = pool_.clock().Now();
     std::optional<std::chrono::nanoseconds> left;
     if (timeout_.count() > 0) left = timeout_;
     for (;;) {
-      const Status status =
-          AskOnce(stub, method, left.value_or(timeout_), request, response, ended);
-      if (status.ok()) return status;
+      ControlOutcome outcome = AskOnce(stub, method, left.value_or(timeout_), request, response);
+      if (outcome.status.ok()) return outcome;
       if (left) left = timeout_ - (pool_.clock().Now() - begin);
-      const auto wait = retry.AfterFailure(status.code(), ended->pushback, left);
-      if (!wait) return status;
+      const auto wait = retry.AfterFailure(outcome.status.code(), outcome.pushback, left);
+      if (!wait) return outcome;
       pool_.clock().SleepFor(*wait);
       if (left)
         *left = std::max<std::chrono::nanoseconds>(*left - *wait, std::chrono::nanoseconds(1));

@@ -20,7 +20,8 @@ void ReleasedMemory::Add(Borrowed* borrowed) {
   first_ = borrowed;
 }
 
-ReleaseGate::ReleaseGate() : outer_(std::exchange(innermost, this)) {}
+ReleaseGate::ReleaseGate(PassOn pass_on)
+    : outer_(std::exchange(innermost, this)), pass_on_(std::move(pass_on)) {}
 
 ReleaseGate::~ReleaseGate() {
   if (!open_) (void)End();
@@ -34,11 +35,13 @@ ReleasedMemory ReleaseGate::End() {
 }
 
 void ReleaseGate::Release(Borrowed* borrowed) {
-  if (innermost != nullptr) {
-    innermost->kept_.Add(borrowed);
-  } else {
+  ReleaseGate* const gate = innermost;
+  if (gate == nullptr) {
     delete borrowed;
+    return;
   }
+  gate->kept_.Add(borrowed);
+  if (gate->pass_on_ != nullptr) gate->pass_on_(std::move(gate->kept_));
 }
 
 grpc::Slice BorrowedSlice(const TensorRef& tensor, std::shared_ptr<const void> keep_alive) {

@@ -10,6 +10,7 @@
 
 #include <grpcpp/support/slice.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -39,10 +40,13 @@ class ReleasedMemory {
   Borrowed* first_ = nullptr;
 };
 
-// Keeps what slices let go of on this thread until End. Gates nest: the innermost one keeps it.
+// Keeps what slices let go of on this thread until End, or passes it on at once. Gates nest: the
+// innermost one keeps it.
 class ReleaseGate {
  public:
-  ReleaseGate();
+  using PassOn = std::function<void(ReleasedMemory)>;
+
+  explicit ReleaseGate(PassOn pass_on = nullptr);
   // As End().
   ~ReleaseGate();
   ReleaseGate(const ReleaseGate&) = delete;
@@ -58,6 +62,7 @@ class ReleaseGate {
 
   bool open_ = false;
   ReleaseGate* outer_;
+  const PassOn pass_on_;
   ReleasedMemory kept_;
 };
 
