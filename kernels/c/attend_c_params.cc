@@ -144,7 +144,8 @@ Status CheckDistinct(const char* name, const std::array<Dimension, 3>& outer, in
     return InvalidArgument(std::string(name) + " has strides " + std::to_string(outer[0].stride) +
                            ", " + std::to_string(outer[1].stride) + " and " +
                            std::to_string(outer[2].stride) +
-                           ", must have a place of its own for every element");
+                           ", by which it may overlap itself: each must step over all that the "
+                           "smaller ones reach");
   }
   return Status();
 }

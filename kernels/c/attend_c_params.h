@@ -32,11 +32,12 @@ struct Dimension {
   int64_t stride = 0;
 };
 
-// INVALID_ARGUMENT: elements of the tensor may share a place. `outer` are its dimensions but the
-// last one, which has `columns` contiguous elements.
+// INVALID_ARGUMENT: elements of the tensor may share a place: a stride steps over less than the
+// smaller ones reach. (Some such do not, as strides of 2 and 3 for 2 elements each.) `outer` are
+// its dimensions but the last one, which has `columns` contiguous elements.
 Status CheckDistinct(const char* name, const std::array<Dimension, 3>& outer, int64_t columns);
 
-// INVALID_ARGUMENT: O or LSE overlaps itself.
+// INVALID_ARGUMENT: O or LSE may overlap itself.
 Status CheckOutputs(const attend_params& params, const Problem& problem);
 
 // The problem with its memory, as it was given.

@@ -280,8 +280,8 @@ class Call:
         numpys = tensor.kind == "numpy"
         strides, item = (out.strides, out.itemsize) if numpys else (tensor.strides, 1)
         if _tensors.overlaps_itself(shape, strides, item):
-            raise invalid(f"out has strides {tuple(strides)} for shape {shape}, must have a place "
-                          f"of its own for every element")
+            raise invalid(f"out has strides {tuple(strides)} for shape {shape}, by which it may "
+                          f"overlap itself: each must step over all that the smaller ones reach")
         if numpys and not out.flags.writeable:
             raise invalid("out is read-only, must be writable")
         return tensor

@@ -261,9 +261,11 @@ TEST(AttendCArguments, OfTheBackwardPass) {
   bad.d_q = bad.attention.q;
   bad.d_q.data = memory;
   bad.d_q.stride_h = 0;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "d_q has strides 8, 0 and 8, must have a place");
+  expect(bad, ATTEND_INVALID_ARGUMENT,
+         "d_q has strides 8, 0 and 8, by which it may overlap itself");
   bad.d_q.stride_h = 7;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "d_q has strides 8, 7 and 8, must have a place");
+  expect(bad, ATTEND_INVALID_ARGUMENT,
+         "d_q has strides 8, 7 and 8, by which it may overlap itself");
   bad = good;
   bad.d_bias = memory;
   expect(bad, ATTEND_INVALID_ARGUMENT, "d_bias is asked for, there is no bias");
