@@ -226,7 +226,7 @@ Result<v1::ListSessionsResponse> Session::List(Client& client, const std::string
     ATTEND_RETURN_IF_ERROR((*state)->Ask(&Stub::PrepareAsyncListSessions, request, &page));
     if (page.sessions_size() == 0) return all;
     for (v1::Session& session : *page.mutable_sessions()) {
-      ATTEND_RETURN_IF_ERROR(listed.Take(session.id()));
+      ATTEND_RETURN_IF_ERROR(listed.Take(session.id(), session.ByteSizeLong()));
       *all.add_sessions() = std::move(session);
     }
     request.set_after(listed.last());

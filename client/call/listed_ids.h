@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -11,13 +12,16 @@
 
 namespace attend::client {
 
-inline constexpr int64_t kListedMax = int64_t{1} << 20;  // far more sessions than a server has
+// Far more sessions than a server has, and far more than is to be said of them.
+inline constexpr int64_t kListedMax = int64_t{1} << 20;
+inline constexpr int64_t kListedBytesMax = int64_t{1} << 28;
 
 // Takes the next id of the list of sessions: INTERNAL unless it follows the one before, as the
 // protocol says, and the list is not too long. Default-constructed: at the beginning.
 class ListedIds {
  public:
-  Status Take(const std::string& id) {
+  // `bytes`: the size of its entry's message.
+  Status Take(const std::string& id, size_t bytes) {
     if (id <= last_) {
       return Internal(
           "the server's list of sessions does not advance: an id is not above the one "
@@ -27,6 +31,11 @@ class ListedIds {
       return Internal("the server's list of sessions has more than " + std::to_string(kListedMax) +
                       " entries");
     }
+    bytes_ += static_cast<int64_t>(bytes);
+    if (bytes_ > kListedBytesMax) {
+      return Internal("the server's list of sessions has more than " +
+                      std::to_string(kListedBytesMax) + " bytes");
+    }
     last_ = id;
     return Status();
   }
@@ -35,6 +44,7 @@ class ListedIds {
  private:
   std::string last_;
   int64_t count_ = 0;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace attend::client

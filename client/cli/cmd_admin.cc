@@ -72,7 +72,7 @@ int ListSessions(const AdminFlags& flags, AdminCalls& calls) {
     if (!list.ok()) return Fail(list.status(), kExitFailed);
     for (const v1::TenantSession& each : list->sessions()) {
       const v1::Session& session = each.session();
-      if (const Status taken = listed.Take(session.id()); !taken.ok()) {
+      if (const Status taken = listed.Take(session.id(), each.ByteSizeLong()); !taken.ok()) {
         return Fail(taken, kExitFailed);
       }
       std::printf("%s  %-16s %-8s tokens %-10lld %10s  lease %.0f s%s\n",

@@ -69,13 +69,15 @@ class Sessions final : public v1::SessionService::Service {
     pages_ = 0;
   }
   int64_t pages() const { return pages_; }
+  // What each session of a page has as its device; empty: the first one has kEvil.
+  void SetDevice(std::string device) { device_ = std::move(device); }
 
   grpc::Status ListSessions(grpc::ServerContext*, const v1::ListSessionsRequest*,
                             v1::ListSessionsResponse* list) override {
     for (const std::string& id : page_(pages_++)) {
       v1::Session* const session = list->add_sessions();
       session->set_id(id);
-      if (list->sessions_size() == 1) session->set_device(kEvil);
+      session->set_device(list->sessions_size() == 1 && device_.empty() ? kEvil : device_);
     }
     return grpc::Status::OK;
   }
@@ -83,6 +85,7 @@ class Sessions final : public v1::SessionService::Service {
  private:
   Page page_ = [](int64_t) { return std::vector<std::string>(); };
   std::atomic<int64_t> pages_ = 0;
+  std::string device_;
 };
 
 class Admin final : public v1::AdminService::Service {
@@ -172,6 +175,8 @@ TEST_F(HostileServer, ItsTextsAreShownAndNotObeyed) {
     sessions_.SetPage([](int64_t n) { return std::vector<std::string>(n == 0 ? 1 : 0, "id"); });
     const Ended ended = Run(args);
     ExpectHarmless(ended, ::testing::PrintToString(args));
+    EXPECT_THAT(ended.out + ended.err, HasSubstr("u001b]0;title"))
+        << ::testing::PrintToString(args);
   }
   EXPECT_THAT(Run({"info"}).out, HasSubstr("attend \\u001b]0;title\\u0007\\u001b[2J\\u000d\\n"));
   EXPECT_EQ(nlohmann::json::parse(Run({"info", "--json"}).out)["build"], kEvil);
@@ -226,6 +231,13 @@ TEST_F(HostileServer, AListEndsWithItsDeadlineOrItsBound) {
   ASSERT_FALSE(list.ok());
   EXPECT_THAT(list.status().message(), HasSubstr("more than 1048576 entries"));
   EXPECT_LE(sessions_.pages(), 22);
+  // Few, but long ones.
+  sessions_.SetDevice(std::string(size_t{16} << 20, 'x'));
+  sessions_.SetPage([&](int64_t n) { return std::vector<std::string>{number(n)}; });
+  list = Session::List(*client_);
+  ASSERT_FALSE(list.ok());
+  EXPECT_THAT(list.status().message(), HasSubstr("more than 268435456 bytes"));
+  EXPECT_LE(sessions_.pages(), 16);
 }
 
 }  // namespace
