@@ -354,7 +354,13 @@ RetryState Client::MakeRetryState() {
 }
 
 void CallHandle::Cancel() {
-  if (const std::shared_ptr<Operation> op = op_.lock()) op->Cancel();
+  const std::shared_ptr<Operation> op = op_.lock();
+  if (op == nullptr) return;
+  if (request_.empty()) {
+    op->Cancel();
+  } else {
+    op->CancelRequest(request_);
+  }
 }
 
 }  // namespace attend::client

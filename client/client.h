@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "client/call/attention_call.h"
+#include "client/call/call_handle.h"
 #include "client/call/call_options.h"
 #include "client/call/retry_policy.h"
 #include "client/call/tls_options.h"
@@ -70,19 +71,7 @@ struct ClientOptions {
 };
 
 class ConnectionPool;
-class Operation;
 class Session;
-
-// Cancels a call, from any thread and at any time. Does nothing once the call has ended.
-class CallHandle {
- public:
-  CallHandle() = default;
-  explicit CallHandle(std::weak_ptr<Operation> op) : op_(std::move(op)) {}
-  void Cancel();
-
- private:
-  std::weak_ptr<Operation> op_;
-};
 
 enum class Health { kUnknown, kServing, kNotServing, kServiceUnknown };
 

@@ -16,7 +16,6 @@ namespace attend::client {
 namespace {
 
 using Stub = v1::SessionService::Stub;
-
 constexpr std::chrono::milliseconds kFreeInDestructorMax{500};
 
 uint64_t SystemSeed() {
@@ -380,16 +379,19 @@ CallHandle Session::AttendAsync(const std::vector<Session*>& sessions, int32_t l
                                  });
 }
 
-void Session::Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
-                   AttentionCall call, StreamCallback callback) {
+CallHandle Session::Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
+                         AttentionCall call, StreamCallback callback) {
   const Result<Use> use = Begin(sessions, layer, &call);
   Status refused = use.status();
   if (refused.ok() && stream.server() != use->server()) {
     refused = InvalidArgument("the sessions are on " + use->server() +
                               ", which the stream must name (StreamOptions::server)");
   }
-  if (!refused.ok()) return callback({.status = std::move(refused)});
-  stream.Send(call, [use = *use, callback = std::move(callback)](StreamAnswer answer) {
+  if (!refused.ok()) {
+    callback({.status = std::move(refused)});
+    return CallHandle();
+  }
+  return stream.Send(call, [use = *use, callback = std::move(callback)](StreamAnswer answer) {
     use.End(answer.result.session_lengths);
     callback(std::move(answer));
   });

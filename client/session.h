@@ -116,8 +116,8 @@ class Session {
                                 AttentionCall call, const CallOptions& options,
                                 CallCallback callback);
   // As Stream::Send; the stream must be of the sessions' tenant, and of their server.
-  static void Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
-                   AttentionCall call, StreamCallback callback);
+  static CallHandle Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
+                         AttentionCall call, StreamCallback callback);
 
  private:
   struct State;  // shared with calls in flight

@@ -16,20 +16,25 @@ void Stream::Close() {
   op_->WaitForEnd();
 }
 
-void Stream::Send(const AttentionCall& call, StreamCallback callback) {
+CallHandle Stream::Send(const AttentionCall& call, StreamCallback callback) {
   Result<EncodedCall> encoded = EncodedCall::Make(call);
-  if (!encoded.ok()) return Refuse(callback, encoded.status());
-  Send(std::make_shared<const EncodedCall>(std::move(*encoded)), call.request_id,
-       std::move(callback));
+  if (!encoded.ok()) {
+    Refuse(callback, encoded.status());
+    return CallHandle();
+  }
+  return Send(std::make_shared<const EncodedCall>(std::move(*encoded)), call.request_id,
+              std::move(callback));
 }
 
-void Stream::Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
-                  StreamCallback callback) {
+CallHandle Stream::Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
+                        StreamCallback callback) {
   if (!call->owned()) {
-    return Refuse(callback, InvalidArgument("a tensor has no owner; a stream sends from memory "
-                                            "that it can keep alive"));
+    Refuse(callback, InvalidArgument("a tensor has no owner; a stream sends from memory that it "
+                                     "can keep alive"));
+    return CallHandle();
   }
-  op_->Send(call, request_id, std::move(callback));
+  std::string id = op_->Send(call, request_id, std::move(callback));
+  return id.empty() ? CallHandle() : CallHandle(op_, std::move(id));
 }
 
 int Stream::connection() const { return op_->connection(); }

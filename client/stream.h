@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "client/call/call_handle.h"
 #include "client/call/call_options.h"
 #include "client/wire/message_codec.h"
 
@@ -28,9 +29,10 @@ class Stream {
   // Queues a request; `callback` runs exactly once. The server stops reading while too many
   // requests are unanswered. The queue here is unbounded, so the caller must limit the number in
   // flight. Ids of unanswered requests must differ; an empty id is replaced by a generated one.
-  void Send(const AttentionCall& call, StreamCallback callback);
-  void Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
-            StreamCallback callback);
+  // The handle cancels the request here; the server may compute it all the same.
+  CallHandle Send(const AttentionCall& call, StreamCallback callback);
+  CallHandle Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
+                  StreamCallback callback);
 
   // Ends the requests, and waits until all are answered and the server has ended the stream.
   Status Finish();

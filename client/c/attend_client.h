@@ -256,7 +256,8 @@ ATTEND_CLIENT_API int32_t attend_client_start(attend_client* client,
 /* Waits until the call has ended, or for timeout_ns (-1: however long). `ended` tells. */
 ATTEND_CLIENT_API int32_t attend_client_wait(attend_client_call* call, int64_t timeout_ns,
                                              int32_t* ended);
-/* The call ends soon, with CANCELLED or with what it had come to. */
+/* The call ends soon, with CANCELLED or with what it had come to. A stream's ends here alone: the
+ * server may compute it all the same. */
 ATTEND_CLIENT_API void attend_client_cancel(attend_client_call* call);
 /* Of a call that has ended, else FAILED_PRECONDITION. */
 ATTEND_CLIENT_API int32_t attend_client_get(const attend_client_call* call,

@@ -168,9 +168,9 @@ void CallState::StartOn(Stream* stream, const std::vector<Session*>& sessions, i
                     .payload_bytes = answer.payload_bytes});
   };
   if (sessions.empty()) {
-    stream->Send(sent.shared.call, answered);
+    Keep(stream->Send(sent.shared.call, answered));
   } else {
-    Session::Send(*stream, sessions, layer, std::move(sent.shared.call), answered);
+    Keep(Session::Send(*stream, sessions, layer, std::move(sent.shared.call), answered));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -46,6 +47,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // From any thread, also one that holds locks of the user's: it only has a completion thread
   // cancel the operation.
   virtual void Cancel() = 0;
+  // As Cancel, one request of a stream.
+  virtual void CancelRequest(const std::string& /*id*/) {}
 
  private:
   friend class CompletionLoop;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: one control call, which a thread waits for. The thread does not enter
+// Internal to the client: one control call, which a thread waits for. The thread does not poll
 // gRPC, where other calls' ends would run on it: the call begins, ends and is taken apart on the
 // thread of the pool's control loop. No code of the user's runs there, so control calls may be made
 // from callbacks, and under locks that callbacks and deleters take.

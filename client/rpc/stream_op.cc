@@ -3,6 +3,7 @@
 #include "client/rpc/stream_op.h"
 
 #include <cassert>
+#include <utility>
 
 #include "client/rpc/op_lock.h"
 
@@ -54,27 +55,30 @@ void StreamOp::Start() {
   if (cancelled_) PostCancel();  // between Add and here
 }
 
-void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
-                    StreamCallback callback) {
+std::string StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
+                           StreamCallback callback) {
   std::string name = id.empty() ? std::string(ids_->Next().view()) : std::string(id);
   // gRPC would end the whole stream because of one message that is too large.
   Status refused =
       call->chunked() != nullptr
           ? InvalidArgument("the call is encoded in chunks, a stream takes one message")
           : call->CheckMessageBytes(message_bytes_max_->load(std::memory_order_relaxed));
-  Pending pending{std::move(callback), std::move(call)};
+  SharedOutputs outputs = call->outputs();
+  Pending pending{std::move(callback), std::move(call), std::move(outputs)};
   if (refused.ok()) {
     const OpLock lock(mutex_, loop_);
     if (closing_ || no_more_) {
       refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
     } else if (pending_.try_emplace(name, std::move(pending)).second) {  // or it stays as it is
-      queue_.push_back(std::move(name));
+      queue_.push_back(name);
       PumpWrites();
+      return name;
     } else {
       refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
     }
   }
-  if (!refused.ok()) Refuse(pending.callback, std::move(refused));
+  Refuse(pending.callback, std::move(refused));
+  return "";
 }
 
 void StreamOp::PumpWrites() {
@@ -103,7 +107,7 @@ void StreamOp::FinishCall() {
 SharedOutputs StreamOp::OutputsOf(const std::string& id) {
   const MutexLock lock(mutex_);
   const auto found = pending_.find(id);
-  return found == pending_.end() ? SharedOutputs() : found->second.call->outputs();
+  return found == pending_.end() ? SharedOutputs() : found->second.outputs;
 }
 
 void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
@@ -129,7 +133,7 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
     // Which request a broken answer belongs to is unknown, so the stream cannot go on.
     if (!failure_.ok()) context_->TryCancel();
   }
-  if (answered.empty()) return;
+  if (answered.empty() || answered.mapped().callback == nullptr) return;
   const StreamCallback callback = std::move(answered.mapped().callback);
   if (decoded->status.ok()) {
     decoded->status = answered.mapped().call->CheckAnswer(decoded->result);
@@ -152,7 +156,7 @@ void StreamOp::EndPending() {
   if (status.ok()) status = Internal("the server ended the stream before answering this request");
   for (auto& [id, request] : pending) {
     request.call = nullptr;
-    Refuse(request.callback, status);
+    if (request.callback != nullptr) Refuse(request.callback, status);
   }
 }
 
@@ -239,6 +243,30 @@ void StreamOp::PostCancel() {
 void StreamOp::CancelCall() {
   const OpLock lock(mutex_);
   if (!ended_) context_->TryCancel();
+}
+
+void StreamOp::CancelRequest(const std::string& id) {
+  const MutexLock lock(mutex_);
+  if (self_ != nullptr) loop_->Post([this, self = self_, id] { EndRequest(id); });
+}
+
+void StreamOp::EndRequest(const std::string& id) {
+  Pending ended;
+  {
+    const OpLock lock(mutex_);
+    const auto found = pending_.find(id);
+    if (found == pending_.end() || found->second.callback == nullptr) return;
+    if (found->second.sent) {
+      ended.callback = std::exchange(found->second.callback, nullptr);
+      ended.call = std::move(found->second.call);
+    } else {
+      ended = std::move(found->second);
+      pending_.erase(found);
+      std::erase(queue_, id);
+    }
+  }
+  ended.call = nullptr;
+  Refuse(ended.callback, Status(Code::kCancelled, "the request was cancelled"));
 }
 
 void StreamOp::WaitForEnd() {

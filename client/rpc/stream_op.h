@@ -47,9 +47,13 @@ class StreamOp final : public Operation {
   const std::string& server() const { return options_.server; }
 
   void Start();
-  void Send(std::shared_ptr<const EncodedCall> call, std::string_view id, StreamCallback callback);
+  // Returns the request's id; empty: it was refused.
+  std::string Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
+                   StreamCallback callback);
   Status Finish();
   void Cancel() override;
+  // It ends with CANCELLED. One that was sent stays in pending_, so that its answer is known.
+  void CancelRequest(const std::string& id) override;
   // Until no callback can come any more.
   void WaitForEnd();
   void OnEvent(int slot, bool ok) override;
@@ -57,8 +61,9 @@ class StreamOp final : public Operation {
  private:
   enum Slot { kStarted, kWritten, kRead, kWritesDone, kFinished, kSlots };
   struct Pending {
-    StreamCallback callback;
+    StreamCallback callback;                  // null: cancelled
     std::shared_ptr<const EncodedCall> call;  // keeps the regions of its tensors alive
+    SharedOutputs outputs;                    // the call's
     bool sent = false;
   };
 
@@ -67,6 +72,7 @@ class StreamOp final : public Operation {
   void FinishCall() ATTEND_REQUIRES(mutex_);
   void PostCancel() ATTEND_REQUIRES(mutex_);
   void CancelCall();
+  void EndRequest(const std::string& id);
 
   void HandleAnswer(grpc::ByteBuffer* buffer);
   SharedOutputs OutputsOf(const std::string& id);

@@ -145,6 +145,28 @@ TEST(Stream, DestructionCancels) {
   for (int i = 0; i < 10; ++i) EXPECT_EQ(answers.at(i).status.code(), Code::kCancelled);
 }
 
+TEST(Stream, ARequestCanBeCancelledAlone) {
+  FakeServer server;
+  server.SetStreamBatch(3);  // answers none before it has all
+  const auto client = Connect(server);
+  const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H2,L300,D64"), 1);
+  const auto stream = client->OpenStream();
+  std::promise<StreamAnswer> kept[2], cancelled;
+  stream->Send(call, [&](StreamAnswer answer) { kept[0].set_value(std::move(answer)); });
+  CallHandle handle =
+      stream->Send(call, [&](StreamAnswer answer) { cancelled.set_value(std::move(answer)); });
+  while (server.calls() < 2) std::this_thread::yield();  // both were sent
+  handle.Cancel();
+  EXPECT_EQ(cancelled.get_future().get().status.code(), Code::kCancelled);
+  handle.Cancel();  // has ended
+  stream->Send(call, [&](StreamAnswer answer) { kept[1].set_value(std::move(answer)); });
+  for (auto& each : kept) {
+    const StreamAnswer answer = each.get_future().get();
+    EXPECT_TRUE(answer.status.ok()) << answer.status.ToString();
+  }
+  EXPECT_TRUE(stream->Finish().ok()) << "the answer to it was dropped";
+}
+
 // As where the client closes between its entry there and its start. Else the client would wait for
 // it for ever.
 TEST(Stream, OneThatIsCancelledBeforeItStartsEnds) {
