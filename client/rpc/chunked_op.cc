@@ -194,8 +194,10 @@ Status ChunkedOp::AttemptStatus() const {
   return Internal("the server ended the call before the whole answer had arrived");
 }
 
-std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status, Remains* remains) {
-  if (status.code() != Code::kUnimplemented || grant_ || as_message_ == nullptr || cancelled_) {
+std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(Status& status, Remains* remains) {
+  if (status.code() != Code::kUnimplemented || grant_ || as_message_ == nullptr) return nullptr;
+  if (cancelled_) {
+    status = Status(Code::kCancelled, "cancelled before it went on as one message");
     return nullptr;
   }
   CallOptions options = options_;

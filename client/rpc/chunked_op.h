@@ -106,9 +106,8 @@ class ChunkedOp final : public RetryingOp {
   CallOutcome TakeOutcome(Status status, Remains* remains) ATTEND_REQUIRES(mutex_);
   Status UnjoinedFailure() const ATTEND_REQUIRES(mutex_);
   Status AttemptStatus() const ATTEND_REQUIRES(mutex_);
-  // The same call as one message, or null if that is no way out of `status`.
-  std::shared_ptr<UnaryOp> MakeMessageOp(const Status& status, Remains* remains)
-      ATTEND_REQUIRES(mutex_);
+  // The same call as one message, or null if that is no way out of `status`, or was cancelled.
+  std::shared_ptr<UnaryOp> MakeMessageOp(Status& status, Remains* remains) ATTEND_REQUIRES(mutex_);
   // What a message led to: how its bytes were taken, and the grant in it.
   void MessageTaken(Stripe& stripe, Status status, std::optional<v1::ChunkedGrant> grant, Ops* ops)
       ATTEND_REQUIRES(mutex_);
