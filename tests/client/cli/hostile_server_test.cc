@@ -72,6 +72,10 @@ class Sessions final : public v1::SessionService::Service {
   // What each session of a page has as its device; empty: the first one has kEvil.
   void SetDevice(std::string device) { device_ = std::move(device); }
 
+  grpc::Status CreateSession(grpc::ServerContext*, const v1::CreateSessionRequest*,
+                             v1::Session*) override {
+    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, kEvil);
+  }
   grpc::Status ListSessions(grpc::ServerContext*, const v1::ListSessionsRequest*,
                             v1::ListSessionsResponse* list) override {
     for (const std::string& id : page_(pages_++)) {
@@ -162,7 +166,6 @@ TEST_F(HostileServer, ItsTextsAreShownAndNotObeyed) {
            {"info"},
            {"info", "--all"},
            {"info", "--json"},
-           {"info", "--health"},
            {"run", "--q", npy, "--k", npy, "--v", npy, "--tenant", "nosuch"},
            {"run", "--q", npy, "--k", npy, "--v", npy, "--transport", "shm"},
            {"check", "--shape", "B1,H1,L2,D4"},
