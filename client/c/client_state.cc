@@ -18,6 +18,10 @@ namespace {
 
 constexpr int kAttemptsDefault = 5;
 constexpr std::chrono::seconds kPrepareMax{5};
+// A call waits for some seconds before a socket is found to be silent.
+constexpr std::chrono::minutes kSilentSocket{1};
+
+TimePoint Now() { return std::chrono::steady_clock::now(); }
 
 Status None(const std::string& why) {
   return Status(Code::kFailedPrecondition, "no memory is shared with the server: " + why);
@@ -72,7 +76,7 @@ Result<std::shared_ptr<ClientState>> ClientState::Open(const attend_client_optio
 Status ClientState::Prepare(std::chrono::nanoseconds timeout) {
   {
     const MutexLock lock(mutex_);
-    if (prepared_) return Status();
+    if (Now() < asked_until_) return Status();
   }
   const bool bounded = timeout.count() > 0 && timeout < kPrepareMax;
   std::string server;
@@ -94,8 +98,8 @@ Status ClientState::Prepare(std::chrono::nanoseconds timeout) {
     for (const v1::DeviceInfo& device : info->devices()) uuids.insert(device.uuid());
   }
   const MutexLock lock(mutex_);
-  if (prepared_) return Status();
-  prepared_ = true;
+  if (Now() < asked_until_) return Status();
+  asked_until_ = kNever;
   trusted_ = doubted_ = false;
   if (another_servers_) return Status();
   pool_ = std::move(pool);
@@ -158,10 +162,11 @@ bool ClientState::Free(const void* data) {
 void ClientState::Lose(const std::shared_ptr<RegionPool>& pool, Code code) {
   std::shared_ptr<RegionPool> lost;  // let go without the lock
   std::map<int, std::shared_ptr<RegionPool>> lost_devices;
+  const TimePoint until = pool->memory()->silent() ? Now() + kSilentSocket : TimePoint::min();
   const MutexLock lock(mutex_);
   if (pool_ != pool) return;
   another_servers_ = code == Code::kNotFound && !trusted_;
-  prepared_ = another_servers_;
+  asked_until_ = another_servers_ ? kNever : until;
   lost = std::move(pool_);
   pool_ = nullptr;
   lost_devices.swap(device_pools_);

@@ -51,7 +51,8 @@ class ClientState {
   // Null if the server shares none with this process.
   std::shared_ptr<RegionPool> pool();
   // The server cannot be reached (UNAVAILABLE) or does not know the pool's regions (NOT_FOUND), and
-  // is asked anew. If it has never known any, the socket is another server's, and is left alone.
+  // is asked again. If it has never known any, the socket is another server's, and is left alone;
+  // one that does not answer, for a minute.
   void Lose(const std::shared_ptr<RegionPool>& pool, Code code);
   // Shared memory, as attend_client_allocate has it, that stays until Free, also if its pool is
   // lost. False: there is none there.
@@ -86,7 +87,7 @@ class ClientState {
   std::string socket_;  // empty: as the server says
   bool shared_memory_off_ = false;
   Mutex mutex_;
-  bool prepared_ ATTEND_GUARDED_BY(mutex_) = false;
+  TimePoint asked_until_ ATTEND_GUARDED_BY(mutex_) = TimePoint::min();  // before it is asked again
   bool trusted_ ATTEND_GUARDED_BY(mutex_) = false;
   bool doubted_ ATTEND_GUARDED_BY(mutex_) = false;
   bool another_servers_ ATTEND_GUARDED_BY(mutex_) = false;

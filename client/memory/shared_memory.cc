@@ -207,6 +207,11 @@ int SharedMemory::Send(const v1::RegionRequest& request, int flags) {
   return ETIMEDOUT;
 }
 
+bool SharedMemory::silent() const {
+  const MutexLock lock(send_mutex_);
+  return silent_;
+}
+
 void SharedMemory::GiveUp() {
   silent_ = true;
   shutdown(socket_, SHUT_RDWR);

@@ -127,6 +127,8 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   // already released. After an error that the server sent the region has lent memory still, and
   // keeps it until the server has closed it.
   Status Release(SharedRegion& region);
+  // Whether the connection has been ended because the server has not answered in time.
+  bool silent() const;
 
  private:
   friend class SharedRegion;
@@ -151,8 +153,8 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   bool DropAnswer(int flags, LetGo* closed) ATTEND_REQUIRES(exchange_mutex_);
 
   const int socket_;
-  Mutex exchange_mutex_;  // held for one exchange, and while reading
-  Mutex send_mutex_;      // held for one packet; taken after exchange_mutex_
+  Mutex exchange_mutex_;      // held for one exchange, and while reading
+  mutable Mutex send_mutex_;  // held for one packet; taken after exchange_mutex_
   // Releases that were sent and whose answers have not been read. These come before the answers to
   // later packets, and the server answers only when it has closed the lent memory.
   LetGo unread_ ATTEND_GUARDED_BY(send_mutex_);

@@ -182,6 +182,7 @@ grpc::Status FakeServer::GetServerInfo(grpc::ServerContext*, const v1::GetServer
   response->mutable_limits()->set_request_bytes_max(request_bytes_max_);
   const std::lock_guard lock(mutex_);
   response->mutable_tenants()->Add(tenants_.begin(), tenants_.end());
+  if (!socket_.empty()) response->mutable_shared_memory()->set_socket(socket_);
   return info_;
 }
 

@@ -53,6 +53,11 @@ class FakeServer final : public v1::AttentionService::Service {
     const std::lock_guard lock(mutex_);
     tenants_ = std::move(names);
   }
+  // The socket that GetServerInfo tells; empty: none.
+  void SetSharedMemory(const std::string& socket) {
+    const std::lock_guard lock(mutex_);
+    socket_ = socket;
+  }
   // How GetServerInfo ends.
   void SetInfo(const grpc::Status& status) {
     const std::lock_guard lock(mutex_);
@@ -102,7 +107,7 @@ class FakeServer final : public v1::AttentionService::Service {
   grpc::Status info_;
   std::vector<std::string> tenants_;
   std::set<std::string> peers_;
-  std::string address_;
+  std::string address_, socket_;
   std::unique_ptr<grpc::Server> server_;
 };
 
