@@ -2,12 +2,17 @@
 //
 // The library calls nothing of the user's under its locks, and lets go of the user's memory on
 // none of the user's threads that are inside it. So a lock of the user's may be held around every
-// function that does not wait, and be taken by what the library calls.
+// function that does not wait, and around the small calls that do, and be taken by what the library
+// calls. ATTEND_CANCELS is how many calls of each kind are made, 2,000 without it.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -15,7 +20,9 @@
 #include <thread>
 #include <utility>
 
+#include "client/call/shared_call.h"
 #include "client/session.h"
+#include "client/sharded_session.h"
 #include "server/engine/engine.h"
 #include "tests/client/support/chunked_calls.h"
 #include "tests/server/support/test_server.h"
@@ -25,7 +32,25 @@ namespace {
 
 using test::TestServer;
 
-constexpr int kCalls = 2000;
+using Clock = std::chrono::steady_clock;
+
+int Cancels() {
+  const char* const asked = std::getenv("ATTEND_CANCELS");
+  return asked == nullptr ? 2000 : std::atoi(asked);
+}
+
+// From at once to twice the time that calls of a kind take, so that many end as it passes.
+class SomeTime {
+ public:
+  std::chrono::nanoseconds Next() {
+    return std::chrono::nanoseconds(random_() % static_cast<uint64_t>(2 * typical_.count() + 1));
+  }
+  void Took(std::chrono::nanoseconds time) { typical_ += (time - typical_) / 8; }
+
+ private:
+  std::minstd_rand random_{1};
+  std::chrono::nanoseconds typical_ = std::chrono::milliseconds(1);
+};
 
 // A pool of buffers, as a user's program may have one, whose lock is held around calls.
 class Pool {
@@ -63,8 +88,10 @@ class Cancelling {
   using Starter = std::function<CallHandle(const AttentionCall& call, CallCallback callback)>;
 
   void Run(const AttentionCall& call, const Starter& start, Code uncancelled = Code::kOk) {
-    for (int n = 0; n < kCalls; ++n) {
+    int cancelled = 0, answered = 0;  // of those that Cancel was called for
+    for (int n = 0; n < Cancels(); ++n) {
       std::atomic<int> code = -1;
+      const Clock::time_point begin = Clock::now();
       const auto ended = [this, &code](CallOutcome outcome) {
         const std::lock_guard lock(pool_.mutex());
         code = static_cast<int>(outcome.status.code());
@@ -75,23 +102,33 @@ class Cancelling {
         const std::lock_guard lock(pool_.mutex());
         handle = start(lent, ended);
       }
-      for (auto turns = random_() % 64; turns > 0 && code < 0; --turns) std::this_thread::yield();
+      if (n % 16 == 0) {
+        while (code < 0) std::this_thread::yield();
+        ASSERT_EQ(code, static_cast<int>(uncancelled));
+        time_.Took(Clock::now() - begin);
+        continue;
+      }
+      const Clock::time_point until = begin + time_.Next();
+      while (Clock::now() < until) std::this_thread::yield();
       {
         const std::lock_guard lock(pool_.mutex());
         handle.Cancel();
       }
       while (code < 0) std::this_thread::yield();
+      ++(code == static_cast<int>(Code::kCancelled) ? cancelled : answered);
       ASSERT_TRUE(code == static_cast<int>(uncancelled) ||
                   code == static_cast<int>(Code::kCancelled))
           << code;
     }
+    EXPECT_GT(cancelled, 0);
+    EXPECT_GT(answered, 0);
     pool_.WaitForAll();
   }
   Pool& pool() { return pool_; }
 
  private:
   Pool pool_;
-  std::minstd_rand random_{1};
+  SomeTime time_;
 };
 
 // O is V's bytes.
@@ -131,8 +168,49 @@ TEST(CancelledUnderALock, CallsThatGoOnAsOneMessage) {
       Code::kNotFound);
 }
 
+TEST(CancelledUnderALock, Gradients) {
+  FakeServer server;  // which has none
+  const auto client = Connect(server.address(), 2);
+  AttentionCall call = RandomCall(kCall, 1);
+  call.backward.emplace();
+  call.backward->o = call.backward->d_o = call.v;
+  call.backward->lse = *HostTensor::Make("lse", DType::kFloat32, LseShape(call));
+  Cancelling cancelling;
+  cancelling.Run(
+      call,
+      [&](const AttentionCall& lent, CallCallback callback) {
+        return client->CallAsync(lent, {}, std::move(callback));
+      },
+      Code::kUnimplemented);
+}
+
+TEST(CancelledUnderALock, CallsInSharedMemory) {
+  std::string folder = std::filesystem::temp_directory_path() / "attend-cancel-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  {
+    TestServer server([&](Config& config) {
+      config.shared_memory = true;
+      config.shared_memory_socket = folder + "/shm.sock";
+    });
+    server.backend().SetCompute(CopyV);
+    const auto client = Connect(server.address(), 2);
+    const auto memory = SharedMemory::Connect({folder + "/shm.sock"});
+    ASSERT_TRUE(memory.ok()) << memory.status().ToString();
+    const Result<AttentionCall> call = ShareCall(**memory, RandomCall(kCall, 1));
+    ASSERT_TRUE(call.ok()) << call.status().ToString();
+    Cancelling cancelling;
+    cancelling.Run(*call, [&](const AttentionCall& lent, CallCallback callback) {
+      return client->CallAsync(lent, {}, std::move(callback));
+    });
+  }
+  std::filesystem::remove_all(folder);
+}
+
+void WithSessions(Config& config) { config.session_memory_bytes = int64_t{64} << 20; }
+
+// Session::AttendAsync asks for the length after each call that was cancelled.
 TEST(CancelledUnderALock, CallsOnASession) {
-  TestServer server([](Config& config) { config.session_memory_bytes = int64_t{64} << 20; });
+  TestServer server(WithSessions);
   server.backend().SetCompute([](const Attention&) {});
   const auto client = Connect(server.address(), 1);
   SessionOptions shape;
@@ -145,8 +223,62 @@ TEST(CancelledUnderALock, CallsOnASession) {
   call.k = call.v = TensorRef();
   Cancelling cancelling;
   cancelling.Run(call, [&](const AttentionCall& lent, CallCallback callback) {
+    EXPECT_TRUE(session->KeepAlive().ok());
+    EXPECT_TRUE(session->Get().ok());
+    EXPECT_TRUE(client->GetServerInfo(std::chrono::seconds(60)).ok());
     return Session::AttendAsync({&*session}, 0, lent, {}, std::move(callback));
   });
+}
+
+// Its calls wait, so they end with their time.
+TEST(Cancelled, ShardedSessionsCallsWhoseTimeIsOver) {
+  TestServer server(WithSessions);
+  server.backend().SetCompute([](const Attention&) {});
+  const auto client = Connect(server.address(), 1, /*attempts=*/1);
+  ShardedOptions options;
+  options.session.shapes = {{DType::kFloat32, 4, 32}};
+  options.session.layers = 1;
+  options.shard_tokens = 32;
+  Result<ShardedSession> session = ShardedSession::Create(*client, options);
+  ASSERT_TRUE(session.ok()) << session.status().ToString();
+  AttentionCall call = RandomCall(kCall, 1);
+  ASSERT_TRUE(session->Attend(0, call).ok());
+  ASSERT_EQ(session->Placement().size(), 3);
+  call.k = call.v = TensorRef();
+  Pool pool;
+  SomeTime time;
+  int late = 0, answered = 0;
+  for (int n = 0; n < Cancels() / 4; ++n) {
+    CallOptions bounded;
+    if (n % 16 != 0) bounded.timeout = time.Next() + std::chrono::nanoseconds(1);
+    const Clock::time_point begin = Clock::now();
+    const Code code = session->Attend(0, pool.Lend(call), bounded).status().code();
+    if (n % 16 == 0) {
+      ASSERT_EQ(code, Code::kOk);
+      time.Took(Clock::now() - begin);
+      continue;
+    }
+    ASSERT_TRUE(code == Code::kOk || code == Code::kDeadlineExceeded) << static_cast<int>(code);
+    ++(code == Code::kOk ? answered : late);
+  }
+  EXPECT_GT(late, 0);
+  EXPECT_GT(answered, 0);
+  EXPECT_EQ(session->length(), 96);
+  pool.WaitForAll();
+}
+
+TEST(CancelledUnderALock, RequestsOfAStream) {
+  TestServer server;
+  server.backend().SetCompute(CopyV);
+  const auto client = Connect(server.address(), 1);
+  const std::unique_ptr<Stream> stream = client->OpenStream();
+  Cancelling cancelling;
+  cancelling.Run(RandomCall(kCall, 1), [&](const AttentionCall& lent, CallCallback callback) {
+    return stream->Send(lent, [callback = std::move(callback)](StreamAnswer answer) {
+      callback({.status = std::move(answer.status)});
+    });
+  });
+  EXPECT_TRUE(stream->Finish().ok());
 }
 
 TEST(CancelledUnderALock, Streams) {
@@ -156,7 +288,7 @@ TEST(CancelledUnderALock, Streams) {
   const AttentionCall call = RandomCall(kCall, 1);
   std::minstd_rand random(1);
   Pool pool;
-  for (int n = 0; n < kCalls / 4; ++n) {
+  for (int n = 0; n < Cancels() / 4; ++n) {
     const std::unique_ptr<Stream> stream = client->OpenStream();
     std::atomic<int> ended = 0;
     for (int i = 0; i < 4; ++i) {
