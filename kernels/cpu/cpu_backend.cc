@@ -33,6 +33,7 @@
 #include "kernels/reference/reference_gradients.h"
 #include "kernels/util/host_mapping.h"
 #include "kernels/util/mutex.h"
+#include "kernels/util/processors.h"
 #include "kernels/util/thread_name.h"
 
 namespace attend {
@@ -329,8 +330,7 @@ class CpuBackend : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> MakeCpuBackend(const BackendOptions& options) {
-  const int hardware = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::make_unique<CpuBackend>(options.cpu_threads > 0 ? options.cpu_threads : hardware);
+  return std::make_unique<CpuBackend>(options.cpu_threads > 0 ? options.cpu_threads : Processors());
 }
 
 }  // namespace attend

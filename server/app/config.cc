@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <thread>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/processors.h"
 #include "server/app/config_group.h"
 #include "server/app/config_help.h"
 #include "server/app/config_values.h"
@@ -36,7 +36,7 @@ void AddDevices(CLI::App& app, Config& c) {
   group.Int("--lanes", c.lanes, 0, 64,
             "Batches that run concurrently on each device. 0: 4 on a GPU, 2 on the CPU");
   group.Int("--cpu-threads", c.cpu_threads, 0, 4096,
-            "Threads that compute on the CPU. 0: one per hardware thread");
+            "Threads that compute on the CPU. 0: one per processor it may use");
   group.Bytes("--lane-workspace", c.lane_workspace_bytes, 0, kBytesMax,
               "Device memory that each lane allocates at start");
   group.Bytes("--staging-max", c.staging_max_bytes, 0, kBytesMax,
@@ -343,8 +343,8 @@ int64_t MaxStreams(const Config& config) {
 
 int CopyThreads(const Config& config) {
   if (config.copy_threads > 0) return static_cast<int>(config.copy_threads);
-  const unsigned cores = std::thread::hardware_concurrency();
-  return static_cast<int>(std::clamp(cores / 2, std::clamp(cores, 1u, 4u), 8u));
+  const int cores = Processors();
+  return std::clamp(cores / 2, std::clamp(cores, 1, 4), 8);
 }
 
 const char* Version() { return ATTEND_VERSION; }

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
-#include <thread>
 
+#include "kernels/util/processors.h"
 #include "server/regions/unix_listener.h"
 #include "server/util/thresholds.h"
 #include "server/wire/chunk_codec.h"
@@ -106,8 +106,7 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   options.staging.bytes_max = config.staging_max_bytes;
   options.staging.bytes_min = config.staging_min_bytes;
   // gRPC's own threads take most of the cores.
-  options.completion_threads =
-      std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4);
+  options.completion_threads = std::clamp(Processors() / 4, 1, 4);
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;
   // A sample must not delay clients for long, so it is skipped if no thread is free. If all answers
