@@ -18,41 +18,47 @@ QueueOrder::QueueOrder(const RequestQueue& queue, bool large_allowed, TimePoint 
     std::vector<Candidate> candidates;
     for (size_t tenant = 0; tenant < level.tenants.size(); ++tenant) {
       const RequestQueue::TenantLines& lines = level.tenants[tenant];
-      Candidate candidate{
-          static_cast<int>(tenant), lines.small.begin(),
-          lines.small.end(),        large_allowed ? lines.large.begin() : lines.large.end(),
-          lines.large.end(),        {}};
+      Candidate candidate(static_cast<int>(tenant), lines, large_allowed, now);
       if (candidate.empty()) continue;
-      if (lines.late > 0) candidate.OrderLate(now);
-      candidates.push_back(std::move(candidate));
+      candidates.push_back(candidate);
     }
     if (!candidates.empty()) views_.push_back({&level, level.share, std::move(candidates)});
   }
   if (queue.batches_since_aged() + 1 >= thresholds::kAgedEvery) ChooseAged(queue, now);
 }
 
-void QueueOrder::Candidate::OrderLate(TimePoint now) {
-  std::vector<std::pair<RequestQueue::Place, const Request*>> all;
-  for (; small != small_end; ++small) all.emplace_back(small->first, small->second.get());
-  for (; large != large_end; ++large) all.emplace_back(large->first, large->second.get());
-  const auto rank = [now](const auto& each) {
-    const auto& [place, request] = each;
-    const bool ages = request->deadline > place.due;
-    const int turn = !ages ? 1 : place.due <= now ? 0 : 2;
-    return std::tuple(turn, ages ? place.due : TimePoint(),
-                      ages ? place.sequence : UINT64_MAX - place.sequence);
-  };
-  std::sort(all.begin(), all.end(),
-            [&](const auto& a, const auto& b) { return rank(b) < rank(a); });
-  for (const auto& [place, request] : all) late.push_back(request);
+QueueOrder::Candidate::Candidate(int of, const RequestQueue::TenantLines& lines, bool large_allowed,
+                                 TimePoint now)
+    : tenant(of), late_(lines.late > 0), now_(now) {
+  size_t rest = 0;
+  for (const RequestQueue::Lines* each : {&lines.small, &lines.large}) {
+    for (const RequestQueue::Line* line :
+         {&each->aging, late_ ? &each->newest : &each->at_deadline}) {
+      const bool allowed = each == &lines.small || large_allowed;
+      rests_[rest++] = {allowed ? line->begin() : line->end(), line->end()};
+    }
+  }
+  FindHead();
+}
+
+void QueueOrder::Candidate::FindHead() {
+  head_ = nullptr;
+  std::pair<int, RequestQueue::Place> first;
+  for (size_t i = 0; i < rests_.size(); ++i) {
+    if (rests_[i].next == rests_[i].end) continue;
+    const auto& [place, request] = *rests_[i].next;
+    const bool ages = i % 2 == 0;
+    const std::pair rank(!late_ || (ages && place.due <= now_) ? 0 : ages ? 2 : 1, place);
+    if (head_ != nullptr && first < rank) continue;
+    first = rank;
+    head_ = request;
+    head_rest_ = i;
+  }
 }
 
 void QueueOrder::Candidate::Next() {
-  if (late.empty()) {
-    ++(HeadIsLarge() ? large : small);
-  } else {
-    late.pop_back();
-  }
+  ++rests_[head_rest_].next;
+  FindHead();
 }
 
 void QueueOrder::ChooseAged(const RequestQueue& queue, TimePoint now) {

@@ -33,6 +33,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -59,21 +60,30 @@ class QueueOrder {
   bool aged() const { return aged_.has_value(); }
 
  private:
+  // What was not taken yet of a line.
+  struct Rest {
+    RequestQueue::Line::const_iterator next, end;
+  };
   // A tenant's requests of one priority that were not taken yet.
-  struct Candidate {
-    int tenant = 0;
-    RequestQueue::Line::const_iterator small, small_end, large, large_end;
-    std::vector<const Request*> late;  // all of them if the line is late, the next one last
+  class Candidate {
+   public:
+    Candidate(int tenant, const RequestQueue::TenantLines& lines, bool large_allowed,
+              TimePoint now);
 
-    bool empty() const { return late.empty() && small == small_end && large == large_end; }
-    bool HeadIsLarge() const {
-      return small == small_end || (large != large_end && large->first < small->first);
-    }
-    const Request& head() const {
-      return late.empty() ? *(HeadIsLarge() ? large : small)->second : *late.back();
-    }
-    void OrderLate(TimePoint now);
+    bool empty() const { return head_ == nullptr; }
+    const Request& head() const { return *head_; }
     void Next();
+
+    int tenant;
+
+   private:
+    void FindHead();
+
+    bool late_;
+    TimePoint now_;
+    std::array<Rest, 4> rests_;  // small and large ones: first what ages, then what is due else
+    size_t head_rest_ = 0;
+    const Request* head_ = nullptr;
   };
   // One priority.
   struct View {

@@ -33,12 +33,14 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   const bool arrives = lines.empty();
   try {
     level.arrivals.emplace_hint(level.arrivals.end(), r.sequence, r.enqueued);
-    by_id_.emplace(r.id, &r);
     if (r.deadline != kNever) by_start_.emplace(LatestStart(r), r.id);
-    (r.large ? lines.large : lines.small).emplace(PlaceOf(r), std::move(request));
+    Lines& line = lines.of(r);
+    (DueAtDeadline(r) ? line.at_deadline : line.aging).emplace(PlaceOf(r), &r);
+    if (DueAtDeadline(r)) line.newest.emplace(NewestPlace(r), &r);
+    by_id_.try_emplace(r.id).first->second = std::move(request);
   } catch (const std::bad_alloc&) {
+    Unline(r);
     by_start_.erase({LatestStart(r), r.id});
-    by_id_.erase(r.id);
     level.arrivals.erase(r.sequence);
     r.enqueued = TimePoint();
     throw;
@@ -46,9 +48,8 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   if (arrives) level.share.Arrive(r.tenant);
   if (TakesPlace(r)) ++places_;
   ++tenant_sizes_[r.tenant];
-  (r.large ? lines.large_time : lines.small_time) += r.expected;
+  lines.of(r).time += r.expected;
   expected_ += r.expected;
-  lines.deadlines += DueAtDeadline(r);
   assert(places_ <= size() && places_ <= options_.capacity);
   return Status();
 }
@@ -61,24 +62,24 @@ TimePoint RequestQueue::LatestStart(const Request& request) {
   return request.deadline - request.expected;
 }
 
+void RequestQueue::Unline(const Request& request) {
+  Lines& line = LevelOf(request).tenants[request.tenant].of(request);
+  (DueAtDeadline(request) ? line.at_deadline : line.aging).erase(PlaceOf(request));
+  line.newest.erase(NewestPlace(request));
+}
+
 std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   Level& level = LevelOf(request);
   TenantLines& lines = level.tenants[request.tenant];
-  auto node = (request.large ? lines.large : lines.small).extract(PlaceOf(request));
-  assert(!node.empty());
-  std::unique_ptr<Request> taken = std::move(node.mapped());
-  by_id_.erase(taken->id);
+  Unline(request);
+  std::unique_ptr<Request> taken = std::move(by_id_.extract(request.id).mapped());
   if (taken->deadline != kNever) by_start_.erase({LatestStart(*taken), taken->id});
   level.arrivals.erase(taken->sequence);
   --tenant_sizes_[taken->tenant];
-  (taken->large ? lines.large_time : lines.small_time) -= taken->expected;
+  lines.of(*taken).time -= taken->expected;
   expected_ -= taken->expected;
-  if (DueAtDeadline(*taken)) {
-    --lines.deadlines;
-    if (lines.late > 0 && taken->sequence < lines.late_before) --lines.late;
-  }
-  assert(lines.deadlines >= 0 && lines.small_time >= Duration::zero() &&
-         lines.large_time >= Duration::zero());
+  if (DueAtDeadline(*taken) && lines.late > 0 && taken->sequence < lines.late_before) --lines.late;
+  assert(lines.of(*taken).time >= Duration::zero());
   if (TakesPlace(*taken)) --places_;
   assert(0 <= places_ && places_ <= size() && "a request's slot changed while it waited");
   return taken;
@@ -119,21 +120,21 @@ void RequestQueue::NoteLate(const Request& request) {
   if (level == levels_.end()) return;
   TenantLines& lines = level->second.tenants[request.tenant];
   if (lines.late > 0) return;
-  lines.late = lines.deadlines;
+  lines.late = std::ssize(lines.small.newest) + std::ssize(lines.large.newest);
   lines.late_before = next_sequence_;
 }
 
 Duration RequestQueue::TimeBefore(const Request& request, TimePoint now, int64_t beside,
                                   Duration enough) const {
   const auto time = [&](const TenantLines& lines) {
-    return request.large ? lines.small_time + lines.large_time : lines.small_time;
+    return request.large ? lines.small.time + lines.large.time : lines.small.time;
   };
   Duration large{0}, before{0};
   auto level = levels_.begin();
   for (; level != levels_.end() && level->first > request.priority; ++level) {
     for (const TenantLines& lines : level->second.tenants) {
       before += time(lines);
-      large += lines.large_time;
+      large += lines.large.time;
     }
   }
   if (level != levels_.end() && level->first == request.priority) {
@@ -146,14 +147,17 @@ Duration RequestQueue::TimeBefore(const Request& request, TimePoint now, int64_t
       }
     };
     const TenantLines& lines = tenants[request.tenant];
-    add(lines.small);
-    if (request.large) add(lines.large);
+    for (const Lines* each : {&lines.small, &lines.large}) {
+      if (each == &lines.large && !request.large) break;
+      add(each->aging);
+      add(each->at_deadline);
+    }
     const auto weight = [&](size_t tenant) {
       return std::max<int64_t>(1, options_.tenant_weights[tenant]);
     };
     const Duration meanwhile = (own + request.expected) / weight(request.tenant);
     for (size_t tenant = 0; tenant < tenants.size(); ++tenant) {
-      large += tenants[tenant].large_time;
+      large += tenants[tenant].large.time;
       if (static_cast<int>(tenant) == request.tenant) continue;
       before += std::min(time(tenants[tenant]), meanwhile * weight(tenant));
     }

@@ -47,19 +47,25 @@ class RequestQueue {
 
     auto operator<=>(const Place&) const = default;
   };
-  using Line = std::map<Place, std::unique_ptr<Request>>;
-  // A tenant's requests of one priority. Large ones have their own line: small ones pass them while
-  // no lane may take a large one.
+  using Line = std::map<Place, const Request*>;
+  // Some of a tenant's requests of one priority.
+  struct Lines {
+    Line aging;        // due once they have waited for `aging`
+    Line at_deadline;  // due at their deadlines
+    Line newest;       // the same, by their arrival, the last one first
+    Duration time{0};  // what all are expected to take of the device
+    bool empty() const { return aging.empty() && at_deadline.empty(); }
+  };
+  // All of them. Large ones have their own lines: small ones pass them while no lane may take a
+  // large one.
   struct TenantLines {
-    Line small;
-    Line large;
-    Duration small_time{0};  // what they are expected to take of the device
-    Duration large_time{0};
-    int64_t deadlines = 0;  // requests that are due at theirs
+    Lines small;
+    Lines large;
     // A request could not be answered in time, and so many of those that waited then and are due at
     // their deadlines, which came before `late_before`, still wait.
     int64_t late = 0;
     uint64_t late_before = 0;
+    Lines& of(const Request& request) { return request.large ? large : small; }
     bool empty() const { return small.empty() && large.empty(); }
   };
   // All requests of one priority.
@@ -119,6 +125,12 @@ class RequestQueue {
   bool DueAtDeadline(const Request& request) const {
     return PlaceOf(request).due == request.deadline;
   }
+  // Its place in Lines::newest.
+  static Place NewestPlace(const Request& request) {
+    return {TimePoint(), UINT64_MAX - request.sequence};
+  }
+  // Takes it out of its line, if it is there.
+  void Unline(const Request& request);
   Level& LevelOf(const Request& request) { return levels_.at(request.priority); }
   std::unique_ptr<Request> Remove(const Request& request);
 
@@ -130,7 +142,7 @@ class RequestQueue {
   Levels levels_;       // of every priority that was ever seen
   Duration expected_{0};
   std::vector<int64_t> tenant_sizes_;
-  std::unordered_map<uint64_t, const Request*> by_id_;
+  std::unordered_map<uint64_t, std::unique_ptr<Request>> by_id_;
   // By the latest start, of those with deadlines; and ids.
   std::set<std::pair<TimePoint, uint64_t>> by_start_;
 };
