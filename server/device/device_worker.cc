@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/contract/cost.h"
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
 #include "server/memory/memory_reserve.h"
@@ -17,9 +18,11 @@ namespace attend {
 namespace {
 
 SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options,
-                                      const TenantWeights& tenant_weights) {
-  return {
-      options.lanes, {options.queue_requests_max, tenant_weights, options.aging}, options.batcher};
+                                      const TenantWeights& tenant_weights, const DeviceInfo& info) {
+  return {options.lanes,
+          {options.queue_requests_max, tenant_weights, options.aging},
+          options.batcher,
+          CostPerSecond(info)};
 }
 
 WorkItem ToWorkItem(Request& request) {
@@ -33,6 +36,18 @@ WorkItem ToWorkItem(Request& request) {
   if (request.backward) item.gradients = request.backward->gradients;
   request.source.ApplyTo(item);
   return item;
+}
+
+BatchEnd EndOf(const BatchOutcome& outcome) {
+  BatchEnd end = BatchEnd::kWhole;
+  for (const Status& status : outcome.statuses) {
+    if (status.code() == Code::kCancelled) {
+      end = BatchEnd::kStopped;
+    } else if (!status.ok()) {
+      return BatchEnd::kFailed;
+    }
+  }
+  return end;
 }
 
 }  // namespace
@@ -62,7 +77,7 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
       clock_(clock),
       completion_(completion),
       finish_(std::move(finish)),
-      scheduler_(MakeSchedulerOptions(options, tenant_weights)),
+      scheduler_(MakeSchedulerOptions(options, tenant_weights, backend.info())),
       lanes_(std::max(1, options.lanes)) {}
 
 DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
@@ -306,12 +321,9 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
   metrics_.RecordOutcome(index_, outcome);  // here, because completion splits the batch
-  const bool learn = std::all_of(
-      outcome.statuses.begin(), outcome.statuses.end(),
-      [](const Status& status) { return status.ok() || status.code() == Code::kCancelled; });
   {
     const MutexLock lock(mutex_);
-    scheduler_.LaneEnded(lane, learn, now);
+    scheduler_.LaneEnded(lane, EndOf(outcome), now);
   }
   for (size_t i = 0; i < batch.size(); ++i) {
     // A stopped request gets the status of its stop, unless it ended before the kernel checked.

@@ -29,27 +29,47 @@ size_t Estimator::IndexOf(const Request& request) {
 }
 
 Duration Estimator::Expect(const Request& request) const {
-  return Nanoseconds(entries_[IndexOf(request)].ns_per_cost * CostOf(request));
+  const size_t index = IndexOf(request);
+  const double cost = CostOf(request);
+  if (entries_[index].ns_per_cost > 0) return Nanoseconds(entries_[index].ns_per_cost * cost);
+  const size_t first = index / kSizes * kSizes;
+  for (size_t larger = index + 1; larger < first + kSizes; ++larger) {
+    if (entries_[larger].ns_per_cost > 0) return Nanoseconds(entries_[larger].ns_per_cost * cost);
+  }
+  for (size_t smaller = index; smaller-- > first;) {
+    const double least = std::ldexp(kCostLeast, 2 * static_cast<int>(smaller - first));
+    if (entries_[smaller].ns_per_cost > 0) {
+      return Nanoseconds(std::max(entries_[smaller].ns_per_cost * least, ns_per_cost_ * cost));
+    }
+  }
+  return Nanoseconds(ns_per_cost_ * cost);
 }
 
-bool Estimator::Try(const Request& request, bool idle, TimePoint now) {
+bool Estimator::MayTry(const Request& request, bool idle, TimePoint now) const {
+  const Entry& entry = entries_[IndexOf(request)];
+  const Duration left = request.deadline - now;
+  if (entry.in_vain > Duration::zero() && left / 2 >= entry.in_vain) return true;
+  const Duration most = std::max(entry.in_vain, std::min(Expect(request), left));
+  return now - entry.renewed >=
+         (idle ? most
+               : std::max<Duration>(thresholds::kTryPauseLeast, thresholds::kTryPause * most));
+}
+
+void Estimator::Tried(const Request& request, TimePoint now) {
   Entry& entry = entries_[IndexOf(request)];
-  const Duration most = std::min(Expect(request), request.deadline - now);
-  const Duration pause =
-      idle ? most : std::max<Duration>(thresholds::kTryPauseLeast, thresholds::kTryPause * most);
-  if (now - entry.renewed < pause) return false;
   entry.renewed = now;
-  return true;
+  entry.in_vain = request.deadline - now;
 }
 
-void Estimator::Learn(std::span<Request* const> batch, Duration took, TimePoint now) {
+void Estimator::Learn(std::span<Request* const> batch, BatchEnd end, Duration took, TimePoint now) {
+  if (end == BatchEnd::kFailed) return;
+  const bool late = end == BatchEnd::kStopped;
   double expected = 0, cost = 0;
-  bool all_known = true, late = false;
+  bool all_known = true;
   for (const Request* const request : batch) {
     const double ns_per_cost = entries_[IndexOf(*request)].ns_per_cost;
     all_known &= ns_per_cost > 0;
-    if (request->stop.set() && request->stop_code != Code::kDeadlineExceeded) return;
-    late |= request->stop.set();
+    if (late && request->stop.set() && request->stop_code != Code::kDeadlineExceeded) return;
     cost += CostOf(*request);
     expected += ns_per_cost * CostOf(*request);
   }
@@ -58,8 +78,13 @@ void Estimator::Learn(std::span<Request* const> batch, Duration took, TimePoint 
   if (ns <= 0 || batch.empty()) return;
   for (const Request* const request : batch) {
     Entry& entry = entries_[IndexOf(*request)];
+    // A tried one that ran to its end, but after its deadline, was in vain too.
+    if (!late) entry.in_vain = request->tried && now > request->deadline ? took : Duration::zero();
     if (!all_known) {
-      if (entry.ns_per_cost == 0) entry = {ns / cost, now};
+      if (entry.ns_per_cost == 0) {
+        entry.ns_per_cost = ns / cost;
+        entry.renewed = now;
+      }
       continue;
     }
     // All of the batch's requests together count as one observation. One that took less is

@@ -6,9 +6,11 @@
 // way.
 //
 // An estimate is a time per kernel cost (kernels/contract/cost.h), by kernel, pass and size: small
-// requests take longer for their cost. A size that never ran has none, and is refused nothing. No
-// estimate is believed for ever: where one says that a request is hopeless, one such request in a
-// while is tried all the same. Not thread-safe.
+// requests take longer for their cost. So a size that never ran is expected to take no longer for
+// its cost than the next larger one that is known, or no longer than the next smaller one; where
+// none is, it runs at the rate that the device is said to have. No estimate is believed for ever:
+// where one says that a request is hopeless, one such request in a while is tried all the same. Not
+// thread-safe.
 
 #pragma once
 
@@ -21,28 +23,46 @@
 
 namespace attend {
 
+// How a batch ended.
+enum class BatchEnd {
+  kFailed,   // it says nothing of how long requests take
+  kStopped,  // some of its requests were stopped
+  kWhole,    // all ran to their end, whenever that was
+};
+
 class Estimator {
  public:
+  // `cost_per_s`: what the device may do at best of kernel cost; 0: not known.
+  explicit Estimator(double cost_per_s) : ns_per_cost_(cost_per_s > 0 ? 1e9 / cost_per_s : 0) {}
+
   // The device time that the request takes by itself; zero: unknown.
   Duration Expect(const Request& request) const;
-  // Whether a request that would be refused because it takes too long is to be tried all the same.
-  // If so, none of its kind is for a while: tries take a small share of the device's time, or half
-  // of it while it is idle.
-  bool Try(const Request& request, bool idle, TimePoint now);
-  // A batch ran, and had so much of the device's time. One that was stopped by a deadline would
+  // Whether a request that would be refused because it takes too long may be tried all the same:
+  // none of its kind was for a while, so that tries take a small share of the device's time, or
+  // half of it while it is idle; or the last one was in vain with half of this one's time.
+  bool MayTry(const Request& request, bool idle, TimePoint now) const;
+  // A request that is tried begins.
+  void Tried(const Request& request, TimePoint now);
+  // Whether another one of its kind was tried, or ran, since it was queued.
+  bool Overtaken(const Request& request) const {
+    return entries_[IndexOf(request)].renewed > request.enqueued;
+  }
+  // A batch ended, and had so much of the device's time. One that was stopped by a deadline would
   // have taken longer: it counts as twice that.
-  void Learn(std::span<Request* const> batch, Duration took, TimePoint now);
+  void Learn(std::span<Request* const> batch, BatchEnd end, Duration took, TimePoint now);
 
  private:
   struct Entry {
     double ns_per_cost = 0;  // 0: not known
     TimePoint renewed{};     // when one such request was last tried or had run
+    Duration in_vain{0};     // what the last one that was tried had, unless one has run since
   };
   // Sizes differ by a factor of four.
   static constexpr int kSizes = 32;
 
   static size_t IndexOf(const Request& request);
 
+  double ns_per_cost_;  // while no size of a kernel and pass is known
   std::array<Entry, static_cast<size_t>(kKernelCount) * 2 * kSizes> entries_{};
 };
 

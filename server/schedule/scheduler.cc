@@ -48,17 +48,23 @@ bool GivenUpLate(const Request& request, TimePoint now) {
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
-    : batcher_(options.batcher), queue_(options.queue), lanes_(std::max(1, options.lanes)) {}
+    : batcher_(options.batcher),
+      queue_(options.queue),
+      lanes_(std::max(1, options.lanes)),
+      estimator_(options.cost_per_s) {}
 
 void Scheduler::ShareTime(TimePoint now) {
-  if (now <= shared_until_) return;
   const auto busy = std::count_if(lanes_.begin(), lanes_.end(),
                                   [](const LaneSlot& slot) { return !slot.running.empty(); });
+  if (busy == 0 && queue_.empty()) idle_ = Duration::zero();
+  if (now <= shared_until_) return;
   for (LaneSlot& slot : lanes_) {
     if (!slot.running.empty()) slot.had += (now - shared_until_) / busy;
   }
   // The time until a woken thread runs counts as well.
-  if (busy == 0 && !queue_.empty()) idle_ += now - shared_until_;
+  if (busy == 0 && !queue_.empty()) {
+    idle_ += std::max(Duration::zero(), now - std::max(shared_until_, delayed_));
+  }
   shared_until_ = now;
 }
 
@@ -82,7 +88,8 @@ void Scheduler::Classify(Request& request) const {
   request.large = request.in_parts || batcher_.IsLarge(request.kernel_cost, request.batch_bytes) ||
                   request.source.Awaits();
   request.cost = batcher_.Cost(request.kernel_cost, request.batch_bytes);
-  request.expected = request.tried ? Duration::zero() : estimator_.Expect(request);
+  request.tried = false;
+  request.expected = estimator_.Expect(request);
 }
 
 Status Scheduler::Judge(Request& request, TimePoint now) {
@@ -102,7 +109,7 @@ Status Scheduler::Judge(Request& request, TimePoint now) {
   if (end <= request.deadline) return Status();
   const bool idle = running_.empty() && queue_.empty();
   if (outlook.End(before, Duration::zero()) <= request.deadline &&
-      estimator_.Try(request, idle, now)) {
+      estimator_.MayTry(request, idle, now)) {
     request.tried = true;
     request.expected = Duration::zero();
     return Status();
@@ -144,27 +151,29 @@ Scheduler::Step Scheduler::Plan(TimePoint now) {
     if (slot.deadline <= now) StopExpired(slot, now);
   }
   for (;;) {
-    const BatchDecision decision = batcher_.Next(queue_, lanes(), OutlookAt(now), now);
+    const BatchDecision decision = batcher_.Next(queue_, lanes(), OutlookAt(now), estimator_, now);
     for (const uint64_t id : decision.late) {
       std::unique_ptr<Request> request = queue_.TakeById(id);
-      queue_.NoteLate(*request);
+      if (!request->tried) queue_.NoteLate(*request);
       EndLate(std::move(request), now, &step);
     }
+    delayed_ = decision.delayed;
     if (decision.take.empty()) {
       step.wake = std::min(decision.wake, running_deadline());
       return step;
     }
-    StartLaunch(decision, &step);
+    StartLaunch(decision, now, &step);
   }
 }
 
 void Scheduler::EndLate(std::unique_ptr<Request> request, TimePoint now, Step* step) {
+  if (request->tried) request->expected = estimator_.Expect(*request);
   const TimePoint end = OutlookAt(now).End(Duration::zero(), request->expected);
   request->status = request->deadline <= now ? Expired() : Late(*request, now, end);
   step->ended.push_back(std::move(request));
 }
 
-void Scheduler::StartLaunch(const BatchDecision& decision, Step* step) {
+void Scheduler::StartLaunch(const BatchDecision& decision, TimePoint now, Step* step) {
   const auto slot =
       std::find_if(lanes_.begin(), lanes_.end(), [](const LaneSlot& each) { return !each.busy; });
   assert(slot != lanes_.end());
@@ -191,6 +200,9 @@ void Scheduler::StartLaunch(const BatchDecision& decision, Step* step) {
     slot->running.push_back(request.get());
     slot->deadline = std::min(slot->deadline, request->deadline);
     slot->expected += request->expected;
+    if (!request->tried) continue;
+    slot->expected += std::min(estimator_.Expect(*request), request->deadline - now);
+    estimator_.Tried(*request, now);
   }
   step->launches.push_back(std::move(launch));
 }
@@ -219,13 +231,13 @@ TimePoint Scheduler::running_deadline() const {
   return earliest;
 }
 
-void Scheduler::LaneEnded(int lane, bool learn, TimePoint now) {
+void Scheduler::LaneEnded(int lane, BatchEnd end, TimePoint now) {
   ShareTime(now);
   LaneSlot& slot = lanes_[lane];
   // How long a lane waited for a client's event, or an upload, says nothing.
-  learn = learn && std::none_of(slot.running.begin(), slot.running.end(),
-                                [](const Request* each) { return each->source.Awaits(); });
-  if (learn) estimator_.Learn(slot.running, slot.had, now);
+  const bool awaited = std::any_of(slot.running.begin(), slot.running.end(),
+                                   [](const Request* each) { return each->source.Awaits(); });
+  if (!awaited) estimator_.Learn(slot.running, end, slot.had, now);
   slot.running.clear();
   slot.deadline = kNever;
 }
@@ -233,7 +245,7 @@ void Scheduler::LaneEnded(int lane, bool learn, TimePoint now) {
 void Scheduler::LaneDone(int lane) {
   LaneSlot& slot = lanes_[lane];
   assert(slot.busy);
-  LaneEnded(lane, false, shared_until_);
+  LaneEnded(lane, BatchEnd::kFailed, shared_until_);
   slot.busy = false;
   const LaneState state = lanes();
   // An empty queue alone is not enough: a tenant's running requests count when others arrive.

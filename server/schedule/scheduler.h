@@ -33,6 +33,7 @@ struct SchedulerOptions {
   int lanes = 1;
   QueueOptions queue;
   BatcherOptions batcher;
+  double cost_per_s = 0;  // Estimator's
 };
 
 class Scheduler {
@@ -58,8 +59,8 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   // Whether the request, whose selection, kernel_cost, batch_bytes and in_parts are set, would be
-  // in time if it were pushed now; if not, the status that it is refused with. Says so in the
-  // request's refusal, or marks the request as tried.
+  // in time if it were pushed now, or is to be tried; if not, the status that it is refused with,
+  // which is in the request's refusal too.
   Status Judge(Request& request, TimePoint now);
   // Takes `request`, with the same fields set, if and only if OK. RESOURCE_EXHAUSTED when the queue
   // is full, Judge's status, or Close's. Plan should follow.
@@ -70,9 +71,8 @@ class Scheduler {
   // Ends queued requests past their deadline, tells running ones past theirs to stop, and fills the
   // free lanes.
   Step Plan(TimePoint now);
-  // The launch on this lane has ended, and its requests are about to be destroyed. `learn`: they
-  // ran, or were stopped, and did not fail.
-  void LaneEnded(int lane, bool learn, TimePoint now);
+  // The launch on this lane has ended, and its requests are about to be destroyed.
+  void LaneEnded(int lane, BatchEnd end, TimePoint now);
   // The lane is free. Plan should follow.
   void LaneDone(int lane);
   // Tells all running requests to stop.
@@ -103,12 +103,12 @@ class Scheduler {
 
   void StopExpired(LaneSlot& slot, TimePoint now);
   // Shares the device's time since the last call among the lanes that were busy; if none was and
-  // something waited, it is the next one's.
+  // something waited, but not for company, it is the next one's.
   void ShareTime(TimePoint now);
   // Valid until a lane's state changes.
   Outlook OutlookAt(TimePoint now);
   void Classify(Request& request) const;
-  void StartLaunch(const BatchDecision& decision, Step* step);
+  void StartLaunch(const BatchDecision& decision, TimePoint now, Step* step);
   void EndLate(std::unique_ptr<Request> request, TimePoint now, Step* step);
 
   const Batcher batcher_;
@@ -118,6 +118,7 @@ class Scheduler {
   std::vector<Outlook::Running> running_;  // OutlookAt's
   TimePoint shared_until_{};               // ShareTime's
   Duration idle_{0};                       // while something waited, since the last launch
+  TimePoint delayed_{};                    // BatchDecision's
   Status closed_;                          // OK: open
 };
 

@@ -28,10 +28,11 @@ class EstimatorTest : public testing::Test {
       raw.push_back(batch.back().get());
       if (stopped != Code::kOk) StopRunning(*raw.back(), stopped);
     }
-    estimator_.Learn(raw, took, kStart);
+    estimator_.Learn(raw, stopped == Code::kOk ? BatchEnd::kWhole : BatchEnd::kStopped, took,
+                     kStart);
   }
 
-  Estimator estimator_;
+  Estimator estimator_{0};
 };
 
 TEST_F(EstimatorTest, KnowsNothingUntilOneOfThatSizeAndKernelRan) {
@@ -39,13 +40,31 @@ TEST_F(EstimatorTest, KnowsNothingUntilOneOfThatSizeAndKernelRan) {
   Learn(1e6, milliseconds(10));
   EXPECT_EQ(Expect(1e6), milliseconds(10));
   EXPECT_EQ(Expect(0.9e6), milliseconds(9)) << "by cost";
-  EXPECT_EQ(Expect(1e9), Duration::zero()) << "of another size";
   const auto other = Make(1e6);
   other->selection.kernel = KernelId::kCpuFlash;
   EXPECT_EQ(estimator_.Expect(*other), Duration::zero());
   other->selection.kernel = {};
   other->backward.emplace();
   EXPECT_EQ(estimator_.Expect(*other), Duration::zero());
+}
+
+TEST_F(EstimatorTest, ASizeThatNeverRanTakesAsLongAsTheNextOneAtBest) {
+  Learn(1e6, milliseconds(10));
+  EXPECT_EQ(Expect(1e4), std::chrono::microseconds(100)) << "at the rate of a larger one";
+  const Duration larger = Expect(1e9);
+  EXPECT_GT(larger, milliseconds(2)) << "no less than the smallest one of that size";
+  EXPECT_LE(larger, milliseconds(10));
+  Learn(1e8, milliseconds(100));
+  EXPECT_EQ(Expect(1e7), milliseconds(10));
+  EXPECT_GT(Expect(1e12), milliseconds(25));
+}
+
+TEST_F(EstimatorTest, BeforeAnyRanTheDevicesRateCounts) {
+  estimator_ = Estimator(1e9);
+  EXPECT_EQ(Expect(1e6), milliseconds(1));
+  Learn(1e6, milliseconds(10));
+  EXPECT_EQ(Expect(1e6), milliseconds(10));
+  EXPECT_EQ(Expect(1e9), seconds(1)) << "no faster than the device";
 }
 
 TEST_F(EstimatorTest, ABatchCountsOnceForAllThatAreInIt) {
@@ -73,33 +92,78 @@ TEST_F(EstimatorTest, WhatADeadlineStoppedTakesLongerWhatAClientStoppedSaysNothi
   EXPECT_EQ(Expect(1e6), std::chrono::microseconds(11'250));
 }
 
-TEST_F(EstimatorTest, AHopelessRequestIsTriedFromTimeToTimeAndThenBelieved) {
-  Learn(1e6, seconds(1));
+TEST_F(EstimatorTest, WhatRanToItsEndAfterItsDeadlineTookAsLongAsItDid) {
+  Learn(1e6, milliseconds(10));
   auto request = Make(1e6);
-  request->deadline = kStart + milliseconds(510);
-  const auto tries = [&](int ms) {
-    return estimator_.Try(*request, false, kStart + milliseconds(ms));
-  };
-  EXPECT_FALSE(tries(99)) << "one has just run";
-  request->deadline = kNever;  // it may take its second: 16 pass
-  EXPECT_FALSE(tries(15'999));
-  EXPECT_TRUE(tries(16'000));
-  EXPECT_FALSE(tries(16'001));
-  EXPECT_FALSE(estimator_.Try(*request, true, kStart + milliseconds(16'999)));
-  EXPECT_TRUE(estimator_.Try(*request, true, kStart + milliseconds(17'000))) << "it is idle";
-  request->tried = true;
   Request* const raw = request.get();
-  estimator_.Learn({&raw, 1}, milliseconds(10), kStart);
+  StopRunning(*raw, Code::kDeadlineExceeded);  // which a GPU does not see
+  estimator_.Learn({&raw, 1}, BatchEnd::kWhole, milliseconds(2), kStart);
+  EXPECT_EQ(Expect(1e6), milliseconds(8));
+}
+
+class TryTest : public EstimatorTest {
+ protected:
+  TryTest() { Learn(1e6, seconds(1)); }
+
+  // Requests are tried so many milliseconds after the start, with so many left.
+  std::unique_ptr<Request> Tried(int at, int left) {
+    auto request = Make(1e6);
+    request->tried = true;
+    request->deadline = At(at + left);
+    return request;
+  }
+  bool MayTry(int at, int left, bool idle = false) {
+    return estimator_.MayTry(*Tried(at, left), idle, At(at));
+  }
+  static TimePoint At(int ms) { return kStart + milliseconds(ms); }
+};
+
+TEST_F(TryTest, OneOfAKindInAWhile) {
+  EXPECT_FALSE(MayTry(99, 1)) << "one has just run";
+  EXPECT_TRUE(MayTry(100, 1));
+  EXPECT_FALSE(MayTry(15'999, 1000)) << "16 times what it may take";
+  EXPECT_TRUE(MayTry(16'000, 1000));
+  EXPECT_TRUE(MayTry(16'000, 1000)) << "none has begun";
+  EXPECT_TRUE(MayTry(1000, 900, true)) << "the device is idle";
+  estimator_.Tried(*Tried(16'000, 1000), At(16'000));
+  EXPECT_FALSE(MayTry(16'001, 1000));
+}
+
+TEST_F(TryTest, OneThatHasTwiceTheTimeIsTriedAtOnceAndOneThatHasLessWaitsForIt) {
+  estimator_.Tried(*Tried(1000, 50), At(1000));
+  EXPECT_FALSE(MayTry(1010, 99));
+  EXPECT_TRUE(MayTry(1010, 100));
+  estimator_.Tried(*Tried(1010, 100), At(1010));
+  EXPECT_FALSE(MayTry(2609, 10));
+  EXPECT_TRUE(MayTry(2610, 10));
+}
+
+TEST_F(TryTest, WhatRanIsBelieved) {
+  auto request = Tried(1000, 50);
+  estimator_.Tried(*request, At(1000));
+  Request* const raw = request.get();
+  estimator_.Learn({&raw, 1}, BatchEnd::kWhole, milliseconds(10), At(1010));
   EXPECT_EQ(Expect(1e6), milliseconds(10));
+  EXPECT_FALSE(MayTry(1020, 100)) << "no try was in vain";
+}
+
+TEST_F(TryTest, OneThatAGpuRanToItsLateEndWasInVain) {
+  auto request = Tried(1000, 50);
+  estimator_.Tried(*request, At(1000));
+  Request* const raw = request.get();
+  estimator_.Learn({&raw, 1}, BatchEnd::kWhole, milliseconds(990), At(1990));
+  EXPECT_FALSE(MayTry(4000, 50)) << "16 times 50 ms have passed, but not 16 times 990";
 }
 
 TEST_F(EstimatorTest, NoCostAndAnyCostHaveAPlace) {
   for (const double cost : {0.0, 1e300}) {
+    estimator_ = Estimator(0);
     EXPECT_EQ(Expect(cost), Duration::zero());
     Learn(cost, milliseconds(1));
     EXPECT_GT(Expect(cost), Duration::zero());
     EXPECT_LT(Expect(cost), std::chrono::hours(3)) << "so that sums do not overflow";
   }
+  estimator_ = Estimator(0);
   Learn(1e6, Duration::zero());
   EXPECT_EQ(Expect(1e6), Duration::zero()) << "a clock that stood still says nothing";
 }

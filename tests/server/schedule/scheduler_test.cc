@@ -168,7 +168,7 @@ TEST(Scheduler, StopsWhatRunsPastItsDeadlineAndNothingElse) {
   for (const auto& request : step.launches[0].requests) {
     EXPECT_EQ(request->stop_code, request->stop.set() ? Code::kDeadlineExceeded : Code::kOk);
   }
-  scheduler.LaneEnded(step.launches[0].lane, false, late);
+  scheduler.LaneEnded(step.launches[0].lane, BatchEnd::kStopped, late);
   step.launches[0].requests.clear();  // and it must not look at them again
   EXPECT_EQ(scheduler.Cancel(1, late), nullptr);
   scheduler.StopAll(Code::kUnavailable);
@@ -213,7 +213,7 @@ class LateTest : public testing::Test {
  protected:
   LateTest() {
     Run(1);
-    scheduler_.LaneEnded(0, true, kStart + milliseconds(10));
+    scheduler_.LaneEnded(0, BatchEnd::kWhole, kStart + milliseconds(10));
     scheduler_.LaneDone(0);
     now_ = kNow;
   }
@@ -259,10 +259,52 @@ TEST_F(LateTest, TimeUntilALaneBeginsCountsToo) {
   ASSERT_TRUE(Push(2).ok());
   running_ = scheduler_.Plan(kNow + milliseconds(8)).launches;
   ASSERT_EQ(running_.size(), 1u);
-  scheduler_.LaneEnded(0, true, kNow + milliseconds(18));
+  scheduler_.LaneEnded(0, BatchEnd::kWhole, kNow + milliseconds(18));
   EXPECT_EQ(Push(3, kNow + milliseconds(10) + std::chrono::microseconds(900)).code(),
             Code::kDeadlineExceeded)
       << "an eighth of the 8 ms";
+}
+
+TEST_F(LateTest, NoTimeOfALaneCountsFromBeforeTheQueueWasEmpty) {
+  ASSERT_TRUE(Push(2).ok());
+  EXPECT_NE(scheduler_.Cancel(2, kNow + milliseconds(8)), nullptr);
+  now_ = kNow + milliseconds(9);
+  Run(3);
+  scheduler_.LaneEnded(0, BatchEnd::kWhole, now_ + milliseconds(10));
+  scheduler_.LaneDone(0);
+  now_ += milliseconds(10);
+  EXPECT_TRUE(Push(4, now_ + milliseconds(10)).ok());
+}
+
+TEST_F(LateTest, HopelessOnesThatNeverRunSpendNoTryAndOfThoseThatWaitOneRuns) {
+  now_ = kNow + milliseconds(500);
+  Run(2);
+  now_ += milliseconds(8);
+  for (const uint64_t id : {3, 4, 5}) ASSERT_TRUE(Push(id, now_ + milliseconds(9)).ok());
+  EXPECT_NE(scheduler_.Cancel(3, now_), nullptr);
+  scheduler_.LaneDone(0);
+  Scheduler::Step step = scheduler_.Plan(now_);
+  ASSERT_EQ(step.launches.size(), 1u);
+  ASSERT_EQ(step.launches[0].requests.size(), 1u);
+  EXPECT_EQ(step.launches[0].requests[0]->id, 4u);
+  ASSERT_EQ(step.ended.size(), 1u);
+  EXPECT_EQ(step.ended[0]->id, 5u);
+  EXPECT_EQ(step.ended[0]->status.code(), Code::kDeadlineExceeded);
+  EXPECT_FALSE(Push(6, now_ + milliseconds(9)).ok());
+}
+
+TEST(Scheduler, ADelayForCompanyIsNoTimeOfTheDevice) {
+  SchedulerOptions options = Options(1);
+  options.batcher.batch_delay = milliseconds(50);
+  Scheduler scheduler(options);
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  EXPECT_TRUE(scheduler.Plan(kStart).launches.empty());
+  const TimePoint begin = kStart + milliseconds(50);
+  const Scheduler::Step step = scheduler.Plan(begin);
+  ASSERT_EQ(step.launches.size(), 1u);
+  scheduler.LaneEnded(0, BatchEnd::kWhole, begin + milliseconds(10));
+  EXPECT_TRUE(Push(scheduler, {.id = 2}).ok());
+  EXPECT_EQ(scheduler.Backlog(begin + milliseconds(10)), std::chrono::microseconds(12'500));
 }
 
 TEST_F(LateTest, WhatHasBecomeLateInTheQueueDoesNotStart) {
@@ -314,7 +356,7 @@ class SparedTest : public testing::Test {
     for (const double flops : {4000.0, 200'000.0}) {
       EXPECT_EQ(Launch({.id = 1, .flops = flops}), 1u);
       now_ += milliseconds(static_cast<int>(flops) / 1000);
-      scheduler_.LaneEnded(0, true, now_);
+      scheduler_.LaneEnded(0, BatchEnd::kWhole, now_);
       scheduler_.LaneDone(0);
     }
   }

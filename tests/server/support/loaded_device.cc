@@ -111,7 +111,10 @@ void LoadedDevice::EndBatches() {
     const bool stopped = std::all_of(batch.requests.begin(), batch.requests.end(),
                                      [](const auto& each) { return each->stop.set(); });
     if (batch.left_ns > 1 && !stopped) continue;
-    scheduler_.LaneEnded(static_cast<int>(lane), learns, now_);
+    const BatchEnd end = !learns             ? BatchEnd::kFailed
+                         : batch.left_ns > 1 ? BatchEnd::kStopped
+                                             : BatchEnd::kWhole;
+    scheduler_.LaneEnded(static_cast<int>(lane), end, now_);
     for (const auto& request : std::exchange(batch.requests, {})) Count(*request);
     scheduler_.LaneDone(static_cast<int>(lane));
   }

@@ -175,7 +175,7 @@ void Simulation::Cancel(uint64_t id) {
 
 void Simulation::EndLane(int lane) {
   RunningBatch batch = std::exchange(running_[static_cast<size_t>(lane)], {});
-  scheduler_->LaneEnded(lane, false, now_);
+  scheduler_->LaneEnded(lane, BatchEnd::kFailed, now_);
   const bool failed = Uniform(0, 1) < failure_share_;
   // As the device worker does: a lost device takes no more before anyone hears of it.
   if (failed && Pick(0, 9) == 0) Close(Unavailable("the device is lost"));
