@@ -71,13 +71,13 @@ bool HadShortDeadline(const Request& request) {
 }
 
 // The outcome of a request with a deadline, where the deadline decided it.
-enum DeadlineOutcome : size_t { kAnswered, kRefused, kDropped, kStopped };
-constexpr std::array<std::string_view, 4> kDeadlineOutcomeNames = {"answered", "refused", "dropped",
-                                                                   "stopped"};
+enum DeadlineOutcome : size_t { kAnswered, kRefused, kDropped, kStopped, kLate };
+constexpr std::array<std::string_view, 5> kDeadlineOutcomeNames = {"answered", "refused", "dropped",
+                                                                   "stopped", "late"};
 
 std::optional<DeadlineOutcome> DeadlineOutcomeOf(const Request& request) {
   if (request.deadline == kNever || HadShortDeadline(request)) return std::nullopt;
-  if (request.status.ok()) return kAnswered;
+  if (request.status.ok()) return request.completed > request.deadline ? kLate : kAnswered;
   if (!IsLate(request)) return std::nullopt;
   if (request.started != TimePoint()) return kStopped;
   return request.enqueued != TimePoint() ? kDropped : kRefused;

@@ -75,13 +75,17 @@ TEST_F(RequestEndsTest, DeadlinesAreKeptOrItIsCountedWhereTheyWereNot) {
   EXPECT_EQ(count(Code::kDeadlineExceeded, false, true, true), 4);
   EXPECT_EQ(count(Code::kResourceExhausted, false, true, false), 4) << "the queue was full";
   EXPECT_EQ(count(Code::kCancelled, false, true, true), 4);
-  for (const char* outcome : {"answered", "refused", "dropped", "stopped"}) {
+  Request late;
+  late.deadline = kReceived + milliseconds(10);
+  late.completed = late.deadline + milliseconds(1);
+  EXPECT_EQ(Count(late, Code::kOk, "attend_deadline_requests_total"), 5);
+  for (const char* outcome : {"answered", "refused", "dropped", "stopped", "late"}) {
     EXPECT_EQ(Counted("attend_deadline_requests_total", outcome), 1) << outcome;
   }
   Request request;  // without a deadline
-  EXPECT_EQ(Count(request, Code::kOk, "attend_deadline_requests_total"), 4);
+  EXPECT_EQ(Count(request, Code::kOk, "attend_deadline_requests_total"), 5);
   request.deadline = kReceived + milliseconds(9);
-  EXPECT_EQ(Count(request, Code::kDeadlineExceeded, "attend_deadline_requests_total"), 4);
+  EXPECT_EQ(Count(request, Code::kDeadlineExceeded, "attend_deadline_requests_total"), 5);
   request.refusal.late = true;
   EXPECT_EQ(Count(request, Code::kResourceExhausted, "attend_short_deadlines_total"), 2);
 }
