@@ -4,8 +4,8 @@
 
     tests/bench/bench_overload.py --dist build/release [--device cpu] [--shape SHAPE ...]
 
-Starts attend-server on one half of the processors, and attend-client on the other: so overload takes
-nothing from the server but what it does itself. Finds how long one request takes alone, what the
+Starts attend-server on one half of the processors, and attend-client on the other: so overload
+takes nothing from the server but what it does itself. Finds how long one request takes alone, what the
 server can do without deadlines, how many callers that takes, and what a refusal costs. Then it asks
 for 1.5, 3 and 10 times that rate, and with 1.5, 3 and 10 times the callers, with deadlines of 3 to
 20 times what a request takes alone. The target is 90 % of the best rate; or that rate less the cost
@@ -157,8 +157,8 @@ def measure(loads, server, refusal, shape, log):
     alone_ms, best, callers = capacity(loads, shape)
     share = refusal / server.processors
     log(f"\n{shape}: {alone_ms:.2f} ms alone, {best:.1f}/s at most, with {callers} callers; "
-        f"a refusal takes {refusal * 1e6:.0f} us of the server's CPU time, 1/{1 / best / share:.0f} "
-        "of a request's")
+        f"a refusal takes {refusal * 1e6:.0f} us of the server's CPU time, "
+        f"1/{1 / best / share:.0f} of a request's")
     log("| of the best (target), refused, late | "
         + " | ".join(f"deadlines of {n} times that" for n in DEADLINES) + " |")
     log("|---|" + "---|" * len(DEADLINES))

@@ -98,8 +98,10 @@ def test_deadlines_of_clients_count_as_such(server):
         call = service.Attend.future(wire.small_request(**ENDLESS), timeout=600)
         runs(server)
         late = [service.Attend.future(wire.small_request(seed=n), timeout=1) for n in range(20)]
-        assert {outcome(each) for each in late} == {CODE.DEADLINE_EXCEEDED}
-        harness.wait_for("all to be counted", lambda: server.metric(
-            "attend_requests_total", code="DEADLINE_EXCEEDED") == 20, 30)
+        # Behind what is expected to run for long they are refused, else they end in the queue.
+        codes = {CODE.DEADLINE_EXCEEDED, CODE.RESOURCE_EXHAUSTED}
+        assert {outcome(each) for each in late} <= codes
+        harness.wait_for("all to be counted", lambda: sum(server.metric(
+            "attend_requests_total", code=code.name) for code in codes) == 20, 30)
         assert server.metric("attend_requests_total", code="CANCELLED") == 0
         call.cancel()
