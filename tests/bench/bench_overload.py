@@ -5,12 +5,12 @@
     tests/bench/bench_overload.py --dist build/release [--device cpu] [--shape SHAPE ...]
 
 Starts attend-server on one half of the processors, and attend-client on the other: so overload
-takes nothing from the server but what it does itself. Finds how long one request takes alone, what the
-server can do without deadlines, how many callers that takes, and what a refusal costs. Then it asks
-for 1.5, 3 and 10 times that rate, and with 1.5, 3 and 10 times the callers, with deadlines of 3 to
-20 times what a request takes alone. The target is 90 % of the best rate; or that rate less the cost
-of the refusals, where this is lower and a request costs less than 20 refusals. Prints a table;
---json FILE has the figures. Only the standard library, and the two programs."""
+takes nothing from the server but what it does itself. Finds how long one request takes alone, what
+the server can do without deadlines, how many callers that takes, and what a refusal costs. Then it
+asks for 1.5, 3 and 10 times that rate, and with 1.5, 3 and 10 times the callers, with deadlines of
+3 to 20 times what a request takes alone. The target is 90 % of the best rate; or that rate less
+the cost of the refusals, where this is lower and a request costs less than 20 refusals. Prints a
+table; --json FILE has the figures. Only the standard library, and the two programs."""
 
 import argparse
 import json

@@ -73,7 +73,7 @@ def test_full_queue_on_a_stream(start_server):
 
 
 def test_deadline_passes_while_the_lane_is_busy(start_server):
-    """It is refused, or ends while the batch before it still runs, and has no place in the queue."""
+    """It is refused, or ends while the batch before it still runs, and leaves no place taken."""
     server = start_server("--lanes", "1")
     with wire.connect(server.address) as service, busy(server, service) as slow:
         waiting = service.Attend.future(wire.small_request(), timeout=0.2)
