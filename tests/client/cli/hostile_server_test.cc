@@ -29,6 +29,9 @@ using ::testing::Not;
 // Sets a terminal's title, clears it, begins a line of its own, and writes from right to left.
 const char* const kEvil = "\x1b]0;title\a\x1b[2J\r\nforged line\u202e\u009b2J";
 
+// More than a 32-bit number, which JSON of Protobuf has as a string.
+constexpr int64_t kMany = int64_t{1} << 40;
+
 class Attention final : public v1::AttentionService::Service {
  public:
   grpc::Status Attend(grpc::ServerContext*, const v1::AttendRequest*,
@@ -45,6 +48,8 @@ class Attention final : public v1::AttentionService::Service {
     v1::DeviceInfo* const device = info->add_devices();
     device->set_name(kEvil);
     device->set_description(kEvil);
+    device->set_memory_bytes(kMany);
+    info->mutable_limits()->set_request_bytes_max(kMany);
     v1::KernelInfo* const kernel = info->add_kernels();
     kernel->set_name(kEvil);
     kernel->set_device_kind(kEvil);
@@ -188,9 +193,8 @@ TEST_F(HostileServer, ItsTextsAreShownAndNotObeyed) {
 
 TEST_F(HostileServer, NumbersOfInfoAreNumbersInJson) {
   const auto json = nlohmann::json::parse(Run({"info", "--json"}).out);
-  EXPECT_TRUE(json["devices"][0]["memory_bytes"].is_number_integer());
-  EXPECT_TRUE(json["limits"].is_null() || json["limits"]["queue_requests_max"].is_number());
-  EXPECT_TRUE(json["uptime_seconds"].is_number());
+  EXPECT_EQ(json.at("devices").at(0).at("memory_bytes"), kMany);
+  EXPECT_EQ(json.at("limits").at("request_bytes_max"), kMany);
 }
 
 TEST_F(HostileServer, AListThatDoesNotAdvanceIsRefused) {
