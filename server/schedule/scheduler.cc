@@ -26,16 +26,20 @@ int64_t RetryAfterMs(Duration duration) {
   return std::clamp(ms, thresholds::kRetryAfterMsMin, thresholds::kRetryAfterMsMax);
 }
 
-// The status of a request that would be done at `end`, which is too late. If it was too late when
-// it came, even for a device that did nothing else, it has no use for trying again.
+// The status of a request that would be done at `end`, which is too late. DEADLINE_EXCEEDED says
+// that another try is of no use: it would come after the deadline, or the request was too late when
+// it came, even for a device that did nothing else.
 Status Late(Request& request, TimePoint now, TimePoint end) {
   request.refusal.late = true;
   const std::string why = "deadline: it is in " + Ms(request.deadline - now) +
                           " ms, and the request would be done in " + Ms(end - now) +
                           " ms, of which it runs for " + Ms(request.expected);
-  if (request.expected > request.deadline - request.received)
+  const int64_t retry_after_ms = RetryAfterMs(end - request.deadline);
+  if (request.expected > request.deadline - request.received ||
+      std::chrono::milliseconds(retry_after_ms) >= request.deadline - now) {
     return Status(Code::kDeadlineExceeded, why);
-  request.refusal.retry_after_ms = RetryAfterMs(end - request.deadline);
+  }
+  request.refusal.retry_after_ms = retry_after_ms;
   return ResourceExhausted(why);
 }
 

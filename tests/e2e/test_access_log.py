@@ -152,7 +152,7 @@ def test_what_a_drain_stops_has_its_line(start_server, tmp_path, seconds):
     server = start_server("--lanes", "1", "--drain-timeout", seconds, "--access-log", path)
     with wire.connect(server.address) as service:
         calls = [service.Attend.future(wire.slow_request(8192, request_id=str(number)),
-                                       timeout=wire.SECONDS) for number in range(12)]
+                                       timeout=600) for number in range(12)]
         harness.wait_for("all to be accepted",
                          lambda: server.metric("attend_inflight_requests") == len(calls))
         assert server.stop() == 0

@@ -246,6 +246,7 @@ TEST_F(LateTest, WhatWouldBeLateIsRefusedWithTheTimeAfterWhichItWouldNotBe) {
   EXPECT_TRUE(refused_->refusal.late);
   EXPECT_EQ(refused_->refusal.retry_after_ms, 8) << "10 ms, a quarter of them, and 10 for itself";
   EXPECT_EQ(scheduler_.queue().size(), 1) << "it is not taken";
+  EXPECT_EQ(Push(5, kNow + milliseconds(11)).code(), Code::kDeadlineExceeded) << "12 ms more";
   EXPECT_TRUE(Push(4, kNow + milliseconds(23)).ok());
 }
 
