@@ -243,8 +243,7 @@ TEST(LoadPlot, WithDeadlinesTheThroughputIsTheGoodput) {
   EXPECT_DOUBLE_EQ(file.steps[1].refused_per_s, 900);
   EXPECT_DOUBLE_EQ(file.steps[1].late_per_s, 100);
   const std::string svg = SvgOf(Draw(LoadFigure(file)));
-  for (const char* words :
-       {"Goodput, deadlines of 40", "in time", "refused", "too late", ">1k<"}) {
+  for (const char* words : {"Goodput, deadlines of 40", "in time", "refused", "too late", ">1k<"}) {
     EXPECT_THAT(svg, HasSubstr(words));
   }
 }
