@@ -16,17 +16,14 @@ int64_t Batcher::Cost(double kernel_cost, int64_t bytes) const {
   return std::max(kCostMin, static_cast<int64_t>(cost));
 }
 
-void Batcher::Fill(QueueOrder& order, const Outlook& outlook, const Estimator& estimator,
-                   BatchDecision& decision, TimePoint& until) const {
+void Batcher::Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& decision,
+                   TimePoint& until) const {
   double kernel_cost = 0;
   int64_t bytes = 0;
   Duration time{0};
-  bool any_tried = false;
   TimePoint due = kNever;  // the earliest deadline of what is taken
   while (const Request* request = order.Peek()) {
-    const bool believed = request->tried && (any_tried || estimator.Overtaken(*request));
-    const Duration own = believed ? estimator.Expect(*request) : request->expected;
-    if (outlook.End(Duration::zero(), own) > request->deadline) {
+    if (outlook.End(Duration::zero(), request->expected) > request->deadline) {
       decision.late.push_back(request->id);
       order.Skip();
       continue;
@@ -63,7 +60,6 @@ void Batcher::Fill(QueueOrder& order, const Outlook& outlook, const Estimator& e
       return;
     }
     time += request->expected;
-    any_tried |= request->tried;
     // It waits for company for at most half of the time that it can spare.
     const Duration spare = request->deadline - request->expected - request->enqueued;
     until = std::min(until, request->enqueued + std::min(options_.batch_delay, spare / 2));
@@ -75,8 +71,7 @@ void Batcher::Fill(QueueOrder& order, const Outlook& outlook, const Estimator& e
 }
 
 BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
-                            const Outlook& outlook, const Estimator& estimator,
-                            TimePoint now) const {
+                            const Outlook& outlook, TimePoint now) const {
   BatchDecision decision;
   decision.wake = queue.earliest_hopeless();
   if (lanes.free == 0 || queue.empty()) return decision;
@@ -85,7 +80,7 @@ BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
   const bool large_may_run = lanes.total == 1 || lanes.large + 1 < lanes.total;
   QueueOrder order(queue, large_may_run, now);
   TimePoint until = kNever;  // more requests may be waited for
-  Fill(order, outlook, estimator, decision, until);
+  Fill(order, outlook, decision, until);
   decision.aged = order.aged() && !decision.take.empty();
   const bool waits_for_company = decision.closed == BatchClosed::kEmpty && !decision.take.empty() &&
                                  options_.batch_delay > Duration::zero();

@@ -11,8 +11,7 @@
 // The problems of a batch may differ in everything: the device groups them into launches.
 //
 // A request that could not end before its deadline, beside what runs, is not started, and none that
-// would make what is about to run late, or what runs of the same tenant (Outlook::Spares). Of the
-// hopeless requests of a kind that came to be tried (estimator.h), the first one is.
+// would make what is about to run late, or what runs of the same tenant (Outlook::Spares).
 
 #pragma once
 
@@ -20,7 +19,6 @@
 #include <vector>
 
 #include "kernels/util/clock.h"
-#include "server/schedule/estimator.h"
 #include "server/schedule/outlook.h"
 #include "server/schedule/queue_order.h"
 #include "server/schedule/request_queue.h"
@@ -67,7 +65,7 @@ class Batcher {
   explicit Batcher(const BatcherOptions& options) : options_(options) {}
 
   BatchDecision Next(const RequestQueue& queue, const LaneState& lanes, const Outlook& outlook,
-                     const Estimator& estimator, TimePoint now) const;
+                     TimePoint now) const;
 
   // Whether it is large by its size; one that runs in parts is large whatever its size.
   bool IsLarge(double kernel_cost, int64_t bytes) const {
@@ -78,8 +76,8 @@ class Batcher {
   int64_t Cost(double kernel_cost, int64_t bytes) const;
 
  private:
-  void Fill(QueueOrder& order, const Outlook& outlook, const Estimator& estimator,
-            BatchDecision& decision, TimePoint& until) const;
+  void Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& decision,
+            TimePoint& until) const;
 
   BatcherOptions options_;
 };

@@ -58,7 +58,7 @@ bool Estimator::MayTry(const Request& request, bool idle, TimePoint now) const {
 void Estimator::Tried(const Request& request, TimePoint now) {
   Entry& entry = entries_[IndexOf(request)];
   entry.renewed = now;
-  entry.in_vain = request.deadline - now;
+  entry.in_vain = std::max(entry.in_vain, request.deadline - now);
 }
 
 void Estimator::Learn(std::span<Request* const> batch, BatchEnd end, Duration took, TimePoint now) {

@@ -6,11 +6,11 @@
 // way.
 //
 // An estimate is a time per kernel cost (kernels/contract/cost.h), by kernel, pass and size: small
-// requests take longer for their cost. So a size that never ran is expected to take no longer for
-// its cost than the next larger one that is known, or no longer than the next smaller one; where
-// none is, it runs at the rate that the device is said to have. No estimate is believed for ever:
-// where one says that a request is hopeless, one such request in a while is tried all the same. Not
-// thread-safe.
+// requests take longer for their cost. So a size that never ran is expected to take as long for its
+// cost as the next larger one that is known. If only smaller ones are known, it takes as long as
+// the least request of the largest of these, and no less than at the rate of the device, which
+// alone counts where no size is known. No estimate is believed for ever: where one says that a
+// request is hopeless, one such request in a while is tried all the same. Not thread-safe.
 
 #pragma once
 
@@ -43,10 +43,6 @@ class Estimator {
   bool MayTry(const Request& request, bool idle, TimePoint now) const;
   // A request that is tried begins.
   void Tried(const Request& request, TimePoint now);
-  // Whether another one of its kind was tried, or ran, since it was queued.
-  bool Overtaken(const Request& request) const {
-    return entries_[IndexOf(request)].renewed > request.enqueued;
-  }
   // A batch ended, and had so much of the device's time. One that was stopped by a deadline would
   // have taken longer: it counts as twice that.
   void Learn(std::span<Request* const> batch, BatchEnd end, Duration took, TimePoint now);
@@ -55,14 +51,14 @@ class Estimator {
   struct Entry {
     double ns_per_cost = 0;  // 0: not known
     TimePoint renewed{};     // when one such request was last tried or had run
-    Duration in_vain{0};     // what the last one that was tried had, unless one has run since
+    Duration in_vain{0};     // the most that one had that was tried, unless one has run since
   };
   // Sizes differ by a factor of four.
   static constexpr int kSizes = 32;
 
   static size_t IndexOf(const Request& request);
 
-  double ns_per_cost_;  // while no size of a kernel and pass is known
+  double ns_per_cost_;  // the device's rate; 0: not known
   std::array<Entry, static_cast<size_t>(kKernelCount) * 2 * kSizes> entries_{};
 };
 

@@ -60,7 +60,7 @@ class QueueOrder {
   bool aged() const { return aged_.has_value(); }
 
  private:
-  // What was not taken yet of a line.
+  // The rest of a line.
   struct Rest {
     RequestQueue::Line::const_iterator next, end;
   };

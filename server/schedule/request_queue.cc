@@ -47,6 +47,7 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   }
   if (arrives) level.share.Arrive(r.tenant);
   if (TakesPlace(r)) ++places_;
+  tried_ += r.tried;
   ++tenant_sizes_[r.tenant];
   lines.of(r).time += r.expected;
   expected_ += r.expected;
@@ -81,6 +82,7 @@ std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   if (DueAtDeadline(*taken) && lines.late > 0 && taken->sequence < lines.late_before) --lines.late;
   assert(lines.of(*taken).time >= Duration::zero());
   if (TakesPlace(*taken)) --places_;
+  tried_ -= taken->tried;
   assert(0 <= places_ && places_ <= size() && "a request's slot changed while it waited");
   return taken;
 }
@@ -110,7 +112,7 @@ std::vector<std::unique_ptr<Request>> RequestQueue::TakeHopeless(TimePoint now) 
   std::vector<std::unique_ptr<Request>> hopeless;
   while (!by_start_.empty() && by_start_.begin()->first <= now) {
     hopeless.push_back(TakeById(by_start_.begin()->second));
-    NoteLate(*hopeless.back());
+    if (!hopeless.back()->tried) NoteLate(*hopeless.back());
   }
   return hopeless;
 }

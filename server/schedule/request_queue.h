@@ -113,6 +113,7 @@ class RequestQueue {
   int64_t size() const { return static_cast<int64_t>(by_id_.size()); }
   bool empty() const { return by_id_.empty(); }
   Duration expected() const { return expected_; }  // device time of all that wait
+  int64_t tried() const { return tried_; }         // that wait although they seem hopeless
   int tenants() const { return static_cast<int>(tenant_sizes_.size()); }
   int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
   // Whether a request that needs a slot would be refused.
@@ -139,7 +140,8 @@ class RequestQueue {
   int64_t batches_ = 0;
   int64_t batches_since_aged_ = 0;
   int64_t places_ = 0;  // slots taken, of `capacity`
-  Levels levels_;       // of every priority that was ever seen
+  int64_t tried_ = 0;
+  Levels levels_;  // of every priority that was ever seen
   Duration expected_{0};
   std::vector<int64_t> tenant_sizes_;
   std::unordered_map<uint64_t, std::unique_ptr<Request>> by_id_;

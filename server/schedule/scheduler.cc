@@ -112,7 +112,7 @@ Status Scheduler::Judge(Request& request, TimePoint now) {
   const TimePoint end = outlook.End(before, request.expected);
   if (end <= request.deadline) return Status();
   const bool idle = running_.empty() && queue_.empty();
-  if (outlook.End(before, Duration::zero()) <= request.deadline &&
+  if (outlook.End(before, Duration::zero()) <= request.deadline && queue_.tried() == 0 &&
       estimator_.MayTry(request, idle, now)) {
     request.tried = true;
     request.expected = Duration::zero();
@@ -155,7 +155,7 @@ Scheduler::Step Scheduler::Plan(TimePoint now) {
     if (slot.deadline <= now) StopExpired(slot, now);
   }
   for (;;) {
-    const BatchDecision decision = batcher_.Next(queue_, lanes(), OutlookAt(now), estimator_, now);
+    const BatchDecision decision = batcher_.Next(queue_, lanes(), OutlookAt(now), now);
     for (const uint64_t id : decision.late) {
       std::unique_ptr<Request> request = queue_.TakeById(id);
       if (!request->tried) queue_.NoteLate(*request);

@@ -16,7 +16,6 @@ using std::chrono::microseconds;
 using Taken = std::vector<uint64_t>;
 
 const Outlook kIdle({}, /*lane_free=*/true, kStart);  // nothing runs
-const Estimator kNew(0);
 
 BatcherOptions Options() {
   BatcherOptions options;
@@ -47,7 +46,7 @@ Taken TakeIds(RequestQueue& queue, const BatchDecision& decision) {
 TEST(Batcher, AFreeLaneTakesWhatWaitsWithoutDelay) {
   RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1});
-  const BatchDecision decision = Batcher(Options()).Next(queue, {2, 2, 0}, kIdle, kNew, kStart);
+  const BatchDecision decision = Batcher(Options()).Next(queue, {2, 2, 0}, kIdle, kStart);
   EXPECT_EQ(decision.closed, BatchClosed::kEmpty);
   EXPECT_EQ(TakeIds(queue, decision), Taken{1});
 }
@@ -55,7 +54,7 @@ TEST(Batcher, AFreeLaneTakesWhatWaitsWithoutDelay) {
 TEST(Batcher, NoFreeLaneTakesNothingAndWakesForTheDeadline) {
   RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1, .deadline = kStart + microseconds(70)});
-  const BatchDecision decision = Batcher(Options()).Next(queue, {2, 0, 0}, kIdle, kNew, kStart);
+  const BatchDecision decision = Batcher(Options()).Next(queue, {2, 0, 0}, kIdle, kStart);
   EXPECT_TRUE(decision.take.empty());
   EXPECT_EQ(decision.wake, kStart + microseconds(70));
 }
@@ -64,7 +63,7 @@ TEST(Batcher, StopsAtEachBudgetAndSaysWhich) {
   RequestQueue queue({.tenant_weights = {1}});
   const Batcher batcher(Options());
   const auto next = [&](BatchClosed closed) {
-    const BatchDecision decision = batcher.Next(queue, {1, 1, 0}, kIdle, kNew, kStart);
+    const BatchDecision decision = batcher.Next(queue, {1, 1, 0}, kIdle, kStart);
     EXPECT_EQ(decision.closed, closed);
     return TakeIds(queue, decision);
   };
@@ -88,12 +87,12 @@ TEST(Batcher, ALargeRequestRunsAlone) {
   Push(queue, {.id = 3}, 1001);
   Push(queue, {.id = 4});
   const Batcher batcher(Options());
-  const BatchDecision before = batcher.Next(queue, {2, 2, 0}, kIdle, kNew, kStart);
+  const BatchDecision before = batcher.Next(queue, {2, 2, 0}, kIdle, kStart);
   EXPECT_FALSE(before.large);
   EXPECT_EQ(before.closed, BatchClosed::kLarge);
   EXPECT_EQ(TakeIds(queue, before), Taken{1});
   for (const uint64_t id : {2, 3}) {
-    const BatchDecision large = batcher.Next(queue, {2, 2, 0}, kIdle, kNew, kStart);
+    const BatchDecision large = batcher.Next(queue, {2, 2, 0}, kIdle, kStart);
     EXPECT_TRUE(large.large);
     EXPECT_EQ(large.closed, BatchClosed::kLarge);
     EXPECT_EQ(TakeIds(queue, large), Taken{id});
@@ -105,16 +104,15 @@ TEST(Batcher, LargeRequestsLeaveOneLaneToSmallOnes) {
   Push(queue, {.id = 1, .flops = 1000});
   Push(queue, {.id = 2});
   const Batcher batcher(Options());
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 1, 1}, kIdle, kNew, kStart)), Taken{2});
-  EXPECT_TRUE(batcher.Next(queue, {2, 1, 1}, kIdle, kNew, kStart).take.empty());
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kIdle, kNew, kStart)), Taken{1});
+  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 1, 1}, kIdle, kStart)), Taken{2});
+  EXPECT_TRUE(batcher.Next(queue, {2, 1, 1}, kIdle, kStart).take.empty());
+  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kIdle, kStart)), Taken{1});
 }
 
 TEST(Batcher, WithOneLaneALargeRequestStillRuns) {
   RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1, .flops = 1000});
-  EXPECT_EQ(TakeIds(queue, Batcher(Options()).Next(queue, {1, 1, 0}, kIdle, kNew, kStart)),
-            Taken{1});
+  EXPECT_EQ(TakeIds(queue, Batcher(Options()).Next(queue, {1, 1, 0}, kIdle, kStart)), Taken{1});
 }
 
 TEST(Batcher, DelayWaitsForCompanyFromTheOldestRequest) {
@@ -124,24 +122,23 @@ TEST(Batcher, DelayWaitsForCompanyFromTheOldestRequest) {
   RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 2, .priority = -1});
   Push(queue, {.id = 1, .enqueued = kStart + microseconds(10)});
-  const BatchDecision early =
-      batcher.Next(queue, {1, 1, 0}, kIdle, kNew, kStart + microseconds(20));
+  const BatchDecision early = batcher.Next(queue, {1, 1, 0}, kIdle, kStart + microseconds(20));
   EXPECT_TRUE(early.take.empty());
   EXPECT_EQ(early.wake, kStart + microseconds(50));
-  const BatchDecision late = batcher.Next(queue, {1, 1, 0}, kIdle, kNew, kStart + microseconds(50));
+  const BatchDecision late = batcher.Next(queue, {1, 1, 0}, kIdle, kStart + microseconds(50));
   EXPECT_EQ(late.take.size(), 2u);
   EXPECT_EQ(late.closed, BatchClosed::kDelay);
   const TimePoint now = kStart + microseconds(10);
   Push(queue, {.id = 3, .enqueued = now});
   Push(queue, {.id = 4, .enqueued = now});
-  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, kNew, now).take.size(), 4u)
+  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, now).take.size(), 4u)
       << "a full batch does not wait";
   queue.TakeAll();
   Push(queue, {.id = 5});
   Push(queue, {.id = 6, .flops = 1000});
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kIdle, kNew, kStart)), Taken{5})
+  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kIdle, kStart)), Taken{5})
       << "nor one that a large request closes";
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kIdle, kNew, kStart)), Taken{6})
+  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kIdle, kStart)), Taken{6})
       << "which finds company never";
 }
 
@@ -153,8 +150,8 @@ TEST(Batcher, ARequestDoesNotWaitForCompanyUntilItIsTooLateToStart) {
   auto request = MakeRequest({.id = 1, .deadline = kStart + microseconds(40)});
   request->expected = microseconds(10);
   ASSERT_TRUE(queue.Push(request).ok());
-  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, kNew, kStart).wake, kStart + microseconds(15));
-  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, kNew, kStart + microseconds(15)).take.size(), 1u);
+  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, kStart).wake, kStart + microseconds(15));
+  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, kStart + microseconds(15)).take.size(), 1u);
 }
 
 TEST(Batcher, CostIsTheLargerShareOfABatchAndNeverNothing) {
