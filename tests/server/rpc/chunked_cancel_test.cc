@@ -133,13 +133,14 @@ TEST(ChunkedCancelTest, WhileTheHeaderWaitsForAThread) {
   taken.Receive();
   taken.Cancel();
   EXPECT_EQ(taken.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  // The server may hear of the last one when the thread is free already.
   double early = 0, cancelled = 0;
-  while ((early == 0 || cancelled != early + 1) && std::chrono::steady_clock::now() < until) {
+  const auto counted = [&] { return early > 0 && cancelled > early && cancelled <= early + 2; };
+  while (!counted() && std::chrono::steady_clock::now() < until) {
     early = server.Metric("attend_early_cancellations_total");
     cancelled = server.Metric("attend_requests_total{code=\"CANCELLED\"}");
   }
-  EXPECT_GT(early, 0);
-  EXPECT_EQ(cancelled, early + 1);
+  EXPECT_TRUE(counted()) << cancelled << " cancelled, " << early << " of them early";
 }
 
 // A client's other streams may have brought its answer: nobody made a bad request.
