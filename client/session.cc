@@ -64,7 +64,7 @@ struct Session::State {
   // Asks for the length of a layer whose last call failed; the others may have calls in flight.
   // False: it is another than was believed.
   Result<bool> MakeKnown(int32_t layer);
-  // Null: nobody said.
+  // Null: it is not known.
   const LayerShape* ShapeOf(int32_t layer) const {
     if (options.shapes.empty()) return nullptr;
     return &options.shapes[options.shapes.size() == 1 ? 0 : static_cast<size_t>(layer)];

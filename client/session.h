@@ -115,7 +115,8 @@ class Session {
   static CallHandle AttendAsync(const std::vector<Session*>& sessions, int32_t layer,
                                 AttentionCall call, const CallOptions& options,
                                 CallCallback callback);
-  // As Stream::Send; the stream must be of the sessions' tenant, and of their server.
+  // As Stream::Send; the stream must be of the sessions' tenant, and of their server. A cancelled
+  // call may append its rows all the same; the next call on the layer first asks for its length.
   static CallHandle Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
                          AttentionCall call, StreamCallback callback);
 

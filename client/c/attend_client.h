@@ -186,7 +186,7 @@ typedef struct attend_client_params {
   attend_client_done done;                 /* may be NULL */
   void* user;
   /* A cudaStream_t or CUstream; NULL: the default stream. Tensors in a GPU's memory are read in its
-   * order, so that nobody has to wait for what writes them. */
+   * order, so the caller need not wait for what writes them. */
   void* stream;
   const char* traceparent; /* the span that makes the call; NULL: the session's or the client's */
 } attend_client_params;
@@ -257,7 +257,9 @@ ATTEND_CLIENT_API int32_t attend_client_start(attend_client* client,
 ATTEND_CLIENT_API int32_t attend_client_wait(attend_client_call* call, int64_t timeout_ns,
                                              int32_t* ended);
 /* The call ends soon, with CANCELLED or with what it had come to. A stream's ends here alone: the
- * server may compute it all the same. */
+ * server may compute it all the same, and its id stays taken until the server has answered it. If
+ * it appends to sessions, the rows may be appended all the same: before the next call on that layer
+ * the client asks the server for the lengths, and waits. */
 ATTEND_CLIENT_API void attend_client_cancel(attend_client_call* call);
 /* Of a call that has ended, else FAILED_PRECONDITION. */
 ATTEND_CLIENT_API int32_t attend_client_get(const attend_client_call* call,

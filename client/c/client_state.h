@@ -51,8 +51,9 @@ class ClientState {
   // Null if the server shares none with this process.
   std::shared_ptr<RegionPool> pool();
   // The server cannot be reached (UNAVAILABLE) or does not know the pool's regions (NOT_FOUND), and
-  // is asked again. If it has never known any, the socket is another server's, and is left alone;
-  // one that does not answer, for a minute.
+  // is asked again. If it has never known any, the socket is another server's, and is left alone.
+  // A socket that does not answer is not asked again for a minute; calls that are in flight when
+  // that is found may wait for the same exchange.
   void Lose(const std::shared_ptr<RegionPool>& pool, Code code);
   // Shared memory, as attend_client_allocate has it, that stays until Free, also if its pool is
   // lost. False: there is none there.

@@ -74,7 +74,7 @@ class Sessions final : public v1::SessionService::Service {
     pages_ = 0;
   }
   int64_t pages() const { return pages_; }
-  // What each session of a page has as its device; empty: the first one has kEvil.
+  // The device of each session of a page; empty: the first one has kEvil.
   void SetDevice(std::string device) { device_ = std::move(device); }
 
   grpc::Status CreateSession(grpc::ServerContext*, const v1::CreateSessionRequest*,
