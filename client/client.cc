@@ -292,13 +292,14 @@ Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds
   if (several()) channels.insert(channels.begin(), impl_->pool.control_in_turn());
   for (const std::shared_ptr<grpc::Channel>& channel : channels) {
     if (status.code() != Code::kUnavailable) break;
-    ControlCall<v1::GetServerInfoResponse> call(impl_->pool, timeout);
-    impl_->pool.Introduce("", "", call.context());
+    const auto call =
+        std::make_shared<ControlCall<v1::GetServerInfoResponse>>(impl_->pool, timeout);
+    impl_->pool.Introduce("", "", call->context());
     const auto stub = v1::AttentionService::NewStub(channel);
     ControlOutcome outcome =
-        call.Make([&](auto* context,
-                      auto* queue) { return stub->PrepareAsyncGetServerInfo(context, {}, queue); },
-                  &response);
+        call->Make([&](auto* context,
+                       auto* queue) { return stub->PrepareAsyncGetServerInfo(context, {}, queue); },
+                   &response);
     status = std::move(outcome.status);
     if (status.ok() && server != nullptr) *server = std::move(outcome.server);
   }
@@ -309,12 +310,13 @@ Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds
 }
 
 Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nanoseconds timeout) {
-  ControlCall<grpc::ByteBuffer> call(impl_->pool, timeout);
+  const auto call = std::make_shared<ControlCall<grpc::ByteBuffer>>(impl_->pool, timeout);
+  const grpc::ByteBuffer request = HealthRequest(service);
   grpc::ByteBuffer response;
-  ControlOutcome outcome = call.Make(
+  ControlOutcome outcome = call->Make(
       [&](auto* context, auto* queue) {
         return impl_->control_generic.PrepareUnaryCall(context, "/grpc.health.v1.Health/Check",
-                                                       HealthRequest(service), queue);
+                                                       request, queue);
       },
       &response);
   if (!outcome.status.ok()) return impl_->pool.Explain(std::move(outcome.status));
@@ -359,7 +361,7 @@ void CallHandle::Cancel() {
   if (request_.empty()) {
     op->Cancel();
   } else {
-    op->CancelRequest(request_);
+    op->CancelRequest(request_, serial_);
   }
 }
 

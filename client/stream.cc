@@ -33,8 +33,7 @@ CallHandle Stream::Send(const std::shared_ptr<const EncodedCall>& call, std::str
                                      "can keep alive"));
     return CallHandle();
   }
-  std::string id = op_->Send(call, request_id, std::move(callback));
-  return id.empty() ? CallHandle() : CallHandle(op_, std::move(id));
+  return op_->Send(call, request_id, std::move(callback));
 }
 
 int Stream::connection() const { return op_->connection(); }

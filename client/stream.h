@@ -29,7 +29,8 @@ class Stream {
   // Queues a request; `callback` runs exactly once. The server stops reading while too many
   // requests are unanswered. The queue here is unbounded, so the caller must limit the number in
   // flight. Ids of unanswered requests must differ; an empty id is replaced by a generated one.
-  // The handle cancels the request here; the server may compute it all the same.
+  // The handle cancels the request here; the server may compute it all the same, and its id stays
+  // taken until the server has answered it.
   CallHandle Send(const AttentionCall& call, StreamCallback callback);
   CallHandle Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
                   StreamCallback callback);

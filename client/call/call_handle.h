@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,14 +18,16 @@ class Operation;
 class CallHandle {
  public:
   CallHandle() = default;
-  // `request`: its id, if the operation is a stream.
-  explicit CallHandle(std::weak_ptr<Operation> op, std::string request = {})
-      : op_(std::move(op)), request_(std::move(request)) {}
+  explicit CallHandle(std::weak_ptr<Operation> op) : op_(std::move(op)) {}
+  // Of a stream's request. `serial` tells it from an earlier or later one of the same id.
+  CallHandle(std::weak_ptr<Operation> op, std::string request, uint64_t serial)
+      : op_(std::move(op)), request_(std::move(request)), serial_(serial) {}
   void Cancel();
 
  private:
   std::weak_ptr<Operation> op_;
   std::string request_;
+  uint64_t serial_ = 0;
 };
 
 }  // namespace attend::client

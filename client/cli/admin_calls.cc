@@ -13,13 +13,13 @@ AdminCalls::AdminCalls(Client& client, std::chrono::duration<double> timeout)
 
 template <class In, class Out>
 Result<Out> AdminCalls::Ask(Method<In, Out> method, const In& request) {
-  ControlCall<Out> call(client_.pool(), timeout_);
-  client_.pool().Introduce("", "", call.context());
+  const auto call = std::make_shared<ControlCall<Out>>(client_.pool(), timeout_);
+  client_.pool().Introduce("", "", call->context());
   Out response;
   const Status status =
-      call.Make([&](auto* context,
-                    auto* queue) { return (stub_.get()->*method)(context, request, queue); },
-                &response)
+      call->Make([&](auto* context,
+                     auto* queue) { return (stub_.get()->*method)(context, request, queue); },
+                 &response)
           .status;
   if (!status.ok()) return status;
   return response;

@@ -7,6 +7,7 @@
 
 #include <grpcpp/completion_queue.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -47,8 +48,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // From any thread, also one that holds locks of the user's: it only has a completion thread
   // cancel the operation.
   virtual void Cancel() = 0;
-  // As Cancel, one request of a stream.
-  virtual void CancelRequest(const std::string& /*id*/) {}
+  // As Cancel, one request of a stream; `serial`: as its handle has it.
+  virtual void CancelRequest(const std::string& /*id*/, uint64_t /*serial*/) {}
 
  private:
   friend class CompletionLoop;

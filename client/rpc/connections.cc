@@ -17,6 +17,7 @@
 #include "client/call/server_address.h"
 #include "client/call/token.h"
 #include "client/rpc/op_lock.h"
+#include "kernels/util/processors.h"
 
 namespace attend::client {
 namespace {
@@ -76,8 +77,7 @@ void SpreadCalls(grpc::ChannelArguments* args) {
 int ThreadsOf(const PoolOptions& options) {
   int threads = options.completion_threads;
   if (threads == 0) {
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    threads = std::clamp(options.connections, 1, std::max(1, cores / 2));
+    threads = std::clamp(options.connections, 1, std::max(1, Processors() / 2));
   }
   return std::min(threads, options.connections);
 }
@@ -213,6 +213,7 @@ bool ConnectionPool::IsHere() const {
 }
 
 void ConnectionPool::Close() {
+  loops_.control()->Close();  // first: callbacks, which the others wait for, may wait for these
   for (int n = 0; n < loops_.count(); ++n) loops_.at(n)->Close();
 }
 

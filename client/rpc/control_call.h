@@ -3,7 +3,8 @@
 // Internal to the client: one control call, which a thread waits for. The thread does not poll
 // gRPC, where other calls' ends would run on it: the call begins, ends and is taken apart on the
 // thread of the pool's control loop. No code of the user's runs there, so control calls may be made
-// from callbacks, and under locks that callbacks and deleters take.
+// from callbacks, and under locks that callbacks and deleters take. The client's Close ends those
+// in flight.
 
 #pragma once
 
@@ -13,6 +14,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,6 +30,7 @@ struct ControlOutcome {
   std::string server = {};  // that answered, as ServerOf says
 };
 
+// Of std::make_shared.
 template <class Response>
 class ControlCall final : public Operation {
  public:
@@ -35,7 +38,7 @@ class ControlCall final : public Operation {
   // A stub's PrepareAsync function, bound to its stub and its request.
   using Prepare = std::function<Reader(grpc::ClientContext* context, grpc::CompletionQueue* queue)>;
 
-  // `pool` outlives it. `timeout` from now on; 0: none.
+  // `pool` outlives Make. `timeout` from now on; 0: none.
   ControlCall(const ConnectionPool& pool, std::chrono::nanoseconds timeout) : pool_(pool) {
     if (timeout.count() > 0) context_->set_deadline(DeadlineAfter(timeout));
   }
@@ -43,33 +46,47 @@ class ControlCall final : public Operation {
   // For what goes into its metadata.
   grpc::ClientContext* context() { return &*context_; }
 
-  // Once.
+  // Once. CANCELLED once the client's Close has begun.
   ControlOutcome Make(const Prepare& prepare, Response* response) {
-    CompletionLoop* const loop = pool_.control_loop();
-    loop->Post([&] {
-      reader_ = prepare(&*context_, loop->queue());
-      reader_->StartCall();
-      reader_->Finish(response, &grpc_status_, ended_event_.Tag());
-    });
+    if (!loop_->Add(this)) return {Status(Code::kCancelled, "the client is being destroyed")};
+    loop_->Post([&] { Begin(prepare, response); });
     const MutexLock lock(mutex_);
     while (!outcome_) changed_.Wait(mutex_);
     return *std::move(outcome_);
   }
 
  private:
+  void Begin(const Prepare& prepare, Response* response) {
+    try {
+      reader_ = prepare(&*context_, loop_->queue());
+    } catch (const std::bad_alloc&) {  // of the request's message
+      return End({Status(Code::kResourceExhausted, "there is no memory for the request")});
+    }
+    reader_->StartCall();
+    reader_->Finish(response, &grpc_status_, ended_event_.Tag());
+  }
   void OnEvent(int, bool) override {
     ControlOutcome outcome = {FromGrpc(grpc_status_)};
     if (outcome.status.ok()) outcome.server = pool_.ServerOf(*context_);
     if (!outcome.status.ok()) outcome.pushback = PushbackOf(*context_);
+    End(std::move(outcome));
+  }
+  void End(ControlOutcome outcome) {
     reader_.reset();
     context_.reset();
+    loop_->Remove(this);
     const MutexLock lock(mutex_);
     outcome_ = std::move(outcome);
     changed_.NotifyOne();  // under the lock: Make's caller destroys this
   }
-  void Cancel() override {}  // its deadline ends it
+  void Cancel() override {
+    loop_->Post([this, self = shared_from_this()] {
+      if (context_) context_->TryCancel();  // it may not have begun
+    });
+  }
 
   const ConnectionPool& pool_;
+  CompletionLoop* const loop_ = pool_.control_loop();
   // These are the control loop's, once Make has begun.
   std::optional<grpc::ClientContext> context_{std::in_place};
   Reader reader_;

@@ -70,9 +70,9 @@ class SessionCalls {
   ControlOutcome AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
                          std::chrono::nanoseconds timeout, const Request& request,
                          Response* response) const {
-    ControlCall<Response> call(pool_, timeout);
-    pool_.Introduce(names_.tenant, names_.traceparent, call.context());
-    return call.Make(
+    const auto call = std::make_shared<ControlCall<Response>>(pool_, timeout);
+    pool_.Introduce(names_.tenant, names_.traceparent, call->context());
+    return call->Make(
         [&](grpc::ClientContext* context, grpc::CompletionQueue* queue) {
           return (stub.*method)(context, request, queue);
         },

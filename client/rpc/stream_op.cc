@@ -55,8 +55,8 @@ void StreamOp::Start() {
   if (cancelled_) PostCancel();  // between Add and here
 }
 
-std::string StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
-                           StreamCallback callback) {
+CallHandle StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
+                          StreamCallback callback) {
   std::string name = id.empty() ? std::string(ids_->Next().view()) : std::string(id);
   // gRPC would end the whole stream because of one message that is too large.
   Status refused =
@@ -67,18 +67,19 @@ std::string StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_
   Pending pending{std::move(callback), std::move(call), std::move(outputs)};
   if (refused.ok()) {
     const OpLock lock(mutex_, loop_);
+    const uint64_t serial = pending.serial = ++serials_;
     if (closing_ || no_more_) {
       refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
     } else if (pending_.try_emplace(name, std::move(pending)).second) {  // or it stays as it is
       queue_.push_back(name);
       PumpWrites();
-      return name;
+      return CallHandle(weak_from_this(), std::move(name), serial);
     } else {
       refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
     }
   }
   Refuse(pending.callback, std::move(refused));
-  return "";
+  return CallHandle();
 }
 
 void StreamOp::PumpWrites() {
@@ -87,11 +88,10 @@ void StreamOp::PumpWrites() {
     const std::string id = std::move(queue_.front());
     queue_.pop_front();
     writing_ = true;
-    grpc::WriteOptions options;
-    if (!queue_.empty()) options.set_buffer_hint();  // one more follows at once
     Pending& next = pending_.at(id);  // it is there: only what was sent can be answered
     next.sent = true;
-    call_->Write(next.call->ToByteBuffer(id), options, Expect(kWritten));
+    // Without a buffer hint: the next one may be cancelled, and nothing would flush this one.
+    call_->Write(next.call->ToByteBuffer(id), Expect(kWritten));
   } else if (no_more_ && !writes_done_sent_) {
     writes_done_sent_ = true;
     call_->WritesDone(Expect(kWritesDone));
@@ -245,17 +245,18 @@ void StreamOp::CancelCall() {
   if (!ended_) context_->TryCancel();
 }
 
-void StreamOp::CancelRequest(const std::string& id) {
+void StreamOp::CancelRequest(const std::string& id, uint64_t serial) {
   const MutexLock lock(mutex_);
-  if (self_ != nullptr) loop_->Post([this, self = self_, id] { EndRequest(id); });
+  if (self_ != nullptr) loop_->Post([this, self = self_, id, serial] { EndRequest(id, serial); });
 }
 
-void StreamOp::EndRequest(const std::string& id) {
+void StreamOp::EndRequest(const std::string& id, uint64_t serial) {
   Pending ended;
   {
     const OpLock lock(mutex_);
     const auto found = pending_.find(id);
-    if (found == pending_.end() || found->second.callback == nullptr) return;
+    if (found == pending_.end() || found->second.serial != serial) return;
+    if (found->second.callback == nullptr) return;
     if (found->second.sent) {
       ended.callback = std::exchange(found->second.callback, nullptr);
       ended.call = std::move(found->second.call);

@@ -27,6 +27,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "client/call/call_handle.h"
 #include "client/call/call_options.h"
 #include "client/rpc/connections.h"
 #include "client/wire/message_codec.h"
@@ -47,13 +48,13 @@ class StreamOp final : public Operation {
   const std::string& server() const { return options_.server; }
 
   void Start();
-  // Returns the request's id; empty: it was refused.
-  std::string Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
-                   StreamCallback callback);
+  // Returns the request's handle, which does nothing if the request was refused.
+  CallHandle Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
+                  StreamCallback callback);
   Status Finish();
   void Cancel() override;
   // It ends with CANCELLED. One that was sent stays in pending_, so that its answer is known.
-  void CancelRequest(const std::string& id) override;
+  void CancelRequest(const std::string& id, uint64_t serial) override;
   // Until no callback can come any more.
   void WaitForEnd();
   void OnEvent(int slot, bool ok) override;
@@ -64,6 +65,7 @@ class StreamOp final : public Operation {
     StreamCallback callback;                  // null: cancelled
     std::shared_ptr<const EncodedCall> call;  // keeps the regions of its tensors alive
     SharedOutputs outputs;                    // the call's
+    uint64_t serial = 0;                      // ids may be used again, these are not
     bool sent = false;
   };
 
@@ -72,7 +74,7 @@ class StreamOp final : public Operation {
   void FinishCall() ATTEND_REQUIRES(mutex_);
   void PostCancel() ATTEND_REQUIRES(mutex_);
   void CancelCall();
-  void EndRequest(const std::string& id);
+  void EndRequest(const std::string& id, uint64_t serial);
 
   void HandleAnswer(grpc::ByteBuffer* buffer);
   SharedOutputs OutputsOf(const std::string& id);
@@ -99,7 +101,8 @@ class StreamOp final : public Operation {
   grpc::Status grpc_status_ ATTEND_GUARDED_BY(mutex_);
   std::deque<std::string> queue_ ATTEND_GUARDED_BY(mutex_);  // ids of those that wait to be sent
   std::unordered_map<std::string, Pending> pending_ ATTEND_GUARDED_BY(mutex_);
-  int expected_ ATTEND_GUARDED_BY(mutex_) = 0;  // events that gRPC still holds
+  uint64_t serials_ ATTEND_GUARDED_BY(mutex_) = 0;  // the last request's
+  int expected_ ATTEND_GUARDED_BY(mutex_) = 0;      // events that gRPC still holds
   bool started_ ATTEND_GUARDED_BY(mutex_) = false;
   bool writing_ ATTEND_GUARDED_BY(mutex_) = false;
   bool no_more_ ATTEND_GUARDED_BY(mutex_) = false;    // Finish was called

@@ -83,6 +83,21 @@ TEST(ControlCalls, ACallbackMayMakeThemButNotWaitForACall) {
   EXPECT_EQ(call, Code::kFailedPrecondition);
 }
 
+TEST(ControlCalls, TheClientsEndCancelsThem) {
+  FakeServer server;
+  server.HoldInfo();
+  auto client = Connect(server);
+  Code ended = Code::kOk, later = Code::kOk;
+  client->CallAsync(BorrowedCall(), {}, [&, made = client.get()](const CallOutcome&) {
+    ended = made->GetServerInfo(std::chrono::nanoseconds(0)).status().code();
+    later = made->CheckHealth("", std::chrono::nanoseconds(0)).status().code();
+  });
+  while (server.infos() == 0) std::this_thread::yield();
+  client.reset();
+  EXPECT_EQ(ended, Code::kCancelled);
+  EXPECT_EQ(later, Code::kCancelled);
+}
+
 TEST(CompletionLoops, OneMayPostToAnotherUntilTheEnd) {
   for (int n = 0; n < 100; ++n) {
     std::promise<void> begun;

@@ -167,6 +167,43 @@ TEST(Stream, ARequestCanBeCancelledAlone) {
   EXPECT_TRUE(stream->Finish().ok()) << "the answer to it was dropped";
 }
 
+TEST(Stream, ARequestIsNotHeldBackForOneThatIsCancelledBehindIt) {
+  FakeServer server;
+  const auto client = Connect(server);
+  const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8"), 1);
+  const auto stream = client->OpenStream();
+  for (int n = 0; n < 200; ++n) {
+    const auto second = std::make_shared<std::promise<void>>();
+    stream->Send(call, [](const StreamAnswer&) {});
+    stream->Send(call, [second](const StreamAnswer&) { second->set_value(); });
+    stream->Send(call, [](const StreamAnswer&) {}).Cancel();
+    ASSERT_EQ(second->get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST(Stream, AHandleDoesNotCancelALaterRequestOfItsId) {
+  FakeServer server;
+  server.SetStreamBatch(2);
+  const auto client = Connect(server);
+  AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8"), 1);
+  Answers answers;
+  std::promise<void> first;
+  const auto stream = client->OpenStream();
+  stream->Send(call, answers.Take(0));
+  call.request_id = "again";
+  CallHandle handle = stream->Send(call, [&](const StreamAnswer&) { first.set_value(); });
+  first.get_future().wait();
+  stream->Send(call, answers.Take(1));
+  handle.Cancel();
+  // The server answers it with the next one, which comes to the loop after the handle's word.
+  call.request_id = "other";
+  stream->Send(call, answers.Take(2));
+  EXPECT_TRUE(stream->Finish().ok());
+  ASSERT_TRUE(answers.EachOnce(3));
+  EXPECT_TRUE(answers.at(1).status.ok()) << answers.at(1).status.ToString();
+}
+
 // As where the client closes between its entry there and its start. Else the client would wait for
 // it for ever.
 TEST(Stream, OneThatIsCancelledBeforeItStartsEnds) {

@@ -174,9 +174,11 @@ grpc::Status FakeServer::AttendChunked(grpc::ServerContext* context, ChunkedStre
   return chunked(context, stream);
 }
 
-grpc::Status FakeServer::GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
+grpc::Status FakeServer::GetServerInfo(grpc::ServerContext* context,
+                                       const v1::GetServerInfoRequest*,
                                        v1::GetServerInfoResponse* response) {
   ++infos_;
+  if (info_held_) return UntilCancelled(context);
   response->set_version("fake");
   response->mutable_limits()->set_head_dim_max(256);
   response->mutable_limits()->set_request_bytes_max(request_bytes_max_);

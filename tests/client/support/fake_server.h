@@ -58,6 +58,8 @@ class FakeServer final : public v1::AttentionService::Service {
     const std::lock_guard lock(mutex_);
     socket_ = socket;
   }
+  // GetServerInfo does not answer.
+  void HoldInfo() { info_held_ = true; }
   // How GetServerInfo ends.
   void SetInfo(const grpc::Status& status) {
     const std::lock_guard lock(mutex_);
@@ -98,6 +100,7 @@ class FakeServer final : public v1::AttentionService::Service {
   std::atomic<int64_t> stream_batch_{1};
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> infos_{0};
+  std::atomic<bool> info_held_{false};
   std::atomic<int64_t> request_bytes_max_{0};
   std::atomic<int64_t> cancelled_{0};
   mutable std::mutex mutex_;
