@@ -19,7 +19,7 @@ class CallHandle {
  public:
   CallHandle() = default;
   explicit CallHandle(std::weak_ptr<Operation> op) : op_(std::move(op)) {}
-  // Of a stream's request. `serial` tells it from an earlier or later one of the same id.
+  // Cancels one request of a stream. `serial` tells it from others that had or will have its id.
   CallHandle(std::weak_ptr<Operation> op, std::string request, uint64_t serial)
       : op_(std::move(op)), request_(std::move(request)), serial_(serial) {}
   void Cancel();

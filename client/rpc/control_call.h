@@ -30,7 +30,7 @@ struct ControlOutcome {
   std::string server = {};  // that answered, as ServerOf says
 };
 
-// Of std::make_shared.
+// Only std::make_shared may make one.
 template <class Response>
 class ControlCall final : public Operation {
  public:

@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Of what is counted, by the simulated clock.
+// The counts cover this much simulated time.
 constexpr seconds kLength{8};
 
 SchedulerOptions Options(int lanes, TenantWeights weights = {1}) {
