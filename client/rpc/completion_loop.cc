@@ -49,6 +49,7 @@ void CompletionLoop::Shutdown() {
     const MutexLock lock(mutex_);
     while (first_ != nullptr) empty_.Wait(mutex_);
     if (std::exchange(shut_down_, true)) return;
+    busy_.NotifyAll();
   }
   queue_.Shutdown();
   thread_.join();
@@ -62,13 +63,20 @@ void CompletionLoop::Run() {
   }
   void* tag = nullptr;
   bool ok = false;
-  while (queue_.Next(&tag, &ok)) {
+  for (;;) {
+    if (releases_ != nullptr) WaitForOperations();
+    if (!queue_.Next(&tag, &ok)) return;
 #ifdef ATTEND_THREAD_SANITIZER
     __tsan_acquire(tag);
 #endif
     const auto* event = static_cast<const Event*>(tag);
     event->operation->OnEvent(event->slot, ok);
   }
+}
+
+void CompletionLoop::WaitForOperations() {
+  const MutexLock lock(mutex_);
+  while (first_ == nullptr && !shut_down_) busy_.Wait(mutex_);
 }
 
 bool CompletionLoop::Add(Operation* operation) {
@@ -82,6 +90,7 @@ void CompletionLoop::Enter(Operation* operation) {
   assert(operation->next_ == nullptr && operation->previous_ == nullptr && operation != first_);
   operation->next_ = first_;
   if (first_ != nullptr) first_->previous_ = operation;
+  if (first_ == nullptr) busy_.NotifyAll();
   first_ = operation;
 }
 
