@@ -14,6 +14,7 @@ set(attend_include_dir ${PROJECT_BINARY_DIR}/include)
 set(attend_client_headers
   client/call/attention_call.h
   client/call/backward_call.h
+  client/call/call_handle.h
   client/call/call_options.h
   client/call/merge_partial.h
   client/call/random.h
