@@ -54,7 +54,7 @@ TEST(CpuFlashBits, RandomPatternsOnEveryTarget) {
   ForEachTarget([&] {
     for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
       ProblemSpec spec = BitPatternSpec(seed + n, 3e5);
-      if (n % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
+      if ((seed + n) % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
       SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
       OwnedAttention owned = MakeAttention(spec, seed + n);
       SpoilBits(&owned, seed + n);
@@ -78,7 +78,7 @@ TEST(CpuFlashBits, TheReferencePassesAndPoisonDoesNot) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(100 * TestScale()); ++n) {
     ProblemSpec spec = BitPatternSpec(seed + n, 1e5);
-    if (n % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
+    if ((seed + n) % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
     OwnedAttention owned = MakeAttention(spec, seed + n);
     SpoilBits(&owned, seed + n);
