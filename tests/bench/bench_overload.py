@@ -81,7 +81,7 @@ class Server:
         with urllib.request.urlopen(f"http://{self._metrics}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines
-                   if line.startswith('attend_deadline_requests_total{outcome="refused"'))
+                   if line.startswith('attend_rejected_requests_total{reason="late"'))
 
     def __exit__(self, *_):
         self._process.send_signal(signal.SIGTERM)
