@@ -270,9 +270,8 @@ ATTEND_CLIENT_API int32_t attend_client_get(const attend_client_call* call,
 ATTEND_CLIENT_API int32_t attend_client_copy(attend_client_call* call,
                                              const attend_client_tensor* tensor, void* to,
                                              int32_t to_memory, void* stream);
-/* Whoever gets the memory of a GPU that the answer is in next waits there for what has been
- * enqueued on `stream` so far. For the caller's own work on the answer; attend_client_copy does it
- * itself. */
+/* The next user of the GPU memory that the answer is in waits there for what has been enqueued on
+ * `stream` so far. For the caller's own work on the answer; attend_client_copy does it itself. */
 ATTEND_CLIENT_API void attend_client_used(attend_client_call* call, void* stream);
 /* Frees the answer. A call that has not ended goes on, and `done` runs. NULL is fine. The caller's
  * own work on an answer in a GPU's memory must be over, unless attend_client_used knows of it. */

@@ -32,8 +32,8 @@ class SharedMemory;
 
 // Where a server's socket is. Only this process's user, root and the owner of its folder are
 // believed to be the server there; others are told no token and get no tensor. The owner is
-// believed if the client's user has named the path, or if nobody but root or this process's user
-// can have made that folder.
+// believed if the client's user has named the path, or if only root or this process's user can have
+// made that folder.
 struct SharedSocket {
   std::string path;
   bool named = false;
