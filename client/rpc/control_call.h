@@ -49,18 +49,26 @@ class ControlCall final : public Operation {
   // Once. CANCELLED once the client's Close has begun.
   ControlOutcome Make(const Prepare& prepare, Response* response) {
     if (!loop_->Add(this)) return {Status(Code::kCancelled, "the client is being destroyed")};
-    loop_->Post([&] { Begin(prepare, response); });
+    try {
+      loop_->Post([&] { Begin(prepare, response); });
+    } catch (const std::bad_alloc&) {
+      loop_->Remove(this);
+      return NoMemory();
+    }
     const MutexLock lock(mutex_);
     while (!outcome_) changed_.Wait(mutex_);
     return *std::move(outcome_);
   }
 
  private:
+  static ControlOutcome NoMemory() {
+    return {Status(Code::kResourceExhausted, "there is no memory for the request")};
+  }
   void Begin(const Prepare& prepare, Response* response) {
     try {
       reader_ = prepare(&*context_, loop_->queue());
     } catch (const std::bad_alloc&) {  // of the request's message
-      return End({Status(Code::kResourceExhausted, "there is no memory for the request")});
+      return End(NoMemory());
     }
     reader_->StartCall();
     reader_->Finish(response, &grpc_status_, ended_event_.Tag());

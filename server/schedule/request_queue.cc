@@ -112,14 +112,14 @@ std::vector<std::unique_ptr<Request>> RequestQueue::TakeHopeless(TimePoint now) 
   std::vector<std::unique_ptr<Request>> hopeless;
   while (!by_start_.empty() && by_start_.begin()->first <= now) {
     hopeless.push_back(TakeById(by_start_.begin()->second));
-    if (!hopeless.back()->tried) NoteLate(*hopeless.back());
+    NoteLate(*hopeless.back());
   }
   return hopeless;
 }
 
 void RequestQueue::NoteLate(const Request& request) {
   const auto level = levels_.find(request.priority);
-  if (level == levels_.end()) return;
+  if (request.tried || level == levels_.end()) return;
   TenantLines& lines = level->second.tenants[request.tenant];
   if (lines.late > 0) return;
   lines.late = std::ssize(lines.small.newest) + std::ssize(lines.large.newest);

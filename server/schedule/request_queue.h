@@ -96,6 +96,7 @@ class RequestQueue {
   // first. Their lines are late (NoteLate). No tenant is charged.
   std::vector<std::unique_ptr<Request>> TakeHopeless(TimePoint now);
   // A request of that priority and tenant was late: its line is from now on, unless it is already.
+  // One that is tried was expected to be late, and says nothing of its line.
   void NoteLate(const Request& request);
   std::vector<std::unique_ptr<Request>> TakeAll();
   // Call when no request waits or runs: then no tenant owes anything or is owed anything.

@@ -158,7 +158,7 @@ Scheduler::Step Scheduler::Plan(TimePoint now) {
     const BatchDecision decision = batcher_.Next(queue_, lanes(), OutlookAt(now), now);
     for (const uint64_t id : decision.late) {
       std::unique_ptr<Request> request = queue_.TakeById(id);
-      if (!request->tried) queue_.NoteLate(*request);
+      queue_.NoteLate(*request);
       EndLate(std::move(request), now, &step);
     }
     delayed_ = decision.delayed;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "client/client.h"
 #include "client/tool/call_spec.h"
@@ -96,6 +97,24 @@ TEST(ControlCalls, TheClientsEndCancelsThem) {
   client.reset();
   EXPECT_EQ(ended, Code::kCancelled);
   EXPECT_EQ(later, Code::kCancelled);
+}
+
+// The control loop sleeps while it has no calls.
+TEST(ControlCalls, ManyThreadsWakeALoopThatSleeps) {
+  FakeServer server;
+  for (int turn = 0; turn < 20; ++turn) {
+    const auto client = Connect(server);
+    std::vector<std::thread> threads;
+    for (int n = 0; n < 4; ++n) {
+      threads.emplace_back([&client, n] {
+        for (int call = 0; call < 5; ++call) {
+          EXPECT_TRUE(client->CheckHealth("", seconds(60)).ok());
+          std::this_thread::sleep_for(std::chrono::milliseconds(n));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
 }
 
 TEST(CompletionLoops, OneMayPostToAnotherUntilTheEnd) {

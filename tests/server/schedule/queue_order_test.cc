@@ -197,6 +197,20 @@ TEST(QueueOrder, ALateLineKeepsTheTurnsOfFarDeadlines) {
   EXPECT_EQ(Ids(queue, at(11)), (Ordered{1, 5, 6})) << "1 does not keep the line late";
 }
 
+TEST(QueueOrder, ATriedRequestThatIsLateLeavesTheOrder) {
+  RequestQueue queue({.tenant_weights = {1}, .aging = milliseconds(50)});
+  const auto due = [](int ms) { return kStart + milliseconds(ms); };
+  ASSERT_TRUE(Push(queue, {.id = 1, .deadline = due(30)}).ok());
+  ASSERT_TRUE(Push(queue, {.id = 2, .enqueued = due(5), .deadline = due(40)}).ok());
+  const auto late = MakeRequest({.id = 3, .deadline = due(10)});
+  late->tried = true;
+  queue.NoteLate(*late);
+  EXPECT_EQ(Ids(queue, due(10)), (Ordered{1, 2}));
+  late->tried = false;
+  queue.NoteLate(*late);
+  EXPECT_EQ(Ids(queue, due(10)), (Ordered{2, 1}));
+}
+
 TEST(QueueOrder, ALateLineIsNewestFirst) {
   RequestQueue queue({.tenant_weights = {1, 1}, .aging = milliseconds(50)});
   const auto due = [](int ms) { return kStart + milliseconds(ms); };
