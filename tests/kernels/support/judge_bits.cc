@@ -22,8 +22,8 @@ constexpr double kMost = std::numeric_limits<float>::max();
 // A quarter of what must be added to the largest number of fp32 before it rounds to Inf.
 constexpr double kSlack = 0x1p101;
 
-// What is known of a number whatever the order of its sums: a value up to rounding, perhaps NaN or
-// Inf, or nothing, as a sum on the way may overflow.
+// A number that any order of its sums gives: up to rounding if it is finite, or NaN or Inf. Not
+// known if a sum on the way may overflow.
 struct Known {
   bool known = true;
   double value = 0;
@@ -179,11 +179,11 @@ class RowJudge {
                            (s_.k_row + j) * a_.v.stride_l + d);
   }
 
-  // What a column of V allows to be known of O.
+  // Column d of V decides how much of O can be known.
   Fate FateOf(int64_t d) const {
     if (nan_) return Fate::kKnown;
     const double most = p_.o_dtype() == DType::kFloat16 ? 65504 : kMost;
-    // What dropout makes larger may leave the range or not.
+    // Dropout enlarges O, which may then leave the range or not.
     if (p_.dropout > 0 && MostOf(d) > 0.9 * most) return Fate::kOpen;
     Fate fate = Fate::kKnown;
     // Weights that a kernel may take for 0, by its dtype's exponent less what careful sums need.
