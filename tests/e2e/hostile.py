@@ -206,7 +206,10 @@ class Http2:
     def __init__(self, address, window=65535, seconds=10, source=None):
         self.socket = open_socket(address, seconds, source)
         self._rest = b""
+        self._held = collections.deque()  # frames that came while it sent
         self._next_stream = 1
+        self._initial = 65535
+        self._windows = {0: 65535}
         setting = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + window.to_bytes(4, "big")
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, setting))
 
@@ -223,14 +226,29 @@ class Http2:
         """Opens a stream for a call to `path`; returns its number."""
         stream = self._next_stream
         self._next_stream += 2
+        self._windows[stream] = self._initial
         self.send(HEADERS, flags | END_HEADERS, stream, call_headers(path, *more))
         return stream
 
     def data(self, stream, payload, flags=0):
-        """DATA frames of at most 16 KiB. Heeds no window of the server's: at most 64 KiB."""
-        pieces = [payload[at:at + (16 << 10)] for at in range(0, len(payload), 16 << 10)] or [b""]
-        for piece in pieces:
-            self.send(DATA, flags if piece is pieces[-1] else 0, stream, piece)
+        """DATA frames of at most 16 KiB, as the server's windows let them go. What comes
+        meanwhile is kept for read_frame()."""
+        rest = payload
+        while True:
+            piece = rest[:min(16 << 10, max(0, self._windows[0]), max(0, self._windows[stream]))]
+            if rest and not piece:
+                self._held.append(self._next_frame())
+                assert self._held[-1] is not None, "the server closed"
+                continue
+            rest = rest[len(piece):]
+            self._send_piece(stream, piece, 0 if rest else flags)
+            if not rest:
+                break
+
+    def _send_piece(self, stream, piece, flags=0):
+        self.send(DATA, flags, stream, piece)
+        self._windows[0] -= len(piece)
+        self._windows[stream] -= len(piece)
 
     def reset(self, stream, code=CANCEL):
         self.send(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
@@ -250,6 +268,9 @@ class Http2:
 
     def read_frame(self):
         """(kind, flags, stream, payload) of the next frame; None when the server closed."""
+        return self._held.popleft() if self._held else self._next_frame()
+
+    def _next_frame(self):
         try:
             head = self._read(9)
             payload = head and self._read(int.from_bytes(head[:3], "big"))
@@ -257,7 +278,20 @@ class Http2:
             return None
         if payload is None or head is None:
             return None
-        return head[3], head[4], int.from_bytes(head[5:9], "big") & 0x7FFFFFFF, payload
+        kind, flags, stream = head[3], head[4], int.from_bytes(head[5:9], "big") & 0x7FFFFFFF
+        if kind == WINDOW_UPDATE and stream in self._windows:
+            self._windows[stream] += int.from_bytes(payload, "big")
+        if kind == SETTINGS and not flags & ACK:
+            self._take_settings(payload)
+        return kind, flags, stream, payload
+
+    def _take_settings(self, payload):
+        for at in range(0, len(payload), 6):
+            if int.from_bytes(payload[at:at + 2], "big") == INITIAL_WINDOW_SIZE:
+                initial = int.from_bytes(payload[at + 2:at + 6], "big")
+                for each in self._windows.keys() - {0}:
+                    self._windows[each] += initial - self._initial
+                self._initial = initial
 
     def wait_for_frame(self, kind, stream=None):
         """The payload of the next frame of that kind (and stream); fails if the server closes.
@@ -299,15 +333,12 @@ class Sender(Http2):
 
     def __init__(self, address, path, *more, window=65535, source=None):
         super().__init__(address, window, source=source)
-        self._initial = 65535
-        self._windows = {0: 65535, 1: 65535}
         self.stream = self.open(path, *more)
         self.sent = 0
 
     def begin(self, path, *more):
         """Another call, on which it sends from now on."""
         self.stream = self.open(path, *more)
-        self._windows[self.stream] = self._initial
 
     def send_all(self, data):
         """False once the server takes no more."""
@@ -319,13 +350,11 @@ class Sender(Http2):
                     return False
                 continue
             try:
-                self.send(DATA, 0, self.stream, bytes(rest[:size]))
+                self._send_piece(self.stream, bytes(rest[:size]))
             except OSError:
                 return False  # the server has closed: it may
             rest = rest[size:]
             self.sent += size
-            self._windows[0] -= size
-            self._windows[self.stream] -= size
         return True
 
     def window(self, stream):
@@ -350,17 +379,8 @@ class Sender(Http2):
         got = self.read_frame()
         if got is None or got[0] in (RST_STREAM, GOAWAY):
             return False
-        kind, flags, stream, payload = got
-        if kind == WINDOW_UPDATE:
-            self._windows[stream] += int.from_bytes(payload, "big")
-        if kind == SETTINGS and not flags & ACK:
-            for at in range(0, len(payload), 6):
-                if int.from_bytes(payload[at:at + 2], "big") == INITIAL_WINDOW_SIZE:
-                    initial = int.from_bytes(payload[at + 2:at + 6], "big")
-                    for each in self._windows.keys() - {0}:
-                        self._windows[each] += initial - self._initial
-                    self._initial = initial
+        if got[0] == SETTINGS and not got[1] & ACK:
             self.send(SETTINGS, ACK, 0)
-        if kind == PING and not flags & ACK:
-            self.send(PING, ACK, 0, payload)
+        if got[0] == PING and not got[1] & ACK:
+            self.send(PING, ACK, 0, got[3])
         return True
