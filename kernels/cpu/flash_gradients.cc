@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <tuple>
@@ -27,8 +29,8 @@ RowsKeys KeysOfRows(const GradientTask& task, int64_t first, int64_t count) {
   const Mask& mask = task.attention->problem.mask;
   RowsKeys keys{{task.sequence.k_len, 0}, {0, task.sequence.k_len}};
   while (count > 0) {  // head after head: in each, both ends only rise
-    const int64_t i = first % task.rows;
-    const int64_t rows = std::min(count, task.rows - i);
+    const int64_t i = task.RowAt(first) % task.rows;
+    const int64_t rows = task.listed != nullptr ? 1 : std::min(count, task.rows - i);
     const KeyRange low = VisibleKeys(mask, task.sequence, task.row + i);
     const KeyRange high = VisibleKeys(mask, task.sequence, task.row + i + rows - 1);
     keys.any.begin = std::min(keys.any.begin, low.begin);
@@ -47,12 +49,16 @@ namespace {
 
 using cpu_flash::GradientFunctions;
 using cpu_flash::GradientScratch;
+using cpu_flash::GradientStep;
 using cpu_flash::GradientTask;
 using cpu_flash::kGradientKeys;
 using cpu_flash::kGradientRows;
 using cpu_flash::PaddedDim;
 using cpu_flash::PaddedKeys;
 using cpu_flash::PaddedRows;
+using cpu_flash::RowError;
+using cpu_flash::RowSums;
+using cpu_flash::RowTerms;
 
 // Tasks that a problem is cut into, as far as its slabs then have the least keys.
 constexpr int64_t kTasksWanted = 64;
@@ -70,6 +76,9 @@ constexpr size_t kWaveHeads = 4096;
 // A task of a pass for dBias alone.
 constexpr int64_t kBiasKeys = 6 * kGradientKeys;
 constexpr int64_t kBiasRows = 4 * kGradientRows;
+
+// Rows that are measured by one task, which packs all keys for them.
+constexpr size_t kMeasuredRows = 4 * kGradientRows;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -115,7 +124,9 @@ struct KeyHead {
   int64_t row_bands = 0;
   int64_t bands = 0;  // one at least, be it without a row
   int64_t part = 0;   // floats of a slab's part of dQ
-  int64_t d_q = 0, d_k = 0, d_v = 0;
+  int64_t d_q = 0, d_k = 0, d_v = 0, sums = 0;
+
+  int64_t band_rows() const { return PaddedRows(heads * rows); }
 
   int64_t lanes() const { return PaddedKeys(sequence.k_len); }
 };
@@ -140,7 +151,7 @@ KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv) {
   if (head.row_bands == 1) head.rows = q_len;
   head.row_bands = CeilDiv(q_len, head.rows);
   head.bands = CeilDiv(p.group(), head.heads) * head.row_bands;
-  head.part = PaddedRows(head.heads * head.rows) * PaddedDim(p.dim);
+  head.part = head.band_rows() * PaddedDim(p.dim);
   return head;
 }
 
@@ -195,6 +206,7 @@ class Backward {
 
   void Run() {
     if (bias_) ZeroBias();
+    Measure();
     if (g_.d_q.data != nullptr || g_.d_k.data != nullptr || g_.d_v.data != nullptr ||
         (bias_ && !bias_shared_)) {
       RunHeads();
@@ -204,7 +216,7 @@ class Backward {
     ParallelInOrder(
         p_.heads_q,
         [&](int64_t h) {
-          g_.d_sinks[h] = static_cast<float>(functions_.sum_sink(a_, g_, h, stop_));
+          g_.d_sinks[h] = static_cast<float>(functions_.sum_sink(a_, g_, terms(), h, stop_));
         },
         stop_);
   }
@@ -217,10 +229,20 @@ class Backward {
     double work;
   };
 
+  // Rows of a wave's KV head that are computed again, in part.
+  struct Correction {
+    size_t head;
+    bool keys;
+    std::vector<int32_t> rows;
+  };
+
   void ZeroBias();
+  void Measure();
   void RunHeads();
   void RunWave();
   void RunBand(int64_t band);
+  void CorrectBand(int64_t band);
+  std::vector<Correction> FindErrors(int64_t band);
   void StoreBand(int64_t band);
   void StoreKeys();
   void RunBias();
@@ -239,6 +261,11 @@ class Backward {
   GradientTask TaskOf(size_t n, int64_t band, int64_t slab);
   double WorkOf(const GradientTask& task) const;
   uint8_t* ComputedOf(size_t n) { return computed_.data() + computed_at_[n]; }
+  cpu_flash::PartialQueries PartsOf(size_t n, const GradientTask& first_slab) {
+    return {first_slab.d_q,        heads_[n].part, first_slab.row_sums,
+            heads_[n].band_rows(), ComputedOf(n),  heads_[n].slabs};
+  }
+  RowTerms* terms() { return terms_.empty() ? nullptr : terms_.data(); }
 
   const Attention& a_;
   const Gradients& g_;
@@ -248,10 +275,15 @@ class Backward {
   const bool bias_;
   const bool bias_shared_;  // then a pass of its own adds it up
   std::atomic<bool> bias_careful_{false};
+  std::atomic<bool> bias_special_{false};
+  std::vector<RowTerms> terms_;  // of all rows, if one is measured
   // The wave.
   std::vector<KeyHead> heads_;
   std::vector<std::atomic<bool>> careful_;  // by KV head: something came out NaN or Inf
-  std::vector<uint8_t> computed_;           // by KV head and slab: its part of the band's dQ
+  std::vector<std::atomic<bool>> special_;  // by KV head: so did something that went in
+  std::vector<RowError> errors_;            // by KV head and row of the band
+  std::vector<size_t> errors_at_;
+  std::vector<uint8_t> computed_;  // by KV head and slab: its part of the band's dQ
   std::vector<size_t> computed_at_;
   Floats floats_;
 };
@@ -268,6 +300,59 @@ void Backward::ZeroBias() {
       stop_);
 }
 
+// Finds the rows with a large LSE, and their terms.
+void Backward::Measure() {
+  struct Task {
+    int64_t b;
+    int64_t h_kv;
+    std::vector<int32_t> rows;
+  };
+  std::vector<Task> tasks;
+  for (int64_t b = 0; b < p_.batch && !Stopped(stop_); ++b) {
+    const Sequence s = SequenceOf(a_, b);
+    for (int64_t h = 0; h < p_.heads_q && s.k_len > 0; ++h) {
+      const float* const lse = a_.lse + b * a_.lse_stride_b + h * a_.lse_stride_h + s.q_row;
+      for (int64_t i = 0; i < s.q_len; ++i) {
+        if (!(std::abs(lse[i]) > cpu_flash::kLargeLse) || std::isinf(lse[i])) continue;
+        const int64_t h_kv = h / p_.group();
+        if (tasks.empty() || tasks.back().b != b || tasks.back().h_kv != h_kv ||
+            tasks.back().rows.size() == kMeasuredRows) {
+          tasks.push_back({b, h_kv, {}});
+        }
+        tasks.back().rows.push_back(static_cast<int32_t>(h % p_.group() * s.q_len + i));
+      }
+    }
+  }
+  if (tasks.empty()) return;
+  const int64_t rows = p_.packed ? p_.total_q : p_.batch * p_.len_q;
+  terms_.assign(static_cast<size_t>(p_.heads_q * rows),
+                {std::numeric_limits<float>::quiet_NaN(), 0, 0, 0});
+  std::atomic<bool> special{false};
+  ParallelInOrder(
+      static_cast<int64_t>(tasks.size()),
+      [&](int64_t n) {
+        const Task& task = tasks[static_cast<size_t>(n)];
+        const Sequence s = SequenceOf(a_, task.b);
+        functions_.run({.step = GradientStep::kMeasure,
+                        .attention = &a_,
+                        .gradients = &g_,
+                        .sequence = s,
+                        .b = task.b,
+                        .head = task.h_kv * p_.group(),
+                        .heads = p_.group(),
+                        .row = 0,
+                        .rows = s.q_len,
+                        .keys = {0, s.k_len},
+                        .listed = task.rows.data(),
+                        .listed_count = std::ssize(task.rows),
+                        .terms = terms(),
+                        .special = &special,
+                        .stop = stop_},
+                       ThreadScratch());
+      },
+      stop_);
+}
+
 // Wave after wave of KV heads: as many as their sums have room.
 void Backward::RunHeads() {
   int64_t next = 0;
@@ -275,8 +360,10 @@ void Backward::RunHeads() {
   while (next < count && !Stopped(stop_)) {
     heads_.clear();
     computed_at_.clear();
+    errors_at_.clear();
     int64_t floats = 0;
     int64_t slabs = 0;
+    int64_t errors = 0;
     while (next < count && heads_.size() < kWaveHeads) {
       KeyHead head = MakeKeyHead(a_, next / p_.heads_kv, next % p_.heads_kv);
       const auto take = [](int64_t* from, int64_t size) {
@@ -288,24 +375,31 @@ void Backward::RunHeads() {
       head.d_q = take(&end, g_.d_q.data == nullptr ? 0 : head.slabs * head.part);
       head.d_k = take(&end, g_.d_k.data == nullptr ? 0 : head.lanes() * PaddedDim(p_.dim));
       head.d_v = take(&end, g_.d_v.data == nullptr ? 0 : head.lanes() * PaddedDim(p_.dim_v));
+      const bool sums = g_.d_q.data != nullptr || g_.d_k.data != nullptr;
+      head.sums =
+          take(&end, sums ? PaddedDim(head.slabs * head.band_rows() * cpu_flash::kRowSums) : 0);
       if (end > kWaveFloats && !heads_.empty()) break;
       floats = end;
       computed_at_.push_back(static_cast<size_t>(take(&slabs, head.slabs)));
+      errors_at_.push_back(static_cast<size_t>(take(&errors, head.band_rows())));
       heads_.push_back(head);
       ++next;
     }
     floats_.Reserve(floats);
     computed_.resize(static_cast<size_t>(slabs));
+    errors_.resize(static_cast<size_t>(errors));
     RunWave();
   }
 }
 
 void Backward::RunWave() {
   careful_ = std::vector<std::atomic<bool>>(heads_.size());
+  special_ = std::vector<std::atomic<bool>>(heads_.size());
   int64_t bands = 0;
   for (const KeyHead& head : heads_) bands = std::max(bands, head.bands);
   for (int64_t band = 0; band < bands && !Stopped(stop_); ++band) {
     RunBand(band);
+    if (!Stopped(stop_)) CorrectBand(band);
     if (g_.d_q.data != nullptr && !Stopped(stop_)) StoreBand(band);
   }
   if (!Stopped(stop_)) StoreKeys();
@@ -331,9 +425,14 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
   if (g_.d_q.data != nullptr) task.d_q = floats_.at(head.d_q + slab * head.part);
   if (g_.d_k.data != nullptr) task.d_k = floats_.at(head.d_k + lane * PaddedDim(p_.dim));
   if (g_.d_v.data != nullptr) task.d_v = floats_.at(head.d_v + lane * PaddedDim(p_.dim_v));
+  if (g_.d_q.data != nullptr || g_.d_k.data != nullptr) {
+    task.row_sums = reinterpret_cast<RowSums*>(floats_.at(head.sums)) + slab * head.band_rows();
+  }
   task.begins = band == 0;
   task.d_bias = bias_ && !bias_shared_;
+  task.terms = terms();
   task.careful = &careful_[n];
+  task.special = &special_[n];
   task.stop = stop_;
   return task;
 }
@@ -341,8 +440,9 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
 // Pairs of rows and keys, by whole tiles of rows.
 double Backward::WorkOf(const GradientTask& task) const {
   double pairs = 0;
-  for (int64_t i = 0; i < task.rows; i += kGradientRows) {
-    const int64_t rows = std::min(kGradientRows, task.rows - i);
+  const int64_t end = task.listed != nullptr ? task.count() : task.rows;  // heads are alike
+  for (int64_t i = 0; i < end; i += kGradientRows) {
+    const int64_t rows = std::min(kGradientRows, end - i);
     const KeyRange any = KeysOfRows(task, i, rows).any;
     const int64_t keys = std::min(any.end, task.keys.end) - std::max(any.begin, task.keys.begin);
     pairs += static_cast<double>(rows) * static_cast<double>(std::max<int64_t>(0, keys));
@@ -364,21 +464,79 @@ void Backward::RunBand(int64_t band) {
   });
 }
 
+// Rows of the band whose delta spoils dQ, and those in which it spoils dK as well.
+std::vector<Backward::Correction> Backward::FindErrors(int64_t band) {
+  std::vector<Item> items;
+  for (size_t n = 0; n < heads_.size(); ++n) {
+    if (band >= heads_[n].bands) continue;
+    const GradientTask task = TaskOf(n, band, 0);
+    for (int64_t row = 0; row < task.count(); row += kGradientRows) items.push_back({n, row, 0});
+  }
+  ForEach(&items, [&](const Item& item) {
+    const GradientTask task = TaskOf(item.head, band, 0);
+    const int64_t rows = std::min(kGradientRows, task.count() - item.n);
+    functions_.find_errors(task, PartsOf(item.head, task), item.n, rows,
+                           errors_.data() + errors_at_[item.head]);
+  });
+  std::vector<Correction> found;
+  for (size_t n = 0; n < heads_.size(); ++n) {
+    if (band >= heads_[n].bands) continue;
+    const int64_t rows = TaskOf(n, band, 0).count();
+    for (const bool keys : {true, false}) {
+      Correction one{n, keys, {}};
+      for (int64_t row = 0; row < rows; ++row) {
+        const RowError& error = errors_[errors_at_[n] + static_cast<size_t>(row)];
+        const bool of_keys = error.of_keys && g_.d_k.data != nullptr;
+        const bool of_queries = error.of_queries && g_.d_q.data != nullptr;
+        if (keys ? of_keys : of_queries && !of_keys) one.rows.push_back(static_cast<int32_t>(row));
+      }
+      if (!one.rows.empty()) found.push_back(std::move(one));
+    }
+  }
+  return found;
+}
+
+// Adds what rows lack whose delta is off: it cost S, dQ and, if dK is spoilt, dK once more.
+void Backward::CorrectBand(int64_t band) {
+  if (g_.d_q.data == nullptr && g_.d_k.data == nullptr) return;
+  const std::vector<Correction> found = FindErrors(band);
+  const auto task_of = [&](const Correction& one, int64_t slab) {
+    GradientTask task = TaskOf(one.head, band, slab);
+    task.step = GradientStep::kCorrect;
+    task.listed = one.rows.data();
+    task.listed_count = std::ssize(one.rows);
+    task.errors = errors_.data() + errors_at_[one.head];
+    task.row_sums = nullptr;
+    task.begins = task.d_bias = false;
+    task.d_v = nullptr;
+    if (!one.keys) task.d_k = nullptr;
+    return task;
+  };
+  std::vector<Item> items;
+  for (size_t n = 0; n < found.size(); ++n) {
+    for (int64_t slab = 0; slab < heads_[found[n].head].slabs; ++slab) {
+      const double work = WorkOf(task_of(found[n], slab));
+      if (work > 0) items.push_back({n, slab, work});
+    }
+  }
+  ForEach(&items, [&](const Item& item) {
+    functions_.run(task_of(found[item.head], item.n), ThreadScratch());
+  });
+}
+
 void Backward::StoreBand(int64_t band) {
   std::vector<Item> items;
   for (size_t n = 0; n < heads_.size(); ++n) {
     if (band >= heads_[n].bands) continue;
     const GradientTask task = TaskOf(n, band, 0);
-    for (int64_t row = 0; row < task.heads * task.rows; row += kGradientRows) {
-      items.push_back({n, row, 0});
-    }
+    for (int64_t row = 0; row < task.count(); row += kGradientRows) items.push_back({n, row, 0});
   }
   ForEach(&items, [&](const Item& item) {
-    const KeyHead& head = heads_[item.head];
     const GradientTask task = TaskOf(item.head, band, 0);
-    const int64_t rows = std::min(kGradientRows, task.heads * task.rows - item.n);
-    const cpu_flash::PartialQueries parts{task.d_q, head.part, ComputedOf(item.head), head.slabs};
-    if (!functions_.store_queries(task, parts, item.n, rows)) careful_[item.head].store(true);
+    const int64_t rows = std::min(kGradientRows, task.count() - item.n);
+    if (!functions_.store_queries(task, PartsOf(item.head, task), item.n, rows)) {
+      careful_[item.head].store(true);
+    }
   });
 }
 
@@ -430,7 +588,7 @@ void Backward::RunBias() {
         }
       },
       stop_);
-  if (!bias_careful_.load() || Stopped(stop_)) return;
+  if (!bias_careful_.load() || bias_special_.load() || Stopped(stop_)) return;
   Gradients bias_alone = g_;
   bias_alone.d_q.data = bias_alone.d_k.data = bias_alone.d_v.data = nullptr;
   bias_alone.d_sinks = nullptr;
@@ -451,17 +609,19 @@ void Backward::AddBias(int64_t b, int64_t h_kv, const KeyRange& keys, int64_t ro
                   .row = row,
                   .rows = rows,
                   .keys = present,
+                  .terms = terms(),
                   .d_bias = true,
                   .careful = &bias_careful_,
+                  .special = &bias_special_,
                   .stop = stop_},
                  ThreadScratch());
 }
 
-// What came out NaN or Inf: it may be so, or 0 times what is hidden.
+// What came out NaN or Inf of finite inputs: products left fp32's range on their way.
 void Backward::Redo() {
   std::vector<Item> items;
   for (size_t n = 0; n < heads_.size(); ++n) {
-    if (careful_[n].load()) items.push_back({n, 0, 0});
+    if (careful_[n].load() && !special_[n].load()) items.push_back({n, 0, 0});
   }
   ForEach(&items, [&](const Item& item) {
     const auto& [b, h_kv] = std::tie(heads_[item.head].b, heads_[item.head].h_kv);

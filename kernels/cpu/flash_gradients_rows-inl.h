@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/flash_gradients_tile.h"
@@ -47,24 +48,6 @@ HWY_INLINE int64_t RowElement(const Sequence& s, int64_t b, int64_t h, int64_t i
   return b * stride_b + h * stride_h + (s.q_row + i) * stride_l;
 }
 
-// delta - dLSE of one row, from its dO as fp32.
-HWY_INLINE float LessOf(const Attention& a, const Gradients& g, const Sequence& s, const RowId& id,
-                        const float* d_o, float* row) {
-  const Problem& p = a.problem;
-  const F32 d;
-  WidenRow(a.o.data, p.o_dtype(),
-           RowElement(s, id.b, id.h, id.i, a.o.stride_b, a.o.stride_h, a.o.stride_l), p.dim_v, row);
-  V32 sum = hn::Zero(d);
-  int64_t n = 0;
-  for (; n + kLanes <= p.dim_v; n += kLanes) {
-    sum = hn::MulAdd(hn::LoadU(d, d_o + n), hn::LoadU(d, row + n), sum);
-  }
-  float delta = hn::GetLane(hn::SumOfLanes(d, sum));
-  for (; n < p.dim_v; ++n) delta += d_o[n] * row[n];
-  const int64_t lse = RowElement(s, id.b, id.h, id.i, a.lse_stride_b, a.lse_stride_h, 1);
-  return g.d_lse == nullptr ? delta : delta - g.d_lse[lse];
-}
-
 HWY_INLINE bool AllFinite(const float* row, int64_t dim) {
   const F32 d;
   V32 zero = hn::Zero(d);
@@ -77,23 +60,147 @@ HWY_INLINE bool AllFinite(const float* row, int64_t dim) {
   return rest == 0 && hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
 }
 
+HWY_INLINE float DotRows(const float* x, const float* y, int64_t dim) {
+  const F32 d;
+  V32 sum = hn::Zero(d);
+  int64_t n = 0;
+  for (; n + kLanes <= dim; n += kLanes) {
+    sum = hn::MulAdd(hn::LoadU(d, x + n), hn::LoadU(d, y + n), sum);
+  }
+  float dot = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; n < dim; ++n) dot += x[n] * y[n];
+  return dot;
+}
+
+// Where LSE and dLSE of a row are.
+HWY_INLINE int64_t LseElement(const Attention& a, const Sequence& s, const RowId& id) {
+  return RowElement(s, id.b, id.h, id.i, a.lse_stride_b, a.lse_stride_h, 1);
+}
+HWY_INLINE float DLseOf(const Attention& a, const Gradients& g, const Sequence& s,
+                        const RowId& id) {
+  return g.d_lse == nullptr ? 0.0f : g.d_lse[LseElement(a, s, id)];
+}
+
+// A row's terms, but for the sink unless it was measured, from its dO as fp32; `special` is set
+// where dO, O, dLSE or LSE is NaN or Inf. `row` is room for O.
+HWY_INLINE RowTerms FindTerms(const Attention& a, const Gradients& g, const RowTerms* measured,
+                              const Sequence& s, const RowId& id, const float* d_o, float* row,
+                              bool* special) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const Problem& p = a.problem;
+  const float d_lse = DLseOf(a, g, s, id);
+  const auto load_o = [&] {
+    WidenRow(a.o.data, p.o_dtype(),
+             RowElement(s, id.b, id.h, id.i, a.o.stride_b, a.o.stride_h, a.o.stride_l), p.dim_v,
+             row);
+  };
+  RowTerms terms{kNan, 0, 0, 0};
+  if (measured != nullptr) terms = measured[TermsIndex(p, s, id)];
+  if (std::isnan(terms.shift)) {
+    load_o();
+    const float delta = DotRows(d_o, row, p.dim_v);
+    const float lse = a.lse[LseElement(a, s, id)];
+    *special = *special || std::isnan(lse);
+    // A row that sees nothing has LSE -inf, and -inf - -inf would be NaN. Where LSE is special
+    // otherwise, fp32's range was left, and NaN brings the KV head to the reference.
+    const KeyRange range = VisibleKeys(p.mask, s, id.i);
+    const bool none = lse < 0 && (range.begin >= range.end || p.has_bias || !p.has_alibi);
+    terms = {0,
+             std::isfinite(lse) ? lse
+             : none             ? 0
+                                : kNan,
+             g.d_lse == nullptr ? delta : delta - d_lse, 0};
+  }
+  if (std::isfinite(terms.less)) return terms;
+  load_o();
+  const bool finite = AllFinite(d_o, p.dim_v);
+  *special = *special || !finite || !AllFinite(row, p.dim_v) || !std::isfinite(d_lse);
+  // Products with V have either sign of Inf then, and their sum has none.
+  if (!finite) terms.less = kNan;
+  return terms;
+}
+
+// The sink's weight in a row.
+HWY_INLINE double SinkWeight(const Attention& a, const RowTerms* measured, const Sequence& s,
+                             const RowId& id) {
+  if (measured != nullptr) {
+    const RowTerms& terms = measured[TermsIndex(a.problem, s, id)];
+    if (!std::isnan(terms.shift)) return static_cast<double>(terms.sink);
+  }
+  return std::exp(static_cast<double>(a.sinks[id.h]) -
+                  static_cast<double>(a.lse[LseElement(a, s, id)]));
+}
+
+// A row's dO as fp32, and the place of it.
+HWY_INLINE void LoadOutputGradient(const Attention& a, const Gradients& g, const Sequence& s,
+                                   const RowId& id, float* d_o) {
+  const int64_t at =
+      RowElement(s, id.b, id.h, id.i, g.d_o.stride_b, g.d_o.stride_h, g.d_o.stride_l);
+  WidenRow(g.d_o.data, a.problem.o_dtype(), at, a.problem.dim_v, d_o);
+}
+
+// All parts of one row of dQ.
+HWY_INLINE void SumParts(const PartialQueries& parts, int64_t row, int64_t width, float* sum) {
+  const F32 d;
+  std::fill_n(sum, width, 0.0f);
+  for (int64_t n = 0; n < parts.count; ++n) {
+    if (parts.computed[n] == 0) continue;
+    const float* const part = parts.first + n * parts.stride + row * width;
+    for (int64_t i = 0; i < width; i += kLanes) {
+      hn::Store(hn::Add(hn::Load(d, sum + i), hn::Load(d, part + i)), d, sum + i);
+    }
+  }
+}
+
+// Over a row's keys and its sink, dS adds up to dLSE; what it adds up to beside that, delta is off
+// by. That times sum P K is in dQ, and times P in dS. It may be as much of either as rounding to
+// the dtype costs; of fp32, as much as rounding the scores does where they are some hundreds.
+void FindErrors(const GradientTask& task, const PartialQueries& parts, int64_t first, int64_t count,
+                RowError* errors) {
+  const Attention& a = *task.attention;
+  const Gradients& g = *task.gradients;
+  const Problem& p = a.problem;
+  const double share = std::max(UnitRoundoff(p.dtype), 0x1p-14);
+  const int64_t width = PaddedDim(p.dim);
+  HWY_ALIGN float d_q[PaddedDim(kHeadDimMax)];
+  HWY_ALIGN float d_o[kHeadDimMax];
+  HWY_ALIGN float o[kHeadDimMax];
+  for (int64_t row = first; row < first + count; ++row) {
+    double error = 0, size = 0, norm = 0;
+    for (int64_t n = 0; n < parts.count; ++n) {
+      if (parts.computed[n] == 0) continue;
+      const RowSums& sums = parts.sums[n * parts.sums_stride + row];
+      error += static_cast<double>(sums.d_scores);
+      size += static_cast<double>(sums.sizes);
+      norm += static_cast<double>(sums.norms);
+    }
+    const RowId id{task.b, task.head + row / task.rows, task.row + row % task.rows};
+    const auto d_lse = static_cast<double>(DLseOf(a, g, task.sequence, id));
+    if (p.has_sinks) {
+      bool special = false;
+      LoadOutputGradient(a, g, task.sequence, id, d_o);
+      const RowTerms terms = FindTerms(a, g, task.terms, task.sequence, id, d_o, o, &special);
+      const double sink = SinkWeight(a, task.terms, task.sequence, id);
+      error -= sink * static_cast<double>(terms.less);
+    }
+    error -= d_lse;
+    errors[row] = {static_cast<float>(error), false, std::abs(error) > share * size};
+    if (parts.first == nullptr) continue;
+    SumParts(parts, row, width, d_q);
+    const auto length = std::sqrt(static_cast<double>(DotRows(d_q, d_q, width)));
+    errors[row].of_queries = std::abs(error) * norm > share * length;
+  }
+}
+
 bool StoreQueryGradients(const GradientTask& task, const PartialQueries& parts, int64_t first,
                          int64_t count) {
   const Problem& p = task.attention->problem;
   const TensorView& to = task.gradients->d_q;
-  const F32 d;
   const int64_t width = PaddedDim(p.dim);
   HWY_ALIGN float sum[PaddedDim(kHeadDimMax)];
   bool finite = true;
   for (int64_t row = first; row < first + count; ++row) {
-    std::fill_n(sum, width, 0.0f);
-    for (int64_t n = 0; n < parts.count; ++n) {
-      if (parts.computed[n] == 0) continue;
-      const float* const part = parts.first + n * parts.stride + row * width;
-      for (int64_t i = 0; i < width; i += kLanes) {
-        hn::Store(hn::Add(hn::Load(d, sum + i), hn::Load(d, part + i)), d, sum + i);
-      }
-    }
+    SumParts(parts, row, width, sum);
     finite = finite && AllFinite(sum, p.dim);
     const int64_t h = task.head + row / task.rows;
     const int64_t i = task.row + row % task.rows;
@@ -138,9 +245,9 @@ bool StoreKeyGradients(const GradientTask& task, GradientScratch* scratch) {
   return k && v;
 }
 
-double SumSinkGradient(const Attention& a, const Gradients& g, int64_t h, const StopFlag* stop) {
+double SumSinkGradient(const Attention& a, const Gradients& g, const RowTerms* measured, int64_t h,
+                       const StopFlag* stop) {
   const Problem& p = a.problem;
-  const double sink = static_cast<double>(a.sinks[h]);
   HWY_ALIGN float d_o[kHeadDimMax];
   HWY_ALIGN float row[kHeadDimMax];
   double sum = 0;
@@ -148,13 +255,13 @@ double SumSinkGradient(const Attention& a, const Gradients& g, int64_t h, const 
     const Sequence s = SequenceOf(a, b);
     for (int64_t i = 0; i < s.q_len && !Stopped(stop); ++i) {
       const RowId id{b, h, i};
-      WidenRow(g.d_o.data, p.o_dtype(),
-               RowElement(s, b, h, i, g.d_o.stride_b, g.d_o.stride_h, g.d_o.stride_l), p.dim_v,
-               d_o);
-      const float less = LessOf(a, g, s, id, d_o, row);
-      const float lse = a.lse[RowElement(s, b, h, i, a.lse_stride_b, a.lse_stride_h, 1)];
-      double part = -std::exp(sink - static_cast<double>(lse)) * static_cast<double>(less);
-      if (!std::isfinite(part)) ReferenceKeyGradients(a, g, id, &part, stop);
+      bool special = false;
+      LoadOutputGradient(a, g, s, id, d_o);
+      const RowTerms terms = FindTerms(a, g, measured, s, id, d_o, row, &special);
+      double part = -SinkWeight(a, measured, s, id) * static_cast<double>(terms.less);
+      // Inf of V is in O as it is in dP; other specials may be of another kind there.
+      const bool known = std::isfinite(part) || (special && !std::isnan(part));
+      if (!known && !std::isnan(sum)) ReferenceKeyGradients(a, g, id, &part, stop);
       sum += part;
     }
   }

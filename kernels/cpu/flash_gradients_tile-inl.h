@@ -2,7 +2,7 @@
 //
 // The backward pass of a run of keys against a band of query rows: key tile by key tile, with keys
 // across lanes, and for each the tiles of rows that see any of its keys. Included once per
-// instruction set by flash_gradients_tile.cc; runs on any thread, on its own scratch.
+// instruction set by flash_gradients_tile.cc; flash_gradients_run-inl.h comes before.
 
 #if defined(ATTEND_CPU_FLASH_GRADIENTS_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_GRADIENTS_TILE_INL_H_
@@ -16,17 +16,18 @@
 #include <cstdint>
 #include <limits>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
+#include "kernels/contract/softmax_state.h"
 #include "kernels/cpu/dropout-inl.h"
-#include "kernels/cpu/flash_gradients_rows-inl.h"
+#include "kernels/cpu/flash_gradients_run-inl.h"
 #include "kernels/cpu/flash_gradients_tile.h"
 #include "kernels/cpu/flash_math-inl.h"
-#include "kernels/cpu/flash_pack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
+
+constexpr float kLog2e = 1.44269504088896341f;
 
 // Adds `count` lanes to memory of any alignment. The sums come back, to be looked at.
 HWY_INLINE V32 AddTo(float* to, V32 x, int64_t count) {
@@ -44,184 +45,38 @@ HWY_INLINE V32 AddTo(float* to, V32 x, int64_t count) {
   return sum;
 }
 
-class GradientRun {
- public:
-  GradientRun(const GradientTask& task, GradientScratch* scratch)
-      : task_(task),
-        a_(*task.attention),
-        g_(*task.gradients),
-        p_(task.attention->problem),
-        s_(*scratch),
-        sequence_(task.sequence),
-        row_count_(task.heads * task.rows),
-        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi) {}
-
-  void Run() {
-    Begin();
-    for (tile_ = task_.keys.begin; tile_ < task_.keys.end; tile_ += kGradientKeys) {
-      keys_ = std::min(kGradientKeys, task_.keys.end - tile_);
-      bool loaded = false;
-      for (int64_t first = 0; first < row_count_; first += kGradientRows) {
-        const int64_t count = std::min(kGradientRows, row_count_ - first);
-        const RowsKeys seen = KeysOfRows(task_, first, count);
-        if (seen.any.begin >= tile_ + keys_ || seen.any.end <= tile_) continue;
-        if (Stopped(task_.stop)) return;
-        if (!loaded) LoadKeys();
-        loaded = true;
-        TileStep(first, count, seen);
-      }
-    }
-    const F32 d;
-    if (task_.d_bias && !hn::AllTrue(d, hn::Eq(special_, hn::Zero(d)))) {
-      task_.careful->store(true, std::memory_order_relaxed);
-    }
-  }
-
- private:
-  int64_t HeadOf(int64_t row) const { return task_.head + row / task_.rows; }
-  int64_t RowOf(int64_t row) const { return task_.row + row % task_.rows; }
-
-  void Begin();
-  void LoadKeys();
-  void LoadRows(int64_t first, int64_t count);
-  void LoadRow(int64_t row, int64_t at);
-  void TileStep(int64_t first, int64_t count, const RowsKeys& seen);
-  template <int kVectors>
-  void PanelStep(const LanePanel& panel, int64_t first, int64_t count, bool masked);
-  template <int kVectors>
-  void Products(const float* rows, const float* panel, int64_t dim, int64_t count, float* out);
-  void FinishScores(const LanePanel& panel, int64_t count);
-  void Draw(const LanePanel& panel, int64_t first, int64_t count);
-  template <int kVectors, bool kDropout>
-  void Weigh(const LanePanel& panel, int64_t count, bool masked);
-  void AddBias(const LanePanel& panel, int64_t count);
-  void Slope(const LanePanel& panel, int64_t count);
-  template <int kVectors>
-  void AddKeys(const float* rows, const float* by, int64_t by_stride, int64_t dim, int64_t count,
-               float* sums);
-  template <int kVectors>
-  void AddQueries(int64_t dim, int64_t first, int64_t count, const KeyRange& lanes);
-
-  const GradientTask& task_;
-  const Attention& a_;
-  const Gradients& g_;
-  const Problem& p_;
-  GradientScratch& s_;
-  const Sequence& sequence_;
-  const int64_t row_count_;
-  const bool plain_;  // scores are scale * q.k
-  int64_t tile_ = 0;  // first key of the key tile, and how many there are
-  int64_t keys_ = 0;
-  V32 special_ = hn::Zero(F32());  // NaN once something added to dBias is not finite
-};
-
-void GradientRun::Begin() {
-  std::fill_n(s_.ones, kPanelLanesMax, 1.0f);
-  if (task_.d_q != nullptr) {
-    std::fill_n(task_.d_q, PaddedRows(row_count_) * PaddedDim(p_.dim), 0.0f);
-  }
-  if (!task_.begins) return;
-  const int64_t lanes = PaddedKeys(task_.keys.end - task_.keys.begin);
-  if (task_.d_k != nullptr) std::fill_n(task_.d_k, lanes * PaddedDim(p_.dim), 0.0f);
-  if (task_.d_v != nullptr) std::fill_n(task_.d_v, lanes * PaddedDim(p_.dim_v), 0.0f);
-}
-
-// K and V of the key tile. Lanes without a key are 0, and so are columns of K's rows beyond D.
-void GradientRun::LoadKeys() {
-  const int64_t h_kv = task_.head / p_.group();
-  const int64_t lanes = CountVectors(keys_) * kLanes;
-  for (int64_t j = 0; j < lanes; ++j) {
-    float* const row = s_.k_rows + j * kRowStride;
-    const int64_t loaded = j < keys_ ? p_.dim : 0;
-    if (loaded > 0) {
-      WidenRow(a_.k.data, p_.dtype, KeyElement(a_, a_.k, sequence_, task_.b, h_kv, tile_ + j),
-               p_.dim, row);
-    }
-    std::fill(row + loaded, row + PaddedDim(p_.dim), 0.0f);
-  }
-  for (int64_t n = 0; n < CountPanels(keys_); ++n) {
-    const LanePanel panel = PanelOf(keys_, n);
-    for (int64_t lane = panel.lane; lane < panel.lane + panel.width(); lane += kTurned) {
-      const int64_t at = lane - panel.lane;
-      TurnIn(s_.k_rows + lane * kRowStride, kRowStride, p_.dim, panel.width(),
-             s_.k + panel.lane * p_.dim + at);
-      for (int64_t r = 0; r < kTurned; ++r) {
-        float* const row = s_.rows + r * kRowStride;
-        if (lane + r < keys_) {
-          const int64_t v = KeyElement(a_, a_.v, sequence_, task_.b, h_kv, tile_ + lane + r);
-          WidenRow(a_.v.data, p_.dtype, v, p_.dim_v, row);
-        } else {
-          std::fill(row, row + p_.dim_v, 0.0f);
-        }
-      }
-      TurnIn(s_.rows, kRowStride, p_.dim_v, panel.width(), s_.v + panel.lane * p_.dim_v + at);
-    }
-  }
-}
-
-// Everything about one row of the tile of rows.
-void GradientRun::LoadRow(int64_t row, int64_t at) {
-  const RowId id{task_.b, HeadOf(row), RowOf(row)};
-  float* const q = s_.q + at * kRowStride;
-  float* const d_o = s_.d_o + at * kRowStride;
-  const auto element = [&](const auto& view) {
-    return RowElement(sequence_, id.b, id.h, id.i, view.stride_b, view.stride_h, view.stride_l);
-  };
-  WidenRow(a_.q.data, p_.dtype, element(a_.q), p_.dim, q);
-  std::fill(q + p_.dim, q + PaddedDim(p_.dim), 0.0f);
-  WidenRow(g_.d_o.data, p_.o_dtype(), element(g_.d_o), p_.dim_v, d_o);
-  std::fill(d_o + p_.dim_v, d_o + PaddedDim(p_.dim_v), 0.0f);
-  s_.less[at] = LessOf(a_, g_, sequence_, id, d_o, s_.rows);
-
-  const KeyRange range = VisibleKeys(p_.mask, sequence_, id.i);
-  s_.begin[at] = static_cast<float>(std::clamp<int64_t>(range.begin - tile_, 0, keys_));
-  s_.end[at] = static_cast<float>(std::clamp<int64_t>(range.end - tile_, 0, keys_));
-  // A row that sees nothing has LSE -inf, and -inf - -inf would be NaN. Where LSE is special
-  // otherwise, fp32's range was left, and NaN brings the KV head to the reference.
-  const float lse =
-      a_.lse[RowElement(sequence_, id.b, id.h, id.i, a_.lse_stride_b, a_.lse_stride_h, 1)];
-  const bool none = lse < 0 && (range.begin >= range.end || p_.has_bias);
-  s_.base[at] = std::isfinite(lse) ? lse : none ? 0 : std::numeric_limits<float>::quiet_NaN();
-
-  if (p_.has_alibi) {
-    s_.diagonal[at] = static_cast<float>(id.i + sequence_.offset - tile_);
-    s_.alibi[at] = a_.alibi_slopes[id.b * a_.alibi_stride_b + id.h];
-  }
-  if (p_.has_bias) {
-    float* const bias = s_.bias + at * kGradientKeys;
-    const int64_t index =
-        id.b * a_.bias.stride_b + id.h * a_.bias.stride_h + id.i * a_.bias.stride_q + tile_;
-    WidenRow(a_.bias.data, a_.bias.dtype, index, keys_, bias);
-    std::fill(bias + keys_, bias + CountVectors(keys_) * kLanes, 0.0f);
-  }
-  if (task_.d_bias) {
-    s_.d_bias[at] = static_cast<float*>(g_.d_bias.data) + id.b * g_.d_bias.stride_b +
-                    id.h * g_.d_bias.stride_h + id.i * g_.d_bias.stride_l + tile_;
-  }
-}
-
 // One tile of rows against the key tile.
 void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
-  for (int64_t n = 0; n < count; ++n) LoadRow(first + n, n);
+  const bool special = LoadRows(first, count);
+  if (special) task_.special->store(true, std::memory_order_relaxed);
+  careful_ = special || special_keys_;
+  sums_begun_ = false;
   KeyRange lanes{keys_, 0};  // of the panels that are seen, which are neighbours
   for (int64_t n = 0; n < CountPanels(keys_); ++n) {
     const LanePanel panel = PanelOf(keys_, n);
     const int64_t begin = tile_ + panel.lane;
     const int64_t end = tile_ + std::min(keys_, panel.lane + panel.width());
     if (seen.any.begin >= end || seen.any.end <= begin) continue;
-    const bool masked = seen.all.begin > begin || seen.all.end < end;
+    // Lanes without a key are not seen either.
+    const bool masked = seen.all.begin > begin || seen.all.end < tile_ + panel.lane + panel.width();
     switch (panel.vectors) {
       case 1:
-        PanelStep<1>(panel, first, count, masked);
+        PanelStep<1>(panel, count, masked);
         break;
       case 2:
-        PanelStep<2>(panel, first, count, masked);
+        PanelStep<2>(panel, count, masked);
         break;
       case 3:
-        if constexpr (kPanelVectors > 2) PanelStep<3>(panel, first, count, masked);
+        if constexpr (kPanelVectors > 2) PanelStep<3>(panel, count, masked);
         break;
     }
     lanes = {std::min(lanes.begin, panel.lane), end - tile_};
+  }
+  if (sums_begun_) StoreSums(count);
+  if (task_.step == GradientStep::kMeasure) {
+    for (int64_t n = 0; n < count; ++n) {
+      task_.terms[TermsIndex(p_, sequence_, IdOf(s_.row[n]))] = s_.terms[n];
+    }
   }
   if (task_.d_q == nullptr || lanes.begin >= lanes.end) return;
   for (int64_t n = 0; n < CountPanels(p_.dim); ++n) {
@@ -241,16 +96,22 @@ void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
 }
 
 template <int kVectors>
-HWY_NOINLINE void GradientRun::PanelStep(const LanePanel& panel, int64_t first, int64_t count,
-                                         bool masked) {
+HWY_NOINLINE void GradientRun::PanelStep(const LanePanel& panel, int64_t count, bool masked) {
   Products<kVectors>(s_.q, s_.k + panel.lane * p_.dim, p_.dim, count, s_.weight);
   if (!plain_) FinishScores(panel, count);
-  Products<kVectors>(s_.d_o, s_.v + panel.lane * p_.dim_v, p_.dim_v, count, s_.d_weight);
-  if (p_.dropout > 0) {
-    Draw(panel, first, count);
-    Weigh<kVectors, true>(panel, count, masked);
+  if (task_.step == GradientStep::kCorrect) {
+    WeighErrors<kVectors>(panel, count, masked);
   } else {
-    Weigh<kVectors, false>(panel, count, masked);
+    Products<kVectors>(s_.d_o, s_.v + panel.lane * p_.dim_v, p_.dim_v, count, s_.d_weight);
+    const bool drops = p_.dropout > 0;
+    if (drops) Draw(panel, count);
+    if (task_.step == GradientStep::kMeasure) {
+      drops ? Measure<kVectors, true>(panel, count, masked)
+            : Measure<kVectors, false>(panel, count, masked);
+      return;
+    }
+    drops ? Weigh<kVectors, true>(panel, count, masked)
+          : Weigh<kVectors, false>(panel, count, masked);
   }
   if (task_.d_bias) AddBias(panel, count);
   if (p_.softcap > 0) Slope(panel, count);
@@ -277,57 +138,97 @@ void GradientRun::Products(const float* rows, const float* panel, int64_t dim, i
   }
 }
 
-// Everything of problem.h between q.k and the mask, as TileRun does it, and softcap's slope.
-void GradientRun::FinishScores(const LanePanel& panel, int64_t count) {
+// The row's exponents of the vector that begins at `lane` of the key tile: -inf where the key is
+// not seen, and else 0 at most, as no weight is above 1, whatever LSE's rounding.
+HWY_INLINE V32 GradientRun::ExponentOf(const LanePanel& panel, int64_t t, int64_t lane,
+                                       bool masked) const {
   const F32 d;
-  const V32 scale = hn::Set(d, p_.scale);
-  const V32 cap = hn::Set(d, p_.softcap);
-  const V32 inverse_cap = hn::Set(d, p_.softcap > 0 ? 1.0f / p_.softcap : 0.0f);
+  const RowTerms& terms = s_.terms[t];
+  const V32 score = hn::Load(d, s_.weight + t * panel.width() + lane - panel.lane);
+  V32 x = hn::MulSub(hn::Sub(score, hn::Set(d, terms.shift)), hn::Set(d, unit_),
+                     hn::Set(d, terms.base));
+  if (masked) {
+    const V32 key = hn::Iota(d, static_cast<float>(lane));
+    const auto seen =
+        hn::And(hn::Ge(key, hn::Set(d, s_.begin[t])), hn::Lt(key, hn::Set(d, s_.end[t])));
+    x = hn::IfThenElse(seen, x, hn::Set(d, -std::numeric_limits<float>::infinity()));
+  }
+  return AtMost(hn::Zero(d), x);
+}
+
+// The weights that dropout removes of those that begin at `lane`.
+HWY_INLINE auto DroppedLanes(const uint16_t* draws, int32_t dropout) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  const hn::Rebind<uint16_t, F32> d16;
+  return hn::RebindMask(d, hn::Lt(hn::PromoteTo(di, hn::LoadU(d16, draws)), hn::Set(di, dropout)));
+}
+
+// Takes the panel into the terms of rows that are being measured.
+template <int kVectors, bool kDropout>
+void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  const F32 d;
+  const V32 hidden = hn::Set(d, kNothing);
+  const V32 kept = hn::Set(d, DropoutScale(p_.dropout));
+  const float to_log2 = unit_ * kLog2e;
+  const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
-    for (int64_t n = 0; n < panel.width(); n += kLanes) {
-      const int64_t lane = panel.lane + n;
-      const int64_t at = t * panel.width() + n;
-      V32 x = hn::Mul(hn::Load(d, s_.weight + at), scale);
-      if (p_.softcap > 0) {
-        const V32 share = hn::CallTanh(d, hn::Mul(x, inverse_cap));
-        hn::Store(hn::NegMulAdd(share, share, hn::Set(d, 1.0f)), d, s_.slope + at);
-        x = hn::Mul(cap, share);
-      }
-      if (p_.has_bias) x = hn::Add(x, hn::Load(d, s_.bias + t * kGradientKeys + lane));
-      if (p_.has_alibi) {
-        const V32 key = hn::Iota(d, static_cast<float>(lane));
-        const V32 distance = hn::Abs(hn::Sub(key, hn::Set(d, s_.diagonal[t])));
-        x = hn::NegMulAdd(hn::Set(d, s_.alibi[t]), distance, x);
-      }
-      hn::Store(x, d, s_.weight + at);
+    RowTerms& row = s_.terms[t];
+    V32 scores[kVectors];
+    V32 max = hn::Set(d, row.shift);
+    for (int n = 0; n < kVectors; ++n) {
+      const V32 score = hn::Load(d, s_.weight + (t * kVectors + n) * kLanes);
+      const V32 key = hn::Iota(d, static_cast<float>(panel.lane + n * kLanes));
+      const auto seen =
+          hn::And(hn::Ge(key, hn::Set(d, s_.begin[t])), hn::Lt(key, hn::Set(d, s_.end[t])));
+      scores[n] = masked ? hn::IfThenElse(seen, score, hidden) : score;
+      max = hn::Max(max, scores[n]);
     }
+    const float before = row.shift;
+    row.shift = hn::GetLane(hn::MaxOfLanes(d, max));
+    const V32 base = hn::Set(d, row.shift == kNothing ? 0 : row.shift);
+    V32 sum = hn::Zero(d);
+    V32 delta = hn::Zero(d);
+    for (int n = 0; n < kVectors; ++n) {
+      const V32 p = Exp2(hn::Sub(scores[n], base), to_log2);
+      V32 d_weight = hn::Load(d, s_.d_weight + (t * kVectors + n) * kLanes);
+      if constexpr (kDropout) {
+        const auto dropped =
+            DroppedLanes(s_.draws + t * kDrawStride + offset + n * kLanes, p_.dropout);
+        d_weight = hn::IfThenZeroElse(dropped, hn::Mul(d_weight, kept));
+      }
+      const V32 by = hn::IfThenElse(hn::IsFinite(d_weight), p, AboveZero(p));
+      sum = hn::Add(sum, p);
+      delta = hn::Add(delta, hn::IfThenZeroElse(hn::Eq(scores[n], hidden), hn::Mul(by, d_weight)));
+    }
+    const float rescale = before == row.shift ? 1.0f : std::exp((before - row.shift) * unit_);
+    row.base = row.base * rescale + hn::GetLane(hn::SumOfLanes(d, sum));
+    const float least = std::isfinite(row.less) ? 0.0f : std::numeric_limits<float>::denorm_min();
+    row.less = row.less * std::max(rescale, least) + hn::GetLane(hn::SumOfLanes(d, delta));
   }
 }
 
-// Dropout's draws of rows [first, first + count) and the panel's keys, from the tile of 16 keys on
-// that the panel begins in.
-void GradientRun::Draw(const LanePanel& panel, int64_t first, int64_t count) {
-  const int64_t key = p_.key_offset + tile_ + panel.lane;
-  const int64_t offset = key % kDropoutTile;
-  const RoundKeys keys(a_.dropout.seed);
-  const auto sequence = static_cast<uint64_t>(a_.dropout.sequence + task_.b);
-  constexpr int64_t kHalf = kDropoutTile / 2;
-  uint16_t* const nobody = s_.draws + kGradientRows * kDrawStride;
-  for (int64_t t = 0; t < count; ++t) {
-    const int64_t row = a_.dropout.row + RowOf(first + t);
-    const int64_t in_head = (first + t) % task_.rows;
-    uint16_t* const own = s_.draws + t * kDrawStride;
-    uint16_t* low = own;
-    uint16_t* high = nobody;
-    if (row % kDropoutTile >= kHalf) {
-      if (t >= kHalf && in_head >= kHalf) continue;  // drawn with the row that it is 8 after
-      low = nobody;
-      high = own;
-    } else if (t + kHalf < count && in_head + kHalf < task_.rows) {
-      high = own + kHalf * kDrawStride;
+// From sums over all keys to terms.
+void GradientRun::FinishMeasuring() {
+  for (int64_t n = 0; n < row_count_; ++n) {
+    const RowId id = IdOf(task_.RowAt(n));
+    RowTerms& terms = task_.terms[TermsIndex(p_, sequence_, id)];
+    const auto max = static_cast<double>(terms.shift) * static_cast<double>(unit_);
+    SoftmaxState<double> state{max, static_cast<double>(terms.base)};
+    double factor = 1, sink = 0;
+    if (p_.has_sinks) {
+      factor = AddSink(state, static_cast<double>(a_.sinks[id.h]));
+      sink = ScaledExp(static_cast<double>(a_.sinks[id.h]), state.max) * InverseSum(state);
     }
-    DrawKeys(keys, sequence, a_.dropout.head + HeadOf(first + t), row, key - offset,
-             offset + panel.width(), low, high);
+    const double delta = static_cast<double>(terms.less) * factor * InverseSum(state);
+    const bool none = state.sum == 0;
+    terms.less = static_cast<float>(delta) - DLseOf(a_, g_, sequence_, id);
+    terms.base = none ? 0 : static_cast<float>(std::log(state.sum) + (state.max - max));
+    terms.sink = static_cast<float>(sink);
+    if (std::isfinite(terms.shift)) continue;
+    if (!none) terms.base = std::numeric_limits<float>::quiet_NaN();
+    terms.shift = 0;
   }
 }
 
@@ -335,44 +236,88 @@ void GradientRun::Draw(const LanePanel& panel, int64_t first, int64_t count) {
 // With dropout, dP has its factor, and P is 0 where dV's is; what else that takes comes last.
 template <int kVectors, bool kDropout>
 void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
-  constexpr float kLog2e = 1.44269504088896341f;
   const F32 d;
-  const V32 factor = hn::Set(d, plain_ ? p_.scale : 1.0f);
   const V32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
-  const hn::RebindToSigned<F32> di;
-  const auto limit = hn::Set(di, p_.dropout);
+  const V32 none = hn::Set(d, careful_ ? -0.0f : 0.0f);
   const V32 kept = hn::Set(d, DropoutScale(p_.dropout));
   const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
-    const V32 base = hn::Set(d, s_.base[t]);
-    const V32 less = hn::Set(d, s_.less[t]);
-    const V32 begin = hn::Set(d, s_.begin[t]);
-    const V32 end = hn::Set(d, s_.end[t]);
+    const V32 less = hn::Set(d, s_.terms[t].less);
+    // However small, the weight of a key that is seen feels an Inf.
+    const V32 least = hn::Set(d, s_.special[t] ? std::numeric_limits<float>::denorm_min() : 0.0f);
+    V32 sum = hn::Zero(d), size = hn::Zero(d), norm = hn::Zero(d);
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
+      const int64_t lane = panel.lane + n * kLanes;
       const int64_t at = t * kPanelLanes<kVectors> + n * kLanes;
-      V32 x = hn::MulSub(hn::Load(d, s_.weight + at), factor, base);
-      if (masked) {
-        const V32 key = hn::Iota(d, static_cast<float>(panel.lane + n * kLanes));
-        x = hn::IfThenElse(hn::And(hn::Ge(key, begin), hn::Lt(key, end)), x, hidden);
-      }
-      // No weight is above 1, whatever LSE's rounding.
-      const V32 p = Exp2(AtMost(hn::Zero(d), x), kLog2e);
+      const V32 x = ExponentOf(panel, t, lane, masked);
+      const auto unseen = hn::Eq(x, hidden);
+      const V32 p = AtLeast(least, Exp2(x, kLog2e));
       const V32 d_weight = hn::Load(d, s_.d_weight + at);
       V32 moved = hn::Sub(d_weight, less);
-      V32 factor_of_v = p;
+      V32 factor_of_v = hn::IfThenElse(unseen, none, p);
       if constexpr (kDropout) {
-        const hn::Rebind<uint16_t, F32> d16;
-        const auto draw = hn::LoadU(d16, s_.draws + t * kDrawStride + offset + n * kLanes);
-        const auto dropped = hn::RebindMask(d, hn::Lt(hn::PromoteTo(di, draw), limit));
+        const auto dropped =
+            DroppedLanes(s_.draws + t * kDrawStride + offset + n * kLanes, p_.dropout);
         moved = hn::IfThenElse(dropped, hn::Neg(less), hn::MulSub(d_weight, kept, less));
-        factor_of_v = hn::IfThenZeroElse(dropped, p);
+        factor_of_v = hn::IfThenElse(dropped, none, factor_of_v);
       }
-      const V32 d_score = hn::Mul(p, moved);
+      const V32 d_score = hn::IfThenElse(unseen, none, hn::Mul(p, moved));
       hn::Store(factor_of_v, d, s_.weight + at);
-      hn::Store(hn::IfThenZeroElse(hn::Eq(x, hidden), d_score), d,
-                s_.d_score + t * kGradientKeys + panel.lane + n * kLanes);
+      hn::Store(d_score, d, s_.d_score + t * kGradientKeys + lane);
+      sum = hn::Add(sum, d_score);
+      size = hn::Add(size, hn::Abs(d_score));
+      norm = hn::MulAdd(p, hn::Load(d, s_.norms + lane), norm);
     }
+    if (task_.row_sums != nullptr) AddSums(t, sum, size, norm);
+  }
+  sums_begun_ = task_.row_sums != nullptr;
+}
+
+// In place of dS, what it lacks: P times what delta is off by.
+template <int kVectors>
+void GradientRun::WeighErrors(const LanePanel& panel, int64_t count, bool masked) {
+  const F32 d;
+  const V32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const V32 none = hn::Set(d, careful_ ? -0.0f : 0.0f);
+  for (int64_t t = 0; t < count; ++t) {
+    const V32 error = hn::Set(d, -task_.errors[s_.row[t]].error);
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) {
+      const int64_t lane = panel.lane + n * kLanes;
+      const V32 x = ExponentOf(panel, t, lane, masked);
+      const V32 d_score = hn::Mul(Exp2(x, kLog2e), error);
+      hn::Store(hn::IfThenElse(hn::Eq(x, hidden), none, d_score), d,
+                s_.d_score + t * kGradientKeys + lane);
+    }
+  }
+}
+
+void GradientRun::AddSums(int64_t t, V32 d_scores, V32 sizes, V32 norms) {
+  const F32 d;
+  float* const at = s_.sums + t * kRowSums * kLanes;
+  if (sums_begun_) {
+    d_scores = hn::Add(d_scores, hn::Load(d, at));
+    sizes = hn::Add(sizes, hn::Load(d, at + kLanes));
+    norms = hn::Add(norms, hn::Load(d, at + 2 * kLanes));
+  }
+  hn::Store(d_scores, d, at);
+  hn::Store(sizes, d, at + kLanes);
+  hn::Store(norms, d, at + 2 * kLanes);
+}
+
+// From lanes of the key tile to sums of the run.
+void GradientRun::StoreSums(int64_t count) {
+  const F32 d;
+  const auto total = [&](const float* at) {
+    return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, at)));
+  };
+  for (int64_t t = 0; t < count; ++t) {
+    const float* const at = s_.sums + t * kRowSums * kLanes;
+    RowSums& sums = task_.row_sums[s_.row[t]];
+    sums.d_scores += total(at);
+    sums.sizes += total(at + kLanes);
+    sums.norms += total(at + 2 * kLanes);
   }
 }
 
@@ -399,7 +344,10 @@ void GradientRun::Slope(const LanePanel& panel, int64_t count) {
     for (int64_t n = 0; n < panel.width(); n += kLanes) {
       float* const at = s_.d_score + t * kGradientKeys + panel.lane + n;
       const V32 slope = hn::Load(d, s_.slope + t * panel.width() + n);
-      hn::Store(hn::Mul(hn::Load(d, at), slope), d, at);
+      const V32 d_score = hn::Load(d, at);
+      V32 by_slope = hn::Mul(d_score, slope);
+      if (careful_) by_slope = hn::IfThenElse(IsHiddenWeight(d_score), d_score, by_slope);
+      hn::Store(by_slope, d, at);
     }
   }
 }
@@ -409,8 +357,13 @@ template <int kVectors>
 void GradientRun::AddKeys(const float* rows, const float* by, int64_t by_stride, int64_t dim,
                           int64_t count, float* sums) {
   for (int64_t d = 0; d < dim; d += kBlockRows) {
-    OutputBlock<kVectors, false>(rows + d, by, count, s_.ones, nullptr,
-                                 sums + d * kPanelLanes<kVectors>, kRowStride, by_stride);
+    float* const to = sums + d * kPanelLanes<kVectors>;
+    if (careful_) {
+      OutputBlock<kVectors, true>(rows + d, by, count, s_.ones, nullptr, to, kRowStride, by_stride);
+    } else {
+      OutputBlock<kVectors, false>(rows + d, by, count, s_.ones, nullptr, to, kRowStride,
+                                   by_stride);
+    }
   }
 }
 
@@ -418,15 +371,31 @@ void GradientRun::AddKeys(const float* rows, const float* by, int64_t by_stride,
 template <int kVectors>
 HWY_NOINLINE void GradientRun::AddQueries(int64_t dim, int64_t first, int64_t count,
                                           const KeyRange& lanes) {
+  const F32 d;
   const int64_t stride = PaddedDim(p_.dim);
   for (int64_t n = 0; n < count; n += kBlockRows) {
     const float* block[kBlockRows];
     for (int r = 0; r < kBlockRows; ++r) {
       block[r] = s_.d_score + std::min(n + r, count - 1) * kGradientKeys + lanes.begin;
     }
-    ScoreBlock<kVectors, true>(block, s_.k_rows + lanes.begin * kRowStride + dim,
-                               lanes.end - lanes.begin, task_.d_q + (first + n) * stride + dim,
-                               kRowStride, stride);
+    const float* const keys = s_.k_rows + lanes.begin * kRowStride + dim;
+    const int64_t key_count = lanes.end - lanes.begin;
+    if (task_.listed == nullptr) {
+      float* const to = task_.d_q + (first + n) * stride + dim;
+      careful_ ? ScoreBlock<kVectors, true, true>(block, keys, key_count, to, kRowStride, stride)
+               : ScoreBlock<kVectors, true>(block, keys, key_count, to, kRowStride, stride);
+      continue;
+    }
+    // Rows that are listed lie apart.
+    constexpr int64_t kWidth = kPanelLanes<kVectors>;
+    careful_ ? ScoreBlock<kVectors, false, true>(block, keys, key_count, s_.weight, kRowStride)
+             : ScoreBlock<kVectors>(block, keys, key_count, s_.weight, kRowStride);
+    for (int64_t r = 0; r < std::min<int64_t>(kBlockRows, count - n); ++r) {
+      float* const to = task_.d_q + s_.row[n + r] * stride + dim;
+      for (int64_t i = 0; i < kWidth; i += kLanes) {
+        AddTo(to + i, hn::Load(d, s_.weight + r * kWidth + i), kLanes);
+      }
+    }
   }
 }
 

@@ -24,6 +24,9 @@ static_assert(kGradientKeys % kPanelLanesMax == 0);
 // Query rows that meet a key tile at a time.
 inline constexpr int64_t kGradientRows = 64;
 
+// Lanes of the widest vector of any instruction set.
+inline constexpr int64_t kLanesMax = 16;
+
 // Floats from one fp32 row of K, Q or dO to the next: rows begin in different cache sets.
 inline constexpr int64_t kRowStride = kHeadDimMax + 16;
 
@@ -32,9 +35,52 @@ constexpr int64_t PaddedDim(int64_t dim) { return (dim + 15) / 16 * 16; }
 constexpr int64_t PaddedKeys(int64_t keys) { return (keys + 15) / 16 * 16; }
 constexpr int64_t PaddedRows(int64_t rows) { return (rows + 7) / 8 * 8; }
 
+// What a walk over keys is for.
+enum class GradientStep : uint8_t {
+  kMeasure,  // RowTerms of the listed rows, over all keys
+  kAdd,      // the gradients
+  kCorrect,  // what dQ and dK of the listed rows lack, by RowError
+};
+
+// How a row's weights follow from its scores, P = exp((score - shift) - base), and what dP is
+// reduced by. Most rows have shift 0 and base LSE. fp32 does not hold a large LSE well enough for
+// weights that sum to 1: such rows are measured, and have their largest score and the logarithm of
+// the sum that goes with it. While a row is measured, base is that sum, and less is
+// sum P dP.
+struct RowTerms {
+  float shift;  // NaN: the row was not measured
+  float base;
+  float less;  // delta - dLSE
+  float sink;  // the sink's weight
+};
+// From here on a row is measured: below it, fp32's rounding of LSE moves weights by 2^-16 at most.
+inline constexpr float kLargeLse = 256;
+
+// A row's place in an attention's table of RowTerms.
+inline int64_t TermsIndex(const Problem& p, const Sequence& s, const RowId& id) {
+  return p.packed ? id.h * p.total_q + s.q_row + id.i : (id.b * p.heads_q + id.h) * p.len_q + id.i;
+}
+
+// What a row's delta is off by, and which sums it spoils.
+struct RowError {
+  float error = 0;
+  bool of_queries = false;
+  bool of_keys = false;
+};
+
+// What is added up of each row beside dQ, over the keys that it sees.
+struct RowSums {
+  float d_scores;  // dS, which says what delta is off by
+  float sizes;     // |dS|
+  float norms;     // P |K|
+};
+inline constexpr int64_t kRowSums = 3;
+
 // Query rows [row, row + rows) of each of `heads` query heads of one KV head, against a run of its
-// keys. Rows are true rows, and taken head after head. Sums that are null are not wanted.
+// keys. Rows are true rows, and taken head after head; `listed` names some of them. Sums that are
+// null are not wanted.
 struct GradientTask {
+  GradientStep step = GradientStep::kAdd;
   const Attention* attention;
   const Gradients* gradients;
   Sequence sequence;
@@ -44,7 +90,12 @@ struct GradientTask {
   int64_t row;
   int64_t rows;
   KeyRange keys;
-  float* d_q = nullptr;  // [PaddedRows(heads * rows)][PaddedDim(D)], set
+  const int32_t* listed = nullptr;  // null: all rows
+  int64_t listed_count = 0;
+  RowTerms* terms = nullptr;         // of the attention; null: no row is measured
+  const RowError* errors = nullptr;  // by row, to correct
+  RowSums* row_sums = nullptr;       // by row, set
+  float* d_q = nullptr;              // [PaddedRows(heads * rows)][PaddedDim(D)], set
   // Key tile after key tile, panels of [PaddedDim][lane], for PaddedKeys(keys) lanes in all. Added
   // to, but set by a task that `begins` them.
   float* d_k = nullptr;
@@ -53,18 +104,25 @@ struct GradientTask {
   bool d_bias = false;  // dBias is added to where it belongs
   // Set if something that is added to dBias is NaN or Inf.
   std::atomic<bool>* careful = nullptr;
+  // Set if some row has NaN or Inf for its inputs: sums may then have them too.
+  std::atomic<bool>* special = nullptr;
   const StopFlag* stop = nullptr;  // looked at with every tile of rows
+
+  int64_t count() const { return listed == nullptr ? heads * rows : listed_count; }
+  int64_t RowAt(int64_t n) const { return listed == nullptr ? n : listed[n]; }
 };
 
-// dQ of one band of rows, in parts over the keys.
+// dQ and the other sums of one band of rows, in parts over the keys.
 struct PartialQueries {
   const float* first;
-  int64_t stride;           // from one part to the next
+  int64_t stride;  // from one part to the next
+  const RowSums* sums;
+  int64_t sums_stride;
   const uint8_t* computed;  // by part; the others are 0
   int64_t count;
 };
 
-// Keys that some, and that all, of rows [first, first + count) of a task's see.
+// Keys that some, and that all, of a task's rows number [first, first + count) see.
 struct RowsKeys {
   KeyRange any;
   KeyRange all;
@@ -85,15 +143,18 @@ struct alignas(128) GradientScratch {
   float d_score[kGradientRows * kGradientKeys];
   float weight[kGradientRows * kPanelLanesMax];  // the score, then P
   float d_weight[kGradientRows * kPanelLanesMax];
-  float slope[kGradientRows * kPanelLanesMax];  // softcap's
+  float slope[kGradientRows * kPanelLanesMax];       // softcap's
+  float norms[kGradientKeys];                        // |K| of each key; 0 if that is not finite
+  float sums[kGradientRows * kRowSums * kLanesMax];  // RowSums of the key tile, lane by lane
   // Dropout's draws of one panel, which may begin within a tile of 16 keys; a row more for nobody.
   uint16_t draws[(kGradientRows + 1) * kDrawStride];
   float rows[4 * kRowStride];  // a few rows on their way in or out
   float ones[kPanelLanesMax];
-  // Of each row: LSE as it is subtracted from scores, delta - dLSE, and relative to the key tile
-  // the visible keys and the key on the diagonal; ALiBi's slope, and where dBias is.
-  float base[kGradientRows];
-  float less[kGradientRows];
+  // Of each row: its number and terms, whether some input of it is NaN or Inf, and relative to the
+  // key tile the visible keys and the key on the diagonal; ALiBi's slope, and where dBias is.
+  int64_t row[kGradientRows];
+  RowTerms terms[kGradientRows];
+  bool special[kGradientRows];
   float begin[kGradientRows];
   float end[kGradientRows];
   float diagonal[kGradientRows];
@@ -104,15 +165,19 @@ struct alignas(128) GradientScratch {
 // The versions for one instruction set.
 struct GradientFunctions {
   void (*run)(const GradientTask& task, GradientScratch* scratch);
+  // Whether rows [first, first + count) of a task, whose sums are there, have a delta that spoils
+  // them.
+  void (*find_errors)(const GradientTask& task, const PartialQueries& parts, int64_t first,
+                      int64_t count, RowError* errors);
   // Brings rows [first, first + count) of a task's dQ together and stores them. False if any sum is
   // NaN or Inf.
   bool (*store_queries)(const GradientTask& task, const PartialQueries& parts, int64_t first,
                         int64_t count);
   // Stores the task's dK and dV. False if any sum is NaN or Inf.
   bool (*store_keys)(const GradientTask& task, GradientScratch* scratch);
-  // dSink of head h.
-  double (*sum_sink)(const Attention& attention, const Gradients& gradients, int64_t h,
-                     const StopFlag* stop);
+  // dSink of head h. `terms` as in GradientTask.
+  double (*sum_sink)(const Attention& attention, const Gradients& gradients, const RowTerms* terms,
+                     int64_t h, const StopFlag* stop);
 };
 
 // For the best instruction set of this machine; asked once per call.

@@ -103,10 +103,19 @@ HWY_INLINE V32 AboveZero(V32 weight) {
 template <int kVectors>
 constexpr int64_t kPanelLanes = kVectors* kLanes;
 
+// Whether a weight is -0, by its bits: comparing would take +0 for the same.
+HWY_INLINE auto IsHiddenWeight(V32 weight) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  return hn::RebindMask(d, hn::Eq(hn::BitCast(di, weight), hn::BitCast(di, hn::Set(d, -0.0f))));
+}
+HWY_INLINE bool IsHiddenWeight(float weight) { return weight == 0 && std::signbit(weight); }
+
 // Scores of kBlockRows keys and one panel of query rows: s[r][lane] = sum over d of
 // k[r][d] * q[d][lane]. One fused multiply-add per product, first d first. With kAdd, the sum is
-// added to what is there. Strides are from one d of the panel, and one row of s, to the next.
-template <int kVectors, bool kAdd = false>
+// added to what is there; with kSkip, a k of -0 takes nothing of q, be it NaN or Inf. Strides are
+// from one d of the panel, and one row of s, to the next.
+template <int kVectors, bool kAdd = false, bool kSkip = false>
 HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, float* s,
                            int64_t q_stride = kPanelLanes<kVectors>,
                            int64_t s_stride = kPanelLanes<kVectors>) {
@@ -124,6 +133,7 @@ HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, f
     for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, q + i * q_stride + n * kLanes);
     HWY_UNROLL(8)
     for (int r = 0; r < kRows; ++r) {
+      if (kSkip && IsHiddenWeight(k[r][i])) continue;
       const V32 key = hn::Set(d, k[r][i]);
       HWY_UNROLL(8)
       for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::MulAdd(key, row[n], sum[r][n]);
@@ -139,19 +149,13 @@ HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, f
   }
 }
 
-// Whether a weight is -0, by its bits: comparing would take +0 for the same.
-HWY_INLINE auto IsHiddenWeight(V32 weight) {
-  const F32 d;
-  const hn::RebindToSigned<F32> di;
-  return hn::RebindMask(d, hn::Eq(hn::BitCast(di, weight), hn::BitCast(di, hn::Set(d, -0.0f))));
-}
-
 // kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over keys of
 // p[key][lane] * v[key * v_stride + r]. The sum is taken first, from zero: terms that are added
 // one by one to the sum of many keys lose more with every further key. With kSkip, values that are
 // NaN or Inf are felt by those rows alone that see their key, whose weight is not -0, and by these
 // however small the weight: one that underflowed is +0, and 0 * Inf would be NaN; and weights are
-// multiplied by down[r][lane]. Results are otherwise the same.
+// multiplied by down[r][lane], unless that is null: then weights are taken as they are, of any
+// sign. Results are otherwise the same.
 template <int kVectors, bool kSkip>
 HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
                             const float* down, float* o, int64_t v_stride = kValueBlock,
@@ -175,11 +179,13 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
       HWY_UNROLL(8)
       for (int n = 0; n < kVectors; ++n) {
         if (kSkip && !std::isfinite(v[j * v_stride + r])) {
-          const V32 next = hn::MulAdd(value, AboveZero(row[n]), sum[r][n]);
+          const V32 by = down == nullptr ? row[n] : AboveZero(row[n]);
+          const V32 next = hn::MulAdd(value, by, sum[r][n]);
           sum[r][n] = hn::IfThenElse(IsHiddenWeight(row[n]), sum[r][n], next);
         } else {
-          const V32 by =
-              kSkip ? hn::Mul(row[n], hn::Load(d, down + r * kWidth + n * kLanes)) : row[n];
+          const V32 by = kSkip && down != nullptr
+                             ? hn::Mul(row[n], hn::Load(d, down + r * kWidth + n * kLanes))
+                             : row[n];
           sum[r][n] = hn::MulAdd(value, by, sum[r][n]);
         }
       }

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward pass of a run of keys against a band of query rows: what is loaded, and the scores.
+// flash_gradients_tile-inl.h goes on from there. Included once per instruction set; runs on any
+// thread, on its own scratch.
+
+#if defined(ATTEND_CPU_FLASH_GRADIENTS_RUN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTEND_CPU_FLASH_GRADIENTS_RUN_INL_H_
+#undef ATTEND_CPU_FLASH_GRADIENTS_RUN_INL_H_
+#else
+#define ATTEND_CPU_FLASH_GRADIENTS_RUN_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "kernels/contract/softmax_state.h"
+#include "kernels/cpu/dropout-inl.h"
+#include "kernels/cpu/flash_gradients_rows-inl.h"
+#include "kernels/cpu/flash_gradients_tile.h"
+#include "kernels/cpu/flash_math-inl.h"
+#include "kernels/cpu/flash_pack-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attend::cpu_flash {
+namespace HWY_NAMESPACE {
+
+class GradientRun {
+ public:
+  GradientRun(const GradientTask& task, GradientScratch* scratch)
+      : task_(task),
+        a_(*task.attention),
+        g_(*task.gradients),
+        p_(task.attention->problem),
+        s_(*scratch),
+        sequence_(task.sequence),
+        row_count_(task.count()),
+        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kLateScaleMin &&
+               p_.scale <= kLateScaleMax),
+        unit_(plain_ ? p_.scale : 1.0f) {}
+
+  void Run() {
+    Begin();
+    for (tile_ = task_.keys.begin; tile_ < task_.keys.end; tile_ += kGradientKeys) {
+      keys_ = std::min(kGradientKeys, task_.keys.end - tile_);
+      bool loaded = false;
+      for (int64_t first = 0; first < row_count_; first += kGradientRows) {
+        const int64_t count = std::min(kGradientRows, row_count_ - first);
+        const RowsKeys seen = KeysOfRows(task_, first, count);
+        if (seen.any.begin >= tile_ + keys_ || seen.any.end <= tile_) continue;
+        if (Stopped(task_.stop)) return;
+        if (!loaded) LoadKeys();
+        loaded = true;
+        TileStep(first, count, seen);
+      }
+    }
+    if (task_.step == GradientStep::kMeasure) FinishMeasuring();
+    const F32 d;
+    if (task_.d_bias && !hn::AllTrue(d, hn::Eq(special_, hn::Zero(d)))) {
+      task_.careful->store(true, std::memory_order_relaxed);
+    }
+  }
+
+ private:
+  int64_t HeadOf(int64_t row) const { return task_.head + row / task_.rows; }
+  int64_t RowOf(int64_t row) const { return task_.row + row % task_.rows; }
+  RowId IdOf(int64_t row) const { return {task_.b, HeadOf(row), RowOf(row)}; }
+
+  void Begin();
+  void LoadKeys();
+  void LoadRow(int64_t row, int64_t at);
+  bool LoadRows(int64_t first, int64_t count);
+  void TileStep(int64_t first, int64_t count, const RowsKeys& seen);
+  template <int kVectors>
+  void PanelStep(const LanePanel& panel, int64_t count, bool masked);
+  template <int kVectors>
+  void Products(const float* rows, const float* panel, int64_t dim, int64_t count, float* out);
+  void FinishScores(const LanePanel& panel, int64_t count);
+  void Draw(const LanePanel& panel, int64_t count);
+  HWY_INLINE V32 ExponentOf(const LanePanel& panel, int64_t t, int64_t lane, bool masked) const;
+  template <int kVectors, bool kDropout>
+  void Measure(const LanePanel& panel, int64_t count, bool masked);
+  void FinishMeasuring();
+  template <int kVectors, bool kDropout>
+  void Weigh(const LanePanel& panel, int64_t count, bool masked);
+  template <int kVectors>
+  void WeighErrors(const LanePanel& panel, int64_t count, bool masked);
+  void AddSums(int64_t t, V32 d_scores, V32 sizes, V32 norms);
+  void StoreSums(int64_t count);
+  void AddBias(const LanePanel& panel, int64_t count);
+  void Slope(const LanePanel& panel, int64_t count);
+  template <int kVectors>
+  void AddKeys(const float* rows, const float* by, int64_t by_stride, int64_t dim, int64_t count,
+               float* sums);
+  template <int kVectors>
+  void AddQueries(int64_t dim, int64_t first, int64_t count, const KeyRange& lanes);
+
+  const GradientTask& task_;
+  const Attention& a_;
+  const Gradients& g_;
+  const Problem& p_;
+  GradientScratch& s_;
+  const Sequence& sequence_;
+  const int64_t row_count_;
+  const bool plain_;  // scores are q.k still
+  const float unit_;  // what they are multiplied by, less their shift
+  int64_t tile_ = 0;  // first key of the key tile, and how many there are
+  int64_t keys_ = 0;
+  bool special_keys_ = false;  // some K or V of the key tile is NaN or Inf
+  // That, or some row is special: what a row does not see has weight 0, and 0 * Inf is NaN. Then
+  // weights of hidden keys are -0, and the products leave out what these have.
+  bool careful_ = false;
+  bool sums_begun_ = false;        // of the rows against this key tile
+  V32 special_ = hn::Zero(F32());  // NaN once something added to dBias is not finite
+};
+
+void GradientRun::Begin() {
+  std::fill_n(s_.ones, kPanelLanesMax, 1.0f);
+  if (task_.d_q != nullptr && task_.step == GradientStep::kAdd) {
+    std::fill_n(task_.d_q, PaddedRows(row_count_) * PaddedDim(p_.dim), 0.0f);
+  }
+  for (int64_t n = 0; n < row_count_; ++n) {
+    const int64_t row = task_.RowAt(n);
+    if (task_.row_sums != nullptr) task_.row_sums[row] = {};
+    if (task_.step != GradientStep::kMeasure) continue;
+    constexpr float kNothing = -std::numeric_limits<float>::infinity();
+    task_.terms[TermsIndex(p_, sequence_, IdOf(row))] = {kNothing, 0, 0, 0};
+  }
+  if (!task_.begins) return;
+  const int64_t lanes = PaddedKeys(task_.keys.end - task_.keys.begin);
+  if (task_.d_k != nullptr) std::fill_n(task_.d_k, lanes * PaddedDim(p_.dim), 0.0f);
+  if (task_.d_v != nullptr) std::fill_n(task_.d_v, lanes * PaddedDim(p_.dim_v), 0.0f);
+}
+
+// K and V of the key tile. Lanes without a key are 0, and so are columns of K's rows beyond D.
+void GradientRun::LoadKeys() {
+  const int64_t h_kv = task_.head / p_.group();
+  const int64_t lanes = CountVectors(keys_) * kLanes;
+  special_keys_ = false;
+  for (int64_t j = 0; j < lanes; ++j) {
+    float* const row = s_.k_rows + j * kRowStride;
+    const int64_t loaded = j < keys_ ? p_.dim : 0;
+    if (loaded > 0) {
+      WidenRow(a_.k.data, p_.dtype, KeyElement(a_, a_.k, sequence_, task_.b, h_kv, tile_ + j),
+               p_.dim, row);
+    }
+    std::fill(row + loaded, row + PaddedDim(p_.dim), 0.0f);
+    const float square = DotRows(row, row, PaddedDim(p_.dim));
+    special_keys_ = special_keys_ || !std::isfinite(square);
+    s_.norms[j] = std::isfinite(square) ? std::sqrt(square) : 0;
+  }
+  for (int64_t n = 0; n < CountPanels(keys_); ++n) {
+    const LanePanel panel = PanelOf(keys_, n);
+    for (int64_t lane = panel.lane; lane < panel.lane + panel.width(); lane += kTurned) {
+      const int64_t at = lane - panel.lane;
+      TurnIn(s_.k_rows + lane * kRowStride, kRowStride, p_.dim, panel.width(),
+             s_.k + panel.lane * p_.dim + at);
+      for (int64_t r = 0; r < kTurned; ++r) {
+        float* const row = s_.rows + r * kRowStride;
+        if (lane + r < keys_) {
+          const int64_t v = KeyElement(a_, a_.v, sequence_, task_.b, h_kv, tile_ + lane + r);
+          WidenRow(a_.v.data, p_.dtype, v, p_.dim_v, row);
+          special_keys_ = special_keys_ || !AllFinite(row, p_.dim_v);
+        } else {
+          std::fill(row, row + p_.dim_v, 0.0f);
+        }
+      }
+      TurnIn(s_.rows, kRowStride, p_.dim_v, panel.width(), s_.v + panel.lane * p_.dim_v + at);
+    }
+  }
+}
+
+// Everything about one row of the tile of rows.
+void GradientRun::LoadRow(int64_t row, int64_t at) {
+  const RowId id = IdOf(row);
+  float* const q = s_.q + at * kRowStride;
+  float* const d_o = s_.d_o + at * kRowStride;
+  WidenRow(a_.q.data, p_.dtype,
+           RowElement(sequence_, id.b, id.h, id.i, a_.q.stride_b, a_.q.stride_h, a_.q.stride_l),
+           p_.dim, q);
+  std::fill(q + p_.dim, q + PaddedDim(p_.dim), 0.0f);
+  LoadOutputGradient(a_, g_, sequence_, id, d_o);
+  std::fill(d_o + p_.dim_v, d_o + PaddedDim(p_.dim_v), 0.0f);
+  s_.row[at] = row;
+  s_.special[at] = !AllFinite(q, p_.dim);
+  s_.terms[at] = FindTerms(a_, g_, task_.terms, sequence_, id, d_o, s_.rows, &s_.special[at]);
+
+  const KeyRange range = VisibleKeys(p_.mask, sequence_, id.i);
+  s_.begin[at] = static_cast<float>(std::clamp<int64_t>(range.begin - tile_, 0, keys_));
+  s_.end[at] = static_cast<float>(std::clamp<int64_t>(range.end - tile_, 0, keys_));
+  if (p_.has_alibi) {
+    s_.diagonal[at] = static_cast<float>(id.i + sequence_.offset - tile_);
+    s_.alibi[at] = a_.alibi_slopes[id.b * a_.alibi_stride_b + id.h];
+  }
+  if (p_.has_bias) {
+    float* const bias = s_.bias + at * kGradientKeys;
+    const int64_t index =
+        id.b * a_.bias.stride_b + id.h * a_.bias.stride_h + id.i * a_.bias.stride_q + tile_;
+    WidenRow(a_.bias.data, a_.bias.dtype, index, keys_, bias);
+    std::fill(bias + keys_, bias + CountVectors(keys_) * kLanes, 0.0f);
+  }
+  if (task_.d_bias) {
+    s_.d_bias[at] = static_cast<float*>(g_.d_bias.data) + id.b * g_.d_bias.stride_b +
+                    id.h * g_.d_bias.stride_h + id.i * g_.d_bias.stride_l + tile_;
+  }
+}
+
+// Rows number [first, first + count). True if one that sees a key is special.
+bool GradientRun::LoadRows(int64_t first, int64_t count) {
+  bool special = false;
+  for (int64_t n = 0; n < count; ++n) {
+    LoadRow(task_.RowAt(first + n), n);
+    special = special || (s_.special[n] && s_.begin[n] < s_.end[n]);
+  }
+  return special;
+}
+
+// Everything of problem.h between q.k and the mask, as TileRun does it, and softcap's slope.
+void GradientRun::FinishScores(const LanePanel& panel, int64_t count) {
+  const F32 d;
+  const V32 scale = hn::Set(d, p_.scale);
+  const V32 cap = hn::Set(d, p_.softcap);
+  const V32 inverse_cap = hn::Set(d, p_.softcap > 0 ? 1.0f / p_.softcap : 0.0f);
+  for (int64_t t = 0; t < count; ++t) {
+    for (int64_t n = 0; n < panel.width(); n += kLanes) {
+      const int64_t lane = panel.lane + n;
+      const int64_t at = t * panel.width() + n;
+      V32 x = hn::Mul(hn::Load(d, s_.weight + at), scale);
+      if (p_.softcap > 0) {
+        const V32 share = hn::CallTanh(d, hn::Mul(x, inverse_cap));
+        hn::Store(hn::NegMulAdd(share, share, hn::Set(d, 1.0f)), d, s_.slope + at);
+        x = hn::Mul(cap, share);
+      }
+      if (p_.has_bias) x = hn::Add(x, hn::Load(d, s_.bias + t * kGradientKeys + lane));
+      if (p_.has_alibi) {
+        const V32 key = hn::Iota(d, static_cast<float>(lane));
+        const V32 distance = hn::Abs(hn::Sub(key, hn::Set(d, s_.diagonal[t])));
+        x = hn::NegMulAdd(hn::Set(d, s_.alibi[t]), distance, x);
+      }
+      hn::Store(x, d, s_.weight + at);
+    }
+  }
+}
+
+// Dropout's draws of rows number [first, first + count) and the panel's keys, from the tile of 16
+// keys on that the panel begins in.
+void GradientRun::Draw(const LanePanel& panel, int64_t count) {
+  const int64_t key = p_.key_offset + tile_ + panel.lane;
+  const int64_t offset = key % kDropoutTile;
+  const RoundKeys keys(a_.dropout.seed);
+  const auto sequence = static_cast<uint64_t>(a_.dropout.sequence + task_.b);
+  constexpr int64_t kHalf = kDropoutTile / 2;
+  uint16_t* const nobody = s_.draws + kGradientRows * kDrawStride;
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t row = a_.dropout.row + RowOf(s_.row[t]);
+    const int64_t in_head = s_.row[t] % task_.rows;
+    const bool paired = task_.listed == nullptr;
+    uint16_t* const own = s_.draws + t * kDrawStride;
+    uint16_t* low = own;
+    uint16_t* high = nobody;
+    if (row % kDropoutTile >= kHalf) {
+      if (paired && t >= kHalf && in_head >= kHalf)
+        continue;  // drawn with the row that it is 8 after
+      low = nobody;
+      high = own;
+    } else if (paired && t + kHalf < count && in_head + kHalf < task_.rows) {
+      high = own + kHalf * kDrawStride;
+    }
+    DrawKeys(keys, sequence, a_.dropout.head + HeadOf(s_.row[t]), row, key - offset,
+             offset + panel.width(), low, high);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace attend::cpu_flash
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
