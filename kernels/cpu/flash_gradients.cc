@@ -18,57 +18,33 @@
 #include <vector>
 
 #include "kernels/contract/attention_slice.h"
+#include "kernels/cpu/flash_gradients_measure.h"
+#include "kernels/cpu/flash_gradients_plan.h"
 #include "kernels/cpu/flash_gradients_tile.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/reference/reference_gradients.h"
 
 namespace attend {
-namespace cpu_flash {
-
-RowsKeys KeysOfRows(const GradientTask& task, int64_t first, int64_t count) {
-  const Mask& mask = task.attention->problem.mask;
-  RowsKeys keys{{task.sequence.k_len, 0}, {0, task.sequence.k_len}};
-  while (count > 0) {  // head after head: in each, both ends only rise
-    const int64_t i = task.RowAt(first) % task.rows;
-    const int64_t rows = task.listed != nullptr ? 1 : std::min(count, task.rows - i);
-    const KeyRange low = VisibleKeys(mask, task.sequence, task.row + i);
-    const KeyRange high = VisibleKeys(mask, task.sequence, task.row + i + rows - 1);
-    keys.any.begin = std::min(keys.any.begin, low.begin);
-    keys.any.end = std::max(keys.any.end, high.end);
-    keys.all.begin = std::max(keys.all.begin, high.begin);
-    keys.all.end = std::min(keys.all.end, low.end);
-    first += rows;
-    count -= rows;
-  }
-  return keys;
-}
-
-}  // namespace cpu_flash
-
 namespace {
 
+using cpu_flash::CeilDiv;
 using cpu_flash::GradientFunctions;
 using cpu_flash::GradientScratch;
 using cpu_flash::GradientStep;
 using cpu_flash::GradientTask;
+using cpu_flash::KeyHead;
 using cpu_flash::kGradientKeys;
 using cpu_flash::kGradientRows;
 using cpu_flash::PaddedDim;
 using cpu_flash::PaddedKeys;
 using cpu_flash::PaddedRows;
 using cpu_flash::RowError;
-using cpu_flash::RowSums;
+using cpu_flash::RowState;
 using cpu_flash::RowTerms;
+using cpu_flash::ThreadScratch;
 
-// Tasks that a problem is cut into, as far as its slabs then have the least keys.
-constexpr int64_t kTasksWanted = 64;
-constexpr int64_t kSlabKeysMin = 5 * kGradientKeys;
-constexpr int64_t kSlabKeysMax = 20 * kGradientKeys;
-
-// Memory for partial sums: of a wave, a slab's part of dQ, and all parts of a KV head.
+// Memory for the partial sums of a wave.
 constexpr int64_t kWaveFloats = (int64_t{256} << 20) / sizeof(float);
-constexpr int64_t kPartFloats = (int64_t{1} << 20) / sizeof(float);
-constexpr int64_t kPartsFloats = (int64_t{64} << 20) / sizeof(float);
 
 // KV heads that are listed at once, however small.
 constexpr size_t kWaveHeads = 4096;
@@ -76,19 +52,6 @@ constexpr size_t kWaveHeads = 4096;
 // A task of a pass for dBias alone.
 constexpr int64_t kBiasKeys = 6 * kGradientKeys;
 constexpr int64_t kBiasRows = 4 * kGradientRows;
-
-// Rows that are measured by one task, which packs all keys for them.
-constexpr size_t kMeasuredRows = 4 * kGradientRows;
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// The calling thread's, made when first needed and kept.
-GradientScratch* ThreadScratch() {
-  thread_local std::unique_ptr<GradientScratch> scratch;
-  if (scratch == nullptr) scratch.reset(new GradientScratch);  // not make_unique: no zeroing
-  return scratch.get();
-}
-
 // Sums, aligned for any vector and not zeroed.
 class Floats {
  public:
@@ -110,50 +73,6 @@ class Floats {
   std::unique_ptr<float[], Delete> floats_;
   int64_t held_ = 0;
 };
-
-// One KV head of one sequence: how it is cut, by the problem alone, and where its sums are.
-struct KeyHead {
-  int64_t b = 0;
-  int64_t h_kv = 0;
-  Sequence sequence;
-  int64_t slab_keys = 0;
-  int64_t slabs = 0;  // none if there is no key
-  // A band is that many heads and rows of each at most.
-  int64_t heads = 0;
-  int64_t rows = 0;
-  int64_t row_bands = 0;
-  int64_t bands = 0;  // one at least, be it without a row
-  int64_t part = 0;   // floats of a slab's part of dQ
-  int64_t d_q = 0, d_k = 0, d_v = 0, sums = 0;
-
-  int64_t band_rows() const { return PaddedRows(heads * rows); }
-
-  int64_t lanes() const { return PaddedKeys(sequence.k_len); }
-};
-
-KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv) {
-  const Problem& p = a.problem;
-  KeyHead head{.b = b, .h_kv = h_kv, .sequence = SequenceOf(a, b)};
-  const Sequence& s = head.sequence;
-  if (s.k_len > 0) {
-    const int64_t wanted = CeilDiv(kTasksWanted, p.batch * p.heads_kv);
-    const int64_t most = std::max<int64_t>(1, s.k_len / kSlabKeysMin);
-    const int64_t slabs = std::max(std::min(wanted, most), CeilDiv(s.k_len, kSlabKeysMax));
-    head.slab_keys = CeilDiv(CeilDiv(s.k_len, slabs), kGradientKeys) * kGradientKeys;
-    head.slabs = CeilDiv(s.k_len, head.slab_keys);
-  }
-  const int64_t floats = std::min(kPartFloats, kPartsFloats / std::max<int64_t>(1, head.slabs));
-  const int64_t most = std::max(kGradientRows, floats / PaddedDim(p.dim));
-  const int64_t q_len = std::max<int64_t>(1, s.q_len);
-  head.heads = std::clamp<int64_t>(most / q_len, 1, p.group());
-  head.row_bands = CeilDiv(q_len, most);
-  head.rows = CeilDiv(CeilDiv(q_len, head.row_bands), kGradientRows) * kGradientRows;
-  if (head.row_bands == 1) head.rows = q_len;
-  head.row_bands = CeilDiv(q_len, head.rows);
-  head.bands = CeilDiv(p.group(), head.heads) * head.row_bands;
-  head.part = head.band_rows() * PaddedDim(p.dim);
-  return head;
-}
 
 void ZeroRows(const TensorView& to, DType dtype, int64_t dim, int64_t b, int64_t h, int64_t first,
               int64_t rows) {
@@ -206,7 +125,7 @@ class Backward {
 
   void Run() {
     if (bias_) ZeroBias();
-    Measure();
+    measured_ = cpu_flash::MeasureRows(a_, g_, functions_, stop_);
     if (g_.d_q.data != nullptr || g_.d_k.data != nullptr || g_.d_v.data != nullptr ||
         (bias_ && !bias_shared_)) {
       RunHeads();
@@ -216,7 +135,7 @@ class Backward {
     ParallelInOrder(
         p_.heads_q,
         [&](int64_t h) {
-          g_.d_sinks[h] = static_cast<float>(functions_.sum_sink(a_, g_, terms(), h, stop_));
+          g_.d_sinks[h] = static_cast<float>(functions_.sum_sink(a_, g_, measured(), h, stop_));
         },
         stop_);
   }
@@ -237,12 +156,11 @@ class Backward {
   };
 
   void ZeroBias();
-  void Measure();
   void RunHeads();
   void RunWave();
   void RunBand(int64_t band);
   void CorrectBand(int64_t band);
-  std::vector<Correction> FindErrors(int64_t band);
+  std::vector<Correction> FindErrors(int64_t band) const;
   void StoreBand(int64_t band);
   void StoreKeys();
   void RunBias();
@@ -262,10 +180,10 @@ class Backward {
   double WorkOf(const GradientTask& task) const;
   uint8_t* ComputedOf(size_t n) { return computed_.data() + computed_at_[n]; }
   cpu_flash::PartialQueries PartsOf(size_t n, const GradientTask& first_slab) {
-    return {first_slab.d_q,        heads_[n].part, first_slab.row_sums,
+    return {first_slab.d_q,        heads_[n].part, first_slab.states,
             heads_[n].band_rows(), ComputedOf(n),  heads_[n].slabs};
   }
-  RowTerms* terms() { return terms_.empty() ? nullptr : terms_.data(); }
+  RowTerms* measured() { return measured_.empty() ? nullptr : measured_.data(); }
 
   const Attention& a_;
   const Gradients& g_;
@@ -276,11 +194,12 @@ class Backward {
   const bool bias_shared_;  // then a pass of its own adds it up
   std::atomic<bool> bias_careful_{false};
   std::atomic<bool> bias_special_{false};
-  std::vector<RowTerms> terms_;  // of all rows, if one is measured
+  std::vector<RowTerms> measured_;  // of all rows, if one is
   // The wave.
   std::vector<KeyHead> heads_;
   std::vector<std::atomic<bool>> careful_;  // by KV head: something came out NaN or Inf
   std::vector<std::atomic<bool>> special_;  // by KV head: so did something that went in
+  std::vector<RowState> states_;            // by KV head, slab and row of the band
   std::vector<RowError> errors_;            // by KV head and row of the band
   std::vector<size_t> errors_at_;
   std::vector<uint8_t> computed_;  // by KV head and slab: its part of the band's dQ
@@ -300,59 +219,6 @@ void Backward::ZeroBias() {
       stop_);
 }
 
-// Finds the rows with a large LSE, and their terms.
-void Backward::Measure() {
-  struct Task {
-    int64_t b;
-    int64_t h_kv;
-    std::vector<int32_t> rows;
-  };
-  std::vector<Task> tasks;
-  for (int64_t b = 0; b < p_.batch && !Stopped(stop_); ++b) {
-    const Sequence s = SequenceOf(a_, b);
-    for (int64_t h = 0; h < p_.heads_q && s.k_len > 0; ++h) {
-      const float* const lse = a_.lse + b * a_.lse_stride_b + h * a_.lse_stride_h + s.q_row;
-      for (int64_t i = 0; i < s.q_len; ++i) {
-        if (!(std::abs(lse[i]) > cpu_flash::kLargeLse) || std::isinf(lse[i])) continue;
-        const int64_t h_kv = h / p_.group();
-        if (tasks.empty() || tasks.back().b != b || tasks.back().h_kv != h_kv ||
-            tasks.back().rows.size() == kMeasuredRows) {
-          tasks.push_back({b, h_kv, {}});
-        }
-        tasks.back().rows.push_back(static_cast<int32_t>(h % p_.group() * s.q_len + i));
-      }
-    }
-  }
-  if (tasks.empty()) return;
-  const int64_t rows = p_.packed ? p_.total_q : p_.batch * p_.len_q;
-  terms_.assign(static_cast<size_t>(p_.heads_q * rows),
-                {std::numeric_limits<float>::quiet_NaN(), 0, 0, 0});
-  std::atomic<bool> special{false};
-  ParallelInOrder(
-      static_cast<int64_t>(tasks.size()),
-      [&](int64_t n) {
-        const Task& task = tasks[static_cast<size_t>(n)];
-        const Sequence s = SequenceOf(a_, task.b);
-        functions_.run({.step = GradientStep::kMeasure,
-                        .attention = &a_,
-                        .gradients = &g_,
-                        .sequence = s,
-                        .b = task.b,
-                        .head = task.h_kv * p_.group(),
-                        .heads = p_.group(),
-                        .row = 0,
-                        .rows = s.q_len,
-                        .keys = {0, s.k_len},
-                        .listed = task.rows.data(),
-                        .listed_count = std::ssize(task.rows),
-                        .terms = terms(),
-                        .special = &special,
-                        .stop = stop_},
-                       ThreadScratch());
-      },
-      stop_);
-}
-
 // Wave after wave of KV heads: as many as their sums have room.
 void Backward::RunHeads() {
   int64_t next = 0;
@@ -364,8 +230,9 @@ void Backward::RunHeads() {
     int64_t floats = 0;
     int64_t slabs = 0;
     int64_t errors = 0;
+    int64_t states = 0;
     while (next < count && heads_.size() < kWaveHeads) {
-      KeyHead head = MakeKeyHead(a_, next / p_.heads_kv, next % p_.heads_kv);
+      KeyHead head = cpu_flash::MakeKeyHead(a_, next / p_.heads_kv, next % p_.heads_kv);
       const auto take = [](int64_t* from, int64_t size) {
         const int64_t at = *from;
         *from += size;
@@ -375,19 +242,18 @@ void Backward::RunHeads() {
       head.d_q = take(&end, g_.d_q.data == nullptr ? 0 : head.slabs * head.part);
       head.d_k = take(&end, g_.d_k.data == nullptr ? 0 : head.lanes() * PaddedDim(p_.dim));
       head.d_v = take(&end, g_.d_v.data == nullptr ? 0 : head.lanes() * PaddedDim(p_.dim_v));
-      const bool sums = g_.d_q.data != nullptr || g_.d_k.data != nullptr;
-      head.sums =
-          take(&end, sums ? PaddedDim(head.slabs * head.band_rows() * cpu_flash::kRowSums) : 0);
       if (end > kWaveFloats && !heads_.empty()) break;
       floats = end;
       computed_at_.push_back(static_cast<size_t>(take(&slabs, head.slabs)));
       errors_at_.push_back(static_cast<size_t>(take(&errors, head.band_rows())));
+      head.states = take(&states, head.slabs * head.band_rows());
       heads_.push_back(head);
       ++next;
     }
     floats_.Reserve(floats);
     computed_.resize(static_cast<size_t>(slabs));
     errors_.resize(static_cast<size_t>(errors));
+    if (static_cast<size_t>(states) > states_.size()) states_.resize(static_cast<size_t>(states));
     RunWave();
   }
 }
@@ -399,8 +265,9 @@ void Backward::RunWave() {
   for (const KeyHead& head : heads_) bands = std::max(bands, head.bands);
   for (int64_t band = 0; band < bands && !Stopped(stop_); ++band) {
     RunBand(band);
+    if (g_.d_q.data == nullptr && g_.d_k.data == nullptr) continue;
+    if (!Stopped(stop_)) StoreBand(band);
     if (!Stopped(stop_)) CorrectBand(band);
-    if (g_.d_q.data != nullptr && !Stopped(stop_)) StoreBand(band);
   }
   if (!Stopped(stop_)) StoreKeys();
   if (!Stopped(stop_)) Redo();
@@ -426,11 +293,11 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
   if (g_.d_k.data != nullptr) task.d_k = floats_.at(head.d_k + lane * PaddedDim(p_.dim));
   if (g_.d_v.data != nullptr) task.d_v = floats_.at(head.d_v + lane * PaddedDim(p_.dim_v));
   if (g_.d_q.data != nullptr || g_.d_k.data != nullptr) {
-    task.row_sums = reinterpret_cast<RowSums*>(floats_.at(head.sums)) + slab * head.band_rows();
+    task.states = states_.data() + head.states + slab * head.band_rows();
   }
   task.begins = band == 0;
   task.d_bias = bias_ && !bias_shared_;
-  task.terms = terms();
+  task.measured = measured();
   task.careful = &careful_[n];
   task.special = &special_[n];
   task.stop = stop_;
@@ -465,40 +332,25 @@ void Backward::RunBand(int64_t band) {
 }
 
 // Rows of the band whose delta spoils dQ, and those in which it spoils dK as well.
-std::vector<Backward::Correction> Backward::FindErrors(int64_t band) {
-  std::vector<Item> items;
-  for (size_t n = 0; n < heads_.size(); ++n) {
-    if (band >= heads_[n].bands) continue;
-    const GradientTask task = TaskOf(n, band, 0);
-    for (int64_t row = 0; row < task.count(); row += kGradientRows) items.push_back({n, row, 0});
-  }
-  ForEach(&items, [&](const Item& item) {
-    const GradientTask task = TaskOf(item.head, band, 0);
-    const int64_t rows = std::min(kGradientRows, task.count() - item.n);
-    functions_.find_errors(task, PartsOf(item.head, task), item.n, rows,
-                           errors_.data() + errors_at_[item.head]);
-  });
+std::vector<Backward::Correction> Backward::FindErrors(int64_t band) const {
   std::vector<Correction> found;
   for (size_t n = 0; n < heads_.size(); ++n) {
     if (band >= heads_[n].bands) continue;
-    const int64_t rows = TaskOf(n, band, 0).count();
-    for (const bool keys : {true, false}) {
-      Correction one{n, keys, {}};
-      for (int64_t row = 0; row < rows; ++row) {
-        const RowError& error = errors_[errors_at_[n] + static_cast<size_t>(row)];
-        const bool of_keys = error.of_keys && g_.d_k.data != nullptr;
-        const bool of_queries = error.of_queries && g_.d_q.data != nullptr;
-        if (keys ? of_keys : of_queries && !of_keys) one.rows.push_back(static_cast<int32_t>(row));
-      }
-      if (!one.rows.empty()) found.push_back(std::move(one));
+    Correction keys{n, true, {}}, queries{n, false, {}};
+    const size_t end = n + 1 < heads_.size() ? errors_at_[n + 1] : errors_.size();
+    for (size_t at = errors_at_[n]; at < end; ++at) {
+      const bool of_keys = errors_[at].of_keys && g_.d_k.data != nullptr;
+      if (!of_keys && !errors_[at].of_queries) continue;
+      (of_keys ? keys : queries).rows.push_back(static_cast<int32_t>(at - errors_at_[n]));
     }
+    if (!keys.rows.empty()) found.push_back(std::move(keys));
+    if (!queries.rows.empty()) found.push_back(std::move(queries));
   }
   return found;
 }
 
-// Adds what rows lack whose delta is off: it cost S, dQ and, if dK is spoilt, dK once more.
+// Adds what rows lack whose delta is off: that costs S and dQ and, if dK is spoilt, dK once more.
 void Backward::CorrectBand(int64_t band) {
-  if (g_.d_q.data == nullptr && g_.d_k.data == nullptr) return;
   const std::vector<Correction> found = FindErrors(band);
   const auto task_of = [&](const Correction& one, int64_t slab) {
     GradientTask task = TaskOf(one.head, band, slab);
@@ -506,25 +358,35 @@ void Backward::CorrectBand(int64_t band) {
     task.listed = one.rows.data();
     task.listed_count = std::ssize(one.rows);
     task.errors = errors_.data() + errors_at_[one.head];
-    task.row_sums = nullptr;
     task.begins = task.d_bias = false;
     task.d_v = nullptr;
     if (!one.keys) task.d_k = nullptr;
     return task;
   };
   std::vector<Item> items;
+  std::vector<Item> stores;
   for (size_t n = 0; n < found.size(); ++n) {
     for (int64_t slab = 0; slab < heads_[found[n].head].slabs; ++slab) {
       const double work = WorkOf(task_of(found[n], slab));
       if (work > 0) items.push_back({n, slab, work});
     }
+    for (int64_t row = 0; row < std::ssize(found[n].rows); row += kGradientRows) {
+      stores.push_back({n, row, 0});
+    }
   }
   ForEach(&items, [&](const Item& item) {
     functions_.run(task_of(found[item.head], item.n), ThreadScratch());
   });
+  if (g_.d_q.data == nullptr || Stopped(stop_)) return;
+  ForEach(&stores, [&](const Item& item) {
+    const GradientTask task = task_of(found[item.head], 0);
+    const int64_t rows = std::min(kGradientRows, task.count() - item.n);
+    functions_.store_queries(task, PartsOf(found[item.head].head, task), item.n, rows, nullptr);
+  });
 }
 
 void Backward::StoreBand(int64_t band) {
+  std::fill(errors_.begin(), errors_.end(), RowError());
   std::vector<Item> items;
   for (size_t n = 0; n < heads_.size(); ++n) {
     if (band >= heads_[n].bands) continue;
@@ -534,7 +396,8 @@ void Backward::StoreBand(int64_t band) {
   ForEach(&items, [&](const Item& item) {
     const GradientTask task = TaskOf(item.head, band, 0);
     const int64_t rows = std::min(kGradientRows, task.count() - item.n);
-    if (!functions_.store_queries(task, PartsOf(item.head, task), item.n, rows)) {
+    if (!functions_.store_queries(task, PartsOf(item.head, task), item.n, rows,
+                                  errors_.data() + errors_at_[item.head])) {
       careful_[item.head].store(true);
     }
   });
@@ -600,21 +463,16 @@ void Backward::AddBias(int64_t b, int64_t h_kv, const KeyRange& keys, int64_t ro
   const KeyRange present{keys.begin, std::min(keys.end, s.k_len)};
   rows = std::min(rows, s.q_len - row);
   if (rows <= 0 || present.begin >= present.end) return;
-  functions_.run({.attention = &a_,
-                  .gradients = &g_,
-                  .sequence = s,
-                  .b = b,
-                  .head = h_kv * p_.group(),
-                  .heads = p_.group(),
-                  .row = row,
-                  .rows = rows,
-                  .keys = present,
-                  .terms = terms(),
-                  .d_bias = true,
-                  .careful = &bias_careful_,
-                  .special = &bias_special_,
-                  .stop = stop_},
-                 ThreadScratch());
+  GradientTask task = cpu_flash::WholeHead(a_, g_, b, h_kv);
+  task.measured = measured();
+  task.stop = stop_;
+  task.row = row;
+  task.rows = rows;
+  task.keys = present;
+  task.d_bias = true;
+  task.careful = &bias_careful_;
+  task.special = &bias_special_;
+  functions_.run(task, ThreadScratch());
 }
 
 // What came out NaN or Inf of finite inputs: products left fp32's range on their way.

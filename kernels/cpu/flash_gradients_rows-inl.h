@@ -81,11 +81,10 @@ HWY_INLINE float DLseOf(const Attention& a, const Gradients& g, const Sequence& 
   return g.d_lse == nullptr ? 0.0f : g.d_lse[LseElement(a, s, id)];
 }
 
-// A row's terms, but for the sink unless it was measured, from its dO as fp32; `special` is set
-// where dO, O, dLSE or LSE is NaN or Inf. `row` is room for O.
+// A row's terms, from its Q and dO as fp32. `row` is room for O.
 HWY_INLINE RowTerms FindTerms(const Attention& a, const Gradients& g, const RowTerms* measured,
-                              const Sequence& s, const RowId& id, const float* d_o, float* row,
-                              bool* special) {
+                              const Sequence& s, const RowId& id, const float* q, const float* d_o,
+                              float* row) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const Problem& p = a.problem;
   const float d_lse = DLseOf(a, g, s, id);
@@ -94,27 +93,26 @@ HWY_INLINE RowTerms FindTerms(const Attention& a, const Gradients& g, const RowT
              RowElement(s, id.b, id.h, id.i, a.o.stride_b, a.o.stride_h, a.o.stride_l), p.dim_v,
              row);
   };
-  RowTerms terms{kNan, 0, 0, 0};
+  RowTerms terms;
   if (measured != nullptr) terms = measured[TermsIndex(p, s, id)];
-  if (std::isnan(terms.shift)) {
+  terms.special = !AllFinite(q, p.dim);
+  if (!terms.known) {
     load_o();
     const float delta = DotRows(d_o, row, p.dim_v);
     const float lse = a.lse[LseElement(a, s, id)];
-    *special = *special || std::isnan(lse);
+    terms.special = terms.special || std::isnan(lse);
     // A row that sees nothing has LSE -inf, and -inf - -inf would be NaN. Where LSE is special
     // otherwise, fp32's range was left, and NaN brings the KV head to the reference.
     const KeyRange range = VisibleKeys(p.mask, s, id.i);
     const bool none = lse < 0 && (range.begin >= range.end || p.has_bias || !p.has_alibi);
-    terms = {0,
-             std::isfinite(lse) ? lse
-             : none             ? 0
-                                : kNan,
-             g.d_lse == nullptr ? delta : delta - d_lse, 0};
+    terms.base = std::isfinite(lse) ? lse : none ? 0 : kNan;
+    terms.less = g.d_lse == nullptr ? delta : delta - d_lse;
+    terms.known = true;
   }
   if (std::isfinite(terms.less)) return terms;
   load_o();
   const bool finite = AllFinite(d_o, p.dim_v);
-  *special = *special || !finite || !AllFinite(row, p.dim_v) || !std::isfinite(d_lse);
+  terms.special = terms.special || !finite || !AllFinite(row, p.dim_v) || !std::isfinite(d_lse);
   // Products with V have either sign of Inf then, and their sum has none.
   if (!finite) terms.less = kNan;
   return terms;
@@ -125,18 +123,21 @@ HWY_INLINE double SinkWeight(const Attention& a, const RowTerms* measured, const
                              const RowId& id) {
   if (measured != nullptr) {
     const RowTerms& terms = measured[TermsIndex(a.problem, s, id)];
-    if (!std::isnan(terms.shift)) return static_cast<double>(terms.sink);
+    if (terms.known) return static_cast<double>(terms.sink);
   }
   return std::exp(static_cast<double>(a.sinks[id.h]) -
                   static_cast<double>(a.lse[LseElement(a, s, id)]));
 }
 
-// A row's dO as fp32, and the place of it.
-HWY_INLINE void LoadOutputGradient(const Attention& a, const Gradients& g, const Sequence& s,
-                                   const RowId& id, float* d_o) {
-  const int64_t at =
-      RowElement(s, id.b, id.h, id.i, g.d_o.stride_b, g.d_o.stride_h, g.d_o.stride_l);
-  WidenRow(g.d_o.data, a.problem.o_dtype(), at, a.problem.dim_v, d_o);
+// A row of Q and of dO as fp32.
+HWY_INLINE void LoadQuery(const Attention& a, const Gradients& g, const Sequence& s,
+                          const RowId& id, float* q, float* d_o) {
+  const Problem& p = a.problem;
+  const auto element = [&](const ConstTensorView& view) {
+    return RowElement(s, id.b, id.h, id.i, view.stride_b, view.stride_h, view.stride_l);
+  };
+  WidenRow(a.q.data, p.dtype, element(a.q), p.dim, q);
+  WidenRow(g.d_o.data, p.o_dtype(), element(g.d_o), p.dim_v, d_o);
 }
 
 // All parts of one row of dQ.
@@ -153,54 +154,54 @@ HWY_INLINE void SumParts(const PartialQueries& parts, int64_t row, int64_t width
 }
 
 // Over a row's keys and its sink, dS adds up to dLSE; what it adds up to beside that, delta is off
-// by. That times sum P K is in dQ, and times P in dS. It may be as much of either as rounding to
-// the dtype costs; of fp32, as much as rounding the scores does where they are some hundreds.
-void FindErrors(const GradientTask& task, const PartialQueries& parts, int64_t first, int64_t count,
-                RowError* errors) {
+// by. That times sum P K is in dQ, and times P in dS, whose 2-norms are compared. It may be as much
+// of either as rounding to the dtype costs; of fp32, as much as rounding the scores does where they
+// are some hundreds. Squares near the end of fp32's range say nothing. `d_q` is the row's, or null.
+HWY_INLINE RowError ErrorOf(const GradientTask& task, const PartialQueries& parts, int64_t row,
+                            const float* d_q) {
   const Attention& a = *task.attention;
-  const Gradients& g = *task.gradients;
   const Problem& p = a.problem;
-  const double share = std::max(UnitRoundoff(p.dtype), 0x1p-14);
-  const int64_t width = PaddedDim(p.dim);
-  HWY_ALIGN float d_q[PaddedDim(kHeadDimMax)];
-  HWY_ALIGN float d_o[kHeadDimMax];
-  HWY_ALIGN float o[kHeadDimMax];
-  for (int64_t row = first; row < first + count; ++row) {
-    double error = 0, size = 0, norm = 0;
-    for (int64_t n = 0; n < parts.count; ++n) {
-      if (parts.computed[n] == 0) continue;
-      const RowSums& sums = parts.sums[n * parts.sums_stride + row];
-      error += static_cast<double>(sums.d_scores);
-      size += static_cast<double>(sums.sizes);
-      norm += static_cast<double>(sums.norms);
-    }
-    const RowId id{task.b, task.head + row / task.rows, task.row + row % task.rows};
-    const auto d_lse = static_cast<double>(DLseOf(a, g, task.sequence, id));
-    if (p.has_sinks) {
-      bool special = false;
-      LoadOutputGradient(a, g, task.sequence, id, d_o);
-      const RowTerms terms = FindTerms(a, g, task.terms, task.sequence, id, d_o, o, &special);
-      const double sink = SinkWeight(a, task.terms, task.sequence, id);
-      error -= sink * static_cast<double>(terms.less);
-    }
-    error -= d_lse;
-    errors[row] = {static_cast<float>(error), false, std::abs(error) > share * size};
-    if (parts.first == nullptr) continue;
-    SumParts(parts, row, width, d_q);
-    const auto length = std::sqrt(static_cast<double>(DotRows(d_q, d_q, width)));
-    errors[row].of_queries = std::abs(error) * norm > share * length;
+  double error = 0, square = 0, norm = 0;
+  const RowTerms* terms = nullptr;
+  for (int64_t n = 0; n < parts.count; ++n) {
+    const RowState& state = parts.states[n * parts.states_stride + row];
+    if (parts.computed[n] == 0 || !state.terms.known) continue;
+    terms = &state.terms;
+    error += static_cast<double>(state.sums.d_scores);
+    square += static_cast<double>(state.sums.squares);
+    norm += static_cast<double>(state.sums.norms);
   }
+  if (terms == nullptr) return {};
+  const RowId id{task.b, task.head + row / task.rows, task.row + row % task.rows};
+  if (p.has_sinks) {
+    error -= SinkWeight(a, task.measured, task.sequence, id) * static_cast<double>(terms->less);
+  }
+  error -= static_cast<double>(DLseOf(a, *task.gradients, task.sequence, id));
+  const double share = std::max(UnitRoundoff(p.dtype), 0x1p-14);
+  const double most = error * error / (share * share);
+  const auto exceeds = [](double size, double allowed) {
+    return size > allowed && allowed > 0x1p-100;
+  };
+  RowError found{static_cast<float>(error), false, exceeds(most, square)};
+  if (d_q != nullptr) {
+    const float of_queries = DotRows(d_q, d_q, PaddedDim(p.dim));
+    found.of_queries = exceeds(most * norm * norm, static_cast<double>(of_queries));
+  }
+  return found;
 }
 
 bool StoreQueryGradients(const GradientTask& task, const PartialQueries& parts, int64_t first,
-                         int64_t count) {
+                         int64_t count, RowError* errors) {
   const Problem& p = task.attention->problem;
   const TensorView& to = task.gradients->d_q;
-  const int64_t width = PaddedDim(p.dim);
   HWY_ALIGN float sum[PaddedDim(kHeadDimMax)];
   bool finite = true;
-  for (int64_t row = first; row < first + count; ++row) {
-    SumParts(parts, row, width, sum);
+  for (int64_t n = first; n < first + count; ++n) {
+    const int64_t row = task.RowAt(n);
+    const bool wanted = to.data != nullptr;
+    if (wanted) SumParts(parts, row, PaddedDim(p.dim), sum);
+    if (errors != nullptr) errors[row] = ErrorOf(task, parts, row, wanted ? sum : nullptr);
+    if (!wanted) continue;
     finite = finite && AllFinite(sum, p.dim);
     const int64_t h = task.head + row / task.rows;
     const int64_t i = task.row + row % task.rows;
@@ -248,6 +249,7 @@ bool StoreKeyGradients(const GradientTask& task, GradientScratch* scratch) {
 double SumSinkGradient(const Attention& a, const Gradients& g, const RowTerms* measured, int64_t h,
                        const StopFlag* stop) {
   const Problem& p = a.problem;
+  HWY_ALIGN float q[kHeadDimMax];
   HWY_ALIGN float d_o[kHeadDimMax];
   HWY_ALIGN float row[kHeadDimMax];
   double sum = 0;
@@ -255,12 +257,11 @@ double SumSinkGradient(const Attention& a, const Gradients& g, const RowTerms* m
     const Sequence s = SequenceOf(a, b);
     for (int64_t i = 0; i < s.q_len && !Stopped(stop); ++i) {
       const RowId id{b, h, i};
-      bool special = false;
-      LoadOutputGradient(a, g, s, id, d_o);
-      const RowTerms terms = FindTerms(a, g, measured, s, id, d_o, row, &special);
+      LoadQuery(a, g, s, id, q, d_o);
+      const RowTerms terms = FindTerms(a, g, measured, s, id, q, d_o, row);
       double part = -SinkWeight(a, measured, s, id) * static_cast<double>(terms.less);
       // Inf of V is in O as it is in dP; other specials may be of another kind there.
-      const bool known = std::isfinite(part) || (special && !std::isnan(part));
+      const bool known = std::isfinite(part) || (terms.special && !std::isnan(part));
       if (!known && !std::isnan(sum)) ReferenceKeyGradients(a, g, id, &part, stop);
       sum += part;
     }

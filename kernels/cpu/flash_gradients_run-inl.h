@@ -39,14 +39,15 @@ class GradientRun {
         s_(*scratch),
         sequence_(task.sequence),
         row_count_(task.count()),
-        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kLateScaleMin &&
-               p_.scale <= kLateScaleMax),
-        unit_(plain_ ? p_.scale : 1.0f) {}
+        plain_(ScaledLate(p_)),
+        unit_(UnitOf(p_)) {}
 
   void Run() {
     Begin();
+    if (task_.listed != nullptr) last_ = KeysOfRows(task_, 0, row_count_).any.end;
     for (tile_ = task_.keys.begin; tile_ < task_.keys.end; tile_ += kGradientKeys) {
       keys_ = std::min(kGradientKeys, task_.keys.end - tile_);
+      loaded_ = std::clamp<int64_t>(last_ - tile_, 0, keys_);
       bool loaded = false;
       for (int64_t first = 0; first < row_count_; first += kGradientRows) {
         const int64_t count = std::min(kGradientRows, row_count_ - first);
@@ -81,15 +82,19 @@ class GradientRun {
   void Products(const float* rows, const float* panel, int64_t dim, int64_t count, float* out);
   void FinishScores(const LanePanel& panel, int64_t count);
   void Draw(const LanePanel& panel, int64_t count);
+  template <bool kShift>
   HWY_INLINE V32 ExponentOf(const LanePanel& panel, int64_t t, int64_t lane, bool masked) const;
+  void FindMax(const LanePanel& panel, int64_t count, bool masked);
   template <int kVectors, bool kDropout>
   void Measure(const LanePanel& panel, int64_t count, bool masked);
   void FinishMeasuring();
   template <int kVectors, bool kDropout>
+  void WeighOrMeasure(const LanePanel& panel, int64_t count, bool masked);
+  template <int kVectors, bool kDropout, bool kRare>
   void Weigh(const LanePanel& panel, int64_t count, bool masked);
   template <int kVectors>
   void WeighErrors(const LanePanel& panel, int64_t count, bool masked);
-  void AddSums(int64_t t, V32 d_scores, V32 sizes, V32 norms);
+  HWY_INLINE void AddSums(int64_t t, V32 d_scores, V32 squares, V32 norms);
   void StoreSums(int64_t count);
   void AddBias(const LanePanel& panel, int64_t count);
   void Slope(const LanePanel& panel, int64_t count);
@@ -110,7 +115,9 @@ class GradientRun {
   const float unit_;  // what they are multiplied by, less their shift
   int64_t tile_ = 0;  // first key of the key tile, and how many there are
   int64_t keys_ = 0;
-  bool special_keys_ = false;  // some K or V of the key tile is NaN or Inf
+  int64_t last_ = std::numeric_limits<int64_t>::max();  // no row sees a key from here on
+  int64_t loaded_ = 0;                                  // keys of the tile before that
+  bool special_keys_ = false;                           // some K or V of the key tile is NaN or Inf
   // That, or some row is special: what a row does not see has weight 0, and 0 * Inf is NaN. Then
   // weights of hidden keys are -0, and the products leave out what these have.
   bool careful_ = false;
@@ -123,12 +130,8 @@ void GradientRun::Begin() {
   if (task_.d_q != nullptr && task_.step == GradientStep::kAdd) {
     std::fill_n(task_.d_q, PaddedRows(row_count_) * PaddedDim(p_.dim), 0.0f);
   }
-  for (int64_t n = 0; n < row_count_; ++n) {
-    const int64_t row = task_.RowAt(n);
-    if (task_.row_sums != nullptr) task_.row_sums[row] = {};
-    if (task_.step != GradientStep::kMeasure) continue;
-    constexpr float kNothing = -std::numeric_limits<float>::infinity();
-    task_.terms[TermsIndex(p_, sequence_, IdOf(row))] = {kNothing, 0, 0, 0};
+  if (task_.states != nullptr && task_.step == GradientStep::kAdd) {
+    std::fill_n(task_.states, row_count_, RowState());
   }
   if (!task_.begins) return;
   const int64_t lanes = PaddedKeys(task_.keys.end - task_.keys.begin);
@@ -136,14 +139,15 @@ void GradientRun::Begin() {
   if (task_.d_v != nullptr) std::fill_n(task_.d_v, lanes * PaddedDim(p_.dim_v), 0.0f);
 }
 
-// K and V of the key tile. Lanes without a key are 0, and so are columns of K's rows beyond D.
+// K and, where dP is wanted, V of the key tile. Lanes without a key are 0, and so are columns of
+// K's rows beyond D.
 void GradientRun::LoadKeys() {
   const int64_t h_kv = task_.head / p_.group();
   const int64_t lanes = CountVectors(keys_) * kLanes;
   special_keys_ = false;
   for (int64_t j = 0; j < lanes; ++j) {
     float* const row = s_.k_rows + j * kRowStride;
-    const int64_t loaded = j < keys_ ? p_.dim : 0;
+    const int64_t loaded = j < loaded_ ? p_.dim : 0;
     if (loaded > 0) {
       WidenRow(a_.k.data, p_.dtype, KeyElement(a_, a_.k, sequence_, task_.b, h_kv, tile_ + j),
                p_.dim, row);
@@ -153,15 +157,17 @@ void GradientRun::LoadKeys() {
     special_keys_ = special_keys_ || !std::isfinite(square);
     s_.norms[j] = std::isfinite(square) ? std::sqrt(square) : 0;
   }
+  const bool values = task_.step != GradientStep::kCorrect && task_.step != GradientStep::kFindMax;
   for (int64_t n = 0; n < CountPanels(keys_); ++n) {
     const LanePanel panel = PanelOf(keys_, n);
+    if (panel.lane >= loaded_) break;
     for (int64_t lane = panel.lane; lane < panel.lane + panel.width(); lane += kTurned) {
       const int64_t at = lane - panel.lane;
       TurnIn(s_.k_rows + lane * kRowStride, kRowStride, p_.dim, panel.width(),
              s_.k + panel.lane * p_.dim + at);
-      for (int64_t r = 0; r < kTurned; ++r) {
+      for (int64_t r = 0; r < kTurned && values; ++r) {
         float* const row = s_.rows + r * kRowStride;
-        if (lane + r < keys_) {
+        if (lane + r < loaded_) {
           const int64_t v = KeyElement(a_, a_.v, sequence_, task_.b, h_kv, tile_ + lane + r);
           WidenRow(a_.v.data, p_.dtype, v, p_.dim_v, row);
           special_keys_ = special_keys_ || !AllFinite(row, p_.dim_v);
@@ -169,6 +175,7 @@ void GradientRun::LoadKeys() {
           std::fill(row, row + p_.dim_v, 0.0f);
         }
       }
+      if (!values) continue;
       TurnIn(s_.rows, kRowStride, p_.dim_v, panel.width(), s_.v + panel.lane * p_.dim_v + at);
     }
   }
@@ -179,15 +186,17 @@ void GradientRun::LoadRow(int64_t row, int64_t at) {
   const RowId id = IdOf(row);
   float* const q = s_.q + at * kRowStride;
   float* const d_o = s_.d_o + at * kRowStride;
-  WidenRow(a_.q.data, p_.dtype,
-           RowElement(sequence_, id.b, id.h, id.i, a_.q.stride_b, a_.q.stride_h, a_.q.stride_l),
-           p_.dim, q);
+  LoadQuery(a_, g_, sequence_, id, q, d_o);
   std::fill(q + p_.dim, q + PaddedDim(p_.dim), 0.0f);
-  LoadOutputGradient(a_, g_, sequence_, id, d_o);
   std::fill(d_o + p_.dim_v, d_o + PaddedDim(p_.dim_v), 0.0f);
   s_.row[at] = row;
-  s_.special[at] = !AllFinite(q, p_.dim);
-  s_.terms[at] = FindTerms(a_, g_, task_.terms, sequence_, id, d_o, s_.rows, &s_.special[at]);
+  RowTerms* const terms = task_.states == nullptr ? &s_.own_terms[at] : &task_.states[row].terms;
+  s_.terms[at] = terms;
+  if (task_.step < GradientStep::kAdd) {
+    *terms = {.shift = task_.measured[TermsIndex(p_, sequence_, id)].shift};
+  } else if (task_.states == nullptr || !terms->known) {
+    *terms = FindTerms(a_, g_, task_.measured, sequence_, id, q, d_o, s_.rows);
+  }
 
   const KeyRange range = VisibleKeys(p_.mask, sequence_, id.i);
   s_.begin[at] = static_cast<float>(std::clamp<int64_t>(range.begin - tile_, 0, keys_));
@@ -214,7 +223,7 @@ bool GradientRun::LoadRows(int64_t first, int64_t count) {
   bool special = false;
   for (int64_t n = 0; n < count; ++n) {
     LoadRow(task_.RowAt(first + n), n);
-    special = special || (s_.special[n] && s_.begin[n] < s_.end[n]);
+    special = special || (s_.terms[n]->special && s_.begin[n] < s_.end[n]);
   }
   return special;
 }

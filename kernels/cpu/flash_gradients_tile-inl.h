@@ -48,7 +48,7 @@ HWY_INLINE V32 AddTo(float* to, V32 x, int64_t count) {
 // One tile of rows against the key tile.
 void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
   const bool special = LoadRows(first, count);
-  if (special) task_.special->store(true, std::memory_order_relaxed);
+  if (special && task_.special != nullptr) task_.special->store(true, std::memory_order_relaxed);
   careful_ = special || special_keys_;
   sums_begun_ = false;
   KeyRange lanes{keys_, 0};  // of the panels that are seen, which are neighbours
@@ -73,11 +73,6 @@ void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
     lanes = {std::min(lanes.begin, panel.lane), end - tile_};
   }
   if (sums_begun_) StoreSums(count);
-  if (task_.step == GradientStep::kMeasure) {
-    for (int64_t n = 0; n < count; ++n) {
-      task_.terms[TermsIndex(p_, sequence_, IdOf(s_.row[n]))] = s_.terms[n];
-    }
-  }
   if (task_.d_q == nullptr || lanes.begin >= lanes.end) return;
   for (int64_t n = 0; n < CountPanels(p_.dim); ++n) {
     const LanePanel panel = PanelOf(p_.dim, n);
@@ -99,19 +94,18 @@ template <int kVectors>
 HWY_NOINLINE void GradientRun::PanelStep(const LanePanel& panel, int64_t count, bool masked) {
   Products<kVectors>(s_.q, s_.k + panel.lane * p_.dim, p_.dim, count, s_.weight);
   if (!plain_) FinishScores(panel, count);
+  if (task_.step == GradientStep::kFindMax) return FindMax(panel, count, masked);
   if (task_.step == GradientStep::kCorrect) {
     WeighErrors<kVectors>(panel, count, masked);
   } else {
     Products<kVectors>(s_.d_o, s_.v + panel.lane * p_.dim_v, p_.dim_v, count, s_.d_weight);
-    const bool drops = p_.dropout > 0;
-    if (drops) Draw(panel, count);
-    if (task_.step == GradientStep::kMeasure) {
-      drops ? Measure<kVectors, true>(panel, count, masked)
-            : Measure<kVectors, false>(panel, count, masked);
-      return;
+    if (p_.dropout > 0) {
+      Draw(panel, count);
+      WeighOrMeasure<kVectors, true>(panel, count, masked);
+    } else {
+      WeighOrMeasure<kVectors, false>(panel, count, masked);
     }
-    drops ? Weigh<kVectors, true>(panel, count, masked)
-          : Weigh<kVectors, false>(panel, count, masked);
+    if (task_.step == GradientStep::kMeasure) return;
   }
   if (task_.d_bias) AddBias(panel, count);
   if (p_.softcap > 0) Slope(panel, count);
@@ -139,14 +133,16 @@ void GradientRun::Products(const float* rows, const float* panel, int64_t dim, i
 }
 
 // The row's exponents of the vector that begins at `lane` of the key tile: -inf where the key is
-// not seen, and else 0 at most, as no weight is above 1, whatever LSE's rounding.
+// not seen, and else 0 at most, as no weight is above 1, whatever LSE's rounding. Without kShift
+// that is 0.
+template <bool kShift>
 HWY_INLINE V32 GradientRun::ExponentOf(const LanePanel& panel, int64_t t, int64_t lane,
                                        bool masked) const {
   const F32 d;
-  const RowTerms& terms = s_.terms[t];
-  const V32 score = hn::Load(d, s_.weight + t * panel.width() + lane - panel.lane);
-  V32 x = hn::MulSub(hn::Sub(score, hn::Set(d, terms.shift)), hn::Set(d, unit_),
-                     hn::Set(d, terms.base));
+  const RowTerms& terms = *s_.terms[t];
+  V32 score = hn::Load(d, s_.weight + t * panel.width() + lane - panel.lane);
+  if (kShift) score = hn::Sub(score, hn::Set(d, terms.shift));
+  V32 x = hn::MulSub(score, hn::Set(d, unit_), hn::Set(d, terms.base));
   if (masked) {
     const V32 key = hn::Iota(d, static_cast<float>(lane));
     const auto seen =
@@ -164,34 +160,44 @@ HWY_INLINE auto DroppedLanes(const uint16_t* draws, int32_t dropout) {
   return hn::RebindMask(d, hn::Lt(hn::PromoteTo(di, hn::LoadU(d16, draws)), hn::Set(di, dropout)));
 }
 
-// Takes the panel into the terms of rows that are being measured.
+// Takes the panel into the largest scores of rows.
+void GradientRun::FindMax(const LanePanel& panel, int64_t count, bool masked) {
+  for (int64_t t = 0; t < count; ++t) {
+    RowTerms& terms = task_.measured[TermsIndex(p_, sequence_, IdOf(s_.row[t]))];
+    for (int64_t n = 0; n < panel.width(); ++n) {
+      const auto lane = static_cast<float>(panel.lane + n);
+      if (masked && (lane < s_.begin[t] || lane >= s_.end[t])) continue;
+      terms.shift = std::max(terms.shift, s_.weight[t * panel.width() + n]);
+    }
+  }
+}
+
+HWY_INLINE void GradientRun::AddSums(int64_t t, V32 d_scores, V32 squares, V32 norms) {
+  const F32 d;
+  float* const at = s_.sums + t * kRowSums * kLanes;
+  if (sums_begun_) {
+    d_scores = hn::Add(d_scores, hn::Load(d, at));
+    squares = hn::Add(squares, hn::Load(d, at + kLanes));
+    norms = hn::Add(norms, hn::Load(d, at + 2 * kLanes));
+  }
+  hn::Store(d_scores, d, at);
+  hn::Store(squares, d, at + kLanes);
+  hn::Store(norms, d, at + 2 * kLanes);
+}
+
+// Adds up the weights of rows that are being measured, with their shift and base 0, and P dP.
 template <int kVectors, bool kDropout>
 void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
-  constexpr float kNothing = -std::numeric_limits<float>::infinity();
   const F32 d;
-  const V32 hidden = hn::Set(d, kNothing);
+  const V32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
   const V32 kept = hn::Set(d, DropoutScale(p_.dropout));
-  const float to_log2 = unit_ * kLog2e;
   const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
-    RowTerms& row = s_.terms[t];
-    V32 scores[kVectors];
-    V32 max = hn::Set(d, row.shift);
+    V32 sum = hn::Zero(d), delta = hn::Zero(d);
+    HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
-      const V32 score = hn::Load(d, s_.weight + (t * kVectors + n) * kLanes);
-      const V32 key = hn::Iota(d, static_cast<float>(panel.lane + n * kLanes));
-      const auto seen =
-          hn::And(hn::Ge(key, hn::Set(d, s_.begin[t])), hn::Lt(key, hn::Set(d, s_.end[t])));
-      scores[n] = masked ? hn::IfThenElse(seen, score, hidden) : score;
-      max = hn::Max(max, scores[n]);
-    }
-    const float before = row.shift;
-    row.shift = hn::GetLane(hn::MaxOfLanes(d, max));
-    const V32 base = hn::Set(d, row.shift == kNothing ? 0 : row.shift);
-    V32 sum = hn::Zero(d);
-    V32 delta = hn::Zero(d);
-    for (int n = 0; n < kVectors; ++n) {
-      const V32 p = Exp2(hn::Sub(scores[n], base), to_log2);
+      const V32 x = ExponentOf<true>(panel, t, panel.lane + n * kLanes, masked);
+      const V32 p = Exp2(x, kLog2e);
       V32 d_weight = hn::Load(d, s_.d_weight + (t * kVectors + n) * kLanes);
       if constexpr (kDropout) {
         const auto dropped =
@@ -200,41 +206,47 @@ void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
       }
       const V32 by = hn::IfThenElse(hn::IsFinite(d_weight), p, AboveZero(p));
       sum = hn::Add(sum, p);
-      delta = hn::Add(delta, hn::IfThenZeroElse(hn::Eq(scores[n], hidden), hn::Mul(by, d_weight)));
+      delta = hn::Add(delta, hn::IfThenZeroElse(hn::Eq(x, hidden), hn::Mul(by, d_weight)));
     }
-    const float rescale = before == row.shift ? 1.0f : std::exp((before - row.shift) * unit_);
-    row.base = row.base * rescale + hn::GetLane(hn::SumOfLanes(d, sum));
-    const float least = std::isfinite(row.less) ? 0.0f : std::numeric_limits<float>::denorm_min();
-    row.less = row.less * std::max(rescale, least) + hn::GetLane(hn::SumOfLanes(d, delta));
+    AddSums(t, sum, delta, hn::Zero(d));
   }
+  sums_begun_ = true;
 }
 
 // From sums over all keys to terms.
 void GradientRun::FinishMeasuring() {
   for (int64_t n = 0; n < row_count_; ++n) {
     const RowId id = IdOf(task_.RowAt(n));
-    RowTerms& terms = task_.terms[TermsIndex(p_, sequence_, id)];
-    const auto max = static_cast<double>(terms.shift) * static_cast<double>(unit_);
-    SoftmaxState<double> state{max, static_cast<double>(terms.base)};
+    RowTerms& terms = task_.measured[TermsIndex(p_, sequence_, id)];
+    const auto shift = static_cast<double>(terms.shift) * static_cast<double>(unit_);
+    SoftmaxState<double> softmax{shift, static_cast<double>(terms.base)};
     double factor = 1, sink = 0;
     if (p_.has_sinks) {
-      factor = AddSink(state, static_cast<double>(a_.sinks[id.h]));
-      sink = ScaledExp(static_cast<double>(a_.sinks[id.h]), state.max) * InverseSum(state);
+      factor = AddSink(softmax, static_cast<double>(a_.sinks[id.h]));
+      sink = ScaledExp(static_cast<double>(a_.sinks[id.h]), softmax.max) * InverseSum(softmax);
     }
-    const double delta = static_cast<double>(terms.less) * factor * InverseSum(state);
-    const bool none = state.sum == 0;
+    const double delta = static_cast<double>(terms.less) * factor * InverseSum(softmax);
     terms.less = static_cast<float>(delta) - DLseOf(a_, g_, sequence_, id);
-    terms.base = none ? 0 : static_cast<float>(std::log(state.sum) + (state.max - max));
+    terms.base = static_cast<float>(std::log(softmax.sum) + (softmax.max - shift));
     terms.sink = static_cast<float>(sink);
-    if (std::isfinite(terms.shift)) continue;
-    if (!none) terms.base = std::numeric_limits<float>::quiet_NaN();
-    terms.shift = 0;
+  }
+}
+
+template <int kVectors, bool kDropout>
+void GradientRun::WeighOrMeasure(const LanePanel& panel, int64_t count, bool masked) {
+  if (task_.step == GradientStep::kMeasure) {
+    Measure<kVectors, kDropout>(panel, count, masked);
+  } else if (careful_ || task_.measured != nullptr) {
+    Weigh<kVectors, kDropout, true>(panel, count, masked);
+  } else {
+    Weigh<kVectors, kDropout, false>(panel, count, masked);
   }
 }
 
 // P = exp(score - LSE) and dS = P (dP - less), both 0 where the key is not seen whatever dP is.
 // With dropout, dP has its factor, and P is 0 where dV's is; what else that takes comes last.
-template <int kVectors, bool kDropout>
+// Without kRare no row is measured or special, and no step careful.
+template <int kVectors, bool kDropout, bool kRare>
 void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
   const F32 d;
   const V32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
@@ -242,20 +254,22 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
   const V32 kept = hn::Set(d, DropoutScale(p_.dropout));
   const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
-    const V32 less = hn::Set(d, s_.terms[t].less);
+    const V32 less = hn::Set(d, s_.terms[t]->less);
     // However small, the weight of a key that is seen feels an Inf.
-    const V32 least = hn::Set(d, s_.special[t] ? std::numeric_limits<float>::denorm_min() : 0.0f);
-    V32 sum = hn::Zero(d), size = hn::Zero(d), norm = hn::Zero(d);
+    const V32 least =
+        hn::Set(d, s_.terms[t]->special ? std::numeric_limits<float>::denorm_min() : 0.0f);
+    V32 sum = hn::Zero(d), square = hn::Zero(d), norm = hn::Zero(d);
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
       const int64_t lane = panel.lane + n * kLanes;
       const int64_t at = t * kPanelLanes<kVectors> + n * kLanes;
-      const V32 x = ExponentOf(panel, t, lane, masked);
+      const V32 x = ExponentOf<kRare>(panel, t, lane, masked);
       const auto unseen = hn::Eq(x, hidden);
-      const V32 p = AtLeast(least, Exp2(x, kLog2e));
+      const V32 exponential = Exp2(x, kLog2e);
+      const V32 p = kRare ? AtLeast(least, exponential) : exponential;
       const V32 d_weight = hn::Load(d, s_.d_weight + at);
       V32 moved = hn::Sub(d_weight, less);
-      V32 factor_of_v = hn::IfThenElse(unseen, none, p);
+      V32 factor_of_v = kRare ? hn::IfThenElse(unseen, none, p) : p;
       if constexpr (kDropout) {
         const auto dropped =
             DroppedLanes(s_.draws + t * kDrawStride + offset + n * kLanes, p_.dropout);
@@ -266,12 +280,12 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
       hn::Store(factor_of_v, d, s_.weight + at);
       hn::Store(d_score, d, s_.d_score + t * kGradientKeys + lane);
       sum = hn::Add(sum, d_score);
-      size = hn::Add(size, hn::Abs(d_score));
+      square = hn::MulAdd(d_score, d_score, square);
       norm = hn::MulAdd(p, hn::Load(d, s_.norms + lane), norm);
     }
-    if (task_.row_sums != nullptr) AddSums(t, sum, size, norm);
+    if (task_.states != nullptr) AddSums(t, sum, square, norm);
   }
-  sums_begun_ = task_.row_sums != nullptr;
+  sums_begun_ = task_.states != nullptr;
 }
 
 // In place of dS, what it lacks: P times what delta is off by.
@@ -285,25 +299,12 @@ void GradientRun::WeighErrors(const LanePanel& panel, int64_t count, bool masked
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
       const int64_t lane = panel.lane + n * kLanes;
-      const V32 x = ExponentOf(panel, t, lane, masked);
+      const V32 x = ExponentOf<true>(panel, t, lane, masked);
       const V32 d_score = hn::Mul(Exp2(x, kLog2e), error);
       hn::Store(hn::IfThenElse(hn::Eq(x, hidden), none, d_score), d,
                 s_.d_score + t * kGradientKeys + lane);
     }
   }
-}
-
-void GradientRun::AddSums(int64_t t, V32 d_scores, V32 sizes, V32 norms) {
-  const F32 d;
-  float* const at = s_.sums + t * kRowSums * kLanes;
-  if (sums_begun_) {
-    d_scores = hn::Add(d_scores, hn::Load(d, at));
-    sizes = hn::Add(sizes, hn::Load(d, at + kLanes));
-    norms = hn::Add(norms, hn::Load(d, at + 2 * kLanes));
-  }
-  hn::Store(d_scores, d, at);
-  hn::Store(sizes, d, at + kLanes);
-  hn::Store(norms, d, at + 2 * kLanes);
 }
 
 // From lanes of the key tile to sums of the run.
@@ -314,9 +315,15 @@ void GradientRun::StoreSums(int64_t count) {
   };
   for (int64_t t = 0; t < count; ++t) {
     const float* const at = s_.sums + t * kRowSums * kLanes;
-    RowSums& sums = task_.row_sums[s_.row[t]];
+    if (task_.step == GradientStep::kMeasure) {
+      RowTerms& terms = task_.measured[TermsIndex(p_, sequence_, IdOf(s_.row[t]))];
+      terms.base += total(at);
+      terms.less += total(at + kLanes);
+      continue;
+    }
+    RowSums& sums = task_.states[s_.row[t]].sums;
     sums.d_scores += total(at);
-    sums.sizes += total(at + kLanes);
+    sums.squares += total(at + kLanes);
     sums.norms += total(at + 2 * kLanes);
   }
 }

@@ -20,7 +20,6 @@
 namespace attend::cpu_flash {
 
 HWY_EXPORT(RunGradients);
-HWY_EXPORT(FindErrors);
 HWY_EXPORT(StoreQueryGradients);
 HWY_EXPORT(StoreKeyGradients);
 HWY_EXPORT(SumSinkGradient);
@@ -30,9 +29,8 @@ GradientFunctions ChooseGradientFunctions() {
   if (!hwy::GetChosenTarget().IsInitialized()) {
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   }
-  return {&HWY_DYNAMIC_DISPATCH(RunGradients), &HWY_DYNAMIC_DISPATCH(FindErrors),
-          &HWY_DYNAMIC_DISPATCH(StoreQueryGradients), &HWY_DYNAMIC_DISPATCH(StoreKeyGradients),
-          &HWY_DYNAMIC_DISPATCH(SumSinkGradient)};
+  return {&HWY_DYNAMIC_DISPATCH(RunGradients), &HWY_DYNAMIC_DISPATCH(StoreQueryGradients),
+          &HWY_DYNAMIC_DISPATCH(StoreKeyGradients), &HWY_DYNAMIC_DISPATCH(SumSinkGradient)};
 }
 
 }  // namespace attend::cpu_flash

@@ -37,29 +37,57 @@ constexpr int64_t PaddedRows(int64_t rows) { return (rows + 7) / 8 * 8; }
 
 // What a walk over keys is for.
 enum class GradientStep : uint8_t {
-  kMeasure,  // RowTerms of the listed rows, over all keys
+  kFindMax,  // the largest score of each listed row: its shift
+  kMeasure,  // the other terms of the listed rows
   kAdd,      // the gradients
   kCorrect,  // what dQ and dK of the listed rows lack, by RowError
 };
 
-// How a row's weights follow from its scores, P = exp((score - shift) - base), and what dP is
-// reduced by. Most rows have shift 0 and base LSE. fp32 does not hold a large LSE well enough for
-// weights that sum to 1: such rows are measured, and have their largest score and the logarithm of
-// the sum that goes with it. While a row is measured, base is that sum, and less is
-// sum P dP.
+// How a row's weights follow from its scores, P = exp((score - shift) * unit - base), and what dP
+// is reduced by. Most rows have shift 0 and base LSE. fp32 does not hold a large LSE well enough
+// for weights that sum to 1. So such rows are measured: their shift is LSE or, where fp32's numbers
+// are far apart, the largest score; base is the logarithm of the sum that goes with it. Meanwhile
+// base is that sum, and less is sum P dP.
 struct RowTerms {
-  float shift;  // NaN: the row was not measured
-  float base;
-  float less;  // delta - dLSE
-  float sink;  // the sink's weight
+  float shift = 0;
+  float base = 0;
+  float less = 0;        // delta - dLSE
+  float sink = 0;        // the sink's weight, if the row was measured
+  bool known = false;    // the others count
+  bool special = false;  // some input of the row is NaN or Inf
 };
-// From here on a row is measured: below it, fp32's rounding of LSE moves weights by 2^-16 at most.
+// Rows of a larger LSE are measured: up to here, rounding it moves weights by 2^-16 at most. And
+// beyond kFarLse the forward pass may have scores that differ from the backward pass's by more than
+// exp2 takes.
 inline constexpr float kLargeLse = 256;
+inline constexpr float kFarLse = 0x1p20f;
+
+// Whether scores are left as q.k until their exponential, as the forward pass leaves them; and what
+// they are multiplied by then.
+inline bool ScaledLate(const Problem& p) {
+  return p.softcap == 0 && !p.has_bias && !p.has_alibi && p.scale >= kLateScaleMin &&
+         p.scale <= kLateScaleMax;
+}
+inline float UnitOf(const Problem& p) { return ScaledLate(p) ? p.scale : 1.0f; }
 
 // A row's place in an attention's table of RowTerms.
 inline int64_t TermsIndex(const Problem& p, const Sequence& s, const RowId& id) {
   return p.packed ? id.h * p.total_q + s.q_row + id.i : (id.b * p.heads_q + id.h) * p.len_q + id.i;
 }
+
+// What is added up of each row beside dQ, over the keys that it sees.
+struct RowSums {
+  float d_scores = 0;  // dS, which says what delta is off by
+  float squares = 0;   // dS^2
+  float norms = 0;     // P |K|
+};
+inline constexpr int64_t kRowSums = 3;
+
+// Of a row of the band, for one run of keys.
+struct RowState {
+  RowTerms terms;
+  RowSums sums;
+};
 
 // What a row's delta is off by, and which sums it spoils.
 struct RowError {
@@ -67,14 +95,6 @@ struct RowError {
   bool of_queries = false;
   bool of_keys = false;
 };
-
-// What is added up of each row beside dQ, over the keys that it sees.
-struct RowSums {
-  float d_scores;  // dS, which says what delta is off by
-  float sizes;     // |dS|
-  float norms;     // P |K|
-};
-inline constexpr int64_t kRowSums = 3;
 
 // Query rows [row, row + rows) of each of `heads` query heads of one KV head, against a run of its
 // keys. Rows are true rows, and taken head after head; `listed` names some of them. Sums that are
@@ -92,9 +112,9 @@ struct GradientTask {
   KeyRange keys;
   const int32_t* listed = nullptr;  // null: all rows
   int64_t listed_count = 0;
-  RowTerms* terms = nullptr;         // of the attention; null: no row is measured
+  RowTerms* measured = nullptr;      // by TermsIndex; null: no row is
   const RowError* errors = nullptr;  // by row, to correct
-  RowSums* row_sums = nullptr;       // by row, set
+  RowState* states = nullptr;        // by row; null: nothing is kept of them
   float* d_q = nullptr;              // [PaddedRows(heads * rows)][PaddedDim(D)], set
   // Key tile after key tile, panels of [PaddedDim][lane], for PaddedKeys(keys) lanes in all. Added
   // to, but set by a task that `begins` them.
@@ -116,8 +136,8 @@ struct GradientTask {
 struct PartialQueries {
   const float* first;
   int64_t stride;  // from one part to the next
-  const RowSums* sums;
-  int64_t sums_stride;
+  const RowState* states;
+  int64_t states_stride;
   const uint8_t* computed;  // by part; the others are 0
   int64_t count;
 };
@@ -150,11 +170,11 @@ struct alignas(128) GradientScratch {
   uint16_t draws[(kGradientRows + 1) * kDrawStride];
   float rows[4 * kRowStride];  // a few rows on their way in or out
   float ones[kPanelLanesMax];
-  // Of each row: its number and terms, whether some input of it is NaN or Inf, and relative to the
-  // key tile the visible keys and the key on the diagonal; ALiBi's slope, and where dBias is.
+  // Of each row: its number and terms, and relative to the key tile the visible keys and the key on
+  // the diagonal; ALiBi's slope, and where dBias is.
   int64_t row[kGradientRows];
-  RowTerms terms[kGradientRows];
-  bool special[kGradientRows];
+  const RowTerms* terms[kGradientRows];
+  RowTerms own_terms[kGradientRows];  // where the task keeps none
   float begin[kGradientRows];
   float end[kGradientRows];
   float diagonal[kGradientRows];
@@ -165,19 +185,15 @@ struct alignas(128) GradientScratch {
 // The versions for one instruction set.
 struct GradientFunctions {
   void (*run)(const GradientTask& task, GradientScratch* scratch);
-  // Whether rows [first, first + count) of a task, whose sums are there, have a delta that spoils
-  // them.
-  void (*find_errors)(const GradientTask& task, const PartialQueries& parts, int64_t first,
-                      int64_t count, RowError* errors);
-  // Brings rows [first, first + count) of a task's dQ together and stores them. False if any sum is
-  // NaN or Inf.
+  // Brings a task's rows number [first, first + count) of dQ together and stores them; sets
+  // `errors`, by row, unless null. False if any sum is NaN or Inf.
   bool (*store_queries)(const GradientTask& task, const PartialQueries& parts, int64_t first,
-                        int64_t count);
+                        int64_t count, RowError* errors);
   // Stores the task's dK and dV. False if any sum is NaN or Inf.
   bool (*store_keys)(const GradientTask& task, GradientScratch* scratch);
-  // dSink of head h. `terms` as in GradientTask.
-  double (*sum_sink)(const Attention& attention, const Gradients& gradients, const RowTerms* terms,
-                     int64_t h, const StopFlag* stop);
+  // dSink of head h. `measured` as in GradientTask.
+  double (*sum_sink)(const Attention& attention, const Gradients& gradients,
+                     const RowTerms* measured, int64_t h, const StopFlag* stop);
 };
 
 // For the best instruction set of this machine; asked once per call.

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the backward pass cuts a KV head into slabs of keys and bands of rows.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/contract/gradients.h"
+#include "kernels/contract/problem.h"
+#include "kernels/cpu/flash_gradients_tile.h"
+
+namespace attend::cpu_flash {
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// One KV head of one sequence: how it is cut, by the problem alone, and where its sums are.
+struct KeyHead {
+  int64_t b = 0;
+  int64_t h_kv = 0;
+  Sequence sequence;
+  int64_t slab_keys = 0;
+  int64_t slabs = 0;  // none if there is no key
+  // A band is that many heads and rows of each at most.
+  int64_t heads = 0;
+  int64_t rows = 0;
+  int64_t row_bands = 0;
+  int64_t bands = 0;  // one at least, be it without a row
+  int64_t part = 0;   // floats of a slab's part of dQ
+  int64_t d_q = 0, d_k = 0, d_v = 0;
+  int64_t states = 0;
+
+  int64_t band_rows() const { return PaddedRows(heads * rows); }
+
+  int64_t lanes() const { return PaddedKeys(sequence.k_len); }
+};
+
+KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv);
+
+// All rows and keys of a KV head.
+GradientTask WholeHead(const Attention& a, const Gradients& g, int64_t b, int64_t h_kv);
+
+// The calling thread's, made when first needed and kept.
+GradientScratch* ThreadScratch();
+
+}  // namespace attend::cpu_flash
