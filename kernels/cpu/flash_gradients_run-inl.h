@@ -73,6 +73,7 @@ class GradientRun {
 
   void Begin();
   void LoadKeys();
+  void LookAtKeys(const LanePanel& panel, bool values);
   void LoadRow(int64_t row, int64_t at);
   bool LoadRows(int64_t first, int64_t count);
   void TileStep(int64_t first, int64_t count, const RowsKeys& seen);
@@ -82,7 +83,7 @@ class GradientRun {
   void Products(const float* rows, const float* panel, int64_t dim, int64_t count, float* out);
   void FinishScores(const LanePanel& panel, int64_t count);
   void Draw(const LanePanel& panel, int64_t count);
-  template <bool kShift>
+  template <bool kRare>
   HWY_INLINE V32 ExponentOf(const LanePanel& panel, int64_t t, int64_t lane, bool masked) const;
   void FindMax(const LanePanel& panel, int64_t count, bool masked);
   template <int kVectors, bool kDropout>
@@ -153,9 +154,6 @@ void GradientRun::LoadKeys() {
                p_.dim, row);
     }
     std::fill(row + loaded, row + PaddedDim(p_.dim), 0.0f);
-    const float square = DotRows(row, row, PaddedDim(p_.dim));
-    special_keys_ = special_keys_ || !std::isfinite(square);
-    s_.norms[j] = std::isfinite(square) ? std::sqrt(square) : 0;
   }
   const bool values = task_.step != GradientStep::kCorrect && task_.step != GradientStep::kFindMax;
   for (int64_t n = 0; n < CountPanels(keys_); ++n) {
@@ -170,7 +168,6 @@ void GradientRun::LoadKeys() {
         if (lane + r < loaded_) {
           const int64_t v = KeyElement(a_, a_.v, sequence_, task_.b, h_kv, tile_ + lane + r);
           WidenRow(a_.v.data, p_.dtype, v, p_.dim_v, row);
-          special_keys_ = special_keys_ || !AllFinite(row, p_.dim_v);
         } else {
           std::fill(row, row + p_.dim_v, 0.0f);
         }
@@ -178,6 +175,28 @@ void GradientRun::LoadKeys() {
       if (!values) continue;
       TurnIn(s_.rows, kRowStride, p_.dim_v, panel.width(), s_.v + panel.lane * p_.dim_v + at);
     }
+    LookAtKeys(panel, values);
+  }
+}
+
+// The norms of a panel's keys, and whether some key or, if they are loaded, value is special.
+void GradientRun::LookAtKeys(const LanePanel& panel, bool values) {
+  const F32 d;
+  for (int64_t n = 0; n < panel.width(); n += kLanes) {
+    const float* const k = s_.k + panel.lane * p_.dim + n;
+    const float* const v = s_.v + panel.lane * p_.dim_v + n;
+    V32 square = hn::Zero(d), zero = hn::Zero(d);
+    for (int64_t i = 0; i < p_.dim; ++i) {
+      const V32 x = hn::Load(d, k + i * panel.width());
+      square = hn::MulAdd(x, x, square);
+    }
+    for (int64_t i = 0; i < p_.dim_v && values; ++i) {
+      zero = hn::MulAdd(hn::Load(d, v + i * panel.width()), hn::Zero(d), zero);
+    }
+    const auto finite = hn::IsFinite(square);
+    hn::Store(hn::IfThenElseZero(finite, hn::Sqrt(square)), d, s_.norms + panel.lane + n);
+    special_keys_ =
+        special_keys_ || !hn::AllTrue(d, finite) || !hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
   }
 }
 
@@ -218,12 +237,14 @@ void GradientRun::LoadRow(int64_t row, int64_t at) {
   }
 }
 
-// Rows number [first, first + count). True if one that sees a key is special.
+// Rows number [first, first + count). True if one is special.
 bool GradientRun::LoadRows(int64_t first, int64_t count) {
   bool special = false;
   for (int64_t n = 0; n < count; ++n) {
     LoadRow(task_.RowAt(first + n), n);
-    special = special || (s_.terms[n]->special && s_.begin[n] < s_.end[n]);
+    if (!s_.terms[n]->special) continue;
+    special = true;
+    if (s_.begin[n] < s_.end[n] && task_.special != nullptr) task_.special->store(true);
   }
   return special;
 }

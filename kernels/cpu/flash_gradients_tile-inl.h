@@ -47,9 +47,7 @@ HWY_INLINE V32 AddTo(float* to, V32 x, int64_t count) {
 
 // One tile of rows against the key tile.
 void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
-  const bool special = LoadRows(first, count);
-  if (special && task_.special != nullptr) task_.special->store(true, std::memory_order_relaxed);
-  careful_ = special || special_keys_;
+  careful_ = LoadRows(first, count) || special_keys_;
   sums_begun_ = false;
   KeyRange lanes{keys_, 0};  // of the panels that are seen, which are neighbours
   for (int64_t n = 0; n < CountPanels(keys_); ++n) {
@@ -133,21 +131,23 @@ void GradientRun::Products(const float* rows, const float* panel, int64_t dim, i
 }
 
 // The row's exponents of the vector that begins at `lane` of the key tile: -inf where the key is
-// not seen, and else 0 at most, as no weight is above 1, whatever LSE's rounding. Without kShift
-// that is 0.
-template <bool kShift>
+// not seen or has that score, and else 0 at most, as no weight is above 1, whatever LSE's rounding.
+// Without kRare shift is 0 and base is finite.
+template <bool kRare>
 HWY_INLINE V32 GradientRun::ExponentOf(const LanePanel& panel, int64_t t, int64_t lane,
                                        bool masked) const {
   const F32 d;
   const RowTerms& terms = *s_.terms[t];
-  V32 score = hn::Load(d, s_.weight + t * panel.width() + lane - panel.lane);
-  if (kShift) score = hn::Sub(score, hn::Set(d, terms.shift));
-  V32 x = hn::MulSub(score, hn::Set(d, unit_), hn::Set(d, terms.base));
+  const V32 none = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const V32 score = hn::Load(d, s_.weight + t * panel.width() + lane - panel.lane);
+  const V32 moved = kRare ? hn::Sub(score, hn::Set(d, terms.shift)) : score;
+  V32 x = hn::MulSub(moved, hn::Set(d, unit_), hn::Set(d, terms.base));
+  if (kRare) x = hn::IfThenElse(hn::Eq(score, none), none, x);
   if (masked) {
     const V32 key = hn::Iota(d, static_cast<float>(lane));
     const auto seen =
         hn::And(hn::Ge(key, hn::Set(d, s_.begin[t])), hn::Lt(key, hn::Set(d, s_.end[t])));
-    x = hn::IfThenElse(seen, x, hn::Set(d, -std::numeric_limits<float>::infinity()));
+    x = hn::IfThenElse(seen, x, none);
   }
   return AtMost(hn::Zero(d), x);
 }
@@ -276,7 +276,9 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
         moved = hn::IfThenElse(dropped, hn::Neg(less), hn::MulSub(d_weight, kept, less));
         factor_of_v = hn::IfThenElse(dropped, none, factor_of_v);
       }
-      const V32 d_score = hn::IfThenElse(unseen, none, hn::Mul(p, moved));
+      V32 d_score = hn::Mul(p, moved);
+      if (kRare) d_score = hn::Add(d_score, hn::Zero(d));  // so that it is not -0
+      d_score = hn::IfThenElse(unseen, none, d_score);
       hn::Store(factor_of_v, d, s_.weight + at);
       hn::Store(d_score, d, s_.d_score + t * kGradientKeys + lane);
       sum = hn::Add(sum, d_score);
@@ -353,7 +355,9 @@ void GradientRun::Slope(const LanePanel& panel, int64_t count) {
       const V32 slope = hn::Load(d, s_.slope + t * panel.width() + n);
       const V32 d_score = hn::Load(d, at);
       V32 by_slope = hn::Mul(d_score, slope);
-      if (careful_) by_slope = hn::IfThenElse(IsHiddenWeight(d_score), d_score, by_slope);
+      if (careful_) {  // + 0, as what is seen may be -0 too
+        by_slope = hn::IfThenElse(IsHiddenWeight(d_score), d_score, hn::Add(by_slope, hn::Zero(d)));
+      }
       hn::Store(by_slope, d, at);
     }
   }

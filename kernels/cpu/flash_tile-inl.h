@@ -479,6 +479,7 @@ void TileRun::ScaleUp(const float* down, int64_t stride, double factor, float* o
   const auto kept = static_cast<float>(kept_);
   const auto both = static_cast<float>(factor * kept_);
   for (int64_t d = 0; d < p_.dim_v; ++d) {
+    if (!std::isfinite(o[d]) && factor > 0) continue;  // be it below fp32's range
     const float by = down[d * stride];
     const bool clamped = by != 1 && std::isfinite(o[d]);
     o[d] = clamped ? std::clamp(o[d] * (mean / by), -kMost, kMost) * kept : o[d] * both;

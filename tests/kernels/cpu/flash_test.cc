@@ -279,11 +279,14 @@ TEST(CpuFlash, KeysMaskedByBiasCannotBeFelt) {
 
 // A weight that underflows to 0 is not a hidden key: its Inf must be felt, as IEEE says.
 TEST(CpuFlash, AnUnlikelyKeyIsStillSeen) {
-  for (const float poison : {kNan, kInfinity}) {
+  for (const auto& [poison, sink] :
+       {std::pair{kNan, false}, {kInfinity, false}, {-kInfinity, true}}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 20, 70, 16, 16);
     spec.problem.has_bias = true;
+    spec.problem.has_sinks = sink;
     spec.bias_per_query = false;
     OwnedAttention owned = MakeAttention(spec, FreshSeed());
+    if (sink) const_cast<float*>(owned.attention.sinks)[0] = 300;  // as all weights beside it
     float* bias = const_cast<float*>(static_cast<const float*>(owned.attention.bias.data));
     bias[33] = -500.0f;
     Set(owned.attention, owned.V(0, 0, 33, 4), poison);
