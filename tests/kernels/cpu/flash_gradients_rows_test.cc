@@ -166,8 +166,8 @@ double ErrorOf(const TensorView& got, DType dtype, int64_t dim, const std::vecto
   return error / most;
 }
 
-// dQ's own rounding, as much for what delta may be off by, and what rounding a score in fp32 does
-// to its weight.
+// dQ's own rounding, as much for what delta may be off by, and what rounding scores in fp32 does to
+// weights: 10 u of the score (score_rounding.h), four times that where one key has most of them.
 TEST(CpuFlashGradientsRows, WhatKeysHaveInCommonIsNoGradient) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -178,7 +178,7 @@ TEST(CpuFlashGradientsRows, WhatKeysHaveInCommonIsNoGradient) {
         const OwnedGradients gradients = Compute(owned.attention, seed, false);
         const Gradients& g = gradients.get();
         const auto [d_q, d_k] = Truth(owned.attention, g);
-        const double allowed = 2 * UnitRoundoff(dtype) + 16 * UnitRoundoff(DType::kFloat32) * size;
+        const double allowed = 2 * UnitRoundoff(dtype) + 40 * UnitRoundoff(DType::kFloat32) * size;
         EXPECT_LE(ErrorOf(g.d_q, dtype, 64, d_q), allowed) << DTypeName(dtype) << " " << size;
         EXPECT_LE(ErrorOf(g.d_k, dtype, 64, d_k), allowed) << DTypeName(dtype) << " " << size;
       }
