@@ -3,7 +3,8 @@
 // The backward pass of one attention: from the loss's gradients by O and LSE to those by Q, K, V
 // and, if asked for, bias and sinks.
 //
-// With P the weights, dP = dO V^T, delta_i = sum_j P_ij dP_ij (which is dO_i . O_i):
+// With P the weights, which make 1 in every row (with its sink), dP = dO V^T, and delta_i =
+// sum_j P_ij dP_ij, which is dO_i . O_i but for O's rounding:
 //
 //   dS_ij = P_ij (dP_ij - delta_i + dLSE_i)            by the score that the mask and softmax see
 //   dT_ij = dS_ij (1 - (capped_ij / softcap)^2)        by scale * q.k; dS_ij without softcap

@@ -16,10 +16,11 @@ namespace attend {
 // the forward pass left them, and writes what it is asked for only. Bits depend on the problem and
 // on the instruction set, never on threads.
 //
-// Scratch memory is about 0.6 MiB for each thread, kept for the next call, and for partial sums the
+// Scratch memory is about 0.7 MiB for each thread, kept for the next call, and for partial sums the
 // larger of 256 MiB and what one KV head takes: 4 (D + Dv) bytes for each key and about 64 MiB
-// more. Throws std::bad_alloc if it cannot be had; outputs are then unspecified. What comes out NaN
-// or Inf is computed again by the reference (reference_gradients.h), one KV head at a time.
+// more, and 24 bytes for each query row if one's LSE is beyond 256. Throws std::bad_alloc if it
+// cannot be had; outputs are then unspecified. What comes out NaN or Inf of finite inputs is
+// computed again by the reference (reference_gradients.h), one KV head at a time.
 //
 // Once `stop` is set it ends within milliseconds; outputs are then unspecified.
 void CpuFlashGradients(const Attention& attention, const Gradients& gradients,
