@@ -42,6 +42,7 @@ using cpu_flash::RowError;
 using cpu_flash::RowState;
 using cpu_flash::RowTerms;
 using cpu_flash::ThreadScratch;
+using cpu_flash::WorkOf;
 
 // Memory for the partial sums of a wave.
 constexpr int64_t kWaveFloats = (int64_t{256} << 20) / sizeof(float);
@@ -126,6 +127,7 @@ class Backward {
   void Run() {
     if (bias_) ZeroBias();
     measured_ = cpu_flash::MeasureRows(a_, g_, functions_, stop_);
+    finds_errors_ = p_.o_dtype() != DType::kFloat32 || !measured_.empty();
     if (g_.d_q.data != nullptr || g_.d_k.data != nullptr || g_.d_v.data != nullptr ||
         (bias_ && !bias_shared_)) {
       RunHeads();
@@ -177,7 +179,6 @@ class Backward {
   }
 
   GradientTask TaskOf(size_t n, int64_t band, int64_t slab);
-  double WorkOf(const GradientTask& task) const;
   uint8_t* ComputedOf(size_t n) { return computed_.data() + computed_at_[n]; }
   cpu_flash::PartialQueries PartsOf(size_t n, const GradientTask& first_slab) {
     return {first_slab.d_q,        heads_[n].part, first_slab.states,
@@ -190,6 +191,7 @@ class Backward {
   const Problem& p_;
   const StopFlag* const stop_;
   const GradientFunctions functions_;
+  bool finds_errors_ = false;  // an O in fp32 spoils nothing, unless scores are large
   const bool bias_;
   const bool bias_shared_;  // then a pass of its own adds it up
   std::atomic<bool> bias_careful_{false};
@@ -267,7 +269,7 @@ void Backward::RunWave() {
     RunBand(band);
     if (g_.d_q.data == nullptr && g_.d_k.data == nullptr) continue;
     if (!Stopped(stop_)) StoreBand(band);
-    if (!Stopped(stop_)) CorrectBand(band);
+    if (finds_errors_ && !Stopped(stop_)) CorrectBand(band);
   }
   if (!Stopped(stop_)) StoreKeys();
   if (!Stopped(stop_)) Redo();
@@ -294,6 +296,7 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
   if (g_.d_v.data != nullptr) task.d_v = floats_.at(head.d_v + lane * PaddedDim(p_.dim_v));
   if (g_.d_q.data != nullptr || g_.d_k.data != nullptr) {
     task.states = states_.data() + head.states + slab * head.band_rows();
+    task.sums = finds_errors_;
   }
   task.begins = band == 0;
   task.d_bias = bias_ && !bias_shared_;
@@ -302,19 +305,6 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
   task.special = &special_[n];
   task.stop = stop_;
   return task;
-}
-
-// Pairs of rows and keys, by whole tiles of rows.
-double Backward::WorkOf(const GradientTask& task) const {
-  double pairs = 0;
-  const int64_t end = task.listed != nullptr ? task.count() : task.rows;  // heads are alike
-  for (int64_t i = 0; i < end; i += kGradientRows) {
-    const int64_t rows = std::min(kGradientRows, end - i);
-    const KeyRange any = KeysOfRows(task, i, rows).any;
-    const int64_t keys = std::min(any.end, task.keys.end) - std::max(any.begin, task.keys.begin);
-    pairs += static_cast<double>(rows) * static_cast<double>(std::max<int64_t>(0, keys));
-  }
-  return pairs * static_cast<double>(task.heads);
 }
 
 void Backward::RunBand(int64_t band) {
@@ -386,7 +376,7 @@ void Backward::CorrectBand(int64_t band) {
 }
 
 void Backward::StoreBand(int64_t band) {
-  std::fill(errors_.begin(), errors_.end(), RowError());
+  if (finds_errors_) std::fill(errors_.begin(), errors_.end(), RowError());
   std::vector<Item> items;
   for (size_t n = 0; n < heads_.size(); ++n) {
     if (band >= heads_[n].bands) continue;
@@ -396,8 +386,9 @@ void Backward::StoreBand(int64_t band) {
   ForEach(&items, [&](const Item& item) {
     const GradientTask task = TaskOf(item.head, band, 0);
     const int64_t rows = std::min(kGradientRows, task.count() - item.n);
-    if (!functions_.store_queries(task, PartsOf(item.head, task), item.n, rows,
-                                  errors_.data() + errors_at_[item.head])) {
+    if (!functions_.store_queries(
+            task, PartsOf(item.head, task), item.n, rows,
+            finds_errors_ ? errors_.data() + errors_at_[item.head] : nullptr)) {
       careful_[item.head].store(true);
     }
   });

@@ -75,6 +75,18 @@ RowsKeys KeysOfRows(const GradientTask& task, int64_t first, int64_t count) {
   return keys;
 }
 
+double WorkOf(const GradientTask& task) {
+  double pairs = 0;
+  const int64_t end = task.listed != nullptr ? task.count() : task.rows;  // heads are alike
+  for (int64_t i = 0; i < end; i += kGradientRows) {
+    const int64_t rows = std::min(kGradientRows, end - i);
+    const KeyRange any = KeysOfRows(task, i, rows).any;
+    const int64_t keys = std::min(any.end, task.keys.end) - std::max(any.begin, task.keys.begin);
+    pairs += static_cast<double>(rows) * static_cast<double>(std::max<int64_t>(0, keys));
+  }
+  return pairs * static_cast<double>(task.heads);
+}
+
 GradientScratch* ThreadScratch() {
   thread_local std::unique_ptr<GradientScratch> scratch;
   if (scratch == nullptr) scratch.reset(new GradientScratch);  // not make_unique: no zeroing

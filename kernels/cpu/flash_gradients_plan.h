@@ -40,6 +40,9 @@ KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv);
 // All rows and keys of a KV head.
 GradientTask WholeHead(const Attention& a, const Gradients& g, int64_t b, int64_t h_kv);
 
+// Pairs of rows and keys, by whole tiles of rows.
+double WorkOf(const GradientTask& task);
+
 // The calling thread's, made when first needed and kept.
 GradientScratch* ThreadScratch();
 

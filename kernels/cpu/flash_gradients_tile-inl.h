@@ -285,9 +285,9 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
       square = hn::MulAdd(d_score, d_score, square);
       norm = hn::MulAdd(p, hn::Load(d, s_.norms + lane), norm);
     }
-    if (task_.states != nullptr) AddSums(t, sum, square, norm);
+    if (task_.sums) AddSums(t, sum, square, norm);
   }
-  sums_begun_ = task_.states != nullptr;
+  sums_begun_ = task_.sums;
 }
 
 // In place of dS, what it lacks: P times what delta is off by.

@@ -115,6 +115,7 @@ struct GradientTask {
   RowTerms* measured = nullptr;      // by TermsIndex; null: no row is
   const RowError* errors = nullptr;  // by row, to correct
   RowState* states = nullptr;        // by row; null: nothing is kept of them
+  bool sums = false;                 // RowSums are added up
   float* d_q = nullptr;              // [PaddedRows(heads * rows)][PaddedDim(D)], set
   // Key tile after key tile, panels of [PaddedDim][lane], for PaddedKeys(keys) lanes in all. Added
   // to, but set by a task that `begins` them.
