@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "client/call/backward_call.h"
+#include "kernels/contract/select.h"
 #include "kernels/reference/check_gradients.h"
 #include "kernels/util/thread_name.h"
 
@@ -28,7 +29,8 @@ Result<RowsReport> VerifyAnswer(const AttentionCall& call, const AttentionResult
   const Result<Attention> attention =
       Describe(call, &result.o, result.lse ? &*result.lse : nullptr);
   if (!attention.ok()) return attention.status();
-  return CheckRows(*attention, SampleRows(*attention, seed, work_budget));
+  return CheckRows(*attention, SampleRows(*attention, seed, work_budget), nullptr,
+                   RoundsWeights(result.kernel));
 }
 
 VerifyQueue::VerifyQueue(int64_t bytes_max) : bytes_max_(bytes_max), thread_([this] { Run(); }) {}

@@ -251,6 +251,16 @@ Result<int64_t> NaiveWorkspaceBytes(const Problem& p) {
 
 std::string_view KernelName(KernelId id) { return kKernels[static_cast<size_t>(id)].name; }
 
+bool RoundsWeights(KernelId id) {
+  return id == KernelId::kCudaFlashSm80 || id == KernelId::kCudaFlashSm90 ||
+         id == KernelId::kCudaDecodeSm80 || id == KernelId::kCudaDecodeSm90;
+}
+bool RoundsWeights(std::string_view name) {
+  const auto kernel = std::find_if(std::begin(kKernels), std::end(kKernels),
+                                   [&](const KernelInfo& info) { return info.name == name; });
+  return kernel == std::end(kKernels) || RoundsWeights(kernel->id);
+}
+
 MemoryTraits ContiguousTraits(const Problem& problem) {
   if (problem.dim % 8 == 0 && problem.dim_v % 8 == 0) return {};
   return {.not_tma =

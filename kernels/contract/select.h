@@ -54,6 +54,11 @@ struct KernelInfo {
 std::span<const KernelInfo> Kernels();
 std::string_view KernelName(KernelId id);
 
+// Whether a kernel rounds the weights of 16-bit problems to their dtype, as Tensor Cores need, so
+// that its answers are off by that. By name: true of one that is not known.
+bool RoundsWeights(KernelId id);
+bool RoundsWeights(std::string_view name);
+
 struct Selection {
   KernelId kernel = KernelId::kCpuReference;
   std::string_view why;         // static storage; one clause

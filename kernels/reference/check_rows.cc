@@ -253,13 +253,14 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
               std::span<Comparison> out) {
   const Problem& p = a.problem;
   const RowRounding& r = row.rounding;
-  const double dtype_unit = UnitRoundoff(p.dtype);  // of weights
+  const DType weights = r.weights_rounded ? p.dtype : DType::kFloat32;
+  const double dtype_unit = UnitRoundoff(weights);
   const double o_unit = UnitRoundoff(p.o_dtype());
   const double weight_unit =
       (kWeightRoundings + (p.dropout > 0 ? kDropoutRoundings : 0)) * kFloat32Roundoff;
   const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2 * kFloat32Roundoff;
   const double truncations =
-      p.dtype == DType::kFloat32 ? 0 : kKeyTruncations * static_cast<double>(r.counting_keys);
+      weights == DType::kFloat32 ? 0 : kKeyTruncations * static_cast<double>(r.counting_keys);
   const int64_t base =
       id.b * a.o.stride_b + id.h * a.o.stride_h + (SequenceOf(a, id.b).q_row + id.i) * a.o.stride_l;
   for (int64_t d = 0; d < p.dim_v; ++d) {
@@ -273,11 +274,13 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
     }
     const double w = r.o[d];
     const double subnormal = w > 0 || r.lost[d] > 0 ? SubnormalRounding(p, r.keys) : 0;
-    const double lost32 = p.dtype == DType::kFloat16 ? 0 : r.lost[d];
+    const double lost32 = weights == DType::kFloat16 ? 0 : r.lost[d];
     c.unit = (dtype_unit + weight_unit + sum_unit) * w + r.lost[d] + r.moved[d] + subnormal;
     c.floor = o_unit * std::abs(c.reference) + (weight_unit + truncations * kFloat32Roundoff) * w +
               lost32 + r.moved[d] + subnormal;
-    if (row.wide) LimitToRange(row.low[d], row.high[d], dtype_unit, subnormal, &c);
+    if (row.wide) {
+      LimitToRange(row.low[d], row.high[d], std::max(dtype_unit, o_unit), subnormal, &c);
+    }
   }
 }
 
@@ -302,12 +305,14 @@ Comparison CompareLse(const Attention& a, const RowId& id, const RowTruth& truth
 }
 
 // True if the row's O may be far from the reference for its scores' rounding alone.
-bool CheckRow(const Attention& a, const RowId& id, const StopFlag* stop, Judge* o, Judge* lse) {
+bool CheckRow(const Attention& a, const RowId& id, bool weights_rounded, const StopFlag* stop,
+              Judge* o, Judge* lse) {
   const Problem& p = a.problem;
   RowTruth truth;
   RowFacts row;
+  row.rounding.weights_rounded = weights_rounded;
   ReferenceRow(a, id.b, id.h, id.i, truth.o.data(), &truth.lse, &row.rounding, stop);
-  PlainRow(a, id.b, id.h, id.i, truth.plain.data(), &truth.plain_lse, stop);
+  PlainRow(a, id.b, id.h, id.i, weights_rounded, truth.plain.data(), &truth.plain_lse, stop);
   if (Stopped(stop)) return false;
   const RowRounding& r = row.rounding;
   row.wide = r.may_overflow || r.all_vanish || r.some_vanish;
@@ -331,14 +336,16 @@ class RowsCheck {
  public:
   // Weights rounded to 16 bits, as every Tensor Core kernel's are, may cost one unit (twice the
   // least r); where few keys are visible the plain implementation can be far from that by chance.
-  explicit RowsCheck(const Attention& a)
+  RowsCheck(const Attention& a, bool weights_rounded)
       : a_(a),
-        o_(a.problem.o_dtype(), false, a.problem.dtype == DType::kFloat32 ? 0.0 : 0.5),
+        weights_rounded_(weights_rounded),
+        o_(a.problem.o_dtype(), false,
+           a.problem.dtype == DType::kFloat32 || !weights_rounded ? 0.0 : 0.5),
         lse_(a.problem.dtype, true, 0.0) {}
 
   void Add(const RowId& id, const StopFlag* stop = nullptr) {
     ++rows_;
-    if (CheckRow(a_, id, stop, &o_, &lse_)) ++wide_;
+    if (CheckRow(a_, id, weights_rounded_, stop, &o_, &lse_)) ++wide_;
   }
 
   RowsReport Report() const {
@@ -358,6 +365,7 @@ class RowsCheck {
 
  private:
   const Attention& a_;
+  const bool weights_rounded_;
   int64_t rows_ = 0;
   int64_t wide_ = 0;
   Judge o_;
@@ -372,8 +380,9 @@ int64_t CountRows(const Attention& a) {
   return rows * a.problem.heads_q;
 }
 
-RowsReport CheckRows(const Attention& a, std::span<const RowId> rows, const StopFlag* stop) {
-  RowsCheck check(a);
+RowsReport CheckRows(const Attention& a, std::span<const RowId> rows, const StopFlag* stop,
+                     bool weights_rounded) {
+  RowsCheck check(a, weights_rounded);
   for (const RowId& id : rows) {
     if (Stopped(stop)) break;
     check.Add(id, stop);
@@ -381,8 +390,8 @@ RowsReport CheckRows(const Attention& a, std::span<const RowId> rows, const Stop
   return check.Report();
 }
 
-RowsReport CheckAllRows(const Attention& a) {
-  RowsCheck check(a);
+RowsReport CheckAllRows(const Attention& a, bool weights_rounded) {
+  RowsCheck check(a, weights_rounded);
   for (int64_t b = 0; b < a.problem.batch; ++b) {
     const int64_t q_rows = SequenceOf(a, b).q_rows;
     for (int64_t h = 0; h < a.problem.heads_q; ++h) {

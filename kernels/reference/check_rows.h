@@ -25,6 +25,10 @@
 // other rows, and a row in which it has reason to be far off has that in its unit. For 16-bit
 // dtypes r is at least 1/2, as weights rounded to the dtype may cost one unit by themselves.
 //
+// A kernel that does not round weights to 16 bits has the bound of fp32 beside O's own rounding,
+// and so has the plain implementation then: u_dtype is u32, r at least 0, and m and fp16's `lost`
+// 0.
+//
 // m is n without the keys whose weight is below 2^-40 of the largest. Tensor Cores cut off the bits
 // of a product that are a few bits below the last of the sum so far, and never round up: a sum of
 // like values is short by 1 / 9 u32 a key on an H200 with values of random bits, 1 / 6 with the
@@ -83,13 +87,14 @@ struct RowsReport {
 // All rows that `attention` writes, over sequences and heads.
 int64_t CountRows(const Attention& attention);
 
-// Compares the given rows of attention.o (and lse). Host memory; calling thread. Left within
+// Compares the given rows of attention.o (and lse) of a kernel that rounds the weights of 16-bit
+// problems, or does not (RoundsWeights in select.h). Host memory; calling thread. Left within
 // milliseconds once `stop` is set; the report then means nothing.
 RowsReport CheckRows(const Attention& attention, std::span<const RowId> rows,
-                     const StopFlag* stop = nullptr);
+                     const StopFlag* stop = nullptr, bool weights_rounded = true);
 
 // Compares every row: for tests and small problems.
-RowsReport CheckAllRows(const Attention& attention);
+RowsReport CheckAllRows(const Attention& attention, bool weights_rounded = true);
 
 // What checking one row costs, in multiply-adds of double precision (1 to 2 ns each): D + Dv and
 // what goes with them for each of Lk keys, and what is done once.

@@ -124,8 +124,8 @@ class PlainScores {
 
 }  // namespace
 
-void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, float* lse,
-              const StopFlag* stop) {
+void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, bool weights_rounded, float* o,
+              float* lse, const StopFlag* stop) {
   const Problem& p = a.problem;
   const Sequence s = SequenceOf(a, b);
   std::fill(o, o + p.dim_v, 0.0f);
@@ -148,7 +148,8 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, flo
   std::array<float, kHeadDimMax> values;
   scores.ForEach([&](int64_t j, float score) {
     // Divided before they are added up: sums of the largest values would overflow.
-    float weight = Round(p.dtype, std::exp(score - max)) * factor;
+    const float exponential = std::exp(score - max);
+    float weight = (weights_rounded ? Round(p.dtype, exponential) : exponential) * factor;
     if (p.dropout > 0) {
       const auto kept = static_cast<float>(DropoutFactor(a, {b, h, i}, j));
       if (kept == 0) return;

@@ -14,11 +14,11 @@
 namespace attend {
 
 // As ReferenceRow, but scores are accumulated in fp32 key by key, weights exp(score - max) are
-// rounded to the dtype, then divided by their sum (the sink included), and O is accumulated in fp32
-// and rounded to its own dtype. Rounding weights before the division is what the kernels do:
-// divided, those of a long row would all be too small for fp16. Dropout comes last. Left early once
-// `stop` is set.
-void PlainRow(const Attention& attention, int64_t b, int64_t h, int64_t i, float* o, float* lse,
-              const StopFlag* stop = nullptr);
+// rounded to the dtype, if `weights_rounded`, then divided by their sum (the sink included), and O
+// is accumulated in fp32 and rounded to its own dtype. Rounding weights before the division is what
+// the kernels do: divided, those of a long row would all be too small for fp16. Dropout comes last.
+// Left early once `stop` is set.
+void PlainRow(const Attention& attention, int64_t b, int64_t h, int64_t i, bool weights_rounded,
+              float* o, float* lse, const StopFlag* stop = nullptr);
 
 }  // namespace attend

@@ -164,7 +164,8 @@ void RoundingSums::Add(const KeyScore& score, double weight, const double* v) {
   for (int64_t d = 0; p_.dropout > 0 && d < p_.dim_v; ++d) sizes_[d] += raised * std::abs(v[d]);
   ++row_->keys;
   if (weight >= kCountingWeight) ++row_->counting_keys;
-  const double half = p_.dtype == DType::kFloat16 ? kSmallestNormalHalf : 0;
+  const bool half_weights = p_.dtype == DType::kFloat16 && row_->weights_rounded;
+  const double half = half_weights ? kSmallestNormalHalf : 0;
   if (weight >= std::max(half, tiny_weight_)) return;
   const double lost_half = weight < half ? std::min(weight, kLargestLostHalf) : 0;
   const double lost =

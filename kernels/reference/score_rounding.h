@@ -102,6 +102,7 @@ class ScoreRounding {
 
 // What one row's O and LSE may be off by, from the scores' rounding alone.
 struct RowRounding {
+  bool weights_rounded = true;              // to the problem's dtype; set by the caller
   std::array<double, kHeadDimMax> o{};      // sum p|v|: what an element was added up from
   std::array<double, kHeadDimMax> moved{};  // the bound on |O - o|; infinite: O is anywhere in V
   std::array<double, kHeadDimMax> lost{};   // what weights too small for the dtype cost

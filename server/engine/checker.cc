@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/contract/select.h"
 #include "kernels/reference/check_gradients.h"
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
@@ -226,7 +227,8 @@ void Checker::Check(Request& request) {
       keys.emplace(*std::move(fetched));
       attention = keys->attention();
     }
-    request.report = CheckRows(attention, rows, &request.stop);
+    request.report =
+        CheckRows(attention, rows, &request.stop, RoundsWeights(request.selection.kernel));
     request.report->rows_total = CountRows(request.attention);
     request.check_ns = NanosecondsBetween(begin, clock_.Now());
   } catch (const std::bad_alloc&) {

@@ -123,6 +123,34 @@ TEST(CheckBounds, AKeyCountsBesideOneThatMayOutweighItByFar) {
   EXPECT_EQ(report.rows_wide, 1);
 }
 
+// Of a kernel whose weights stay in fp32, the bound is fp32's beside O's own rounding, in any
+// dtype: one key of 16,384 that is lost, and a scale that is off by 0.1 %, are seen in flat rows.
+TEST(CheckBounds, ExactWeightsShowASmallFaultInALongRow) {
+  const uint64_t seed = FreshSeed();
+  for (const DType dtype : kDTypes) {
+    SCOPED_TRACE(std::string(DTypeName(dtype)) + " ATTEND_TEST_SEED=" + std::to_string(seed));
+    for (const bool loses : {true, false}) {
+      ProblemSpec spec = MakeSpec(1, 1, 1, 1, 16384, 64, 64, dtype);
+      spec.problem.return_lse = true;
+      if (loses) spec.magnitude_q = 0.05;  // so that all keys count alike
+      OwnedAttention owned = MakeAttention(spec, seed);
+      Attention& a = owned.attention;
+      Flash(&owned);
+      const RowsReport right = CheckAllRows(a, false);
+      EXPECT_TRUE(right.ok) << right.detail;
+      EXPECT_LE(right.bound, CheckAllRows(a).bound);
+      const float scale = a.problem.scale;
+      const int64_t keys = loses ? 16383 : 16384;
+      a.kv_lengths = &keys;
+      if (!loses) a.problem.scale *= 1.001f;
+      Flash(&owned);
+      a.kv_lengths = nullptr;
+      a.problem.scale = scale;
+      EXPECT_FALSE(CheckAllRows(a, false).ok) << (loses ? "a lost key" : "another scale");
+    }
+  }
+}
+
 TEST(CheckBounds, ARowOfAMillionKeysIsCheckedInBoundedMemory) {
   const OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 1 << 20, 1, 1), FreshSeed());
   CpuReference(owned.attention);
