@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 
 namespace attend::client {
 namespace {
@@ -226,7 +225,7 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
   p.mask = MaskOf(call.mask);
   p.key_offset = call.mask.key_offset;
   p.keys_after = call.mask.keys_after;
-  p.scale = call.scale.value_or(static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim))));
+  p.scale = call.scale.value_or(DefaultScale(p.dim));
   p.softcap = call.softcap;
   p.has_bias = call.bias.has_value();
   p.has_alibi = !call.alibi_slopes.empty();

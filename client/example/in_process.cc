@@ -30,7 +30,7 @@ int main() {
   params.dim = params.dim_v = kDim;
   params.window_left = -1;
   params.window_right = 0;  // causal
-  params.scale = 1 / std::sqrt(static_cast<float>(kDim));
+  params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(kDim)));
   params.config = -1;
   params.q = tensor(q);
   params.k = tensor(k);

@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <compare>
 #include <cstdint>
 #include <string>
@@ -70,6 +71,12 @@ struct Problem {
   ATTEND_HD DType o_dtype() const { return o_float32 ? DType::kFloat32 : dtype; }
   ATTEND_HD int64_t group() const { return heads_q / heads_kv; }  // query heads per KV head
 };
+
+// The scale where none is given: 1 / sqrt(dim), rounded once. All ways in have it from here, or as it
+// is here (attend_kernels), so that they give the same bits.
+inline float DefaultScale(int64_t dim) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
+}
 
 // OK, or INVALID_ARGUMENT naming field, value and bound. No kernel is given a Problem that fails.
 Status Check(const Problem& problem);

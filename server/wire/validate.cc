@@ -3,7 +3,6 @@
 #include "server/wire/validate.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -34,7 +33,7 @@ class Validator {
     ATTEND_RETURN_IF_ERROR(Tensors());
     ATTEND_RETURN_IF_ERROR(CheckLengths(arrays_, problem_));
     if (!request_.has_scale() && problem_.dim > 0) {
-      problem_.scale = 1.0f / std::sqrt(static_cast<float>(problem_.dim));
+      problem_.scale = DefaultScale(problem_.dim);
     }
     ATTEND_RETURN_IF_ERROR(Check(problem_));
     ATTEND_RETURN_IF_ERROR(HeadArrays());

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <limits>
 
@@ -291,6 +292,13 @@ TEST(Describe, SaysWhatIsOn) {
   EXPECT_EQ(Describe(p),
             "float32 B2 Hq8 Hkv4 Lq16 Lk32 D64 Dv48 packed mask-tl[3,0] softcap bias alibi sinks "
             "lse");
+}
+
+TEST(Problem, DefaultScaleIsRoundedOnce) {
+  for (int64_t dim = 1; dim <= 256; ++dim) {
+    const long double root = std::sqrt(static_cast<long double>(dim));
+    EXPECT_EQ(DefaultScale(dim), static_cast<float>(1 / root)) << dim;
+  }
 }
 
 }  // namespace
