@@ -72,8 +72,8 @@ struct Problem {
   ATTEND_HD int64_t group() const { return heads_q / heads_kv; }  // query heads per KV head
 };
 
-// The scale where none is given: 1 / sqrt(dim), rounded once. All ways in have it from here, or as it
-// is here (attend_kernels), so that they give the same bits.
+// The scale where none is given: 1 / sqrt(dim), rounded once. All ways in have it from here, or as
+// it is here (attend_kernels), so that they give the same bits.
 inline float DefaultScale(int64_t dim) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
 }
