@@ -20,7 +20,8 @@ Result<RowsReport> VerifyAnswer(const AttentionCall& call, const AttentionResult
   if (call.backward) {
     const Result<DescribedBackward> described = DescribeBackward(call, result);
     if (!described.ok()) return described.status();
-    return CheckGradients(described->attention, described->gradients, seed, work_budget);
+    return CheckGradients(described->attention, described->gradients, seed, work_budget, nullptr,
+                          RoundsWeights(result.kernel));
   }
   if (call.return_lse != result.lse.has_value()) {
     return Internal(call.return_lse ? "the answer has no lse"

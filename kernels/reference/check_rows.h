@@ -71,11 +71,14 @@
 namespace attend {
 
 struct RowsReport {
-  bool ok = true;
+  bool ok = true;          // every row checked was judged, and is right
   bool of_inputs = false;  // what is wrong came with the request; nothing is said of the answer
   int64_t rows_checked = 0;
   int64_t rows_total = 0;
-  int64_t rows_wide = 0;      // of those checked: see above
+  // Not ok for rows_unjudged alone: no row that was judged is wrong.
+  bool undecided = false;
+  int64_t rows_wide = 0;      // of those checked: see above, and check_gradients.h
+  int64_t rows_unjudged = 0;  // of those checked, rows of gradients that cannot be: see there
   double max_abs_error = 0;   // Inf if there is a NaN or Inf where none belongs
   double mean_abs_error = 0;  // over the elements with a finite error
   double bound = 0;           // of the element that has max_abs_error

@@ -1,39 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one query row does to one key in the backward pass, given O and LSE, in double, with how far
-// off each number may be in fp32: the quantities of check_gradients.h. Host memory; calling thread.
+// What one query row does to one key in the backward pass, in double, with how far off each number
+// may be in fp32: the quantities of check_gradients.h. Host memory; calling thread.
 
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <map>
-#include <utility>
 
 #include "kernels/contract/gradients.h"
-#include "kernels/contract/limits.h"
 #include "kernels/contract/problem.h"
-#include "kernels/reference/score_rounding.h"
+#include "kernels/reference/row_weights.h"
 
 namespace attend {
-
-using RowElements = std::array<double, kHeadDimMax>;
-
-// What a sum of so many products in fp32 is off by, relative to the sum of their magnitudes.
-double SumRoundings(int64_t terms);
-// And beside that, as the roundings of subnormal numbers are not relative to them.
-double SubnormalRoundings(int64_t terms);
-
-// A query row.
-struct GradientRow {
-  RowId id;
-  Sequence sequence;
-  RowElements q, d_o;
-  double lse = 0;
-  double lse_error = 0;
-  double less = 0;  // delta - dLSE
-  double less_error = 0;
-};
 
 // A key and its value.
 struct GradientKey {
@@ -41,32 +20,64 @@ struct GradientKey {
   RowElements k, v;
 };
 
-struct GradientPair {
-  double factor = 0;  // of dO in dV: P, times dropout's factor
-  double factor_error = 0;
-  double d_score = 0;  // dS
-  double d_score_error = 0;
-  double d_dot = 0;  // dT * scale
-  double d_dot_error = 0;
+// One number, to be multiplied with a row and added up.
+struct GradientTerm {
+  double value = 0;
+  double error = 0;  // by rounding, beside the next
+  double moved = 0;  // because the row's weights are off
+  double swing = 0;  // moved, if all of the row's weight moved to or from this key
+  double gross = 0;  // the magnitude of value, had nothing cancelled
 };
 
-// Not thread-safe: remembers what it has found out about K.
-class GradientTerms {
- public:
-  // Both must stay.
-  GradientTerms(const Attention& attention, const Gradients& gradients);
+struct GradientPair {
+  bool counts = false;  // the key has a weight, by its score
+  bool kept = true;     // and dropout keeps it
+  GradientTerm factor;  // of dO in dV: P, times dropout's factor
+  GradientTerm d_score;
+  GradientTerm d_dot;  // dT * scale
+};
 
-  GradientRow Row(const RowId& id);
-  GradientKey Key(int64_t b, int64_t kv_head, int64_t j) const;
-  // All zero if the key has no weight, by its score. It must be visible.
-  GradientPair Pair(const GradientRow& row, const GradientKey& key) const;
+// The key must be visible. `weights_rounded`: factors of 16-bit problems are rounded to their
+// dtype, as Tensor Cores need.
+GradientPair PairOf(const Attention& attention, const GradientRow& row, const GradientKey& key,
+                    bool weights_rounded);
+
+// A row of a gradient while it is added up.
+class GradientSums {
+ public:
+  // Once the sums are rounded they may be multiplied with `factor`. `one_row`: all terms are of one
+  // query row, whose weights make 1.
+  GradientSums(int64_t dim, double factor, bool one_row);
+
+  void Add(const RowElements& by, const GradientTerm& term);
+  void AddOne(const GradientTerm& term) { Add(kOne, term); }
+  // A term of which nothing is known.
+  void AddUnknown() { unknown_ = true; }
+
+  bool unknown() const { return unknown_; }
+  size_t dim() const { return dim_; }
+  double value(size_t d) const { return value_[d]; }
+  // The bound of an element, its rounding to `dtype` included.
+  double Bound(size_t d, DType dtype) const;
+  // Whether the weights leave 0.1 % of it open.
+  bool Wide() const { return unknown_ || moved_all_ > kWideShare * gross_all_; }
+  // Or all, so that 0 would be as good an answer.
+  bool Open(DType dtype) const;
 
  private:
-  double LargestKey(int64_t b, int64_t kv_head);
+  static constexpr double kWideShare = 0x1p-10;
+  static constexpr RowElements kOne = {1};
 
-  const Attention& a_;
-  const Gradients& g_;
-  std::map<std::pair<int64_t, int64_t>, double> largest_;  // |k| by sequence and KV head, if known
+  const size_t dim_;
+  const double factor_;
+  const bool one_row_;
+  bool unknown_ = false;
+  int64_t terms_ = 0;
+  double moved_all_ = 0, gross_all_ = 0;
+  RowElements value_{}, magnitude_{}, error_{}, moved_{}, swing_{};
 };
+
+// Half a step between the dtype's subnormal numbers.
+double SubnormalStep(DType dtype);
 
 }  // namespace attend

@@ -208,9 +208,9 @@ void Checker::Check(Request& request) {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const TimePoint begin = clock_.Now();
     if (request.backward) {
-      request.report =
-          CheckGradients(request.attention, request.backward->gradients,
-                         Mix(options_.seed ^ request.id), WorkBudget(request), &request.stop);
+      request.report = CheckGradients(request.attention, request.backward->gradients,
+                                      Mix(options_.seed ^ request.id), WorkBudget(request),
+                                      &request.stop, RoundsWeights(request.selection.kernel));
       request.check_ns = NanosecondsBetween(begin, clock_.Now());
       return;
     }

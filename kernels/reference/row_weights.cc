@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/reference/row_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/reference/dropout_factor.h"
+#include "kernels/reference/score_rounding.h"
+#include "kernels/reference/score_terms.h"
+
+namespace attend {
+namespace {
+
+constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Of a pair beside its products, in multiply-adds: exponentials and their like.
+constexpr double kPairWork = 128;
+// Whole rows that are remembered: some MiB of them.
+constexpr int64_t kRowsMost = 1 << 16;
+
+// A row's weights make 1 within this, however large LSE is and whatever it has lost by rounding:
+// so says gradients.h. A row whose LSE alone leaves more open is computed whole.
+constexpr double kNormError = 0x1p-10;
+
+// Weights that are off by a factor of 2 and more are not known.
+constexpr double kLogErrorMost = 0.69;
+
+// Roundings of a row's sum of weights beside those of adding up: see check_rows.h.
+constexpr double kWeightRoundings = 8;
+
+// Exponents above it tell no more than it does: e^500 times anything is as good as infinite, and
+// its products still are numbers.
+constexpr double kExponentMost = 500;
+
+double Norm(const RowElements& x, int64_t dim) {
+  double sum = 0;
+  for (size_t d = 0; d < static_cast<size_t>(dim); ++d) sum += x[d] * x[d];
+  return std::sqrt(sum);
+}
+
+// A row while it is added up key by key, relative to the largest score so far.
+class RowSum {
+ public:
+  // `size` is the magnitude of what `d_weight`, dropout's factor in it, was added up from.
+  void Add(const KeyScore& score, double kept, double d_weight, double size) {
+    ++keys_;
+    Raise(score.value);
+    const double weight = std::exp(score.value - max_);
+    double raised = std::exp(std::min(score.value + score.error - max_, kExponentMost)) *
+                    -std::expm1(-score.error);
+    if (score.may_vanish) {
+      raised = std::max(raised, weight);
+    } else {
+      least_ += std::exp(score.value - score.error - max_);
+    }
+    sum_ += weight;
+    kept_ += weight * kept;
+    delta_ += weight * d_weight;
+    size_ += weight * size;
+    raised_ += raised;
+    raised_first_ += raised * d_weight;
+    raised_second_ += raised * d_weight * d_weight;
+    low_ = std::min(low_, d_weight);
+    high_ = std::max(high_, d_weight);
+  }
+
+  // A key whose value is 0.
+  void AddSink(double logit) {
+    Add({.value = logit, .error = 4 * kRoundoff * std::abs(logit)}, 0, 0, 0);
+    sink_ = std::exp(logit - max_);
+  }
+
+  int64_t keys() const { return keys_; }
+  double max() const { return max_; }
+  double inverse_sum() const { return sum_ == 0 ? 0 : 1 / sum_; }
+  double lse() const { return max_ + std::log(sum_); }
+  double delta() const { return delta_ / sum_; }
+  double size() const { return size_ / sum_; }
+  double kept() const { return kept_ / sum_; }
+  double sink() const { return sink_ / sum_; }
+  // How far rounding scores may move LSE.
+  double Moved() const {
+    const double down = least_ > 0 ? std::log(sum_ / least_) : kInfinity;
+    return std::max(std::log1p(raised_ / sum_), std::max(0.0, down));
+  }
+  // And sum P dP: as score_rounding.h has it for O, and no further than dP reaches.
+  double MovedDelta() const {
+    const double d = delta();
+    const double all = raised_second_ + d * d * raised_;
+    const double spread = std::max(0.0, all - 2 * d * raised_first_) +
+                          (8 + static_cast<double>(keys_)) * 0x1p-53 * all;
+    const double moved = std::sqrt(raised_ * spread) / least_;
+    const double range = std::max(high_ - d, d - low_);
+    return moved < range ? moved : range;
+  }
+
+ private:
+  void Raise(double score) {
+    if (score <= max_) return;  // and NaN stays
+    const double by = std::exp(max_ - score);
+    max_ = score;
+    for (double* const sum : {&sum_, &kept_, &delta_, &size_, &least_, &raised_, &raised_first_,
+                              &raised_second_, &sink_}) {
+      *sum *= by;
+    }
+  }
+
+  int64_t keys_ = 0;
+  double max_ = -kInfinity;
+  double sum_ = 0, kept_ = 0, delta_ = 0, size_ = 0, sink_ = 0;
+  double least_ = 0;   // K of score_rounding.h
+  double raised_ = 0;  // R, and its sums with dP and dP^2
+  double raised_first_ = 0, raised_second_ = 0;
+  double low_ = kInfinity, high_ = -kInfinity;
+};
+
+}  // namespace
+
+double SumRoundings(int64_t terms) {
+  return (2 + std::sqrt(static_cast<double>(terms)) / 2) * kRoundoff;
+}
+
+double ShareError(double share, double log_error, double log_share) {
+  // Where it may be off by much, the other end of [0, 1] may be the nearer one.
+  const double rise = log_error <= 1 ? share * std::expm1(log_error)
+                                     : std::exp(std::min(0.0, log_share + log_error)) - share;
+  const double error = log_error <= 1 ? rise : std::max(rise, share);
+  return std::min(error, std::max(share, 1 - share)) + 4 * kRoundoff * share;
+}
+
+double SubnormalRoundings(int64_t terms) { return (1 + static_cast<double>(terms)) * 0x1p-150; }
+
+Products Multiply(const RowElements& x, const RowElements& y, int64_t dim) {
+  Products products;
+  for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
+    const double product = x[d] * y[d];
+    products.sum += product;
+    products.magnitude += std::abs(product);
+  }
+  return products;
+}
+
+void LoadRow(const ConstTensorView& view, DType dtype, int64_t dim, int64_t b, int64_t h,
+             int64_t row, RowElements* out) {
+  LoadElements(view.data, dtype, b * view.stride_b + h * view.stride_h + row * view.stride_l, dim,
+               out->data());
+}
+
+GradientRows::GradientRows(const Attention& attention, const Gradients& gradients,
+                           double work_budget, const StopFlag* stop)
+    : a_(attention), g_(gradients), stop_(stop), budget_(work_budget) {
+  const Problem& p = a_.problem;
+  const int64_t rows = p.heads_q * (p.packed ? p.total_q : p.batch * p.len_q);
+  const double work = PairWork() * static_cast<double>(rows) * static_cast<double>(p.len_k);
+  all_whole_ = rows <= kRowsMost && work <= work_budget;
+}
+
+double GradientRows::PairWork() const {
+  return static_cast<double>(2 * (a_.problem.dim + a_.problem.dim_v)) + kPairWork;
+}
+
+double GradientRows::LargestKey(int64_t b, int64_t kv_head) {
+  const auto [entry, unknown] = largest_.try_emplace({b, kv_head}, 0.0);
+  double& largest = entry->second;
+  if (!unknown) return largest;
+  const Sequence s = SequenceOf(a_, b);
+  RowElements k;
+  for (int64_t j = 0; j < s.k_len; ++j) {
+    LoadRow(a_.k, a_.problem.dtype, a_.problem.dim, b, kv_head, s.k_row + j, &k);
+    const double norm = Norm(k, a_.problem.dim);
+    // A row that sees NaN or Inf has no number for its LSE.
+    if (std::isfinite(norm)) largest = std::max(largest, norm);
+  }
+  return largest;
+}
+
+RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, double d_lse) const {
+  const Problem& p = a_.problem;
+  const Sequence& s = row.sequence;
+  const int64_t kv_head = row.id.h / p.group();
+  ScoreRounding rounding(p, row.q.data());
+  RowSum sum;
+  RowElements other;
+  const KeyRange keys = VisibleKeys(p.mask, s, row.id.i);
+  for (int64_t j = keys.begin; j < keys.end && !Stopped(stop_); ++j) {
+    LoadRow(a_.k, p.dtype, p.dim, row.id.b, kv_head, s.k_row + j, &other);
+    const ScoreTerms terms = TermsOf(a_, s, row.id, j, row.q.data(), other.data());
+    KeyScore score{.value = terms.capped + terms.bias - terms.penalty};
+    if (score.value == -kInfinity) continue;
+    rounding.Judge(terms, other.data(), &score);
+    const double kept = DropoutFactor(a_, row.id, j);
+    Products d_weight;
+    if (kept != 0) {  // what is dropped may be NaN
+      LoadRow(a_.v, p.dtype, p.dim_v, row.id.b, kv_head, s.k_row + j, &other);
+      d_weight = Multiply(row.d_o, other, p.dim_v);
+    }
+    sum.Add(score, kept, kept * d_weight.sum, kept * d_weight.magnitude);
+  }
+  const double sink = p.has_sinks ? static_cast<double>(a_.sinks[row.id.h]) : -kInfinity;
+  if (sink != -kInfinity) sum.AddSink(sink);
+  RowWeights weights;
+  if (sum.keys() == 0) return weights;
+  const double lse = sum.lse();
+  const int64_t at = row.id.b * a_.lse_stride_b + row.id.h * a_.lse_stride_h + s.q_row + row.id.i;
+  const double lost = std::abs(static_cast<double>(a_.lse[at]) - lse);
+  const double given = 4 * kRoundoff * std::abs(lse) + (std::isfinite(lost) ? lost : 0);
+  const double moved = sum.Moved();
+  const double sums =
+      kRoundoff * (kWeightRoundings + std::sqrt(static_cast<double>(sum.keys())) / 2);
+  weights.known = !rounding.may_overflow();
+  weights.shift = sum.max();
+  weights.inverse_sum = sum.inverse_sum();
+  weights.log_error = moved + std::min(given, kNormError) + sums;
+  weights.log_units = 2;
+  weights.sink = sum.sink();
+  weights.sink_error = ShareError(weights.sink, weights.log_error, std::log(weights.sink));
+  weights.kept = sum.kept();
+  // What dropout keeps is any share of what moves.
+  const double kept_moved =
+      p.dropout > 0 ? KeptFactor(p) * std::min(1.0, std::expm1(2 * moved)) : 0;
+  weights.kept_error =
+      std::min(given + 2 * moved, kNormError) + sums + kept_moved + weights.sink_error;
+  const Products delta = Multiply(row.d_o, o, p.dim_v);
+  weights.less = sum.delta() - d_lse;
+  // A pass has delta from O as it was stored, or adds up P dP.
+  const double summed = (SumRoundings(p.dim_v) + SumRoundings(sum.keys())) * sum.size();
+  weights.less_error = std::abs(delta.sum - sum.delta()) +
+                       std::max(SumRoundings(p.dim_v) * delta.magnitude, summed) +
+                       kRoundoff * std::abs(weights.less);
+  weights.less_moved = sum.MovedDelta();
+  weights.less_size = delta.magnitude + std::abs(d_lse);
+  return weights;
+}
+
+RowWeights GradientRows::AsGiven(const GradientRow& row, const RowElements& o, double d_lse) {
+  const Problem& p = a_.problem;
+  const int64_t at =
+      row.id.b * a_.lse_stride_b + row.id.h * a_.lse_stride_h + row.sequence.q_row + row.id.i;
+  const auto lse = static_cast<double>(a_.lse[at]);
+  RowWeights weights;
+  if (lse == -kInfinity) return weights;
+  const bool bits16 = p.dtype != DType::kFloat32;
+  const double dot_units =
+      SumRoundings(p.dim) + (bits16 ? static_cast<double>(p.dim) / 8 * kRoundoff : 0);
+  weights.shift = lse;
+  weights.inverse_sum = 1;
+  weights.log_error = (bits16 ? 12 : 8) * kRoundoff * (1 + std::abs(lse)) +
+                      dot_units * std::abs(static_cast<double>(p.scale)) * Norm(row.q, p.dim) *
+                          LargestKey(row.id.b, row.id.h / p.group());
+  weights.log_units = bits16 ? 4 : 2;
+  const bool nothing = d_lse == 0 && Norm(row.d_o, p.dim_v) == 0;
+  weights.known = nothing || weights.log_error < kLogErrorMost;
+  if (nothing) weights.inverse_sum = 0;
+  const double sink = p.has_sinks ? static_cast<double>(a_.sinks[row.id.h]) : -kInfinity;
+  weights.sink = std::exp(std::min(0.0, sink - lse));
+  weights.sink_error = ShareError(weights.sink, weights.log_error, std::log(weights.sink));
+  weights.kept = p.dropout > 0 ? -1 : 1 - weights.sink;
+  weights.kept_error = kNormError + weights.sink_error;
+  const Products delta = Multiply(row.d_o, o, p.dim_v);
+  weights.less = delta.sum - d_lse;
+  weights.less_error = (SumRoundings(p.dim_v) + 4 * UnitRoundoff(p.o_dtype())) * delta.magnitude +
+                       kRoundoff * std::abs(weights.less);
+  weights.less_size = delta.magnitude + std::abs(d_lse);
+  return weights;
+}
+
+GradientRow GradientRows::Row(const RowId& id, bool whole) {
+  const Problem& p = a_.problem;
+  GradientRow row{.id = id, .sequence = SequenceOf(a_, id.b), .q = {}, .d_o = {}, .weights = {}};
+  const int64_t at = row.sequence.q_row + id.i;
+  LoadRow(a_.q, p.dtype, p.dim, id.b, id.h, at, &row.q);
+  LoadRow(g_.d_o, p.o_dtype(), p.dim_v, id.b, id.h, at, &row.d_o);
+  // Unlike strides of O, this numbers every row once.
+  const int64_t number =
+      p.packed ? id.h * p.total_q + at - a_.q_offsets[0] : (id.b * p.heads_q + id.h) * p.len_q + at;
+  if (const auto known = whole_.find(number); known != whole_.end()) {
+    row.weights = known->second;
+    return row;
+  }
+  RowElements o;
+  LoadRow({a_.o.data, a_.o.stride_b, a_.o.stride_h, a_.o.stride_l}, p.o_dtype(), p.dim_v, id.b,
+          id.h, at, &o);
+  const int64_t lse = id.b * a_.lse_stride_b + id.h * a_.lse_stride_h + at;
+  const double d_lse = g_.d_lse == nullptr ? 0 : static_cast<double>(g_.d_lse[lse]);
+  if (!all_whole_ && !whole) {
+    row.weights = AsGiven(row, o, d_lse);
+    const double work = PairWork() * static_cast<double>(p.len_k);
+    if (!(row.weights.log_error > kNormError) || work > budget_) return row;
+    budget_ -= work;
+  }
+  row.weights = Whole(row, o, d_lse);
+  if (static_cast<int64_t>(whole_.size()) < kRowsMost) whole_.emplace(number, row.weights);
+  return row;
+}
+
+}  // namespace attend
