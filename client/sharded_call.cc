@@ -53,6 +53,7 @@ Result<HostTensor> Rounded(HostTensor o, DType dtype) {
 
 // Whether the first is worse than the second: how near its bound the error is.
 bool Worse(const RowsReport& a, const RowsReport& b) {
+  if (a.failed() != b.failed()) return a.failed();
   if (a.ok != b.ok) return !a.ok;
   return a.max_abs_error * b.bound > b.max_abs_error * a.bound;
 }

@@ -209,7 +209,9 @@ typedef struct attend_client_answer {
   const char* transport; /* "inline", "chunked", "shm", "cuda-ipc" */
   int32_t checked;       /* 0: the fields of the check mean nothing */
   int32_t check_ok;
-  int64_t rows_checked, rows_total, rows_wide;
+  int32_t check_undecided; /* check_ok is 0 for rows_unjudged alone: no judged row is wrong */
+  int32_t reserved;
+  int64_t rows_checked, rows_total, rows_wide, rows_unjudged;
   double max_abs_error, mean_abs_error, error_bound;
   const char* check_detail;              /* the first fault, "" */
   attend_client_numbers session_lengths; /* of each sequence's layer; with some failures too */

@@ -87,6 +87,8 @@ void FillCheck(const RowsReport& report, attend_client_answer* answer) {
   answer->rows_checked = report.rows_checked;
   answer->rows_total = report.rows_total;
   answer->rows_wide = report.rows_wide;
+  answer->check_undecided = report.undecided ? 1 : 0;
+  answer->rows_unjudged = report.rows_unjudged;
   answer->max_abs_error = report.max_abs_error;
   answer->mean_abs_error = report.mean_abs_error;
   answer->error_bound = report.bound;

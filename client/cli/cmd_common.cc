@@ -185,12 +185,16 @@ std::string DescribeAnswer(const AttentionResult& r) {
 std::string DescribeCheck(const RowsReport& c) {
   char text[256];
   std::snprintf(text, sizeof text, "%s: max error %.3g, bound %.3g, %lld of %lld rows",
-                c.ok ? "ok" : "FAILED", c.max_abs_error, c.bound,
-                static_cast<long long>(c.rows_checked), static_cast<long long>(c.rows_total));
+                c.ok          ? "ok"
+                : c.undecided ? "NOT JUDGED"
+                              : "FAILED",
+                c.max_abs_error, c.bound, static_cast<long long>(c.rows_checked),
+                static_cast<long long>(c.rows_total));
   std::string line = text;
   if (c.rows_wide > 0) {
     line += ", " + std::to_string(c.rows_wide) + " of them with weights that fp32 leaves uncertain";
   }
+  if (c.rows_unjudged > 0) line += ", " + std::to_string(c.rows_unjudged) + " not judged";
   return c.detail.empty() ? line : line + ": " + Printable(c.detail);
 }
 

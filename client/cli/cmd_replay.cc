@@ -114,12 +114,12 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
   std::printf("answer   request %s, %s\n", Printable(result->request_id).c_str(),
               DescribeAnswer(*result).c_str());
   const bool same = PrintDifferences(*call, *result, failed);
-  bool ok = result->check && result->check->ok;
+  bool ok = result->check && !result->check->failed();
   std::printf("server   %s\n",
               result->check ? DescribeCheck(*result->check).c_str() : "sent no check report");
   const Result<RowsReport> report = VerifyAnswer(*call, *result, options.seed);
   if (!report.ok()) return Fail(report.status(), kExitFailed);
-  ok = ok && report->ok;
+  ok = ok && !report->failed();
   std::printf("client   %s\n", DescribeCheck(*report).c_str());
   std::printf("verdict  %s\n", !ok    ? "reproduced: the new answer fails as well"
                                : same ? "not reproduced: this is the dumped answer, and it passes"

@@ -81,13 +81,13 @@ int Run(const RunOptions& options, const CommonOptions& common) {
       ", " + DescribeAnswer(*result);
   bool ok = true;
   if (result->check) {
-    ok = result->check->ok;
+    ok = !result->check->failed();
     line += ", server check " + DescribeCheck(*result->check);
   }
   if (options.verify) {
     const Result<RowsReport> report = VerifyAnswer(*call, *result, /*seed=*/1);
     if (!report.ok()) return Fail(report.status(), kExitFailed);
-    ok = ok && report->ok;
+    ok = ok && !report->failed();
     line += ", client check " + DescribeCheck(*report);
   }
   std::printf("%s\n", line.c_str());

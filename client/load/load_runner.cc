@@ -296,10 +296,12 @@ void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t no
   if (stats.first_kernel.empty()) stats.first_kernel = outcome.result.kernel;
   stats.batch_requests += static_cast<double>(outcome.result.batch_requests);
   if (!outcome.result.check) return;
-  (outcome.result.check->ok ? stats.checks_passed : stats.checks_failed) += 1;
-  if (!outcome.result.check->ok && stats.first_check_failure.empty()) {
-    stats.first_check_failure =
-        "request " + outcome.result.request_id + ": " + outcome.result.check->detail;
+  const RowsReport& check = *outcome.result.check;
+  if (check.ok) ++stats.checks_passed;
+  if (!check.failed()) return;
+  ++stats.checks_failed;
+  if (stats.first_check_failure.empty()) {
+    stats.first_check_failure = "request " + outcome.result.request_id + ": " + check.detail;
   }
 }
 

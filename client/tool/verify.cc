@@ -74,6 +74,8 @@ void VerifyQueue::EndLocked(const Entry& entry, const Result<RowsReport>& report
   if (entries_.empty()) changed_.NotifyAll();
   if (report.ok() && report->ok) {
     ++counts_.passed;
+  } else if (report.ok() && report->undecided) {
+    ++counts_.skipped;
   } else {
     ++counts_.failed;
     if (counts_.first_failure.empty()) {

@@ -30,7 +30,7 @@ class VerifyQueue {
   struct Counts {
     int64_t passed = 0;
     int64_t failed = 0;
-    int64_t skipped = 0;     // no room: the memory bound was reached
+    int64_t skipped = 0;     // no room, as the memory bound was reached; or it cannot be judged
     double worst_ratio = 0;  // largest max_abs_error / bound
     std::string first_failure;
   };

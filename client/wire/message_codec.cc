@@ -196,9 +196,11 @@ void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
   if (message->has_check()) {
     const v1::CheckReport& c = message->check();
     result->check = RowsReport{.ok = c.ok(),
+                               .undecided = c.undecided(),
                                .rows_checked = c.rows_checked(),
                                .rows_total = c.rows_total(),
                                .rows_wide = c.rows_wide(),
+                               .rows_unjudged = c.rows_unjudged(),
                                .max_abs_error = c.max_abs_error(),
                                .mean_abs_error = c.mean_abs_error(),
                                .bound = c.bound(),

@@ -143,6 +143,7 @@ std::string ReportJson(const Request& request, uint64_t seed) {
   json["rows_checked"] = report.rows_checked;
   json["rows_total"] = report.rows_total;
   json["rows_wide"] = report.rows_wide;
+  json["rows_unjudged"] = report.rows_unjudged;
   json["max_abs_error"] = Number(report.max_abs_error);
   json["mean_abs_error"] = Number(report.mean_abs_error);
   json["bound"] = Number(report.bound);
@@ -238,7 +239,7 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
   FillArray(a.sinks, p.heads_q, message->mutable_sinks());
   message->set_dropout_p(static_cast<float>(p.dropout) / kDropoutOne);
   if (p.dropout > 0) message->set_dropout_seed(a.dropout.seed);
-  message->set_return_lse(p.return_lse && !request.backward);
+  message->set_return_lse(p.return_lse && !request.lse_for_check && !request.backward);
   if (request.backward) FillBackward(request, message->mutable_backward());
   if (p.o_float32) message->set_o_dtype(v1::DTYPE_FLOAT32);
   message->set_kernel(request.kernel);
@@ -274,7 +275,7 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
   FillResponse(request, NanosecondsBetween(request.received, request.completed), &response);
   // The file holds all tensors inline, whatever their transport was.
   std::vector<Bytes> outputs;
-  const auto tensors_out = OutputsOf(a, request.backward);
+  const auto tensors_out = OutputsOf(request);
   for (size_t i = 0; i < tensors_out.size(); ++i) {
     if (!tensors_out[i].wanted) continue;
     ResponseTensor(response, static_cast<Output>(i)).mutable_inline_bytes();

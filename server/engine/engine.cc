@@ -163,6 +163,11 @@ Status Engine::Place(Request& request) const {
   return Status();
 }
 
+bool Engine::MayCheck(const Request& request) const {
+  const bool wanted = request.check != AnswerCheck::kNone || checker_->Sampled(request.id);
+  return wanted && request.source.CanBeChecked();
+}
+
 Status Engine::CheckSubmit(const Request& request) const {
   if (draining()) return DrainingStatus();
   if (request.deadline != kNever && request.deadline <= clock_.Now()) {

@@ -80,6 +80,9 @@ class Engine {
   // this for a request that has no placement, and again if a device was lost since.
   Status Place(Request& request) const;
 
+  // Whether the request may come to be checked.
+  bool MayCheck(const Request& request) const;
+
   // Refuses a placed request that no device of its placement is expected to answer before its
   // deadline (scheduler.h), so that its bytes need not be copied. Submit asks again.
   Status CheckInTime(Request& request);

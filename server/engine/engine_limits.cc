@@ -50,7 +50,7 @@ Status Engine::PlanCheck(Request& request) {
 
 void Engine::CheckDone(std::unique_ptr<Request> request) {
   if (request->report.has_value()) {
-    if (!request->report->ok && !request->report->of_inputs && on_check_failed_) {
+    if (request->report->failed() && !request->report->of_inputs && on_check_failed_) {
       try {
         const OnNoMemory no_memory(OnNoMemory::kThrow);
         on_check_failed_(*request);

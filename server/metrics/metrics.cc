@@ -29,7 +29,7 @@ constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
 };
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
-    "ok", "failed", "skipped", "refused", "inputs"};
+    "ok", "failed", "skipped", "refused", "inputs", "undecided"};
 
 constexpr std::array<std::string_view, kConnectionRefusalCount> kConnectionRefusalNames = {
     "limit", "peer_limit", "silent", "descriptors", "frames"};
@@ -55,6 +55,7 @@ double ErrorRatio(const RowsReport& report) {
 
 CheckResult ResultOf(const RowsReport& report) {
   if (report.ok) return CheckResult::kOk;
+  if (report.undecided) return CheckResult::kUndecided;
   return report.of_inputs ? CheckResult::kInputs : CheckResult::kFailed;
 }
 
@@ -135,6 +136,9 @@ struct Metrics::Families {
   std::array<std::array<Counter*, kTransportCount>, kCheckResultCount> checks{};
   Counter& unread = MakeCounter(registry, "attend_unread_calls_total",
                                 "Calls that were ended because their clients did not read");
+  Counter& check_rows_unjudged =
+      MakeCounter(registry, "attend_reference_check_rows_unjudged_total",
+                  "Rows of gradients that the double-precision reference could not judge");
   Counter& check_rows = MakeCounter(registry, "attend_reference_check_rows_total",
                                     "Output rows compared with the reference");
   Histogram& check_error =
@@ -258,6 +262,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   if (request.report.has_value()) {
     RecordCheck(ResultOf(*request.report), request.transport);
     f.check_rows.Increment(static_cast<double>(request.report->rows_checked));
+    f.check_rows_unjudged.Increment(static_cast<double>(request.report->rows_unjudged));
     f.check_error.Observe(ErrorRatio(*request.report));
     f.phases[kCheck]->Observe(Seconds(request.check_ns));
   }

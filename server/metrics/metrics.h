@@ -60,8 +60,9 @@ enum class CheckResult {
   kSkipped,  // sampled by the server; there was no time, room or memory for it
   kRefused,  // asked for by a client, likewise: its request got RESOURCE_EXHAUSTED
   kInputs,   // of gradients: the O and LSE that came with the request are not those of its tensors
+  kUndecided,  // no row that was judged is wrong, but some could not be
 };
-inline constexpr int kCheckResultCount = 5;
+inline constexpr int kCheckResultCount = 6;
 
 // Why a connection was closed.
 enum class ConnectionRefusal {

@@ -69,7 +69,7 @@ Status InferFormat::CheckPlaces(const Validated& validated, Request& request) co
 
 std::vector<FilePiece> InferFormat::OutputFiles(const Request& request) const {
   const InferState& state = *InferState::Of(request);
-  const auto outputs = OutputsOf(request.attention, request.backward);
+  const auto outputs = OutputsOf(request);
   std::vector<FilePiece> files;
   for (const Output output : state.outputs) {
     if (!state.in_file(output)) continue;

@@ -30,6 +30,7 @@ void FillParameters(const Request& request, int64_t total_ns, bool on_stream, Re
   if (on_stream) parameters["triton_final_response"].set_bool_param(true);
   if (!request.report) return;
   parameters["check_ok"].set_bool_param(request.report->ok);
+  parameters["check_undecided"].set_bool_param(request.report->undecided);
   parameters["check_rows"].set_int64_param(request.report->rows_checked);
   parameters["check_max_abs_error"].set_double_param(request.report->max_abs_error);
   parameters["check_bound"].set_double_param(request.report->bound);
@@ -82,7 +83,7 @@ grpc::ByteBuffer EncodeInferReply(std::unique_ptr<Request> request, int64_t tota
   response->set_model_version(kVersion);
   response->set_id(state.id);
   FillParameters(*request, total_ns, on_stream, *response);
-  const auto outputs = OutputsOf(request->attention, request->backward);
+  const auto outputs = OutputsOf(*request);
   std::array<RawTensor, kOutputsMax> tensors;
   size_t count = 0;
   for (const Output output : state.outputs) {

@@ -38,14 +38,15 @@ int64_t OutputBytes(const Attention& a, Output output) {
 }
 
 std::array<OutputTensor, kOutputsMax> OutputsOf(const Attention& a,
-                                                const std::optional<BackwardPass>& backward) {
+                                                const std::optional<BackwardPass>& backward,
+                                                bool lse_for_check) {
   std::array<OutputTensor, kOutputsMax> outputs;
   const auto set = [&](Output output, bool wanted, const void* data) {
     if (wanted) outputs[static_cast<size_t>(output)] = {true, data, OutputBytes(a, output)};
   };
   if (!backward) {
     set(Output::kO, true, a.o.data);
-    set(Output::kLse, a.problem.return_lse, a.lse);
+    set(Output::kLse, a.problem.return_lse && !lse_for_check, a.lse);
     return outputs;
   }
   const Gradients& g = backward->gradients;

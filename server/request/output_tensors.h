@@ -34,8 +34,10 @@ struct OutputTensor {
   const void* data = nullptr;
   int64_t bytes = 0;
 };
-// By Output: of `attention`, or of its backward pass if there is one.
+// By Output: of `attention`, or of its backward pass if there is one. `lse_for_check`: LSE is there
+// for the reference check alone.
 std::array<OutputTensor, kOutputsMax> OutputsOf(const Attention& attention,
-                                                const std::optional<BackwardPass>& backward);
+                                                const std::optional<BackwardPass>& backward,
+                                                bool lse_for_check);
 
 }  // namespace attend

@@ -92,6 +92,7 @@ struct Request {
   std::optional<Pass> asked;  // the pass that the call takes, then what the message asks for
   std::string kernel;         // asked for by name; empty = the server's choice
   AnswerCheck check = AnswerCheck::kNone;
+  bool lse_for_check = false;  // LSE is computed for its check alone, the answer has none
   int32_t priority = 0;
   int tenant = 0;                             // index into the engine's tenants; the caller's
   Scopes scopes = Scopes::OfUsers();          // what the caller may do
@@ -214,11 +215,15 @@ inline Status StoppedStatus(Code code) {
   return EndedStatus(code, "the request ran", "the request was still running");
 }
 
+inline std::array<OutputTensor, kOutputsMax> OutputsOf(const Request& request) {
+  return OutputsOf(request.attention, request.backward, request.lse_for_check);
+}
+
 // Tensor bytes in the messages of a successful answer.
 inline int64_t AnswerBytes(const Request& request) {
   const SharedTensors* const shared = request.source.shared();
   int64_t bytes = (shared == nullptr ? 0 : -shared->output_bytes) - request.file_bytes.output;
-  for (const OutputTensor& each : OutputsOf(request.attention, request.backward)) {
+  for (const OutputTensor& each : OutputsOf(request)) {
     bytes += each.bytes;
   }
   return bytes;

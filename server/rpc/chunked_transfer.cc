@@ -66,7 +66,7 @@ Status ChunkedTransfer::Admit(const RequestMessage& header, Request& request) {
   progress_step_bytes_ = std::max(thresholds::kUploadProgressBytesMin,
                                   places_.total_bytes() / thresholds::kUploadProgressParts);
   progress_ = context_.clock.Now();
-  answer_ = AnswerChunks(OutputsOf(request.attention, request.backward), std::move(request.output));
+  answer_ = AnswerChunks(OutputsOf(request), std::move(request.output));
   if (StagedUpload* const staged = request.source.staged()) run_ = staged->run;
   // This transfer outlives the parts, see WhenIdle.
   if (run_ != nullptr) run_->OnPartEnded([this](const Request& part) { TakePart(part); });
@@ -338,7 +338,7 @@ void ChunkedTransfer::TakePart(const Request& part) {
   if (!part.status.ok()) return Fail(part.status);
   MutexLock lock(mutex_);
   if (!failure_.ok()) return;
-  answer_.Add(OutputsOf(part.attention, part.backward));
+  answer_.Add(OutputsOf(part));
   lock.Unlock();
   AdvanceAll();
 }
@@ -369,7 +369,7 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
     FillResponse(*request, total_ns, &response);
     header = EncodeChunkedHeader(&response);
   }
-  const AnswerChunks::Tensors whole = OutputsOf(request->attention, request->backward);
+  const AnswerChunks::Tensors whole = OutputsOf(*request);
   const bool by_parts = request->source.run() != nullptr;  // whose answers are in answer_
   request.reset();                 // frees the input block before the answer is sent
   if (!status.ok()) DropAnswer();  // before any stream can finish

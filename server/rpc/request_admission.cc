@@ -47,7 +47,7 @@ Status RequestReader::ChargeTenant(const Validated& validated, Request& request)
   int64_t bytes = 0;
   for (int i = 0; i < kTensorsMax; ++i)
     bytes += validated.present[i] ? validated.tensor_bytes[i] : 0;
-  for (const OutputTensor& each : OutputsOf(request.attention, request.backward)) {
+  for (const OutputTensor& each : OutputsOf(request)) {
     bytes += each.bytes;
   }
   // Of several devices, the one that needs least: which it will be, is not the tenant's choice.
@@ -60,9 +60,12 @@ Status RequestReader::ChargeTenant(const Validated& validated, Request& request)
 
 Status RequestReader::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
   // The bound of one message; chunks are bounded by the budget alone.
-  if (request.transport != Transport::kChunked && plan.output_bytes > limits_.answer_bytes_max) {
+  const int64_t answer_bytes =
+      plan.output_bytes -
+      (request.lse_for_check ? BytesLse(validated.attention.problem) : int64_t{0});
+  if (request.transport != Transport::kChunked && answer_bytes > limits_.answer_bytes_max) {
     return Reject(Rejection::kTooLarge,
-                  InvalidArgument("the answer would have " + std::to_string(plan.output_bytes) +
+                  InvalidArgument("the answer would have " + std::to_string(answer_bytes) +
                                   " tensor bytes, must have at most " +
                                   std::to_string(limits_.answer_bytes_max)));
   }

@@ -277,6 +277,10 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   if (status.ok()) status = format.CheckPlaces(validated, request);
   if (!status.ok()) return RejectRefusal(Rejection::kInvalid, std::move(status));
   ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
+  if (engine_.MayCheck(request)) {
+    status = PlanLseForCheck(validated, plan, request);
+    if (!status.ok()) return RejectRefusal(Rejection::kInvalid, std::move(status));
+  }
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
   PlaceArrays(message, validated, plan, request);
   status = engine_.Place(request);

@@ -173,6 +173,7 @@ Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
     part->attention = *attention;
     part->kernel = whole.kernel;
     part->check = whole.check;
+    part->lse_for_check = whole.lse_for_check;
     part->priority = whole.priority;
     part->tenant = whole.tenant;
     part->deadline = whole.deadline;

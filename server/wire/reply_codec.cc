@@ -83,6 +83,8 @@ void FillCheck(const RowsReport& report, v1::CheckReport* check) {
   check->set_rows_checked(report.rows_checked);
   check->set_rows_total(report.rows_total);
   check->set_rows_wide(report.rows_wide);
+  check->set_rows_unjudged(report.rows_unjudged);
+  check->set_undecided(report.undecided);
   check->set_max_abs_error(report.max_abs_error);
   check->set_mean_abs_error(report.mean_abs_error);
   check->set_bound(report.bound);
@@ -120,7 +122,7 @@ void FillOutput(const Request& request, Output output, v1::Tensor* tensor) {
 
 void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   const SharedTensors* const shared = request.source.shared();
-  const auto outputs = OutputsOf(request.attention, request.backward);
+  const auto outputs = OutputsOf(request);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].wanted) continue;
     v1::Tensor& tensor = ResponseTensor(*response, static_cast<Output>(i));
@@ -255,7 +257,7 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
   auto* response = google::protobuf::Arena::CreateMessage<v1::AttendResponse>(&arena);
   FillResponse(*request, total_ns, response);
   const SharedTensors* const shared = request->source.shared();
-  const auto outputs = OutputsOf(request->attention, request->backward);
+  const auto outputs = OutputsOf(*request);
   std::array<RawTensor, kOutputsMax> tensors;
   size_t count = 0;
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -271,6 +271,16 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
   return plan;
 }
 
+Status PlanLseForCheck(Validated& validated, MemoryPlan& plan, Request& request) {
+  Problem& p = validated.attention.problem;
+  if (p.return_lse) return Status();  // of a backward pass it came with the request
+  p.return_lse = request.lse_for_check = true;
+  if (Append(BytesLse(p), plan.output_bytes, plan.outputs[static_cast<size_t>(Output::kLse)])) {
+    return Status();
+  }
+  return InvalidArgument("the tensors' bytes together overflow 64 bits");
+}
+
 PageNumber* PageTableOf(const MemoryPlan& plan, Request& request) {
   return reinterpret_cast<PageNumber*>(static_cast<char*>(request.input.data()) + plan.cache_pages);
 }
@@ -335,7 +345,8 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   if (request.source.cache() != nullptr) PlaceCache(*request.source.cache(), plan, request);
   const auto answer = [&](Output name) -> void* {
     const auto i = static_cast<size_t>(name);
-    if (!validated.wanted[i]) return nullptr;
+    const bool for_check = name == Output::kLse && request.lse_for_check;
+    if (!validated.wanted[i] && !for_check) return nullptr;
     return place(output, plan.outputs[i], shared == nullptr ? nullptr : &shared->outputs[i]);
   };
   if (!validated.gradients) {

@@ -95,6 +95,10 @@ struct MemoryPlan {
 Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated,
                               const CacheHold* cache = nullptr);
 
+// Adds LSE to what a forward pass computes, if the answer is to have none: its reference check
+// judges it. INVALID_ARGUMENT as above.
+Status PlanLseForCheck(Validated& validated, MemoryPlan& plan, Request& request);
+
 // With sessions: takes the pages of what is appended, and writes the page table to the input block,
 // which has the plan's size. What CacheHold::Reserve says.
 Status ReservePages(const MemoryPlan& plan, Request& request);

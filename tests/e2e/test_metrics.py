@@ -43,6 +43,7 @@ FAMILIES = HISTOGRAMS | {
     "attend_connections", "attend_connections_limit", "attend_connections_refused_total",
     "attend_accept_errors_total", "attend_accepting",
     "attend_reference_checks_total", "attend_reference_check_rows_total",
+    "attend_reference_check_rows_unjudged_total",
     "attend_shared_memory_bytes", "attend_shared_memory_limit_bytes",
     "attend_shared_memory_regions", "attend_shared_memory_clients",
     "attend_shared_memory_regions_created_total", "attend_shared_memory_regions_refused_total",
@@ -82,7 +83,7 @@ def test_clean_and_complete_from_the_start(start_server):
     for reason in ("invalid", "unimplemented", "memory", "queue_full", "draining",
                    "deadline_passed", "too_large", "sessions", "tenant_limit", "checks", "regions"):
         assert server.metric("attend_rejected_requests_total", reason=reason) == 0
-    for result in ("ok", "failed", "skipped"):
+    for result in ("ok", "failed", "skipped", "undecided"):
         for transport in ("inline", "chunked", "shm"):
             assert server.metric("attend_reference_checks_total", result=result,
                                  transport=transport) == 0

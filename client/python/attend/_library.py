@@ -84,8 +84,9 @@ class AnswerStruct(ctypes.Structure):
                                       "copy_out_ns", "check_ns", "total_ns", "batch_requests")),
         *((name, _text) for name in ("request_id", "kernel", "kernel_reason", "device",
                                      "transport")),
-        ("checked", _int32), ("check_ok", _int32), ("rows_checked", _int64),
-        ("rows_total", _int64), ("rows_wide", _int64), ("max_abs_error", ctypes.c_double),
+        ("checked", _int32), ("check_ok", _int32), ("check_undecided", _int32),
+        ("reserved", _int32), ("rows_checked", _int64), ("rows_total", _int64),
+        ("rows_wide", _int64), ("rows_unjudged", _int64), ("max_abs_error", ctypes.c_double),
         ("mean_abs_error", ctypes.c_double), ("error_bound", ctypes.c_double),
         ("check_detail", _text), ("session_lengths", NumbersStruct), ("sessions_ending", _int32),
     ]

@@ -224,6 +224,8 @@ v1::AttendResponse RandomResponse(Random& random, bool lse) {
   c->set_rows_checked(9);
   c->set_rows_total(66);
   c->set_rows_wide(4);
+  c->set_rows_unjudged(3);
+  c->set_undecided(true);
   c->set_max_abs_error(0.5);
   c->set_mean_abs_error(0.25);
   c->set_bound(1.5);
@@ -261,6 +263,8 @@ void ExpectDecoded(const v1::AttendResponse& m, const DecodedResponse& decoded) 
   EXPECT_EQ(r.check->rows_checked, 9);
   EXPECT_EQ(r.check->rows_total, 66);
   EXPECT_EQ(r.check->rows_wide, 4);
+  EXPECT_EQ(r.check->rows_unjudged, 3);
+  EXPECT_TRUE(r.check->undecided);
   EXPECT_EQ(r.check->max_abs_error, 0.5);
   EXPECT_EQ(r.check->mean_abs_error, 0.25);
   EXPECT_EQ(r.check->bound, 1.5);

@@ -170,6 +170,10 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   report.max_abs_error = std::numeric_limits<double>::quiet_NaN();
   request.transport = Transport::kChunked;
   metrics.RecordFinished(request, 9'000'000, 500);
+  report.undecided = true;
+  report.rows_unjudged = 1;
+  request.transport = Transport::kSharedMemory;
+  metrics.RecordFinished(request, 0, 0);
   request.report.reset();
   request.status = Unavailable("gone");
   metrics.RecordFinished(request, 1, 0);
