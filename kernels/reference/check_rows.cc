@@ -45,6 +45,7 @@ struct Comparison {
   double got = 0;
   double reference = 0;
   double plain = 0;
+  double stored = 0;  // what of the plain error is O's own rounding, which floor has
   double unit = 0;
   double floor = 0;
   double side = kInfinity;
@@ -136,7 +137,7 @@ class Judge {
   void Add(std::span<const Comparison> outputs, const RowFacts& row, const RowId& id) {
     double own = 0;
     for (const Comparison& c : outputs) {
-      const double error = std::abs(c.plain - c.reference);
+      const double error = std::max(0.0, std::abs(c.plain - c.reference) - c.stored);
       if (c.unit > 0 && std::isfinite(c.unit) && std::isfinite(error)) {
         own = std::max(own, error / c.unit);
       }
@@ -275,9 +276,10 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
     const double w = r.o[d];
     const double subnormal = w > 0 || r.lost[d] > 0 ? SubnormalRounding(p, r.keys) : 0;
     const double lost32 = weights == DType::kFloat16 ? 0 : r.lost[d];
+    c.stored = o_unit * std::abs(c.reference);
     c.unit = (dtype_unit + weight_unit + sum_unit) * w + r.lost[d] + r.moved[d] + subnormal;
-    c.floor = o_unit * std::abs(c.reference) + (weight_unit + truncations * kFloat32Roundoff) * w +
-              lost32 + r.moved[d] + subnormal;
+    c.floor = c.stored + (weight_unit + truncations * kFloat32Roundoff) * w + lost32 + r.moved[d] +
+              subnormal;
     if (row.wide) {
       LimitToRange(row.low[d], row.high[d], std::max(dtype_unit, o_unit), subnormal, &c);
     }
@@ -295,7 +297,7 @@ Comparison CompareLse(const Attention& a, const RowId& id, const RowTruth& truth
   if (!std::isfinite(c.reference)) return c;
   const double moved = c.got > c.reference ? r.lse_up : r.lse_down;
   const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2;
-  const double roundings = r.keys > 0 ? kWeightRoundings : 0;
+  const double roundings = r.keys > 0 ? kWeightRoundings + sum_unit / 2 : 0;
   c.floor = kFloat32Roundoff * (roundings + std::abs(c.reference)) + moved;
   c.unit = c.floor + kFloat32Roundoff * sum_unit;
   // Where scores may overflow, all that is known is that a finite LSE is one of fp32's numbers.

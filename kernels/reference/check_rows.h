@@ -20,10 +20,11 @@
 //   unit        = u_dtype w + f + lost + sqrt(n) / 2 u32 w
 //   bound       = 2 r unit + floor
 //
-// r is how many units the plain implementation is off by at most: in the element's own row, or, up
-// to 2, in any row checked. So bad luck of the plain implementation in one row does not excuse
-// other rows, and a row in which it has reason to be far off has that in its unit. For 16-bit
-// dtypes r is at least 1/2, as weights rounded to the dtype may cost one unit by themselves.
+// r is how many units the plain implementation is off by at most, beside O's own rounding: in the
+// element's own row, or, up to 2, in any row checked. So bad luck of the plain implementation in
+// one row does not excuse other rows, and a row in which it has reason to be far off has that in
+// its unit. For 16-bit dtypes r is at least 1/2, as weights rounded to the dtype may cost one unit
+// by themselves.
 //
 // A kernel that does not round weights to 16 bits has the bound of fp32 beside O's own rounding,
 // and so has the plain implementation then: u_dtype is u32, r at least 0, and m and fp16's `lost`
@@ -37,7 +38,8 @@
 // tiny is half a step between the dtype's subnormal numbers and, as sums of fp32's are rounded
 // before they are multiplied with dropout's factor g, g (1 + n) 2^-150.
 //
-// LSE has f with w = 1, and for `moved` what rounding does to the scores; floor adds u32 |LSE|.
+// LSE has f with w = 1, and for `moved` what rounding does to the scores; floor adds u32 |LSE|, and
+// sqrt(n) / 4 u32 for the sum of weights, as four sums at least share the keys.
 // Rows that see no key must be exactly 0 and -inf. Dropout's factor is in v; f then has 10 u32 w.
 //
 // Keys without weight cannot loosen the bound, however large their scores: a fault of 0.1 % of w in
@@ -71,12 +73,12 @@
 namespace attend {
 
 struct RowsReport {
-  bool ok = true;          // every row checked was judged, and is right
+  bool ok = true;  // every row checked was judged, and is right
+  // Not ok for rows_unjudged alone: no row that was judged is wrong.
+  bool undecided = false;
   bool of_inputs = false;  // what is wrong came with the request; nothing is said of the answer
   int64_t rows_checked = 0;
   int64_t rows_total = 0;
-  // Not ok for rows_unjudged alone: no row that was judged is wrong.
-  bool undecided = false;
   int64_t rows_wide = 0;      // of those checked: see above, and check_gradients.h
   int64_t rows_unjudged = 0;  // of those checked, rows of gradients that cannot be: see there
   double max_abs_error = 0;   // Inf if there is a NaN or Inf where none belongs
@@ -84,7 +86,9 @@ struct RowsReport {
   double bound = 0;           // of the element that has max_abs_error
   double max_lse_error = 0;   // if the problem returns LSE
   double lse_bound = 0;
-  std::string detail;  // the worst fault, with its place; empty if ok
+  std::string detail;  // the worst fault, or what is not judged, with its place; empty if ok
+
+  bool failed() const { return !ok && !undecided; }
 };
 
 // All rows that `attention` writes, over sequences and heads.

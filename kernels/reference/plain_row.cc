@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/contract/limits.h"
@@ -138,7 +139,9 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, bool weights_
     if (!(score <= state.max) && !std::isnan(state.max)) state.max = score;
   });
   const float max = state.max;
-  scores.ForEach([&](int64_t, float score) { state.sum += std::exp(score - max); });
+  std::array<float, kKeysAtOnce> sums{};
+  scores.ForEach([&](int64_t j, float score) { sums[j % kKeysAtOnce] += std::exp(score - max); });
+  state.sum = std::accumulate(sums.begin(), sums.end(), 0.0f);
   const bool empty = state.sum == 0;
   float factor = p.has_sinks ? AddSink(state, a.sinks[h]) : 1.0f;
   *lse = LogSumExp(state);

@@ -15,9 +15,10 @@ namespace attend {
 
 // As ReferenceRow, but scores are accumulated in fp32 key by key, weights exp(score - max) are
 // rounded to the dtype, if `weights_rounded`, then divided by their sum (the sink included), and O
-// is accumulated in fp32 and rounded to its own dtype. Rounding weights before the division is what
-// the kernels do: divided, those of a long row would all be too small for fp16. Dropout comes last.
-// Left early once `stop` is set.
+// is accumulated in fp32 and rounded to its own dtype. Their sum is one of eight, as kernels have
+// at least: one alone would drift in long rows, and hide the loss of a key. Rounding weights before
+// the division is what the kernels do: divided, those of a long row would all be too small for
+// fp16. Dropout comes last. Left early once `stop` is set.
 void PlainRow(const Attention& attention, int64_t b, int64_t h, int64_t i, bool weights_rounded,
               float* o, float* lse, const StopFlag* stop = nullptr);
 

@@ -170,10 +170,6 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   report.max_abs_error = std::numeric_limits<double>::quiet_NaN();
   request.transport = Transport::kChunked;
   metrics.RecordFinished(request, 9'000'000, 500);
-  report.undecided = true;
-  report.rows_unjudged = 1;
-  request.transport = Transport::kSharedMemory;
-  metrics.RecordFinished(request, 0, 0);
   request.report.reset();
   request.status = Unavailable("gone");
   metrics.RecordFinished(request, 1, 0);
@@ -220,6 +216,25 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   expect("attend_tenant_flops_total{tenant=\"a\"}", 2e6);
   expect("attend_tenant_queue_requests{device=\"cpu\",tenant=\"a\"}", 6);
   expect("attend_tenant_queue_requests{device=\"cpu\",tenant=\"default\"}", 0);
+}
+
+// What cannot be judged is neither right nor wrong.
+TEST(MetricsTest, AnUndecidedCheckCountsAsSuch) {
+  Metrics metrics("1.2.3");
+  metrics.AddDevices({{"cpu", 1}});
+  Request request;
+  RowsReport& report = request.report.emplace();
+  report.ok = false;
+  report.undecided = true;
+  report.rows_checked = 7;
+  report.rows_unjudged = 3;
+  metrics.RecordFinished(request, 1, 0);
+  Exposition now(Serialize(metrics));
+  const std::string checks = "attend_reference_checks_total{result=\"";
+  EXPECT_EQ(now.samples.at(checks + "undecided\",transport=\"inline\"}"), 1);
+  EXPECT_EQ(now.samples.at(checks + "failed\",transport=\"inline\"}"), 0);
+  EXPECT_EQ(now.samples.at(checks + "ok\",transport=\"inline\"}"), 0);
+  EXPECT_EQ(now.samples.at("attend_reference_check_rows_unjudged_total"), 3);
 }
 
 TEST(MetricsTest, ASplitRequestCountsOnceAndItsFlopsWhereTheyRan) {
