@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of kernels/reference/smallest_faults.md is true: faults of the sizes that it has are
+// seen in the answers of the CPU's kernels, and much smaller ones are not.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/flash.h"
+#include "kernels/cpu/flash_gradients.h"
+#include "kernels/reference/check_gradients.h"
+#include "kernels/reference/cpu_reference.h"
+#include "tests/kernels/support/owned_gradients.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend::test {
+namespace {
+
+// What an answer is judged as: one of a kernel that rounds weights or of one that does not.
+struct Column {
+  DType dtype;
+  bool rounded;
+};
+// The table's, from left to right.
+constexpr Column kColumns[] = {{DType::kFloat32, false},
+                               {DType::kFloat16, false},
+                               {DType::kBFloat16, false},
+                               {DType::kFloat16, true},
+                               {DType::kBFloat16, true}};
+
+void Flash(const Attention& a) {
+  const Attention* batch[] = {&a};
+  CpuFlash(batch);
+}
+
+// One row, answered for `faulty` and judged for what was asked.
+bool SeenInRow(const Column& column, ProblemSpec spec, uint64_t seed,
+               const std::function<void(Attention*)>& change,
+               const std::function<void(const Attention&)>& spoil = nullptr) {
+  for (void (*run)(const Attention&) : {Flash, CpuReference}) {
+    const OwnedAttention owned = MakeAttention(spec, seed);
+    run(owned.attention);
+    const RowsReport right = CheckAllRows(owned.attention, column.rounded);
+    EXPECT_TRUE(right.ok) << right.detail;
+    Attention faulty = owned.attention;
+    if (change) change(&faulty);
+    run(faulty);
+    if (spoil) spoil(owned.attention);
+    if (CheckAllRows(owned.attention, column.rounded).ok) return false;
+  }
+  return true;
+}
+
+ProblemSpec RowSpec(const Column& column, int64_t keys, double magnitude_q = 1) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 1, keys, 64, 64, column.dtype);
+  spec.magnitude_q = magnitude_q;
+  return spec;
+}
+
+bool KeysAreLost(const Column& column, double size, uint64_t seed) {
+  const int64_t keys = 65536 - static_cast<int64_t>(size);
+  return SeenInRow(column, RowSpec(column, 65536, 0.05), seed,
+                   [&keys](Attention* a) { a->kv_lengths = &keys; });
+}
+
+bool ScaleIsWrong(const Column& column, double size, uint64_t seed) {
+  return SeenInRow(column, RowSpec(column, 65536), seed,
+                   [size](Attention* a) { a->problem.scale *= static_cast<float>(1 + size); });
+}
+
+// The largest, by that share of the mean of |V|, which is 0.8: its own rounding is the largest too.
+bool ElementIsOff(const Column& column, double size, uint64_t seed) {
+  return SeenInRow(column, RowSpec(column, 1024), seed, nullptr, [size](const Attention& a) {
+    const auto o = [&](int64_t d) { return LoadElementAsDouble(a.o.data, a.problem.dtype, d); };
+    int64_t at = 0;
+    for (int64_t d = 1; d < 64; ++d) at = std::abs(o(d)) > std::abs(o(at)) ? d : at;
+    const double off = std::copysign(0.8 * size, o(at));
+    StoreElement(a.o.data, a.problem.dtype, at, static_cast<float>(o(at) + off));
+  });
+}
+
+bool DropoutIsAnother(const Column& column, double, uint64_t seed) {
+  ProblemSpec spec = RowSpec(column, 1024);
+  spec.problem.dropout = kDropoutOne / 10;
+  return SeenInRow(column, spec, seed, [](Attention* a) { ++a->dropout.seed; });
+}
+
+// The gradients of `change`'s problem and loss, judged by what was asked.
+bool SeenInGradients(const Column& column, uint64_t seed, int32_t dropout,
+                     const std::function<void(Attention*, Gradients*)>& change) {
+  ProblemSpec spec = MakeSpec(1, 2, 1, 24, 64, 32, 32, column.dtype);
+  spec.problem.dropout = dropout;
+  const OwnedAttention owned = MakeAttention(spec, seed);
+  const Attention& a = owned.attention;
+  Flash(a);
+  const OwnedGradients gradients(a, seed + 1);
+  const OwnedGradients other(a, seed + 1);  // whose inputs may be changed
+  CpuFlashGradients(a, gradients.get());
+  const auto check = [&] {
+    return CheckGradients(a, gradients.get(), 1, 1e12, nullptr, column.rounded);
+  };
+  EXPECT_TRUE(check().ok) << check().detail;
+  std::vector<float> lse(a.lse, a.lse + 48);
+  Attention faulty = a;
+  faulty.lse = lse.data();
+  Gradients g = gradients.get();
+  g.d_o = other.get().d_o;
+  g.d_lse = other.get().d_lse;
+  change(&faulty, &g);
+  CpuFlashGradients(faulty, g);
+  return check().failed();
+}
+
+bool ScaleOfGradientsIsWrong(const Column& column, double size, uint64_t seed) {
+  return SeenInGradients(column, seed, 0, [size](Attention* a, Gradients*) {
+    a->problem.scale *= static_cast<float>(1 + size);
+  });
+}
+
+bool WeightsSumToMore(const Column& column, double size, uint64_t seed) {
+  return SeenInGradients(column, seed, 0, [size](Attention* a, Gradients*) {
+    for (int64_t n = 0; n < 48; ++n) a->lse[n] -= static_cast<float>(std::log1p(size));
+  });
+}
+
+// In roundings of sum |dO||O| to O's dtype.
+bool DeltaIsOff(const Column& column, double size, uint64_t seed) {
+  return SeenInGradients(column, seed, 0, [&](Attention* a, Gradients* g) {
+    const DType dtype = a->problem.dtype;
+    for (int64_t n = 0; n < 48; ++n) {
+      const int64_t row = n / 24 * a->o.stride_h + n % 24 * a->o.stride_l;
+      double products = 0;
+      for (int64_t d = row; d < row + 32; ++d) {
+        products += std::abs(LoadElementAsDouble(a->o.data, dtype, d) *
+                             LoadElementAsDouble(g->d_o.data, dtype, d));
+      }
+      float* const d_lse = const_cast<float*>(g->d_lse) + n;
+      *d_lse -= static_cast<float>(size * UnitRoundoff(dtype) * products);
+    }
+  });
+}
+
+bool RowOfLossIsLost(const Column& column, double size, uint64_t seed) {
+  return SeenInGradients(column, seed, 0, [size](Attention* a, Gradients* g) {
+    const DType dtype = a->problem.dtype;
+    for (int64_t d = 5 * g->d_o.stride_l; d < 5 * g->d_o.stride_l + 32; ++d) {
+      const double x = LoadElementAsDouble(g->d_o.data, dtype, d);
+      StoreElement(const_cast<void*>(g->d_o.data), dtype, d, static_cast<float>(x * (1 - size)));
+    }
+  });
+}
+
+bool DropoutOfGradientsIsAnother(const Column& column, double, uint64_t seed) {
+  return SeenInGradients(column, seed, kDropoutOne / 10,
+                         [](Attention* a, Gradients*) { ++a->dropout.seed; });
+}
+
+struct Fault {
+  const char* name;
+  double least;  // there is none smaller
+  bool (*seen)(const Column&, double size, uint64_t seed);
+};
+constexpr Fault kFaults[] = {
+    {"O, LSE: lost keys of 65,536, scores of 0.05", 1, KeysAreLost},
+    {"O, LSE: scale, 65,536 keys", 0, ScaleIsWrong},
+    {"O: one element, in means of \\|V\\|, 1,024 keys", 0, ElementIsOff},
+    {"O: dropout by another seed", 1, DropoutIsAnother},
+    {"gradients: scale", 0, ScaleOfGradientsIsWrong},
+    {"gradients: weights sum to more than 1", 0, WeightsSumToMore},
+    {"gradients: delta, in roundings of O", 0, DeltaIsOff},
+    {"gradients: share of a row of dO that is lost, of 48", 0, RowOfLossIsLost},
+    {"gradients: dropout by another seed", 1, DropoutOfGradientsIsAnother},
+};
+
+// The table's cells behind that name.
+std::vector<double> Stated(const std::string& name) {
+  std::ifstream file(ATTEND_SMALLEST_FAULTS);
+  std::vector<double> cells;
+  for (std::string line; std::getline(file, line);) {
+    const std::string begin = "| " + name + " |";
+    if (line.compare(0, begin.size(), begin) != 0) continue;
+    std::istringstream rest(line.substr(begin.size()));
+    for (std::string cell; std::getline(rest, cell, '|');) cells.push_back(std::stod(cell));
+  }
+  return cells;
+}
+
+class SmallestFaults : public ::testing::TestWithParam<Fault> {};
+
+TEST_P(SmallestFaults, AreThoseOfTheTable) {
+  const Fault& fault = GetParam();
+  const std::vector<double> stated = Stated(fault.name);
+  ASSERT_EQ(stated.size(), std::size(kColumns)) << fault.name;
+  const uint64_t seed = FreshSeed();
+  for (size_t n = 0; n < stated.size(); ++n) {
+    SCOPED_TRACE(std::string(fault.name) + " " + std::string(DTypeName(kColumns[n].dtype)) +
+                 (kColumns[n].rounded ? " rounded" : "") +
+                 " ATTEND_TEST_SEED=" + std::to_string(seed));
+    const int rounds = std::max(3, static_cast<int>(3 * TestScale()));
+    const auto seen = [&](double size) {
+      int count = 0;
+      for (int each = 0; each < rounds; ++each) {
+        count += fault.seen(kColumns[n], size, seed + static_cast<uint64_t>(each));
+      }
+      return count;
+    };
+    EXPECT_EQ(seen(stated[n]), rounds);
+    if (stated[n] > fault.least) {
+      EXPECT_LT(seen(stated[n] / 16), rounds);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, SmallestFaults, ::testing::ValuesIn(kFaults),
+                         [](const auto& info) { return "Fault" + std::to_string(info.index); });
+
+// What the table is made of.
+TEST(SmallestFaults, DISABLED_Measure) {
+  for (const Fault& fault : kFaults) {
+    std::string row = std::string("| ") + fault.name + " |";
+    for (const Column& column : kColumns) {
+      double least = fault.least;
+      for (double size = 1.0 / (1 << 22); size < 1e4 && least == 0; size *= 2) {
+        bool all = true;
+        for (uint64_t seed = 1; seed < 9 && all; ++seed) all = fault.seen(column, size, seed);
+        if (all) least = size;
+      }
+      char text[32];
+      std::snprintf(text, sizeof text, " %.1g |", least * 1.05);
+      row += text;
+    }
+    std::printf("%s\n", row.c_str());
+  }
+}
+
+}  // namespace
+}  // namespace attend::test
