@@ -108,6 +108,10 @@ def test_a_failed_check_is_an_error_where_only_arrays_are_returned():
     for give in (lambda: _call.arrays_of(answer, False), lambda: _call.gradients_of(answer, "q")):
         with pytest.raises(attend.Error, match=r"check failed: o\[0, 1, 2, 3\] is 0.5"):
             give()
+    undecided = dataclasses.replace(check, undecided=True, rows_unjudged=2)
+    undecided = dataclasses.replace(answer, check=undecided)
+    assert _call.gradients_of(undecided, "q") == ("d_q",) and "check undecided" in repr(
+        dataclasses.replace(undecided, o=None, lse=None, gradients={}))
     passed = dataclasses.replace(answer, check=dataclasses.replace(check, ok=True))
     assert _call.arrays_of(passed, True) == ("o", "lse")
     assert _call.gradients_of(passed, "q") == ("d_q",)

@@ -124,13 +124,13 @@ TEST(CheckBounds, AKeyCountsBesideOneThatMayOutweighItByFar) {
 }
 
 // Of a kernel whose weights stay in fp32, the bound is fp32's beside O's own rounding, in any
-// dtype: one key of 16,384 that is lost, and a scale that is off by 0.1 %, are seen in flat rows.
+// dtype: one key of 65,536 that is lost, and a scale that is off by 0.1 %, are seen in flat rows.
 TEST(CheckBounds, ExactWeightsShowASmallFaultInALongRow) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : kDTypes) {
     SCOPED_TRACE(std::string(DTypeName(dtype)) + " ATTEND_TEST_SEED=" + std::to_string(seed));
     for (const bool loses : {true, false}) {
-      ProblemSpec spec = MakeSpec(1, 1, 1, 1, 16384, 64, 64, dtype);
+      ProblemSpec spec = MakeSpec(1, 1, 1, 1, 65536, 64, 64, dtype);
       spec.problem.return_lse = true;
       if (loses) spec.magnitude_q = 0.05;  // so that all keys count alike
       OwnedAttention owned = MakeAttention(spec, seed);
@@ -140,13 +140,34 @@ TEST(CheckBounds, ExactWeightsShowASmallFaultInALongRow) {
       EXPECT_TRUE(right.ok) << right.detail;
       EXPECT_LE(right.bound, CheckAllRows(a).bound);
       const float scale = a.problem.scale;
-      const int64_t keys = loses ? 16383 : 16384;
+      const int64_t keys = loses ? 65535 : 65536;
       a.kv_lengths = &keys;
       if (!loses) a.problem.scale *= 1.001f;
       Flash(&owned);
       a.kv_lengths = nullptr;
       a.problem.scale = scale;
       EXPECT_FALSE(CheckAllRows(a, false).ok) << (loses ? "a lost key" : "another scale");
+    }
+  }
+}
+
+// The bounds of ordinary answers say something: two roundings of bf16 are 2^-7.
+TEST(CheckBounds, OrdinaryBoundsInBf16AreBelowAHundredthOfV) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t keys : {1, 2, 3, 5, 9, 20, 100, 1000}) {
+    const OwnedAttention owned =
+        MakeAttention(MakeSpec(1, 2, 1, 40, keys, 64, 64, DType::kBFloat16), seed);
+    const Attention& a = owned.attention;
+    CpuReference(a);
+    double most = 0;
+    for (int64_t n = 0; n < keys * 64; ++n) {
+      const int64_t at = n / 64 * a.v.stride_l + n % 64;
+      most = std::max(most, std::abs(LoadElementAsDouble(a.v.data, DType::kBFloat16, at)));
+    }
+    for (const bool rounded : {false, true}) {
+      const RowsReport report = CheckAllRows(a, rounded);
+      EXPECT_TRUE(report.ok) << report.detail;
+      EXPECT_LT(report.bound, 0.01 * most) << keys << " keys, ATTEND_TEST_SEED=" << seed;
     }
   }
 }
