@@ -142,9 +142,14 @@ bool CheckOne(Client& client, const Place& place, const CallSpec& spec, uint64_t
   std::string detail = report->detail;
   if (!result->check) detail = "the server sent no check report";
   if (result->check && !result->check->ok) detail = "the server's check: " + result->check->detail;
-  const bool ok = report->ok && result->check && result->check->ok;
-  row(result->kernel.c_str(), report->max_abs_error, report->bound, ok ? "ok" : "FAILED", detail);
-  return ok;
+  const bool failed = report->failed() || !result->check || result->check->failed();
+  const bool ok = !failed && report->ok && result->check->ok;
+  row(result->kernel.c_str(), report->max_abs_error, report->bound,
+      ok       ? "ok"
+      : failed ? "FAILED"
+               : "NOT JUDGED",
+      detail);
+  return !failed;
 }
 
 int Run(const CheckOptions& options, const CommonOptions& common) {

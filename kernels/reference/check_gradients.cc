@@ -21,8 +21,9 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // However cheap rows are, no more of one gradient are judged.
 constexpr int64_t kRowsMost = 1 << 16;
-// The work of a check is shared by rows of O and LSE, those rows' softmax, and five gradients.
-constexpr double kShares = 8;
+// The work of a check is shared by rows of O and LSE, the softmax of rows, which has two shares,
+// five gradients, and the sums of dV.
+constexpr double kShares = 9;
 
 double Overflow(DType dtype) {
   return dtype == DType::kFloat16 ? 65520 : dtype == DType::kBFloat16 ? 0x1.ffp127 : 0x1.ffffffp127;
