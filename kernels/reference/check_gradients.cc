@@ -316,7 +316,7 @@ void Judge::CheckSinks() {
   });
 }
 
-// Of as many KV heads as the work allows, each as far from the next.
+// Looks at as many KV heads as the work allows, each as far from the next.
 void Judge::CheckSums() {
   if (g_.d_v.data == nullptr) return;
   const double work = static_cast<double>(p_.dim + 3 * p_.dim_v) *

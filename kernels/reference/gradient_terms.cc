@@ -112,7 +112,7 @@ double GradientSums::Bound(size_t d, DType dtype) const {
   // Where some weights grow, others shrink: by 2 together.
   const double moved = one_row_ ? std::min(moved_[d], 2 * swing_[d]) : moved_[d];
   double bound = error_[d] + moved + SumRoundings(terms_) * magnitude_[d];
-  // What is off before it is rounded is rounded too.
+  // The error so far is rounded too.
   bound += kRoundoff * (std::abs(value_[d]) + bound);
   if (value_[d] == 0 && bound == 0) return 0;
   bound += factor_ * SubnormalRoundings(terms_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one query row does to one key in the backward pass, in double, with how far off each number
-// may be in fp32: the quantities of check_gradients.h. Host memory; calling thread.
+// The effect of one query row on one key in the backward pass, in double, with how far off each
+// number may be in fp32: the quantities of check_gradients.h. Host memory; calling thread.
 
 #pragma once
 

@@ -16,7 +16,7 @@ namespace {
 constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Of a pair beside its products, in multiply-adds: exponentials and their like.
+// The work of a pair beside its products, in multiply-adds: exponentials and their like.
 constexpr double kPairWork = 128;
 // Whole rows that are remembered: some MiB of them.
 constexpr int64_t kRowsMost = 1 << 16;
@@ -218,7 +218,7 @@ RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, dou
   weights.sink = sum.sink();
   weights.sink_error = ShareError(weights.sink, weights.log_error, std::log(weights.sink));
   weights.kept = sum.kept();
-  // What dropout keeps is any share of what moves.
+  // Dropout may keep all of the weight that moves, or none.
   const double kept_moved =
       p.dropout > 0 ? KeptFactor(p) * std::min(1.0, std::expm1(2 * moved)) : 0;
   weights.kept_error =

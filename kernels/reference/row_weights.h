@@ -21,13 +21,13 @@ namespace attend {
 
 using RowElements = std::array<double, kHeadDimMax>;
 
-// What a sum of so many products in fp32 is off by, relative to the sum of their magnitudes.
+// The error of a sum of so many products in fp32, relative to the sum of their magnitudes.
 double SumRoundings(int64_t terms);
 // And beside that, as the roundings of subnormal numbers are not relative to them.
 double SubnormalRoundings(int64_t terms);
 
-// What a share of a sum may be off by if its logarithm is by `log_error`: no more than reaches 0 or
-// 1, beside its own rounding.
+// The error of a share of a sum whose logarithm is off by `log_error`: no more than reaches 0 or 1,
+// beside its own rounding.
 double ShareError(double share, double log_error, double log_share);
 
 // A sum of products, and that of their magnitudes.
@@ -75,7 +75,7 @@ class GradientRows {
   // budget is not spent.
   GradientRow Row(const RowId& id, bool whole = false);
 
-  // What a pair of a row and a key costs, in multiply-adds.
+  // The work of a pair of a row and a key, in multiply-adds.
   double PairWork() const;
 
  private:

@@ -123,7 +123,7 @@ TEST(CheckBounds, AKeyCountsBesideOneThatMayOutweighItByFar) {
   EXPECT_EQ(report.rows_wide, 1);
 }
 
-// Of a kernel whose weights stay in fp32, the bound is fp32's beside O's own rounding, in any
+// A kernel whose weights stay in fp32 has fp32's bound beside O's own rounding, in any
 // dtype: one key of 65,536 that is lost, and a scale that is off by 0.1 %, are seen in flat rows.
 TEST(CheckBounds, ExactWeightsShowASmallFaultInALongRow) {
   const uint64_t seed = FreshSeed();

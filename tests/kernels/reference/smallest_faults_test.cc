@@ -24,7 +24,7 @@
 namespace attend::test {
 namespace {
 
-// What an answer is judged as: one of a kernel that rounds weights or of one that does not.
+// An answer is judged as one of a kernel that rounds weights, or of one that does not.
 struct Column {
   DType dtype;
   bool rounded;
@@ -222,7 +222,7 @@ TEST_P(SmallestFaults, AreThoseOfTheTable) {
 INSTANTIATE_TEST_SUITE_P(Faults, SmallestFaults, ::testing::ValuesIn(kFaults),
                          [](const auto& info) { return "Fault" + std::to_string(info.index); });
 
-// What the table is made of.
+// Prints the table's rows.
 TEST(SmallestFaults, DISABLED_Measure) {
   for (const Fault& fault : kFaults) {
     std::string row = std::string("| ") + fault.name + " |";

@@ -218,7 +218,7 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   expect("attend_tenant_queue_requests{device=\"cpu\",tenant=\"default\"}", 0);
 }
 
-// What cannot be judged is neither right nor wrong.
+// Such an answer is neither right nor wrong.
 TEST(MetricsTest, AnUndecidedCheckCountsAsSuch) {
   Metrics metrics("1.2.3");
   metrics.AddDevices({{"cpu", 1}});
