@@ -7,8 +7,12 @@
 // D head dim of Q and K, Dv head dim of V and O. Query head h reads KV head h / (Hq / Hkv).
 //
 // Order of score terms: s = scale * q.k; s = softcap * tanh(s / softcap) if softcap > 0;
-// s += bias[b,h,i,j]; s -= slope[h] * |j - i - offset|; then the mask removes keys; a sink is one
-// extra logit per query head that joins the denominator only.
+// s += bias[b,h,i,j]; s -= slope[h] * |j - i - offset|; then the mask, and a bias of bits, remove
+// keys; a sink is one extra logit per query head that joins the denominator only.
+//
+// A removed key is removed wholly: NaN and Inf of its K and V reach nothing. -inf of a bias gives a
+// key weight 0 and hides its V; only NaN or +Inf of its score, from K, stays, as IEEE says. A
+// finite bias removes no key.
 
 #pragma once
 
@@ -111,7 +115,7 @@ struct PageTable {
 };
 
 // Additive bias [B|1, Hq|1, Lq|1, Lk]: a broadcast dimension has stride 0; Lk is contiguous. Of
-// dtype kBit: 0 where the bit is set, -inf where it is not; strides are multiples of 8.
+// dtype kBit a mask: a key is removed, as by Mask, where its bit is 0; strides are multiples of 8.
 struct BiasView {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;  // its own, need not be the problem's
@@ -139,6 +143,11 @@ struct Attention {
   PageTable kv_pages;                   // if page_rows > 0
   DropoutPlace dropout;                 // if problem.dropout > 0
 };
+
+// Whether the bias is a mask of bits.
+ATTEND_HD inline bool HasBits(const Attention& a) {
+  return a.problem.has_bias && a.bias.dtype == DType::kBit;
+}
 
 // One output row: sequence, query head, query row within the sequence.
 struct RowId {

@@ -40,9 +40,9 @@ class DecodeRun {
         rows_(tile.heads * tile.rows),
         k_shape_(ShapeOf(p_.dtype, p_.dim)),
         v_shape_(ShapeOf(p_.dtype, p_.dim_v)),
-        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kLateScaleMin &&
-               p_.scale <= kLateScaleMax),
-        unit_(plain_ ? static_cast<double>(p_.scale) : 1.0),
+        plain_(ScaledLate(p_)),
+        bits_(HasBits(a_)),
+        unit_(static_cast<double>(UnitOf(p_))),
         to_log2_(static_cast<float>(unit_ * 1.44269504088896341)) {}
 
   Splits splits() const { return SplitsOf(p_, sequence_); }
@@ -100,6 +100,7 @@ class DecodeRun {
   const RowShape k_shape_;
   const RowShape v_shape_;
   const bool plain_;  // scores are q.k still
+  const bool bits_;   // remove keys
   // What a score is in units of problem.h, and in powers of two.
   const double unit_;
   const float to_log2_;
@@ -273,12 +274,12 @@ void DecodeRun::FinishScores(int64_t r, int64_t block, int64_t begin, int64_t en
   for (int64_t n = 0; n < kKeyTile; n += kLanes) {
     V32 x = hn::Mul(hn::Load(d, Scores(r) + n), scale);
     if (p_.softcap > 0) x = hn::Mul(cap, hn::CallTanh(d, hn::Mul(x, inverse_cap)));
-    if (p_.has_bias) x = hn::Add(x, hn::Load(d, s_.bias + n));
+    if (p_.has_bias && !bits_) x = hn::Add(x, hn::Load(d, s_.bias + n));
     if (p_.has_alibi) {
       const V32 key = hn::Iota(d, static_cast<float>(n));
       x = hn::NegMulAdd(slope, hn::Abs(hn::Sub(key, diagonal)), x);
     }
-    hn::Store(x, d, Scores(r) + n);
+    hn::Store(bits_ ? WithoutRemoved(x, s_.bias + n) : x, d, Scores(r) + n);
   }
 }
 

@@ -40,6 +40,7 @@ class GradientRun {
         sequence_(task.sequence),
         row_count_(task.count()),
         plain_(ScaledLate(p_)),
+        bits_(HasBits(a_)),
         unit_(UnitOf(p_)) {}
 
   void Run() {
@@ -113,6 +114,7 @@ class GradientRun {
   const Sequence& sequence_;
   const int64_t row_count_;
   const bool plain_;  // scores are q.k still
+  const bool bits_;   // remove keys
   const float unit_;  // what they are multiplied by, less their shift
   int64_t tile_ = 0;  // first key of the key tile, and how many there are
   int64_t keys_ = 0;
@@ -265,13 +267,14 @@ void GradientRun::FinishScores(const LanePanel& panel, int64_t count) {
         hn::Store(hn::NegMulAdd(share, share, hn::Set(d, 1.0f)), d, s_.slope + at);
         x = hn::Mul(cap, share);
       }
-      if (p_.has_bias) x = hn::Add(x, hn::Load(d, s_.bias + t * kGradientKeys + lane));
+      const float* const bias = s_.bias + t * kGradientKeys + lane;
+      if (p_.has_bias && !bits_) x = hn::Add(x, hn::Load(d, bias));
       if (p_.has_alibi) {
         const V32 key = hn::Iota(d, static_cast<float>(lane));
         const V32 distance = hn::Abs(hn::Sub(key, hn::Set(d, s_.diagonal[t])));
         x = hn::NegMulAdd(hn::Set(d, s_.alibi[t]), distance, x);
       }
-      hn::Store(x, d, s_.weight + at);
+      hn::Store(bits_ ? WithoutRemoved(x, bias) : x, d, s_.weight + at);
     }
   }
 }

@@ -62,14 +62,6 @@ struct RowTerms {
 inline constexpr float kLargeLse = 256;
 inline constexpr float kFarLse = 0x1p20f;
 
-// Whether scores are left as q.k until their exponential, as the forward pass leaves them; and what
-// they are multiplied by then.
-inline bool ScaledLate(const Problem& p) {
-  return p.softcap == 0 && !p.has_bias && !p.has_alibi && p.scale >= kLateScaleMin &&
-         p.scale <= kLateScaleMax;
-}
-inline float UnitOf(const Problem& p) { return ScaledLate(p) ? p.scale : 1.0f; }
-
 // A row's place in an attention's table of RowTerms.
 inline int64_t TermsIndex(const Problem& p, const Sequence& s, const RowId& id) {
   return p.packed ? id.h * p.total_q + s.q_row + id.i : (id.b * p.heads_q + id.h) * p.len_q + id.i;

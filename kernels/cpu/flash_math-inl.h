@@ -94,6 +94,13 @@ HWY_INLINE V32 Exp2(V32 x, float factor) {
   return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
+// Scores, but -inf where the mask's bit, as a bias of 0 or -inf, removes the key, be the score NaN.
+HWY_INLINE V32 WithoutRemoved(V32 scores, const float* bias) {
+  const F32 d;
+  const V32 removed = hn::Load(d, bias);
+  return hn::IfThenElse(hn::Lt(removed, hn::Zero(d)), removed, scores);
+}
+
 // A weight, but more than 0.
 HWY_INLINE V32 AboveZero(V32 weight) {
   return AtLeast(hn::Set(F32(), std::numeric_limits<float>::denorm_min()), weight);

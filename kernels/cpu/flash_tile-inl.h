@@ -55,9 +55,9 @@ class TileRun {
         vectors_((lanes_ + kLanes - 1) / kLanes),
         panel_count_((vectors_ + kPanelVectors - 1) / kPanelVectors),
         dim_v_padded_((p_.dim_v + kValueBlock - 1) / kValueBlock * kValueBlock),
-        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kLateScaleMin &&
-               p_.scale <= kLateScaleMax),
-        unit_(plain_ ? static_cast<double>(p_.scale) : 1.0),
+        plain_(ScaledLate(p_)),
+        bits_(HasBits(a_)),
+        unit_(static_cast<double>(UnitOf(p_))),
         to_log2_(static_cast<float>(unit_ * kLog2e)),
         kept_(KeptFactor(p_)) {}
 
@@ -123,6 +123,7 @@ class TileRun {
   const int64_t panel_count_;
   const int64_t dim_v_padded_;
   const bool plain_;  // scores are q.k still
+  const bool bits_;   // remove keys
   // What a score is in units of problem.h, and in powers of two.
   const double unit_;
   const float to_log2_;
@@ -298,12 +299,12 @@ void TileRun::FinishScores(const Panel& panel, int64_t keys) {
       const int64_t at = j * panel.width() + n;
       V32 x = hn::Mul(hn::Load(d, s_.s + at), scale);
       if (p_.softcap > 0) x = hn::Mul(cap, hn::CallTanh(d, hn::Mul(x, inverse_cap)));
-      if (p_.has_bias) x = hn::Add(x, hn::Load(d, s_.bias + at));
+      if (p_.has_bias && !bits_) x = hn::Add(x, hn::Load(d, s_.bias + at));
       if (p_.has_alibi) {
         const V32 distance = hn::Abs(hn::Sub(key, hn::Load(d, s_.diagonal + panel.lane + n)));
         x = hn::NegMulAdd(hn::Load(d, s_.slope + panel.lane + n), distance, x);
       }
-      hn::Store(x, d, s_.s + at);
+      hn::Store(bits_ ? WithoutRemoved(x, s_.bias + at) : x, d, s_.s + at);
     }
   }
 }

@@ -23,6 +23,13 @@ inline constexpr int64_t kRowTile = 192;
 // that a row's roundings do not depend on the rows it is computed with.
 inline constexpr int64_t kKeyTile = 64;
 
+// Whether scores are left as q.k until their exponential, and what they are multiplied by then.
+inline bool ScaledLate(const Problem& p) {
+  return p.softcap == 0 && !p.has_bias && !p.has_alibi && p.scale >= kLateScaleMin &&
+         p.scale <= kLateScaleMax;
+}
+inline float UnitOf(const Problem& p) { return ScaledLate(p) ? p.scale : 1.0f; }
+
 // Query rows [row, row + rows) of `heads` neighbouring query heads that share a KV head: all rows
 // of several heads if they are short (heads * rows <= kRowTile), else rows of one head. With
 // dropout of several only if each has whole tiles of 16 rows of the whole.

@@ -62,7 +62,9 @@ float PlainScore(const Attention& a, const Sequence& s, int64_t b, int64_t h, in
   if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
   if (p.has_bias) {
     const int64_t at = b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q + j;
-    score += LoadElement(a.bias.data, a.bias.dtype, at);
+    const float bias = LoadElement(a.bias.data, a.bias.dtype, at);
+    if (HasBits(a) && bias < 0) return bias;
+    score += bias;
   }
   if (p.has_alibi) {
     score -=

@@ -13,6 +13,12 @@ namespace attend {
 ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64_t j,
                    const double* q, const double* k) {
   const Problem& p = a.problem;
+  ScoreTerms terms;
+  if (p.has_bias) {
+    const int64_t at = id.b * a.bias.stride_b + id.h * a.bias.stride_h + id.i * a.bias.stride_q + j;
+    terms.bias = LoadElementAsDouble(a.bias.data, a.bias.dtype, at);
+    if (HasBits(a) && terms.bias < 0) return terms;
+  }
   // Several sums at once: one would wait for itself with every addition.
   constexpr int64_t kSums = 8;
   std::array<double, kSums> dots{};
@@ -33,17 +39,12 @@ ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64
     dots[d - whole] += products[d];
     magnitudes[d - whole] += std::abs(products[d]);
   }
-  ScoreTerms terms;
   terms.dot = std::accumulate(dots.begin(), dots.end(), 0.0);
   terms.magnitude = std::accumulate(magnitudes.begin(), magnitudes.end(), 0.0);
   terms.capped = static_cast<double>(p.scale) * terms.dot;
   if (p.softcap > 0) {
     const double cap = static_cast<double>(p.softcap);
     terms.capped = cap * std::tanh(terms.capped / cap);
-  }
-  if (p.has_bias) {
-    const int64_t at = id.b * a.bias.stride_b + id.h * a.bias.stride_h + id.i * a.bias.stride_q + j;
-    terms.bias = LoadElementAsDouble(a.bias.data, a.bias.dtype, at);
   }
   if (p.has_alibi) {
     const double slope = static_cast<double>(a.alibi_slopes[id.b * a.alibi_stride_b + id.h]);
