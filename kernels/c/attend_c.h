@@ -55,7 +55,7 @@ enum {
   ATTEND_BFLOAT16 = 2,
   ATTEND_FLOAT32 = 3,
   ATTEND_BIT = 4,     /* of a bias alone: a mask, eight keys to a byte from the lowest bit on; 1
-                       * keeps the key, 0 removes it. Strides are multiples of 8. */
+                       * keeps the key, 0 removes it wholly. Strides are multiples of 8. */
   ATTEND_FLOAT64 = 64 /* for cpu_reference alone, by name */
 };
 enum { ATTEND_BOTTOM_RIGHT = 0, ATTEND_TOP_LEFT = 1 };
