@@ -30,7 +30,7 @@ int main() {
   params.dim = params.dim_v = kDim;
   params.window_left = -1;
   params.window_right = 0;  // causal
-  params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(kDim)));
+  params.scale = 1 / std::sqrt(static_cast<double>(kDim));
   params.config = -1;
   params.q = tensor(q);
   params.k = tensor(k);

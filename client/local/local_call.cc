@@ -73,8 +73,10 @@ void LocalCall::Describe(const Attention& a) {
   params_.total_k = p.total_k;
   params_.window_left = p.mask.left;
   params_.window_right = p.mask.right;
-  params_.scale = p.scale;
-  params_.softcap = p.softcap;
+  params_.key_offset = p.key_offset;
+  params_.keys_after = p.keys_after;
+  params_.scale = ExactScale(p);
+  params_.softcap = ExactSoftcap(p);
   params_.q = Tensor(a.q);
   params_.k = Tensor(a.k);
   params_.v = Tensor(a.v);

@@ -91,8 +91,14 @@ typedef struct attend_params {
   int64_t total_k;
   int64_t window_left;      /* visible keys before the diagonal, -1 = all */
   int64_t window_right;     /* visible keys after the diagonal, -1 = all; causal: 0 */
-  float scale;              /* usually 1/sqrt(dim); there is no default */
-  float softcap;            /* 0 = off */
+  /* K and V are a part of longer sequences, whose partial answers the caller merges by their LSE:
+   * so many keys are before the part's, and so many after. Mask, ALiBi and dropout count keys as
+   * the whole does; a sink belongs to one part only. */
+  int64_t key_offset;
+  int64_t keys_after;
+  double scale;   /* usually 1/sqrt(dim); there is no default; float64 takes all of it, the others
+                   * round it to fp32 */
+  double softcap; /* 0 = off; likewise */
   attend_tensor q, k, v, o; /* o and lse overlap neither themselves nor anything that is read */
   float* lse;               /* [B, Hq, Lq], packed [Hq, total_q]; NULL = not wanted */
   int64_t lse_stride_b;
@@ -119,8 +125,7 @@ typedef struct attend_params {
   /* A weight is dropped with the probability dropout_p, in [0, 1 - 2^-17), rounded to a multiple of
    * 2^-16; 0 = off. Which weights are is a function of the seed, sequence, query head, row and key
    * alone: kernels/contract/dropout.h. The three after the seed are added to this attention's own
-   * sequence, head and row, if it is a part of a larger one. Keys are counted from this attention's
-   * first, so a part of the keys cannot have the whole's dropout. Not with pages. */
+   * sequence, head and row, if it is a part of a larger one, as key_offset is to keys. */
   float dropout_p;
   uint64_t dropout_seed;
   int64_t dropout_sequence; /* in [0, 2^32), as the next */

@@ -46,6 +46,14 @@ Status ReadDropout(const attend_params& params, Problem* p) {
   return CheckRange("dropout_row", params.dropout_row, 0, kMost);
 }
 
+void ReadScale(const attend_params& params, Problem* p) {
+  p->scale = static_cast<float>(params.scale);
+  p->softcap = static_cast<float>(params.softcap);
+  if (p->dtype != DType::kFloat64) return;
+  p->scale64 = params.scale;
+  p->softcap64 = params.softcap;
+}
+
 uint64_t Step(const Dimension& d) {
   const auto stride = static_cast<uint64_t>(d.stride);
   return d.stride < 0 ? 0 - stride : stride;
@@ -94,8 +102,9 @@ Status ReadProblem(const attend_params* params, Problem* p) {
   p->mask.alignment = static_cast<Alignment>(params->alignment);
   p->mask.left = params->window_left;
   p->mask.right = params->window_right;
-  p->scale = params->scale;
-  p->softcap = params->softcap;
+  p->key_offset = params->key_offset;
+  p->keys_after = params->keys_after;
+  ReadScale(*params, p);
   p->has_bias = params->bias != nullptr;
   p->has_alibi = params->alibi_slopes != nullptr;
   p->has_sinks = params->sinks != nullptr;

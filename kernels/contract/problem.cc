@@ -115,7 +115,6 @@ Status Check(const Problem& p) {
     return InvalidArgument("dropout is " + std::to_string(p.dropout) +
                            " of 65536, must be in [0, " + std::to_string(kDropoutOne - 1) + "]");
   }
-  if (p.dropout > 0 && p.page_rows > 0) return Unimplemented("dropout with keys in pages");
   if (p.mask.left < -1 || p.mask.right < -1) {
     return InvalidArgument("mask window is [" + std::to_string(p.mask.left) + ", " +
                            std::to_string(p.mask.right) +

@@ -64,8 +64,10 @@ struct Problem {
   Mask mask;
   float scale = 0.0f;    // finite; the caller has put in 1/sqrt(D) if none was given
   float softcap = 0.0f;  // 0 = off, else > 0
-  // A weight is dropped with the probability dropout / 65536, in [0, 65535] (dropout.h). Not with
-  // pages.
+  // Of float64, where they are not 0: these two before they were rounded (ExactScale).
+  double scale64 = 0;
+  double softcap64 = 0;
+  // A weight is dropped with the probability dropout / 65536, in [0, 65535] (dropout.h).
   int32_t dropout = 0;
   bool has_bias = false;
   bool has_alibi = false;
@@ -80,6 +82,14 @@ struct Problem {
 // it is here (attend_kernels), so that they give the same bits.
 inline float DefaultScale(int64_t dim) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
+}
+
+// The scale and the softcap as float64 has them; of other dtypes, as they are.
+inline double ExactScale(const Problem& p) {
+  return p.scale64 != 0 ? p.scale64 : static_cast<double>(p.scale);
+}
+inline double ExactSoftcap(const Problem& p) {
+  return p.softcap64 != 0 ? p.softcap64 : static_cast<double>(p.softcap);
 }
 
 // OK, or INVALID_ARGUMENT naming field, value and bound. No kernel is given a Problem that fails.

@@ -148,12 +148,19 @@ std::string_view WhyNotDropInTiles(const Problem& p) {
 }
 
 // Why the kernel cannot compute the problem; "" if it can.
+std::string_view WhyNotDrop(const Problem& p) {
+  if (p.dropout > 0 && p.page_rows > 0) {
+    return "Tensor Core kernels have no dropout with keys in pages";
+  }
+  return WhyNotDropInTiles(p);
+}
+
 std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
   if (device.compute_capability < kSm80) {
     return "cuda_flash_sm80 needs compute capability 8.0 or later";
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
-  return WhyNotDropInTiles(p);
+  return WhyNotDrop(p);
 }
 
 std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
@@ -171,7 +178,7 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   if (p.dropout > 0 && std::max(p.dim, p.dim_v) > kSm90DropoutDimMax) {
     return "cuda_flash_sm90 has dropout up to a D and Dv of 128";
   }
-  if (!WhyNotDropInTiles(p).empty()) return WhyNotDropInTiles(p);
+  if (!WhyNotDrop(p).empty()) return WhyNotDrop(p);
   if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
     return "cuda_flash_sm90 needs a scale of 2^-20 to 2^20";
   }

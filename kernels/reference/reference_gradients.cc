@@ -122,12 +122,12 @@ std::vector<KeyGradient> ReferenceKeyGradients(const Attention& a, const Gradien
     Add(state, score);
     const int64_t v = KeyElement(a, a.v, s, id.b, kv_head, j);
     const double kept = LoadKeptValue(a, id, j, v, other.data());
-    const double share = p.softcap > 0 ? terms.capped / static_cast<double>(p.softcap) : 0;
+    const double share = p.softcap > 0 ? terms.capped / ExactSoftcap(p) : 0;
     keys.push_back({.j = j,
                     .weight = score,
                     .kept = kept,
                     .d_score = Dot(d_o, other, p.dim_v),
-                    .d_dot = static_cast<double>(p.scale) * (1 - share * share)});
+                    .d_dot = ExactScale(p) * (1 - share * share)});
   }
   const double sink = p.has_sinks ? static_cast<double>(a.sinks[id.h]) : -kInfinity;
   if (p.has_sinks) AddSink(state, sink);

@@ -41,9 +41,9 @@ ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64
   }
   terms.dot = std::accumulate(dots.begin(), dots.end(), 0.0);
   terms.magnitude = std::accumulate(magnitudes.begin(), magnitudes.end(), 0.0);
-  terms.capped = static_cast<double>(p.scale) * terms.dot;
+  terms.capped = ExactScale(p) * terms.dot;
   if (p.softcap > 0) {
-    const double cap = static_cast<double>(p.softcap);
+    const double cap = ExactSoftcap(p);
     terms.capped = cap * std::tanh(terms.capped / cap);
   }
   if (p.has_alibi) {

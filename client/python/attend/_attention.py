@@ -24,8 +24,6 @@ def _in_process(what: str, given: Any) -> dict[str, Any]:
     options = options_of(what, given)
     if options.pop("check"):
         raise unimplemented("check is a server's: use attend.connect")
-    if any(options.pop(name) for name in ("key_offset", "keys_after")):
-        raise unimplemented("parts of the keys are a server's: use attend.connect")
     for name in _SERVERS:
         options.pop(name)
     return options

@@ -15,12 +15,12 @@ from ._torch import allocating_on, current_stream
 from ._workspaces import Workspaces
 
 
-def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, scale=None,
-              softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
-              kv_lengths=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k=None,
-              max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False,
-              o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", out=None, stream=None,
-              device=None):
+def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, key_offset=0,
+              keys_after=0, scale=None, softcap=0.0, bias=None, alibi_slopes=None, sinks=None,
+              q_lengths=None, kv_lengths=None, page_table=None, cu_seqlens_q=None,
+              cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
+              return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto",
+              out=None, stream=None, device=None):
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
     q, k, v: float16, bfloat16 or float32, all alike (or float64, which kernel="cpu_reference" alone
@@ -31,6 +31,9 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     causal, alignment: keys after the diagonal are hidden; the diagonal ends at the last query and
         key ("bottom_right") or begins at the first ones ("top_left").
     window: (left, right) visible keys beside the diagonal, -1 for all; with causal, right is 0.
+    key_offset, keys_after: k and v are a part of the keys, with so many before and after it, as the
+        mask, ALiBi and dropout count them; the caller merges the parts' answers by their LSE
+        (attend.merge_partial). Sinks are in one part only.
     scale: 1/sqrt(D) if None. softcap: scores become softcap * tanh(score / softcap); 0 is off.
     bias: any of the three dtypes, [B|1, Hq|1, Lq|1, Lk], leading ones optional; added to scores.
         Or bool, of NumPy or torch: a mask, True keeps the key. It is read as bits. False removes
@@ -43,7 +46,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     page_table: int32 [B, n], for BHLD and BLHD: K and V are in pages, [pages, Hkv, rows, D] or
         [pages, rows, Hkv, D], rows a power of two, 16 to 1024. Key j of sequence b is row j % rows
         of page page_table[b][j // rows]; numbers beyond kv_lengths[b] are not read. On the GPU
-        trusted, as lengths. Sequences may share pages. Not with dropout.
+        trusted, as lengths. Sequences may share pages.
     max_seqlen_q, max_seqlen_k: the longest sequence for LHD; needed if cu_seqlens are on the GPU.
     o_dtype: "float32" for O in float32 whatever q's dtype is, as partial answers that are merged by
         their LSE need it; else q's.

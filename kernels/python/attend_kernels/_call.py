@@ -9,6 +9,7 @@ from . import _checks, _tensors
 from ._library import ALIGNMENTS, BIT, CPU, DTYPES, Params, TensorStruct, invalid
 from ._staging import NoStaging
 
+_LENGTH_MAX = 2**30  # kLengthMax
 # Where B, H and L stand in a shape; packed tensors have no B.
 LAYOUTS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (None, 1, 0)}
 
@@ -194,6 +195,8 @@ class Call:
         p = self.params
         left, right = _checks.window(self.a["window"])
         p.window_left, p.window_right = left, 0 if self.a["causal"] else right
+        for name in ("key_offset", "keys_after"):
+            setattr(p, name, _checks.integer(name, self.a[name], 0, _LENGTH_MAX))
         scale = self.a["scale"]
         p.scale = 1 / math.sqrt(max(p.dim, 1)) if scale is None else _checks.real("scale", scale)
         p.softcap = _checks.real("softcap", self.a["softcap"])

@@ -15,16 +15,16 @@ GRADIENTS = ("q", "k", "v", "bias", "sinks")
 
 
 def attention_backward(d_o, q, k, v, o, lse, *, d_lse=None, wanted=("q", "k", "v"), causal=False,
-                       alignment="bottom_right", window=None, scale=None, softcap=0.0, bias=None,
-                       alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None,
-                       page_table=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-                       max_seqlen_k=None, layout="BHLD", dropout_p=0.0, dropout_seed=None,
-                       kernel="auto", stream=None, device=None):
+                       alignment="bottom_right", window=None, key_offset=0, keys_after=0,
+                       scale=None, softcap=0.0, bias=None, alibi_slopes=None, sinks=None,
+                       q_lengths=None, kv_lengths=None, page_table=None, cu_seqlens_q=None,
+                       cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
+                       dropout_p=0.0, dropout_seed=None, kernel="auto", stream=None, device=None):
     """The gradients of a loss by what went into `attention`, from those by its O and LSE.
 
     d_o: the loss's gradient by o, in its shape and dtype. d_lse: by lse, in its shape; None for 0.
-    o, lse: what attention(q, k, v, ..., return_lse=True) gave. All other arguments as there, and as
-        they were in that call.
+    o, lse: what attention(q, k, v, ..., return_lse=True) gave; of a part of the keys, the merged
+        ones. All other arguments as there, and as they were in that call.
     wanted: what to differentiate by: "q", "k", "v", "bias", "sinks"; not by a bias of bool.
 
     Returns a tuple in the order of `wanted`: of q, k and v in their dtype, C-contiguous; of bias

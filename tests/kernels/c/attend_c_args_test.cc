@@ -107,6 +107,21 @@ TEST(AttendCArguments, OutputsHaveAPlaceForEveryElement) {
   EXPECT_THAT(run({memory, 96, 32, 8}, 4, 8), testing::HasSubstr("cuda:1048576"));
 }
 
+TEST(AttendCArguments, OfPartsOfTheKeys) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const auto expect = [](int64_t before, int64_t after, const std::string& words) {
+    attend_params bad = Good();
+    bad.key_offset = before;
+    bad.keys_after = after;
+    EXPECT_EQ(attend_run(&bad, nullptr), ATTEND_INVALID_ARGUMENT);
+    ExpectSays(words);
+  };
+  expect(-1, 0, "key offset is -1, must be in [0, 1073741824]");
+  expect(0, INT64_MIN, "keys after the part is -9223372036854775808, must be in");
+  expect(0, kMost + 1, "keys after the part is 1073741825, must be in");
+  expect(kMost, kMost, "keys of the whole is 21474836");
+}
+
 TEST(AttendCArguments, OfDropoutAndBits) {
   const auto expect = [](const attend_params& params, int32_t code, const char* words) {
     EXPECT_EQ(attend_run(&params, nullptr), code);
@@ -123,10 +138,6 @@ TEST(AttendCArguments, OfDropoutAndBits) {
   bad = Good();
   bad.dropout_head = -1;
   expect(bad, ATTEND_INVALID_ARGUMENT, "dropout_head is -1, must be in [0, 4294967295]");
-  bad = Good();
-  bad.dropout_p = 0.5f;
-  bad.page_rows = 16;
-  expect(bad, ATTEND_UNIMPLEMENTED, "dropout with keys in pages");
   bad = Good();
   bad.bias = memory;
   bad.bias_dtype = 5;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/c/attend_c.h"
@@ -25,11 +26,9 @@
 namespace attend::test {
 namespace {
 
-// With what the C interface has: pages, but no parts.
 ProblemSpec CSpec(uint64_t seed) {
   ProblemSpec spec = RandomKernelSpec(seed, 2e5);
-  spec.problem.key_offset = spec.problem.keys_after = 0;
-  return spec;
+  return seed % 3 == 1 ? WithDropout(std::move(spec), seed) : spec;
 }
 
 ProblemSpec TrainedSpec(uint64_t seed) {

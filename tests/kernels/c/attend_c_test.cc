@@ -74,17 +74,11 @@ struct Case {
   attend_params params;
 };
 
-// With what the C interface has: pages, but no parts.
-ProblemSpec CSpec(uint64_t seed) {
-  ProblemSpec spec = RandomKernelSpec(seed, 3e5);
-  spec.problem.key_offset = spec.problem.keys_after = 0;
-  return spec;
-}
-
 // A problem drawn for the kernel, or null if this one is not for it.
 std::unique_ptr<Case> DrawCase(uint64_t seed, KernelId id) {
   const bool aligned = id == KernelId::kCudaFlashSm90;
-  OwnedAttention owned = MakeAttention(aligned ? AlignedSpec(seed) : CSpec(seed), seed);
+  OwnedAttention owned =
+      MakeAttention(aligned ? AlignedSpec(seed) : RandomKernelSpec(seed, 3e5), seed);
   if (!CanRun(owned.attention, id)) return nullptr;
   return std::make_unique<Case>(std::move(owned), id);
 }

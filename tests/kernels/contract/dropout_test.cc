@@ -277,11 +277,6 @@ TEST(Check, DropoutIsBelowOneAndNotWithPages) {
       EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
     }
   }
-  p.dropout = 1;
-  p.page_rows = 16;
-  EXPECT_EQ(Check(p).code(), Code::kUnimplemented);
-  p.dropout = 0;
-  EXPECT_TRUE(Check(p).ok());
 }
 
 }  // namespace

@@ -113,6 +113,25 @@ TEST(SelectDropout, BackwardOfKeysBetweenTilesIsCudaCores) {
   EXPECT_EQ(AutoBackward(p, 90), KernelId::kCudaFlashSm90);
 }
 
+TEST(SelectDropout, OfKeysInPagesIsCudaCores) {
+  Problem p = Dropped(64);
+  p.page_rows = 16;
+  EXPECT_TRUE(Check(p).ok());
+  for (const int compute_capability : {75, 80, 90}) {
+    EXPECT_EQ(Auto(p, Gpu(compute_capability)), KernelId::kCudaFlashFp32);
+  }
+  for (const std::string_view forced : {"cuda_flash_sm80", "cuda_flash_sm90"}) {
+    const Status refused = Select(p, Gpu(90), forced).status();
+    EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
+    EXPECT_THAT(refused.message(), HasSubstr("no dropout with keys in pages")) << forced;
+  }
+  DeviceInfo cpu;
+  cpu.name = "cpu";
+  EXPECT_EQ(Auto(p, cpu), KernelId::kCpuFlash);
+  p.page_rows = 0;
+  EXPECT_EQ(Auto(p, Gpu(90)), KernelId::kCudaFlashSm90);
+}
+
 TEST(SelectDropout, NoKernelDecodes) {
   Problem decoding = test::MakeSpec(2, 16, 2, 1, 4096, 128, 128, DType::kFloat16).problem;
   EXPECT_EQ(Auto(decoding, Gpu(90)), KernelId::kCudaDecodeSm80);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/contract/softmax_state.h"
@@ -37,7 +38,8 @@ TEST(CpuFlashPages, PagesGiveTheSameBits) {
   constexpr int64_t kPageRows[] = {16, 32, 64, 128};
   ForEachTarget([&] {
     for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
-      const ProblemSpec spec = RandomSpec(seed + n);
+      ProblemSpec spec = RandomSpec(seed + n);
+      if (n % 5 == 1) spec = WithDropout(std::move(spec), seed + n);
       ProblemSpec paged = InPages(spec, kPageRows[n % 4]);
       if (n % 3 == 0) paged.page_order = PageOrder::kDescending;
       SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(paged));

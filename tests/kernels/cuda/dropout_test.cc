@@ -33,7 +33,7 @@ TEST(CudaDropout, RandomProblems) {
   const uint64_t seed = FreshSeed();
   const auto count = static_cast<uint64_t>(400 * TestScale());
   for (uint64_t n = seed; n < seed + count; ++n) {
-    ASSERT_NO_FATAL_FAILURE(CheckInAllKernels(WithDropout(RandomSpec(n), n), n));
+    ASSERT_NO_FATAL_FAILURE(CheckInAllKernels(WithDropout(RandomKernelSpec(n), n), n));
   }
 }
 

@@ -30,8 +30,10 @@ attend_params ToParams(const Attention& a) {
   params.total_k = p.total_k;
   params.window_left = p.mask.left;
   params.window_right = p.mask.right;
-  params.scale = p.scale;
-  params.softcap = p.softcap;
+  params.key_offset = p.key_offset;
+  params.keys_after = p.keys_after;
+  params.scale = ExactScale(p);
+  params.softcap = ExactSoftcap(p);
   params.q = Tensor(a.q.data, a.q.stride_b, a.q.stride_h, a.q.stride_l);
   params.k = Tensor(a.k.data, a.k.stride_b, a.k.stride_h, a.k.stride_l);
   params.v = Tensor(a.v.data, a.v.stride_b, a.v.stride_h, a.v.stride_l);

@@ -68,7 +68,6 @@ ProblemSpec RandomKernelSpec(uint64_t seed, double work_max = 2e6);
 ProblemSpec InPages(ProblemSpec spec, int64_t page_rows);
 
 // The same with dropout: of any rate, and with any seed and place in a whole, drawn from `seed`.
-// Nothing changes if it is in pages.
 ProblemSpec WithDropout(ProblemSpec spec, uint64_t seed);
 
 // Everything Describe says and what only the spec knows: the text of a failure.

@@ -135,7 +135,6 @@ ProblemSpec InPages(ProblemSpec spec, int64_t page_rows) {
 }
 
 ProblemSpec WithDropout(ProblemSpec spec, uint64_t seed) {
-  if (spec.problem.page_rows > 0) return spec;
   Draw draw(seed ^ 0xd209u);
   constexpr int32_t kRates[] = {1, 655, 6554, 13107, 32768, 52429, 65535};
   spec.problem.dropout =
