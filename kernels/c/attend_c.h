@@ -89,8 +89,8 @@ typedef struct attend_params {
   int32_t alignment; /* of mask and ALiBi: ATTEND_BOTTOM_RIGHT, ATTEND_TOP_LEFT */
   int64_t total_q;   /* packed: rows over all sequences */
   int64_t total_k;
-  int64_t window_left;      /* visible keys before the diagonal, -1 = all */
-  int64_t window_right;     /* visible keys after the diagonal, -1 = all; causal: 0 */
+  int64_t window_left;  /* visible keys before the diagonal, -1 = all */
+  int64_t window_right; /* visible keys after the diagonal, -1 = all; causal: 0 */
   /* K and V are a part of longer sequences, whose partial answers the caller merges by their LSE:
    * so many keys are before the part's, and so many after. Mask, ALiBi and dropout count keys as
    * the whole does; a sink belongs to one part only. */

@@ -11,7 +11,8 @@ from attend_kernels import _library
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/c/attend_c.h"
 C_TYPES = {"uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64,
-           "float": ctypes.c_float, "double": ctypes.c_double, "attend_tensor": _library.TensorStruct,
+           "float": ctypes.c_float, "double": ctypes.c_double,
+           "attend_tensor": _library.TensorStruct,
            "attend_params": _library.Params}
 
 

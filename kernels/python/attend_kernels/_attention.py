@@ -37,8 +37,9 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, k
     scale: 1/sqrt(D) if None. softcap: scores become softcap * tanh(score / softcap); 0 is off.
     bias: any of the three dtypes, [B|1, Hq|1, Lq|1, Lk], leading ones optional; added to scores.
         Or bool, of NumPy or torch: a mask, True keeps the key. It is read as bits. False removes
-        the key wholly: NaN and Inf of its K and V reach nothing. -inf gives a key weight 0 and hides
-        its V; only NaN or +Inf of its score stays. A finite bias removes no key.
+        the key wholly: NaN and Inf of its K and V reach nothing. -inf gives a key weight 0 and
+        hides its V; only NaN or +Inf of its score, from K, stays, as IEEE says. A finite bias
+        removes no key.
     alibi_slopes: float32 [Hq] or [B, Hq]. sinks: float32 [Hq], a logit that joins the sum only.
     q_lengths, kv_lengths: [B] true lengths, for BHLD and BLHD. Rows beyond are not read; O there
         is 0. These, cu_seqlens, slopes and sinks may be lists; on the GPU lengths are int64 and
