@@ -22,7 +22,6 @@ EncodeTiled FindEncodeTiled() {
 }
 
 constexpr int64_t kAlignment = 16;
-constexpr int64_t kStrideMax = int64_t{1} << 40;
 constexpr int64_t kElementBytes = 2;
 constexpr int64_t kRowsMax = INT32_MAX;  // coordinates have 32 bits
 constexpr int64_t kPagesMax = INT32_MAX;
@@ -30,7 +29,7 @@ constexpr int64_t kPagesMax = INT32_MAX;
 // A stride of a dimension that is walked; 0 (broadcast) is not: see Extent.
 bool StrideFits(int64_t extent, int64_t stride) {
   if (extent <= 1 || stride == 0) return true;
-  return stride > 0 && stride < kStrideMax / kElementBytes &&
+  return stride > 0 && stride < kTmaStrideMax / kElementBytes &&
          stride * kElementBytes % kAlignment == 0;
 }
 
@@ -48,13 +47,13 @@ Fault FaultOf(const ConstTensorView& view, int64_t batch, int64_t heads, int64_t
 constexpr std::string_view kClauses[3][4] = {
     {"", "Hopper's copy engine takes fewer than 2^31 rows, q has more",
      "q does not begin on a 16-byte boundary, as Hopper's copy engine needs",
-     "a stride of q is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"},
+     "a stride of q is not a multiple of 16 bytes in (0, 2^36), as Hopper's kernels need"},
     {"", "Hopper's copy engine takes fewer than 2^31 rows, k has more",
      "k does not begin on a 16-byte boundary, as Hopper's copy engine needs",
-     "a stride of k is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"},
+     "a stride of k is not a multiple of 16 bytes in (0, 2^36), as Hopper's kernels need"},
     {"", "Hopper's copy engine takes fewer than 2^31 rows, v has more",
      "v does not begin on a 16-byte boundary, as Hopper's copy engine needs",
-     "a stride of v is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"}};
+     "a stride of v is not a multiple of 16 bytes in (0, 2^36), as Hopper's kernels need"}};
 
 // A broadcast dimension has one element, which every index means (BroadcastIndex).
 cuuint64_t Extent(int64_t extent, int64_t stride) {

@@ -28,9 +28,14 @@ struct TensorBox {
   int cols = 0;  // 32 or 64
 };
 
+// Bytes that a stride is below. The copy engine takes 2^40, but decoding counts the keys' strides
+// in units of 16 bytes, of which 32 bits hold fewer than 2^32 (decode/plan.h).
+inline constexpr int64_t kTmaStrideMax = int64_t{1} << 36;
+
 // Why Hopper's kernels cannot take Q, K and V where they are, in static storage; "" if they can:
 // bases and strides on 16-byte boundaries, strides over 0 (or 0, of a broadcast dimension, not of
-// rows) and below 2^40 bytes, fewer than 2^31 rows; pages the same. Dropout: of rows from 16 n on.
+// rows) and below kTmaStrideMax, fewer than 2^31 rows; pages the same. Dropout: of rows from 16 n
+// on.
 std::string_view WhyNotTma(const Attention& attention);
 inline bool TmaAligned(const Attention& attention) { return WhyNotTma(attention).empty(); }
 

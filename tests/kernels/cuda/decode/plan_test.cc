@@ -14,6 +14,7 @@
 
 #include "kernels/contract/limits.h"
 #include "kernels/cuda/decode/decode.h"
+#include "kernels/cuda/ragged/tensor_maps.h"
 #include "tests/kernels/support/problems.h"
 
 namespace attend::test {
@@ -53,6 +54,31 @@ TEST(DecodePlan, SplitsAreThoseThatSomeRowSees) {
   EXPECT_EQ(cuda::PlanSequence(a, 0, 16).split_shift, plan.split_shift);
   a.problem.len_k = 0;
   EXPECT_EQ(cuda::PlanSequence(a, 0, 16).splits, 1) << "somebody writes the empty rows";
+}
+
+// What a segment counts strides in holds all that Hopper's kernels take: others would be read
+// elsewhere.
+TEST(DecodePlan, StridesBeyondASegmentsAreRefused) {
+  ProblemSpec spec = MakeSpec(1, 8, 1, 1, 5000, 64, 64, DType::kFloat16);
+  Attention a;
+  a.problem = spec.problem;
+  a.q = {nullptr, 512, 64, 64};
+  for (const bool paged : {false, true}) {
+    a.problem.page_rows = paged ? 16 : 0;
+    for (const int64_t stride : {int64_t{64}, (int64_t{1} << 35) - 8, int64_t{1} << 35}) {
+      const bool fits = stride < int64_t{1} << 35;
+      for (ConstTensorView* view : {&a.k, &a.v}) {
+        a.k = a.v = {nullptr, 1 << 20, 64, 64};
+        (paged ? view->stride_b : view->stride_l) = stride;
+        EXPECT_EQ(cuda::WhyNotTma(a).empty(), fits) << stride;
+        if (!fits) continue;
+        cuda::Segment segment;
+        cuda::DescribeSequence(a, cuda::PlanSequence(a, 0, 16), segment);
+        const cuda::KeySource& source = view == &a.k ? segment.k : segment.v;
+        EXPECT_EQ(int64_t{paged ? source.page_stride : source.stride} * 8, stride);
+      }
+    }
+  }
 }
 
 // Every split is in one share, shares differ by no more than a split, and of the runs of
