@@ -21,13 +21,14 @@
 #include "kernels/cpu/flash_math-inl.h"
 #include "kernels/cpu/flash_pack-inl.h"
 #include "kernels/cpu/flash_tile.h"
+#include "kernels/cpu/target_kind.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 
 // Accumulators that the register file holds beside the operands.
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
+#if ATTEND_IS_AVX512(HWY_TARGET) || HWY_TARGET == HWY_NEON
 constexpr int kSums = 16;
 #else
 constexpr int kSums = 8;

@@ -16,6 +16,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/flash_tile.h"
+#include "kernels/cpu/target_kind.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
@@ -25,8 +26,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Instructions for fp16, which round to nearest even and keep NaN and Inf. Highway's emulation on
 // other targets does neither.
 #undef ATTEND_HAVE_F16
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
-    HWY_TARGET == HWY_NEON
+#if ATTEND_IS_AVX2_OR_LATER(HWY_TARGET) || HWY_TARGET == HWY_NEON
 #define ATTEND_HAVE_F16 1
 #else
 #define ATTEND_HAVE_F16 0
@@ -38,7 +38,7 @@ constexpr int64_t kLanes = hn::MaxLanes(F32());
 
 // Most vectors of query rows in a panel, and rows of the other operand in a block: as many
 // accumulators as the register file holds beside the operands.
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
+#if ATTEND_IS_AVX512(HWY_TARGET) || HWY_TARGET == HWY_NEON
 constexpr int kPanelVectors = 3;
 constexpr int kBlockRows = 8;
 #else
