@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused(client):
             (lambda: attend.merge_partial_gradients([(o, o, o)], layout="LHD"), "layout is 'LHD'"),
             (lambda: client.attention(q, q, q, key_offset=-1), "key_offset is -1"),
             (lambda: client.attention(q, q, q, keys_after=2**30), "keys of the whole"),
-            (lambda: attend.attention(q, q, q, key_offset=1), "parts of the keys")]:
+            (lambda: attend.attention(q, q, q, key_offset=2**30), "keys of the whole")]:
         with pytest.raises(attend.Error) as raised:
             call()
         assert said in str(raised.value)
