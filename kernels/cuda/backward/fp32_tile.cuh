@@ -174,8 +174,10 @@ __device__ __forceinline__ Fp32Score ScoreOf(const Fp32Head& at, int64_t i, int6
     result.slope = p.scale * (1.0f - share * share);
   }
   if (p.has_bias) {
-    result.score += LoadGlobalBias(
+    const float bias = LoadGlobalBias(
         a.bias, at.b * a.bias.stride_b + at.h * a.bias.stride_h + i * a.bias.stride_q + j);
+    if (HasBits(a) && bias < 0.0f) return {bias, result.slope};
+    result.score += bias;
   }
   if (p.has_alibi) {
     const float distance = static_cast<float>(j - i - at.s.offset);

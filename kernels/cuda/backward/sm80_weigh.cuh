@@ -200,6 +200,14 @@ __device__ __forceinline__ void AddAlibi(const MmaWork& work, float slope, int o
   });
 }
 
+// Gives the pairs that a mask's bits remove the score -inf.
+template <class T>
+__device__ __forceinline__ void RemovePairs(const StepSums<T>& bias, StepSums<T>& s) {
+  ForPairs<T>({}, nullptr, [&](int n, int r, int e, PairTerms) {
+    if (bias[r / 2][n][r % 2 * 2 + e] < 0.0f) s[r / 2][n][r % 2 * 2 + e] = NegativeInfinity();
+  });
+}
+
 // With score terms, in the order that problem.h gives, and dropout.
 template <class T, bool kDropout>
 __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attention& a, int head,
@@ -213,10 +221,11 @@ __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attentio
     if constexpr (T::kWantsFirst) DropPairs<T>(kept, DropoutScale(p.dropout), d_p);
   }
   ScaleAndCap<T>(p, own, terms, s, d_p);
-  if (p.has_bias) AddBias<T>(a.bias.dtype, bias, s);
+  if (p.has_bias && !HasBits(a)) AddBias<T>(a.bias.dtype, bias, s);
   if (p.has_alibi) {
     AddAlibi<T>(work, a.alibi_slopes[work.b * a.alibi_stride_b + head], other, own, terms, s);
   }
+  if (HasBits(a)) RemovePairs<T>(bias, s);
   // The difference first: scores of a row may be far from 0 (exponent_base.cuh).
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];

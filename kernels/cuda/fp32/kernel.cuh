@@ -103,7 +103,9 @@ __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& 
       float s = state.scores[r][i] * p.scale;
       if (p.softcap > 0.0f) s = p.softcap * tanhf(s / p.softcap);
       if (p.has_bias && row < work.q_len && !(state.hidden & bit)) {
-        s += LoadGlobalBias(a.bias, bias_row + key);
+        const float bias = LoadGlobalBias(a.bias, bias_row + key);
+        if (HasBits(a) && bias < 0.0f) state.hidden |= bit;
+        s += bias;
       }
       if (p.has_alibi) {
         const int64_t distance = int64_t{key} - row - work.offset;

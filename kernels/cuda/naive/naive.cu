@@ -87,8 +87,10 @@ __device__ float FinishScore(const Attention& a, const HeadPlace& place, int64_t
   float s = p.scale * dot;
   if (p.softcap > 0.0f) s = p.softcap * tanhf(s / p.softcap);
   if (p.has_bias) {
-    s += LoadGlobalBias(
+    const float bias = LoadGlobalBias(
         a.bias, place.b * a.bias.stride_b + place.h * a.bias.stride_h + i * a.bias.stride_q + j);
+    if (HasBits(a) && bias < 0.0f) return bias;
+    s += bias;
   }
   if (p.has_alibi) {
     const float slope = a.alibi_slopes[place.b * a.alibi_stride_b + place.h];

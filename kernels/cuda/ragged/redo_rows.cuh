@@ -287,10 +287,12 @@ class RowRedo {
       float& score = scores[n / 4][n % 4];
       score *= p.scale;
       if (p.softcap > 0.0f) score = p.softcap * tanhf(score * inverse_cap);
-      const bool hidden = mine < key_begin[r] || mine >= key_end[r];
+      bool hidden = mine < key_begin[r] || mine >= key_end[r];
       if (kGeneral && p.has_bias && !hidden) {
-        score += LoadGlobalBias(
+        const float bias = LoadGlobalBias(
             a.bias, b * a.bias.stride_b + h * a.bias.stride_h + row[r] * a.bias.stride_q + mine);
+        hidden = HasBits(a) && bias < 0.0f;
+        score += bias;
       }
       if (kGeneral && p.has_alibi) {
         const auto distance = static_cast<float>(mine - row[r] - static_cast<int>(s.offset));

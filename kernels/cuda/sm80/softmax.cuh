@@ -107,20 +107,6 @@ __device__ __forceinline__ void AddBiasRow(const Value* bias, int key, int k_len
   }
 }
 
-// The same of a mask's bits: `bits` is the byte of `key`, the tile's first.
-template <class T>
-__device__ __forceinline__ void AddMaskRow(const uint8_t* bits, int key, int k_len, int r,
-                                           Scores<T>& s) {
-#pragma unroll
-  for (int n = 0; n < T::kKeyBlocks; ++n) {
-    const uint32_t pair = key + 8 * n < k_len ? bits[n] >> KeyOfLane() : 0;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if ((pair >> e & 1) == 0) s[r / 2][n][r % 2 * 2 + e] -= INFINITY;
-    }
-  }
-}
-
 template <class T>
 __device__ __forceinline__ void AddBias(const Attention& a, const BlockWork& work, int key,
                                         Scores<T>& s) {
@@ -133,8 +119,6 @@ __device__ __forceinline__ void AddBias(const Attention& a, const BlockWork& wor
     const int first = key + KeyOfLane();
     if (bias.dtype == DType::kFloat32) {
       AddBiasRow<T>(static_cast<const float*>(bias.data) + at, first, work.k_len, r, s);
-    } else if (bias.dtype == DType::kBit) {
-      AddMaskRow<T>(static_cast<const uint8_t*>(bias.data) + (at + key) / 8, key, work.k_len, r, s);
     } else if (bias.dtype == DType::kFloat16) {
       AddBiasRow<T>(static_cast<const __half*>(bias.data) + at, first, work.k_len, r, s);
     } else {
@@ -143,7 +127,47 @@ __device__ __forceinline__ void AddBias(const Attention& a, const BlockWork& wor
   }
 }
 
-// Scale, softcap, bias and ALiBi, in the order that problem.h gives.
+template <class T>
+__device__ __forceinline__ void AddAlibi(const Attention& a, const BlockWork& work, int key,
+                                         Scores<T>& s) {
+  const float slope = a.alibi_slopes[work.b * a.alibi_stride_b + work.h];
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int distance = key + KeyOfLane() - RowOf<T>(work, r) - work.offset;
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& score = s[r / 2][n][r % 2 * 2 + e];
+        score -= slope * fabsf(static_cast<float>(distance + 8 * n + e));
+      }
+    }
+  }
+}
+
+// Gives the keys that a mask's bits remove the score -inf. `key`: the tile's first.
+template <class T>
+__device__ __forceinline__ void RemoveKeys(const Attention& a, const BlockWork& work, int key,
+                                           Scores<T>& s) {
+  const BiasView& mask = a.bias;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int row = RowOf<T>(work, r);
+    if (row >= work.q_len) continue;
+    const int64_t at = work.b * mask.stride_b + work.h * mask.stride_h + row * mask.stride_q;
+    const uint8_t* const bits = static_cast<const uint8_t*>(mask.data) + (at + key) / 8;
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+      const uint32_t pair = key + 8 * n < work.k_len ? bits[n] >> KeyOfLane() : 0;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if ((pair >> e & 1) == 0) s[r / 2][n][r % 2 * 2 + e] = -INFINITY;
+      }
+    }
+  }
+}
+
+// Scale, softcap, bias and ALiBi, in the order that problem.h gives, and a mask's bits.
 template <class T>
 __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& work, int key,
                                            Scores<T>& s) {
@@ -169,21 +193,9 @@ __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& 
       }
     }
   }
-  if (p.has_bias) AddBias<T>(a, work, key, s);
-  if (!p.has_alibi) return;
-  const float slope = a.alibi_slopes[work.b * a.alibi_stride_b + work.h];
-#pragma unroll
-  for (int r = 0; r < T::kThreadRows; ++r) {
-    const int distance = key + KeyOfLane() - RowOf<T>(work, r) - work.offset;
-#pragma unroll
-    for (int n = 0; n < T::kKeyBlocks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& score = s[r / 2][n][r % 2 * 2 + e];
-        score -= slope * fabsf(static_cast<float>(distance + 8 * n + e));
-      }
-    }
-  }
+  if (p.has_bias && !HasBits(a)) AddBias<T>(a, work, key, s);
+  if (p.has_alibi) AddAlibi<T>(a, work, key, s);
+  if (HasBits(a)) RemoveKeys<T>(a, work, key, s);
 }
 
 // Bits from that of the thread's first key on which `end`, counted from the thread's first key,
