@@ -41,6 +41,19 @@ TEST(LocalCall, AnswersAreRightForEveryTermAndLayout) {
   }
 }
 
+TEST(LocalCall, PartsOfTheKeysHaveTheMaskOfTheWhole) {
+  Result<AttentionCall> call = MakeRandomCall(*ParseCallSpec("B1,H2,Lq5,Lk24,D16,causal,alibi"), 7);
+  ASSERT_TRUE(call.ok()) << call.status().ToString();
+  call->mask.key_offset = 7;
+  call->mask.keys_after = 3;
+  const auto local = LocalCall::Make(ATTEND_CPU, *call);
+  ASSERT_TRUE(local.ok()) << local.status().ToString();
+  ASSERT_TRUE((*local)->Run(StepClock()).ok());
+  const Result<RowsReport> report = VerifyAnswer(*call, (*local)->result(), 1);
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  EXPECT_TRUE(report->ok) << report->detail;
+}
+
 TEST(LocalCall, WhatCannotBeComputedIsRefused) {
   const auto refused = [](const char* shape) {
     const Result<AttentionCall> call = MakeRandomCall(*ParseCallSpec(shape), 7);
