@@ -46,6 +46,17 @@ class PtrTensor:
         return PtrTensor(np.ascontiguousarray(self.values), self.device)
 
 
+class Bfloat16(PtrTensor):
+    """Bits in a NumPy array, which has no such dtype."""
+
+    def __init__(self, bits):
+        super().__init__(bits, Device("cpu"))
+        self.dtype = "torch.bfloat16"
+
+    def new_empty(self, shape, dtype=None):
+        return super().new_empty(shape, dtype) if dtype else Bfloat16(np.zeros(shape, np.uint16))
+
+
 class DlpackTensor:
     """A producer of DLPack capsules over a NumPy array, told when its tensor is deleted."""
     TYPES = {"float16": (2, 16), "float32": (2, 32), "int64": (0, 64), "float64": (2, 64),

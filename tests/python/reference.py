@@ -69,7 +69,7 @@ def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, kept=1.0, **options):
     d_dots = d_scores * slope
 
     def shared(x):  # summed over a group's heads
-        return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+        return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)
 
     answer = {"q": d_dots @ wide_k, "k": shared(d_dots.swapaxes(-1, -2) @ q),
               "v": shared((weights * kept).swapaxes(-1, -2) @ d_o)}
@@ -86,9 +86,10 @@ def summed_to(x, shape):
     return x.sum(tuple(n for n, size in enumerate(shape) if size == 1), keepdims=True)
 
 
-def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, kept=1.0, **options):
+def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, **options):
     """How far from the truth the answers of a kernel may be that computes in float32 and rounds to
-    a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients().
+    a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients(). `work`: the
+    unit roundoff of the weights and of dS as its last products take them.
 
     With u float32's unit roundoff, a sum of n products is off by c u times its magnitude, c = 4 +
     sqrt(n) / 2: roundings add up like a random walk. From there as tests/kernels/support/
@@ -98,6 +99,7 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, kept=1.0, **options):
     group = q.shape[1] // k.shape[1]
     c = 4 + np.sqrt(max(q.shape[-1], v.shape[-1], k.shape[2], group * q.shape[2])) / 2
     wide_k, wide_v = (np.abs(np.repeat(x, group, axis=1)) for x in (k, v))
+    smallest = 2.0**-24 * (unit == 2.0**-11)  # float16's
     scores, slope = scores_of(q, k, **options)
     weights, lse, sink_weights = weights_of(scores, options.get("sinks"))
     o = (weights * kept) @ np.repeat(v, group, axis=1)
@@ -109,33 +111,35 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, kept=1.0, **options):
         score_error = score_error + np.where(weights > 0, c * np.abs(options["bias"]), 0)
     row_error = (weights * score_error).sum(-1, keepdims=True)
     weight_error = weights * (score_error + row_error + c)
+    rounded_error = weight_error + (work / UNIT - 1) * weights
 
     products = np.abs(d_o) @ wide_v.swapaxes(-1, -2) * kept
     less = (weights * products).sum(-1, keepdims=True)
     less_error = (weight_error * products).sum(-1, keepdims=True) + \
-        unit / UNIT * (np.abs(d_o) * np.abs(o)).sum(-1, keepdims=True)
+        (np.abs(d_o) * (unit * np.abs(o) + smallest)).sum(-1, keepdims=True) / UNIT
     if d_lse is not None:
         less = less + np.abs(d_lse.astype(np.float64))[..., None]
     largest = products + less
     d_score_error = weight_error * largest + weights * (c * largest + less_error)
-    d_dot_error = d_score_error * slope
+    d_dot_error = d_score_error * np.abs(slope)
     if options.get("softcap"):
         d_dot_error = d_dot_error + weights * largest * abs(scale) * 2 * score_error / \
             options["softcap"]
+    d_dot_error = d_dot_error + (work / UNIT - 1) * weights * largest * np.abs(slope)
 
     def shared(x):
-        return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+        return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)
 
-    error = {"o": (weight_error * kept) @ wide_v, "q": d_dot_error @ wide_k,
+    error = {"o": (rounded_error * kept) @ wide_v, "q": d_dot_error @ wide_k,
              "k": shared(d_dot_error.swapaxes(-1, -2) @ np.abs(q)),
-             "v": shared((weight_error * kept).swapaxes(-1, -2) @ np.abs(d_o))}
+             "v": shared((rounded_error * kept).swapaxes(-1, -2) @ np.abs(d_o))}
     truth = {"o": o, **gradients(q, k, v, d_o, d_lse, kept=kept, **options)}
     if "bias" in truth:
         error["bias"] = summed_to(d_score_error, options["bias"].shape)
     if "sinks" in truth:
         error["sinks"] = (sink_weights * ((row_error + 2 * c) * less + less_error)).sum((0, 2, 3))
     rounded = {name: UNIT if name in ("bias", "sinks") else unit for name in error}
-    answer = {name: UNIT * error[name] + 1.01 * rounded[name] * np.abs(truth[name]) + 2.0**-24 *
-              (unit > UNIT) + 2.0**-126 for name in error}
+    answer = {name: UNIT * error[name] + 1.01 * rounded[name] * np.abs(truth[name]) + smallest +
+              2.0**-110 for name in error}
     answer["lse"] = UNIT * (row_error[..., 0] + 2 * np.abs(np.where(np.isinf(lse), 0, lse)) + c)
     return answer

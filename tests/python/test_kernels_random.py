@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every feature with every other at random, forward and backward, beside the formulas of
+reference.py in double precision. ATTEND_TEST_SEED=N draws the case that failed with seed N."""
+
+import os
+
+import attend_kernels
+import dropout
+import numpy as np
+import pytest
+
+from cuda_tensor import Bfloat16, Device, PtrTensor
+from reference import MASKED, attention, bounds, gradients, summed_to
+
+UNITS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+CASES = 100
+SIZES = [1, 2, 3, 7, 16, 17, 33, 64, 65, 96, 127, 130]
+DIMS = [1, 3, 8, 16, 24, 31, 64, 80, 96, 128]
+
+
+def to_kernel(values, dtype, device):
+    """What the kernels are given: NumPy's array, on the CPU a Bfloat16, on a GPU PyTorch's."""
+    if dtype != "bfloat16":
+        return values.astype(dtype)
+    bits = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if device == "cpu":
+        return Bfloat16(bits)
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).cuda()
+
+
+def from_kernel(got):
+    """Back in NumPy; bfloat16 as float32."""
+    if isinstance(got, Bfloat16):
+        return (got.values.astype(np.uint32) << 16).view(np.float32)
+    if isinstance(got, PtrTensor):
+        return got.values
+    return got if isinstance(got, np.ndarray) else got.float().cpu().numpy()
+
+
+class Drawn:
+    """A case: whole arrays BHLD whose values are of the dtype, what the kernels are told beside
+    them (`given`), and what the formulas are (`terms`)."""
+
+    def __init__(self, seed):
+        self.random = random = np.random.default_rng(seed)
+        self.dtype = str(random.choice(list(UNITS)))
+        self.b, group, self.hkv = (int(random.integers(1, 4)) for _ in range(3))
+        self.hq, (self.lq, self.lk) = group * self.hkv, random.choice(SIZES, 2)
+        self.d, self.dv = random.choice(DIMS, 2)
+        self.q, self.k, self.v, self.d_o = (self._normal(*shape) for shape in (
+            (self.b, self.hq, self.lq, self.d), (self.b, self.hkv, self.lk, self.d),
+            (self.b, self.hkv, self.lk, self.dv), (self.b, self.hq, self.lq, self.dv)))
+        self.q *= self.as_dtype(random.choice([0.25, 1, 4]))
+        self.d_lse = self._normal(self.b, self.hq, self.lq) if self._chance(0.5) else None
+        self.given, self.terms = {}, {}
+        self._draw_scores()
+        self._draw_mask()
+        self._draw_lengths()
+        self.layout = self._draw_layout()
+        if self._chance(0.25):
+            p, number = float(random.choice([0.1, 0.5, 0.9])), int(random.integers(2**63))
+            self.given.update(dropout_p=p, dropout_seed=number)
+            self.kept = dropout.kept(p, number, self.b, self.hq, self.lq, self.lk)
+        else:
+            self.kept = np.ones((self.b, 1, 1, 1))
+
+    def _chance(self, probability):
+        return self.random.random() < probability
+
+    def as_dtype(self, values):
+        """The values as the dtype has them, in float32."""
+        values = np.asarray(values, np.float32)
+        if self.dtype == "bfloat16":
+            return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        return values.astype(self.dtype).astype(np.float32)
+
+    def _normal(self, *shape):
+        return self.as_dtype(self.random.standard_normal(shape))
+
+    def _both(self, **options):
+        self.given.update(options)
+        self.terms.update(options)
+
+    def _draw_scores(self):
+        if self._chance(0.3):
+            self._both(scale=float(np.float32(self.random.choice([0.05, 0.3, -0.2]))))
+        if self._chance(0.25):
+            self._both(softcap=float(self.random.choice([0.5, 3.0, 30.0])))
+        if self._chance(0.3):
+            self._both(sinks=self.random.standard_normal(self.hq).astype(np.float32))
+        if self._chance(0.3):
+            slopes = self.random.random(self.hq).astype(np.float32)
+            self._both(alibi_slopes=slopes)
+        if self._chance(0.5):
+            shape = [int(self.random.choice([1, size])) for size in (self.b, self.hq, self.lq)]
+            self._draw_bias((*shape, self.lk))
+
+    def _draw_bias(self, shape):
+        hidden = self.random.random(shape) < self.random.choice([0, 0.3, 0.95])
+        if self._chance(0.4):
+            self.given["bias"] = ~hidden
+            self.terms["bias"] = np.where(hidden, MASKED, 0).astype(np.float32)
+            return
+        bias = np.where(hidden, MASKED, self.random.standard_normal(shape)).astype(np.float32)
+        self._both(bias=bias)
+
+    def _draw_mask(self):
+        alignment = str(self.random.choice(["bottom_right", "top_left"]))
+        if self._chance(0.4):
+            self._both(causal=True, alignment=alignment)
+        elif self._chance(0.4):
+            left, right = (int(self.random.integers(-1, self.lk + 2)) for _ in range(2))
+            self._both(window=(left, right), alignment=alignment)
+
+    def _draw_lengths(self):
+        """True lengths, and NaN beyond them; or a part of the keys."""
+        self.q_lengths, self.k_lengths = [self.lq] * self.b, [self.lk] * self.b
+        self.part = slice(0, int(self.lk))
+        if self._chance(0.3):
+            self.q_lengths, self.k_lengths = (
+                [int(n) for n in self.random.integers(0, size + 1, self.b)]
+                for size in (self.lq, self.lk))
+            self.given.update(q_lengths=self.q_lengths, kv_lengths=self.k_lengths)
+            for n in range(self.b):
+                for array, lengths in ((self.q, self.q_lengths), (self.d_o, self.q_lengths),
+                                       (self.k, self.k_lengths), (self.v, self.k_lengths)):
+                    array[n, :, lengths[n]:] = np.nan
+        elif self._chance(0.2):
+            begin, end = sorted(int(n) for n in self.random.integers(0, self.lk + 1, 2))
+            self.part = slice(begin, end)
+            self.given.update(key_offset=begin, keys_after=int(self.lk) - end)
+            if "bias" in self.given:
+                self.given["bias"] = self.given["bias"][..., self.part]
+
+    def _draw_layout(self):
+        whole = self.part == slice(0, int(self.lk))
+        names = ["BHLD", "BLHD"] + ["pages"] * whole
+        return str(self.random.choice(names + ["LHD"] * (whole and "bias" not in self.given)))
+
+    def of_sequence(self, n):
+        """Its rows and keys alone, and its terms, with keys outside the part hidden."""
+        rows, keys = slice(self.q_lengths[n]), slice(self.k_lengths[n])
+        terms = dict(self.terms, kept=self.kept[n:n + 1, :, rows, keys]
+                     if self.kept.shape[-1] > 1 or "dropout_p" in self.given else 1.0)
+        bias = terms.get("bias")
+        if bias is not None:
+            bias = np.broadcast_to(bias, (self.b, self.hq, self.lq, self.lk))[n:n + 1, :, rows,
+                                                                               keys]
+        if self.part != slice(0, int(self.lk)):
+            outside = np.full(self.lk, MASKED, np.float32)
+            outside[self.part] = 0
+            bias = outside[None, None, None, :] + (0 if bias is None else bias)
+            bias = np.broadcast_to(bias, (1, self.hq, self.lq, self.lk))
+        if bias is not None:
+            terms["bias"] = bias
+        if self.d_lse is not None:
+            terms["d_lse"] = self.d_lse[n:n + 1, :, rows]
+        arrays = [self.q[n:n + 1, :, rows], self.k[n:n + 1, :, keys], self.v[n:n + 1, :, keys],
+                  self.d_o[n:n + 1, :, rows]]
+        return arrays, terms
+
+    def wanted(self):
+        names = ["q", "k", "v"]
+        names += ["bias"] if "bias" in self.given and self.given["bias"].dtype != bool else []
+        return tuple(names + (["sinks"] if "sinks" in self.given else []))
+
+    def __str__(self):
+        sizes = f"{self.dtype} b {self.b} hq {self.hq} hkv {self.hkv} lq {self.lq} lk {self.lk}"
+        return f"{sizes} d {self.d} dv {self.dv} {self.layout} {sorted(self.given)}"
+
+
+def packed(array, lengths):
+    """[B, H, L, ...] without what lies beyond the lengths: [rows, H, ...]."""
+    return np.concatenate([one[:, :n].swapaxes(0, 1) for one, n in zip(array, lengths)])
+
+
+def unpacked(array, lengths, wanted_rows, rest=0):
+    out = np.full((len(lengths), array.shape[1], wanted_rows, *array.shape[2:]), rest, np.float32)
+    for one, n, end in zip(out, lengths, np.cumsum(lengths)):
+        one[:, :n] = array[end - n:end].swapaxes(0, 1)
+    return out
+
+
+class Layout:
+    """How the kernels are given a case, and how their answers become BHLD again."""
+
+    def __init__(self, case):
+        self.case, self.name = case, case.layout
+        self.options = dict(case.given, layout="BLHD" if self.name == "BLHD" else "BHLD")
+        if self.name == "LHD":
+            for name in ("q_lengths", "kv_lengths"):
+                self.options.pop(name, None)
+            self.options.update(layout="LHD", **{
+                name: [0, *np.cumsum(lengths).tolist()] for name, lengths in
+                (("cu_seqlens_q", case.q_lengths), ("cu_seqlens_k", case.k_lengths))})
+        if self.name == "pages":
+            self.table = case.random.permutation(case.b * -(-int(case.lk) // 16)).reshape(
+                case.b, -1).astype(np.int32)
+            self.options.update(page_table=self.table, kv_lengths=case.k_lengths)
+            if "bias" in case.given:  # its width is that of the pages
+                bias = case.given["bias"]
+                more = 16 * self.table.shape[1] - bias.shape[3]
+                self.options.update(bias=np.pad(bias, [(0, 0)] * 3 + [(0, more)]))
+
+    def of(self, array, of_keys=False):
+        case = self.case
+        if self.name == "LHD":
+            return packed(array, case.k_lengths if of_keys else case.q_lengths)
+        if self.name == "pages" and of_keys:
+            wide = np.full((*array.shape[:2], 16 * self.table.shape[1], array.shape[3]), np.nan,
+                           np.float32)
+            wide[:, :, :array.shape[2]] = array
+            pages = np.zeros((self.table.size, array.shape[1], 16, array.shape[3]), np.float32)
+            pages[self.table] = wide.reshape(*array.shape[:2], -1, 16,
+                                             array.shape[3]).swapaxes(1, 2)
+            return pages
+        return array.swapaxes(1, 2) if self.name == "BLHD" else array
+
+    def back(self, name, array):
+        case = self.case
+        if name in ("bias", "sinks"):
+            return array
+        if self.name == "LHD":
+            lengths, rows = (case.k_lengths, case.lk) if name in "kv" else (case.q_lengths, case.lq)
+            array = array.swapaxes(0, 1) if name == "lse" else array
+            return unpacked(array, lengths, rows, -np.inf if name == "lse" else 0)
+        return array.swapaxes(1, 2) if self.name == "BLHD" and name != "lse" else array
+
+
+def answers(case, kernel, device):
+    """By "o", "lse" and the names of gradients, in NumPy, BHLD."""
+    layout, part = Layout(case), (slice(None), slice(None), case.part)
+    q, k, v, d_o = (to_kernel(layout.of(x, of_keys), case.dtype, device) for x, of_keys in (
+        (case.q, False), (case.k[part], True), (case.v[part], True), (case.d_o, False)))
+    place = dict(layout.options, kernel=kernel, device=device if case.dtype != "bfloat16" else None)
+    found = attend_kernels.attention(q, k, v, return_lse=True, **place)
+    names = ("o", "lse")
+    if case.layout != "pages":  # they have no gradients
+        d_lse = case.d_lse
+        if d_lse is not None:
+            d_lse = packed(d_lse, case.q_lengths).T.copy() if case.layout == "LHD" else d_lse
+            d_lse = d_lse if case.dtype != "bfloat16" else like(found[1], d_lse)
+        names += case.wanted()
+        found += attend_kernels.attention_backward(d_o, q, k, v, *found, d_lse=d_lse,
+                                                   wanted=case.wanted(), **place)
+    return {name: layout.back(name, from_kernel(x)) for name, x in zip(names, found)}
+
+
+def like(tensor, values):
+    """The values as a tensor of the same kind and place."""
+    if isinstance(tensor, PtrTensor):
+        return PtrTensor(values, Device("cpu"))
+    return tensor.new_tensor(values)
+
+
+def close(name, got, wanted, within):
+    """Where the truth is finite; elsewhere they are the same."""
+    assert got.shape == wanted.shape, (name, got.shape, wanted.shape)
+    got, finite = got.astype(float), np.isfinite(wanted)
+    assert (got[~finite] == wanted[~finite]).all(), name
+    off, within = np.abs(got - np.where(finite, wanted, 0))[finite], within[finite]
+    assert (off <= within).all(), f"{name}: off by {off[~(off <= within)]}, beside {within.max()}"
+
+
+def judge(case, got, work):
+    """Each sequence alone; gradients by what sequences share are judged by the sums."""
+    shape = (case.b, case.hq, case.lq, case.lk)
+    summed = {"bias": (np.zeros(shape), np.zeros(shape)),
+              "sinks": (np.zeros(case.hq), np.zeros(case.hq))}
+    for n in range(case.b):
+        (q, k, v, d_o), terms = case.of_sequence(n)
+        kept = terms.pop("kept")
+        d_lse = terms.pop("d_lse", None)
+        o, lse = attention(q, k, v, kept=kept, **terms)
+        truth = {"o": o, "lse": lse, **gradients(q, k, v, d_o, d_lse, kept=kept, **terms)}
+        within = bounds(q, k, v, d_o, d_lse, unit=UNITS[case.dtype], work=work, kept=kept, **terms)
+        rows, keys = slice(case.q_lengths[n]), slice(case.k_lengths[n])
+        for name in truth.keys() & got.keys():
+            wanted = truth[name]
+            if name == "bias":
+                for total, one in zip(summed[name], (wanted, within[name])):
+                    total[n:n + 1, :, rows, keys] = one
+            elif name == "sinks":
+                for total, one in zip(summed[name], (wanted, within[name])):
+                    total += one
+            else:
+                of_keys = name in "kv"
+                used = case.part if of_keys else slice(None)
+                whole = got[name][n:n + 1]
+                inside = keys if of_keys and case.part == slice(0, int(case.lk)) else \
+                    slice(None) if of_keys else rows
+                close(name, whole[:, :, inside], wanted[:, :, used], within[name][:, :, used])
+                rest = np.delete(whole, np.r_[inside], 2) if inside != slice(None) else whole[:0]
+                assert (rest == (-np.inf if name == "lse" else 0)).all(), name
+    for name in summed.keys() & got.keys():
+        truth, within = summed[name]
+        if name == "bias":
+            given = (*case.terms["bias"].shape[:3], case.lk)
+            truth, within = (summed_to(x, given)[..., case.part] for x in (truth, within))
+        close(name, got[name], truth, within)
+
+
+def seeds():
+    fixed = os.environ.get("ATTEND_TEST_SEED")
+    return [int(fixed)] if fixed else np.random.default_rng().integers(2**63, size=CASES).tolist()
+
+
+def judge_all(kernel, device, work=lambda dtype: UNITS["float32"]):
+    for seed in seeds():
+        case = Drawn(seed)
+        try:
+            judge(case, answers(case, kernel, device), work(case.dtype))
+        except (AssertionError, attend_kernels.Error) as failure:
+            raise AssertionError(f"ATTEND_TEST_SEED={seed} {kernel}: {case}") from failure
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kernel", ["auto", "cpu_reference"])
+def test_on_the_cpu(kernel):
+    judge_all(kernel, "cpu")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    judge_all("auto", "cuda", work=UNITS.get)  # Tensor Cores take weights of the dtype
