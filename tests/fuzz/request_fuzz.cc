@@ -194,7 +194,7 @@ void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
         "tensor " + std::to_string(i));
   }
   // Into memory that is the request's to write: AddressSanitizer has the last word.
-  for (const OutputTensor& each : OutputsOf(a, backward)) {
+  for (const OutputTensor& each : OutputsOf(decoded.request)) {
     if (each.data == nullptr) continue;
     std::memset(const_cast<void*>(each.data), 1, static_cast<size_t>(each.bytes));
   }
