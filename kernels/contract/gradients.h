@@ -3,7 +3,7 @@
 // The backward pass of one attention: from the loss's gradients by O and LSE to those by Q, K, V
 // and, if asked for, bias and sinks.
 //
-// With P the weights, which make 1 in every row (with its sink), dP = dO V^T, and delta_i =
+// With P the weights, which sum to 1 in every row (with its sink), dP = dO V^T, and delta_i =
 // sum_j P_ij dP_ij, which is dO_i . O_i but for O's rounding:
 //
 //   dS_ij = P_ij (dP_ij - delta_i + dLSE_i)            by the score that the mask and softmax see
@@ -12,7 +12,11 @@
 //   dBias_ij = dS_ij                   dSink_h = -sum_i exp(sink_h - LSE_i) (delta_i - dLSE_i)
 //
 // summed over a group's query heads in dK and dV, and in dBias over the dimensions that bias
-// broadcasts. (Dao et al. 2022, appendix B; dLSE is what merging partial answers sends back.)
+// broadcasts. (Dao et al. 2022, appendix B.)
+//
+// With a part of the keys come the O and LSE of the whole (merged, softmax_state.h). They stand for
+// the keys that are not there: P is exp(score - LSE) and delta dO . O, in every kernel, and a row's
+// weights sum to the part's share of 1.
 
 #pragma once
 
@@ -35,6 +39,9 @@ struct Gradients {
   TensorView d_bias;             // float32 [B|1, Hq|1, Lq|1, Lk]: stride 0 where bias has it
   float* d_sinks = nullptr;      // [Hq]
 };
+
+// Whether the keys are a part of a whole.
+inline bool HasPart(const Problem& p) { return p.key_offset != 0 || p.keys_after != 0; }
 
 // OK, or INVALID_ARGUMENT or UNIMPLEMENTED naming what cannot be differentiated: without LSE, for
 // keys in pages, the gradient of a bias or of sinks that are not there, or of a mask of bits.

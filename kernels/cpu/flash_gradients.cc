@@ -126,8 +126,10 @@ class Backward {
 
   void Run() {
     if (bias_) ZeroBias();
-    measured_ = cpu_flash::MeasureRows(a_, g_, functions_, stop_);
-    finds_errors_ = p_.o_dtype() != DType::kFloat32 || !measured_.empty();
+    if (!HasPart(p_)) {  // whose dS need not add up to dLSE
+      measured_ = cpu_flash::MeasureRows(a_, g_, functions_, stop_);
+      finds_errors_ = p_.o_dtype() != DType::kFloat32 || !measured_.empty();
+    }
     if (g_.d_q.data != nullptr || g_.d_k.data != nullptr || g_.d_v.data != nullptr ||
         (bias_ && !bias_shared_)) {
       RunHeads();

@@ -96,6 +96,8 @@ HWY_INLINE RowTerms FindTerms(const Attention& a, const Gradients& g, const RowT
   RowTerms terms;
   if (measured != nullptr) terms = measured[TermsIndex(p, s, id)];
   terms.special = !AllFinite(q, p.dim);
+  // The keys that a row sees do not say what its dO is, if dropout or a mask leaves it none.
+  if (terms.known && !AllFinite(d_o, p.dim_v)) terms.less = kNan;
   if (!terms.known) {
     load_o();
     const float delta = DotRows(d_o, row, p.dim_v);
@@ -182,7 +184,7 @@ HWY_INLINE RowError ErrorOf(const GradientTask& task, const PartialQueries& part
   const auto share = static_cast<float>(std::max(1.25 * UnitRoundoff(p.dtype), 0x1p-14));
   const float most = error / share;
   const auto exceeds = [](float size, float allowed) {
-    return size * size > allowed && allowed > 0x1p-100f;
+    return size * size > allowed && allowed > 0x1p-120f;
   };
   RowError found{error, false, exceeds(most, square)};
   if (d_q != nullptr) {

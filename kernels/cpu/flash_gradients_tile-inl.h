@@ -277,7 +277,8 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
         factor_of_v = hn::IfThenElse(dropped, none, factor_of_v);
       }
       V32 d_score = hn::Mul(p, moved);
-      if (kRare) d_score = hn::Add(d_score, hn::Zero(d));  // so that it is not -0
+      // So that it is not -0. The sum with 0 might be fused with the product, and -0 again.
+      if (kRare) d_score = hn::IfThenZeroElse(hn::Eq(d_score, hn::Zero(d)), d_score);
       d_score = hn::IfThenElse(unseen, none, d_score);
       hn::Store(factor_of_v, d, s_.weight + at);
       hn::Store(d_score, d, s_.d_score + t * kGradientKeys + lane);
@@ -355,8 +356,9 @@ void GradientRun::Slope(const LanePanel& panel, int64_t count) {
       const V32 slope = hn::Load(d, s_.slope + t * panel.width() + n);
       const V32 d_score = hn::Load(d, at);
       V32 by_slope = hn::Mul(d_score, slope);
-      if (careful_) {  // + 0, as what is seen may be -0 too
-        by_slope = hn::IfThenElse(IsHiddenWeight(d_score), d_score, hn::Add(by_slope, hn::Zero(d)));
+      if (careful_) {  // where the product of a key that is seen may be -0 too
+        const V32 seen = hn::IfThenZeroElse(hn::Eq(by_slope, hn::Zero(d)), by_slope);
+        by_slope = hn::IfThenElse(IsHiddenWeight(d_score), d_score, seen);
       }
       hn::Store(by_slope, d, at);
     }

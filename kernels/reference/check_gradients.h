@@ -3,6 +3,7 @@
 // Judges the gradients of a backward pass at a sample of their rows, at bounded cost, against
 // double precision of q, k, v, bias, sinks, dO and dLSE, as a softmax over whole rows has them: the
 // O and LSE that the pass was given are no part of the truth. Their rounding is part of the bound.
+// With a part of the keys they are the whole's, so there they are taken as given.
 //
 // A row of dQ takes its keys, a row of dK or dV all rows that see the key, and of each its whole
 // softmax. Where the work for all rows' softmax is within the budget, all of them are computed
@@ -20,7 +21,7 @@
 //          further of 0 and 1, and 4 u P + 2^-126
 //   e_LSE  of a whole row: max(log(1 + R / S), log(S / K)) + min(4 u |LSE| + |LSE given - LSE|,
 //          2^-10) + (8 + sqrt(n) / 2) u. As given: 8 u (1 + |LSE|) + (c(D) + t u) |scale| |q|
-//          max |k|, t: D / 8 for 16-bit dtypes, else 0
+//          max |k| of the keys the row sees, t: D / 8 for 16-bit dtypes, else 0
 //   dP     c(Dv) sum |dO||V| + s(Dv)
 //   less   = delta - dLSE. Of a whole row: |dO . (O given) - delta|, the larger of c(Dv) sum
 //   |dO||O|
@@ -41,8 +42,8 @@
 //          sink's weight
 //
 // and the rounding to each gradient's dtype. The 2^-10 are the contract's (gradients.h): weights
-// make 1 in every row, however large its LSE is, so that a pass that goes by an LSE which rounding
-// has spoilt more than that is wrong. Kernels that round the weights of 16-bit dtypes
+// sum to 1 in every row, however large its LSE is, so that a pass that goes by an LSE which
+// rounding has spoilt more than that is wrong. Kernels that round the weights of 16-bit dtypes
 // (RoundsWeights in select.h) take P and dS as factors rounded to the dtype: u of the dtype, and
 // half a step of subnormal numbers more in err P of dV and in err dS of dT. Dropout's factor is in
 // dP, and in P as dV has it, and in the errors of both, which it makes 2 u larger: it is rounded,
@@ -55,8 +56,10 @@
 // makes up all of g, as for a row whose keys all have scores of -1e9, the bound is a number still,
 // but 0 is within it: the row cannot be judged. Nor can a row if fp32 may have NaN for weights that
 // are none in double, if the budget did not reach a row of O that would have to be whole, or if an
-// element is finite where the truth is not. Such rows are counted too, and the report is not ok;
-// it is undecided if there is nothing else. NaN and Inf where the truth has either are right.
+// element is finite where the truth is not and all weights beside that NaN or Inf are below 2^-20,
+// which a kernel may take for 0; with a larger one the element is wrong. Such rows are counted too,
+// and the report is not ok; it is undecided if there is nothing else. NaN and Inf where the truth
+// has either are right.
 
 #pragma once
 

@@ -16,6 +16,9 @@ namespace {
 constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// A weight that every kernel holds, in float16 too.
+constexpr double kHeldByAll = 0x1p-20;
+
 // What a factor of that magnitude may be off by because Tensor Cores take it in the problem's
 // dtype: half a step, of subnormal numbers too.
 double FactorRounding(DType dtype, bool rounded, double magnitude) {
@@ -47,12 +50,14 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
   pair.kept = kept != 0;
   const double kept_roundings = p.dropout > 0 ? 2 * kRoundoff : 0;
   const double most = weight + moved;  // what the weight may be
+  const bool seen = !(weight - moved <= kHeldByAll);
   pair.factor = {.value = kept * weight,
                  .error = kept * (FactorRounding(p.dtype, weights_rounded, most) +
                                   kept_roundings * most + 0x1p-126),
                  .moved = kept * moved,
                  .swing = kept,
-                 .gross = kept * weight};
+                 .gross = kept * weight,
+                 .seen = seen};
 
   // What is dropped may be NaN.
   const Products d_weight = pair.kept ? Multiply(row.d_o, key.v, p.dim_v) : Products{};
@@ -66,7 +71,8 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
                            2 * kRoundoff * std::abs(weight * m) + 0x1p-149,
                   .moved = moved * m_most + weight * w.less_moved,
                   .swing = m_most + w.less_moved / 2,
-                  .gross = weight * (kept * d_weight.magnitude + w.less_size)};
+                  .gross = weight * (kept * d_weight.magnitude + w.less_size),
+                  .seen = seen};
   double slope = 1, slope_error = 0;
   if (p.softcap > 0) {
     const double share = terms.capped / static_cast<double>(p.softcap);
@@ -85,7 +91,8 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
                          std::max(1.0, std::abs(scale)) * 0x1p-150,
                 .moved = by * s.moved,
                 .swing = by * s.swing,
-                .gross = by * s.gross};
+                .gross = by * s.gross,
+                .seen = seen};
   return pair;
 }
 
@@ -97,7 +104,9 @@ void GradientSums::Add(const RowElements& by, const GradientTerm& term) {
   double size = 0;
   for (size_t d = 0; d < dim_; ++d) {
     const double each = std::abs(by[d]);
-    value_[d] += term.value * by[d];
+    const double value = term.value * by[d];
+    value_[d] += value;
+    special_[d] = special_[d] || (term.seen && !std::isfinite(value));
     magnitude_[d] += std::abs(term.value) * each;
     error_[d] += term.error * each;
     moved_[d] += term.moved * each;
@@ -121,7 +130,7 @@ double GradientSums::Bound(size_t d, DType dtype) const {
 
 bool GradientSums::Open(DType dtype) const {
   const double step = static_cast<double>(dim_) * SubnormalStep(dtype);
-  return unknown_ || (moved_all_ > step && moved_all_ >= gross_all_);
+  return moved_all_ > step && moved_all_ >= gross_all_;
 }
 
 }  // namespace attend

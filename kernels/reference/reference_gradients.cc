@@ -131,12 +131,19 @@ std::vector<KeyGradient> ReferenceKeyGradients(const Attention& a, const Gradien
   }
   const double sink = p.has_sinks ? static_cast<double>(a.sinks[id.h]) : -kInfinity;
   if (p.has_sinks) AddSink(state, sink);
+  const int64_t lse = id.b * a.lse_stride_b + id.h * a.lse_stride_h + q_row;
+  const bool part = HasPart(p);
+  if (part) state = {.max = static_cast<double>(a.lse[lse]), .sum = 1};
+  if (part && state.max == -kInfinity) keys.clear();
   double delta = 0;
   for (KeyGradient& key : keys) {
     key.weight = ScaledExp(key.weight, state.max) * InverseSum(state);
     delta += key.weight * key.d_score;
   }
-  const int64_t lse = id.b * a.lse_stride_b + id.h * a.lse_stride_h + q_row;
+  if (part) {
+    LoadElements(a.o.data, p.o_dtype(), ElementOf(a.o, id.b, id.h, q_row), p.dim_v, other.data());
+    delta = Dot(d_o, other, p.dim_v);
+  }
   const double less = delta - (g.d_lse != nullptr ? static_cast<double>(g.d_lse[lse]) : 0);
   for (KeyGradient& key : keys) {
     key.d_score = key.weight * (key.d_score - less);

@@ -21,7 +21,10 @@ constexpr double kPairWork = 128;
 // Whole rows that are remembered: some MiB of them.
 constexpr int64_t kRowsMost = 1 << 16;
 
-// A row's weights make 1 within this, however large LSE is and whatever it has lost by rounding:
+// Keys of which the longest is remembered.
+constexpr int64_t kBlock = 16;
+
+// A row's weights sum to 1 within this, however large LSE is and whatever it has lost by rounding:
 // so says gradients.h. A row whose LSE alone leaves more open is computed whole.
 constexpr double kNormError = 0x1p-10;
 
@@ -61,6 +64,7 @@ class RowSum {
     delta_ += weight * d_weight;
     size_ += weight * size;
     raised_ += raised;
+    raised_size_ += raised * std::abs(d_weight);
     raised_first_ += raised * d_weight;
     raised_second_ += raised * d_weight * d_weight;
     low_ = std::min(low_, d_weight);
@@ -86,13 +90,15 @@ class RowSum {
     const double down = least_ > 0 ? std::log(sum_ / least_) : kInfinity;
     return std::max(std::log1p(raised_ / sum_), std::max(0.0, down));
   }
-  // And sum P dP: as score_rounding.h has it for O, and no further than dP reaches.
+  // And sum P dP: as score_rounding.h has it for O, by the sum of what each key moves, which says
+  // more where one key has nearly all weight and no dP, and no further than dP reaches.
   double MovedDelta() const {
     const double d = delta();
     const double all = raised_second_ + d * d * raised_;
     const double spread = std::max(0.0, all - 2 * d * raised_first_) +
                           (8 + static_cast<double>(keys_)) * 0x1p-53 * all;
-    const double moved = std::sqrt(raised_ * spread) / least_;
+    const double moved =
+        std::min(std::sqrt(raised_ * spread), raised_size_ + std::abs(d) * raised_) / least_;
     const double range = std::max(high_ - d, d - low_);
     return moved < range ? moved : range;
   }
@@ -103,7 +109,7 @@ class RowSum {
     const double by = std::exp(max_ - score);
     max_ = score;
     for (double* const sum : {&sum_, &kept_, &delta_, &size_, &least_, &raised_, &raised_first_,
-                              &raised_second_, &sink_}) {
+                              &raised_second_, &raised_size_, &sink_}) {
       *sum *= by;
     }
   }
@@ -113,7 +119,7 @@ class RowSum {
   double sum_ = 0, kept_ = 0, delta_ = 0, size_ = 0, sink_ = 0;
   double least_ = 0;   // K of score_rounding.h
   double raised_ = 0;  // R, and its sums with dP and dP^2
-  double raised_first_ = 0, raised_second_ = 0;
+  double raised_first_ = 0, raised_second_ = 0, raised_size_ = 0;
   double low_ = kInfinity, high_ = -kInfinity;
 };
 
@@ -155,26 +161,35 @@ GradientRows::GradientRows(const Attention& attention, const Gradients& gradient
   const Problem& p = a_.problem;
   const int64_t rows = p.heads_q * (p.packed ? p.total_q : p.batch * p.len_q);
   const double work = PairWork() * static_cast<double>(rows) * static_cast<double>(p.len_k);
-  all_whole_ = rows <= kRowsMost && work <= work_budget;
+  all_whole_ = !HasPart(p) && rows <= kRowsMost && work <= work_budget;
 }
 
 double GradientRows::PairWork() const {
   return static_cast<double>(2 * (a_.problem.dim + a_.problem.dim_v)) + kPairWork;
 }
 
-double GradientRows::LargestKey(int64_t b, int64_t kv_head) {
-  const auto [entry, unknown] = largest_.try_emplace({b, kv_head}, 0.0);
-  double& largest = entry->second;
-  if (!unknown) return largest;
-  const Sequence s = SequenceOf(a_, b);
-  RowElements k;
-  for (int64_t j = 0; j < s.k_len; ++j) {
-    LoadRow(a_.k, a_.problem.dtype, a_.problem.dim, b, kv_head, s.k_row + j, &k);
-    const double norm = Norm(k, a_.problem.dim);
-    // A row that sees NaN or Inf has no number for its LSE.
-    if (std::isfinite(norm)) largest = std::max(largest, norm);
+double GradientRows::LargestKey(const GradientRow& row) {
+  const Problem& p = a_.problem;
+  const Sequence& s = row.sequence;
+  std::vector<double>& norms = norms_[{row.id.b, row.id.h}];
+  if (norms.empty() && s.k_len > 0) {
+    norms.resize(static_cast<size_t>((s.k_len + kBlock - 1) / kBlock));
+    const bool removes = HasBits(a_) && a_.bias.stride_q == 0;
+    const int64_t bit = row.id.b * a_.bias.stride_b + row.id.h * a_.bias.stride_h;
+    RowElements k;
+    for (int64_t j = 0; j < s.k_len; ++j) {
+      if (removes && LoadElementAsDouble(a_.bias.data, a_.bias.dtype, bit + j) < 0) continue;
+      LoadRow(a_.k, p.dtype, p.dim, row.id.b, row.id.h / p.group(), s.k_row + j, &k);
+      const double norm = Norm(k, p.dim);
+      double& block = norms[static_cast<size_t>(j / kBlock)];
+      // A row that sees NaN or Inf has no number for its LSE.
+      if (std::isfinite(norm)) block = std::max(block, norm);
+    }
   }
-  return largest;
+  const KeyRange visible = VisibleKeys(p.mask, s, row.id.i);
+  if (visible.begin >= visible.end) return 0;
+  return *std::max_element(norms.begin() + visible.begin / kBlock,
+                           norms.begin() + (visible.end - 1) / kBlock + 1);
 }
 
 RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, double d_lse) const {
@@ -240,16 +255,16 @@ RowWeights GradientRows::AsGiven(const GradientRow& row, const RowElements& o, d
   const int64_t at =
       row.id.b * a_.lse_stride_b + row.id.h * a_.lse_stride_h + row.sequence.q_row + row.id.i;
   const auto lse = static_cast<double>(a_.lse[at]);
-  RowWeights weights;
+  RowWeights weights{.given = true};
   if (lse == -kInfinity) return weights;
   const bool bits16 = p.dtype != DType::kFloat32;
   const double dot_units =
       SumRoundings(p.dim) + (bits16 ? static_cast<double>(p.dim) / 8 * kRoundoff : 0);
   weights.shift = lse;
   weights.inverse_sum = 1;
-  weights.log_error = (bits16 ? 12 : 8) * kRoundoff * (1 + std::abs(lse)) +
-                      dot_units * std::abs(static_cast<double>(p.scale)) * Norm(row.q, p.dim) *
-                          LargestKey(row.id.b, row.id.h / p.group());
+  weights.log_error =
+      (bits16 ? 12 : 8) * kRoundoff * (1 + std::abs(lse)) +
+      dot_units * std::abs(static_cast<double>(p.scale)) * Norm(row.q, p.dim) * LargestKey(row);
   weights.log_units = bits16 ? 4 : 2;
   const bool nothing = d_lse == 0 && Norm(row.d_o, p.dim_v) == 0;
   weights.known = nothing || weights.log_error < kLogErrorMost;
@@ -285,10 +300,10 @@ GradientRow GradientRows::Row(const RowId& id, bool whole) {
           id.h, at, &o);
   const int64_t lse = id.b * a_.lse_stride_b + id.h * a_.lse_stride_h + at;
   const double d_lse = g_.d_lse == nullptr ? 0 : static_cast<double>(g_.d_lse[lse]);
-  if (!all_whole_ && !whole) {
+  if (HasPart(p) || (!all_whole_ && !whole)) {
     row.weights = AsGiven(row, o, d_lse);
     const double work = PairWork() * static_cast<double>(p.len_k);
-    if (!(row.weights.log_error > kNormError) || work > budget_) return row;
+    if (HasPart(p) || !(row.weights.log_error > kNormError) || work > budget_) return row;
     budget_ -= work;
   }
   row.weights = Whole(row, o, d_lse);

@@ -11,6 +11,7 @@
 #include <map>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/limits.h"
@@ -42,6 +43,7 @@ void LoadRow(const ConstTensorView& view, DType dtype, int64_t dim, int64_t b, i
 
 struct RowWeights {
   bool known = true;       // false: nothing can be said of the weights, nor of `less`
+  bool given = false;      // by the O and LSE that came
   double shift = 0;        // P = exp(score - shift) / sum
   double inverse_sum = 0;  // 0: no key has a weight
   double log_error = 0;    // e_LSE
@@ -81,15 +83,17 @@ class GradientRows {
  private:
   RowWeights Whole(const GradientRow& row, const RowElements& o, double d_lse) const;
   RowWeights AsGiven(const GradientRow& row, const RowElements& o, double d_lse);
-  double LargestKey(int64_t b, int64_t kv_head);
+  double LargestKey(const GradientRow& row);
 
   const Attention& a_;
   const Gradients& g_;
   const StopFlag* const stop_;
   double budget_;
   bool all_whole_;
-  std::unordered_map<int64_t, RowWeights> whole_;          // by row of O's
-  std::map<std::pair<int64_t, int64_t>, double> largest_;  // |k| by sequence and KV head, if known
+  std::unordered_map<int64_t, RowWeights> whole_;  // by row of O's
+  // The largest |k| of some neighbouring keys that bits do not remove for every row, by sequence
+  // and query head, if known.
+  std::map<std::pair<int64_t, int64_t>, std::vector<double>> norms_;
 };
 
 }  // namespace attend

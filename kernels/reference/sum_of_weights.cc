@@ -37,7 +37,7 @@ SumFault FindSumFault(const Attention& a, const Gradients& g, int64_t b, int64_t
     LoadRow(d_v, p.dtype, p.dim_v, b, kv_head, s.k_row + j, &values);
     for (size_t d = 0; d < dim; ++d) {
       got[d] += values[d];
-      bound[d] += 2 * UnitRoundoff(p.dtype) * std::abs(values[d]) + step;
+      bound[d] += UnitRoundoff(p.dtype) * std::abs(values[d]) + step;
     }
   }
   SumFault worst;

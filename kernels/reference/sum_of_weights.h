@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A row's weights make 1, whatever they are. So over the keys of a KV head dV adds up to what dO
+// A row's weights sum to 1, whatever they are. So over the keys of a KV head dV adds up to what dO
 // does over its rows (less the sinks' shares, times what dropout makes of the weights), which shows
 // faults of rows whose weights themselves fp32 leaves open. Host memory; calling thread.
 

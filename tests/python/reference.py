@@ -54,8 +54,8 @@ def attention(q, k, v, dtype=np.float64, kept=1.0, **options):
     return (weights * kept).astype(dtype) @ np.repeat(v, q.shape[1] // v.shape[1], axis=1), lse
 
 
-def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, kept=1.0, **options):
-    """By "q", "k", "v" and, where they are, "bias" and "sinks"."""
+def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, kept=1.0, part=slice(None), **options):
+    """By "q", "k", "v" and, where they are, "bias" and "sinks"; by "q" from a part of the keys."""
     q, k, v, d_o = (x.astype(dtype) for x in (q, k, v, d_o))
     group = q.shape[1] // k.shape[1]
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
@@ -71,7 +71,7 @@ def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, kept=1.0, **options):
     def shared(x):  # summed over a group's heads
         return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)
 
-    answer = {"q": d_dots @ wide_k, "k": shared(d_dots.swapaxes(-1, -2) @ q),
+    answer = {"q": d_dots[..., part] @ wide_k[:, :, part], "k": shared(d_dots.swapaxes(-1, -2) @ q),
               "v": shared((weights * kept).swapaxes(-1, -2) @ d_o)}
     if options.get("bias") is not None:
         answer["bias"] = summed_to(d_scores, options["bias"].shape)
@@ -86,7 +86,7 @@ def summed_to(x, shape):
     return x.sum(tuple(n for n, size in enumerate(shape) if size == 1), keepdims=True)
 
 
-def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, **options):
+def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(None), **options):
     """How far from the truth the answers of a kernel may be that computes in float32 and rounds to
     a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients(). `work`: the
     unit roundoff of the weights and of dS as its last products take them.
@@ -133,7 +133,7 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, **options):
     error = {"o": (rounded_error * kept) @ wide_v, "q": d_dot_error @ wide_k,
              "k": shared(d_dot_error.swapaxes(-1, -2) @ np.abs(q)),
              "v": shared((rounded_error * kept).swapaxes(-1, -2) @ np.abs(d_o))}
-    truth = {"o": o, **gradients(q, k, v, d_o, d_lse, kept=kept, **options)}
+    truth = {"o": o, **gradients(q, k, v, d_o, d_lse, kept=kept, part=part, **options)}
     if "bias" in truth:
         error["bias"] = summed_to(d_score_error, options["bias"].shape)
     if "sinks" in truth:

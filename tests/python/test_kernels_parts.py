@@ -2,10 +2,11 @@
 """A part of the keys, in process, beside the whole in which a mask hides the other keys."""
 
 import attend_kernels
+import dropout
 import numpy as np
 import pytest
 
-from reference import MASKED, bounds
+from reference import MASKED, bounds, gradients
 from test_kernels_cpu import close, inputs, random, run
 
 pytestmark = pytest.mark.cpu
@@ -26,19 +27,46 @@ def test_a_part_of_the_keys(options, kernel, begin, end):
     whole, some = dict(options, bias=keep), dict(options, key_offset=begin, keys_after=50 - end)
     answers = [run(*arrays, kernel=kernel, return_lse=True, **one) for arrays, one in
                (((q, k, v), whole), ((q, k[:, :, part], v[:, :, part]), some))]
-    d_o = random(*answers[0][0].shape)
     terms = {name: value for name, value in options.items() if not name.startswith("dropout")}
+    d_o = np.zeros(answers[0][0].shape)
     within = bounds(q, k, v, d_o, bias=np.where(keep, 0, MASKED),
                     kept=2.0 if "dropout_p" in options else 1.0, **terms)
     for name, here, there in zip(("o", "lse"), *answers):
         close(there, here.astype(float), 2 * within[name])  # both are off
-    (d_q, d_k, d_v), parts = (
-        attend_kernels.attention_backward(d_o, *arrays, *answer, kernel=kernel, device="cpu", **one)
-        for arrays, one, answer in (((q, k, v), whole, answers[0]),
-                                    ((q, k[:, :, part], v[:, :, part]), some, answers[1])))
-    for name, here, there in zip("qkv", (d_q, d_k[:, :, part], d_v[:, :, part]), parts):
-        close(there, here.astype(float), 2 * (within[name] if name == "q" else
-                                              within[name][:, :, part]))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "cpu_reference"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("size", [0, 1e3, -1e3])
+@pytest.mark.parametrize("options", PARTS)
+def test_gradients_of_parts_by_the_answer_of_the_whole(options, size, dtype, kernel):
+    """Sinks are in the first part only."""
+    q, k, v = inputs(dtype=dtype)
+    d_o, bias = random(2, 4, 37, 16, dtype=dtype), np.full(50, size, np.float32)
+    o, lse = run(q, k, v, bias=bias, return_lse=True, kernel=kernel, **options)
+    d_q = np.zeros(q.shape)
+    d_k, d_v = [], []
+    for begin, end in ((0, 20), (20, 43), (43, 50)):
+        part = slice(begin, end)
+        one = dict(options, bias=bias[part], key_offset=begin, keys_after=50 - end)
+        got = attend_kernels.attention_backward(
+            d_o, q, k[:, :, part], v[:, :, part], o, lse, kernel=kernel, device="cpu",
+            **{name: value for name, value in one.items() if begin == 0 or name != "sinks"})
+        d_q += got[0]
+        d_k.append(got[1])
+        d_v.append(got[2])
+    terms = {name: value for name, value in options.items() if not name.startswith("dropout")}
+    kept = 1.0
+    if "dropout_p" in options:
+        kept = dropout.kept(options["dropout_p"], options["dropout_seed"], 2, 4, 37, 50)
+    unit = np.finfo(dtype).eps / 2
+    truth = gradients(q, k, v, d_o, bias=bias, kept=kept, **terms)
+    within = bounds(q, k, v, d_o, bias=bias, kept=kept, unit=unit, **terms)
+    # Each part of dQ is rounded, and the LSE that all have is.
+    parts = sum(abs(x) for x in (d_q, truth["q"])) * 3 * unit + 3 * unit * abs(d_q).max()
+    close(d_q, truth["q"], 2 * within["q"] + parts)
+    for name, found in (("k", d_k), ("v", d_v)):
+        close(np.concatenate(found, 2), truth[name], 2 * within[name])
 
 
 @pytest.mark.parametrize("options,words", [

@@ -53,14 +53,16 @@ class Drawn:
             (self.b, self.hkv, self.lk, self.dv), (self.b, self.hq, self.lq, self.dv)))
         self.q *= self.as_dtype(random.choice([0.25, 1, 4]))
         self.d_lse = self._normal(self.b, self.hq, self.lq) if self._chance(0.5) else None
-        self.given, self.terms = {}, {}
+        self.given, self.terms, self.whole = {}, {}, {}  # whole: without what makes it a part
+        self.o_dtype = "float32" if self._chance(0.2) else self.dtype
         self._draw_scores()
         self._draw_mask()
         self._draw_lengths()
         self.layout = self._draw_layout()
         if self._chance(0.25):
             p, number = float(random.choice([0.1, 0.5, 0.9])), int(random.integers(2**63))
-            self.given.update(dropout_p=p, dropout_seed=number)
+            for given in (self.given, self.whole):
+                given.update(dropout_p=p, dropout_seed=number)
             self.kept = dropout.kept(p, number, self.b, self.hq, self.lq, self.lk)
         else:
             self.kept = np.ones((self.b, 1, 1, 1))
@@ -129,17 +131,21 @@ class Drawn:
         elif self._chance(0.2):
             begin, end = sorted(int(n) for n in self.random.integers(0, self.lk + 1, 2))
             self.part = slice(begin, end)
+            self.whole = dict(self.given)
             self.given.update(key_offset=begin, keys_after=int(self.lk) - end)
             if "bias" in self.given:
                 self.given["bias"] = self.given["bias"][..., self.part]
 
     def _draw_layout(self):
-        whole = self.part == slice(0, int(self.lk))
-        names = ["BHLD", "BLHD"] + ["pages"] * whole
-        return str(self.random.choice(names + ["LHD"] * (whole and "bias" not in self.given)))
+        names = ["BHLD", "BLHD"] + ["pages"] * (not self.is_part())
+        packs = not self.is_part() and "bias" not in self.given
+        return str(self.random.choice(names + ["LHD"] * packs))
 
-    def of_sequence(self, n):
-        """Its rows and keys alone, and its terms, with keys outside the part hidden."""
+    def is_part(self):
+        return self.part != slice(0, int(self.lk))
+
+    def of_sequence(self, n, hides=False):
+        """Its rows and keys alone, and its terms; `hides`: with keys outside the part hidden."""
         rows, keys = slice(self.q_lengths[n]), slice(self.k_lengths[n])
         terms = dict(self.terms, kept=self.kept[n:n + 1, :, rows, keys]
                      if self.kept.shape[-1] > 1 or "dropout_p" in self.given else 1.0)
@@ -147,7 +153,7 @@ class Drawn:
         if bias is not None:
             bias = np.broadcast_to(bias, (self.b, self.hq, self.lq, self.lk))[n:n + 1, :, rows,
                                                                                keys]
-        if self.part != slice(0, int(self.lk)):
+        if hides and self.is_part():
             outside = np.full(self.lk, MASKED, np.float32)
             outside[self.part] = 0
             bias = outside[None, None, None, :] + (0 if bias is None else bias)
@@ -167,7 +173,7 @@ class Drawn:
 
     def __str__(self):
         sizes = f"{self.dtype} b {self.b} hq {self.hq} hkv {self.hkv} lq {self.lq} lk {self.lk}"
-        return f"{sizes} d {self.d} dv {self.dv} {self.layout} {sorted(self.given)}"
+        return f"{sizes} d {self.d} dv {self.dv} o {self.o_dtype} {self.layout} {sorted(self.given)}"
 
 
 def packed(array, lengths):
@@ -231,27 +237,36 @@ class Layout:
 def answers(case, kernel, device):
     """By "o", "lse" and the names of gradients, in NumPy, BHLD."""
     layout, part = Layout(case), (slice(None), slice(None), case.part)
-    q, k, v, d_o = (to_kernel(layout.of(x, of_keys), case.dtype, device) for x, of_keys in (
-        (case.q, False), (case.k[part], True), (case.v[part], True), (case.d_o, False)))
+    q, k, v = (to_kernel(layout.of(x, of_keys), case.dtype, device) for x, of_keys in (
+        (case.q, False), (case.k[part], True), (case.v[part], True)))
     place = dict(layout.options, kernel=kernel, device=device if case.dtype != "bfloat16" else None)
-    found = attend_kernels.attention(q, k, v, return_lse=True, **place)
-    names = ("o", "lse")
+    o_dtype = None if case.o_dtype == case.dtype else "float32"
+    found = attend_kernels.attention(q, k, v, return_lse=True, o_dtype=o_dtype, **place)
+    names, merged = ("o", "lse"), found
+    if case.is_part():  # parts have gradients by the answer of the whole
+        merged = attend_kernels.attention(*(to_kernel(layout.of(x), case.dtype, device)
+                                            for x in (case.q, case.k, case.v)), return_lse=True, o_dtype=o_dtype,
+                                          **{**place, **case.whole, "key_offset": 0,
+                                             "keys_after": 0})
     if case.layout != "pages":  # they have no gradients
-        d_lse = case.d_lse
+        d_o, d_lse = layout.of(case.d_o), case.d_lse
+        d_o = to_kernel(d_o, case.dtype, device) if o_dtype is None else like(merged[0], d_o)
         if d_lse is not None:
             d_lse = packed(d_lse, case.q_lengths).T.copy() if case.layout == "LHD" else d_lse
-            d_lse = d_lse if case.dtype != "bfloat16" else like(found[1], d_lse)
+            d_lse = like(merged[1], d_lse)
         names += case.wanted()
-        found += attend_kernels.attention_backward(d_o, q, k, v, *found, d_lse=d_lse,
+        found += attend_kernels.attention_backward(d_o, q, k, v, *merged, d_lse=d_lse,
                                                    wanted=case.wanted(), **place)
     return {name: layout.back(name, from_kernel(x)) for name, x in zip(names, found)}
 
 
 def like(tensor, values):
-    """The values as a tensor of the same kind and place."""
-    if isinstance(tensor, PtrTensor):
-        return PtrTensor(values, Device("cpu"))
-    return tensor.new_tensor(values)
+    """The values, of float32, as a tensor of the same kind and place."""
+    values = np.ascontiguousarray(values, np.float32)
+    if isinstance(tensor, np.ndarray):
+        return values
+    return PtrTensor(values, Device("cpu")) if isinstance(tensor, PtrTensor) else \
+        tensor.new_tensor(values)
 
 
 def close(name, got, wanted, within):
@@ -270,11 +285,14 @@ def judge(case, got, work):
               "sinks": (np.zeros(case.hq), np.zeros(case.hq))}
     for n in range(case.b):
         (q, k, v, d_o), terms = case.of_sequence(n)
-        kept = terms.pop("kept")
-        d_lse = terms.pop("d_lse", None)
-        o, lse = attention(q, k, v, kept=kept, **terms)
-        truth = {"o": o, "lse": lse, **gradients(q, k, v, d_o, d_lse, kept=kept, **terms)}
-        within = bounds(q, k, v, d_o, d_lse, unit=UNITS[case.dtype], work=work, kept=kept, **terms)
+        units = dict(unit=UNITS[case.dtype], work=work)
+        truth = gradients(q, k, v, d_o, part=case.part, **terms)
+        within = bounds(q, k, v, d_o, part=case.part, **units, **terms)
+        _, terms = case.of_sequence(n, hides=True)
+        hidden = bounds(q, k, v, d_o, **units, **terms)
+        terms.pop("d_lse", None)
+        truth["o"], truth["lse"] = attention(q, k, v, **terms)
+        within.update(o=hidden["o"], lse=hidden["lse"])
         rows, keys = slice(case.q_lengths[n]), slice(case.k_lengths[n])
         for name in truth.keys() & got.keys():
             wanted = truth[name]
@@ -288,7 +306,7 @@ def judge(case, got, work):
                 of_keys = name in "kv"
                 used = case.part if of_keys else slice(None)
                 whole = got[name][n:n + 1]
-                inside = keys if of_keys and case.part == slice(0, int(case.lk)) else \
+                inside = keys if of_keys and not case.is_part() else \
                     slice(None) if of_keys else rows
                 close(name, whole[:, :, inside], wanted[:, :, used], within[name][:, :, used])
                 rest = np.delete(whole, np.r_[inside], 2) if inside != slice(None) else whole[:0]

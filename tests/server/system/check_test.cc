@@ -100,7 +100,7 @@ TEST(Check, WhatCannotBeJudgedIsAnsweredAndSaid) {
   EXPECT_FALSE(response.check().ok());
   EXPECT_TRUE(response.check().undecided()) << response.check().detail();
   EXPECT_GT(response.check().rows_unjudged(), 0);
-  EXPECT_THAT(response.check().detail(), HasSubstr("fp32 leaves the weights open"));
+  EXPECT_THAT(response.check().detail(), HasSubstr("fp32 leaves its weights open"));
   const std::string checks = "attend_reference_checks_total{result=\"";
   EXPECT_EQ(server.Metric(checks + "undecided\",transport=\"inline\"}"), 1);
   EXPECT_EQ(server.Metric(checks + "failed\",transport=\"inline\"}"), 0);
