@@ -92,8 +92,8 @@ typedef struct attend_params {
   int64_t window_left;  /* visible keys before the diagonal, -1 = all */
   int64_t window_right; /* visible keys after the diagonal, -1 = all; causal: 0 */
   /* K and V are a part of longer sequences, whose partial answers the caller merges by their LSE:
-   * so many keys are before the part's, and so many after. Mask, ALiBi and dropout count keys as
-   * the whole does; a sink belongs to one part only. */
+   * key_offset keys come before the part's and keys_after keys after. Mask, ALiBi and dropout count
+   * keys as the whole does; a sink belongs to one part only. */
   int64_t key_offset;
   int64_t keys_after;
   double scale;   /* usually 1/sqrt(dim); there is no default; float64 takes all of it, the others

@@ -64,7 +64,7 @@ struct Problem {
   Mask mask;
   float scale = 0.0f;    // finite; the caller has put in 1/sqrt(D) if none was given
   float softcap = 0.0f;  // 0 = off, else > 0
-  // Of float64, where they are not 0: these two before they were rounded (ExactScale).
+  // The two before they were rounded, for float64; 0 if that has not been said (ExactScale).
   double scale64 = 0;
   double softcap64 = 0;
   // A weight is dropped with the probability dropout / 65536, in [0, 65535] (dropout.h).

@@ -468,7 +468,8 @@ void Backward::AddBias(int64_t b, int64_t h_kv, const KeyRange& keys, int64_t ro
   functions_.run(task, ThreadScratch());
 }
 
-// What came out NaN or Inf of finite inputs: products left fp32's range on their way.
+// KV heads of finite inputs whose sums came out NaN or Inf, as products left fp32's range on their
+// way.
 void Backward::Redo() {
   std::vector<Item> items;
   for (size_t n = 0; n < heads_.size(); ++n) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows of a large LSE: fp32 does not hold it well enough for weights that sum to 1, so their
-// largest scores, sums of weights and delta are found anew, in the roundings of the backward pass.
+// largest scores, sums of weights and delta are found again, in the roundings of the backward pass.
 
 #pragma once
 

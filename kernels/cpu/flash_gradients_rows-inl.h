@@ -157,8 +157,8 @@ HWY_INLINE void SumParts(const PartialQueries& parts, int64_t row, int64_t width
 
 // Over a row's keys and its sink, dS adds up to dLSE; what it adds up to beside that, delta is off
 // by. That times sum P K is in dQ, and times P in dS, whose 2-norms are compared. It may be as much
-// of either as rounding to the dtype may cost and a quarter more, which ordinary rows seldom reach.
-// Of fp32, as much as rounding the scores does where they are some hundreds. Squares near the end
+// of either as rounding to the dtype may cost and a quarter more, which ordinary rows seldom reach;
+// in fp32, as much as rounding the scores does where they are some hundreds. Squares near the end
 // of fp32's range say nothing. `d_q` is the row's, or null.
 HWY_INLINE RowError ErrorOf(const GradientTask& task, const PartialQueries& parts, int64_t row,
                             const float* d_q) {

@@ -287,18 +287,18 @@ void GradientRun::Draw(const LanePanel& panel, int64_t count) {
   const RoundKeys keys(a_.dropout.seed);
   const auto sequence = static_cast<uint64_t>(a_.dropout.sequence + task_.b);
   constexpr int64_t kHalf = kDropoutTile / 2;
-  uint16_t* const nobody = s_.draws + kGradientRows * kDrawStride;
+  uint16_t* const spare = s_.draws + kGradientRows * kDrawStride;
   for (int64_t t = 0; t < count; ++t) {
     const int64_t row = a_.dropout.row + RowOf(s_.row[t]);
     const int64_t in_head = s_.row[t] % task_.rows;
     const bool paired = task_.listed == nullptr;
     uint16_t* const own = s_.draws + t * kDrawStride;
     uint16_t* low = own;
-    uint16_t* high = nobody;
+    uint16_t* high = spare;
     if (row % kDropoutTile >= kHalf) {
       if (paired && t >= kHalf && in_head >= kHalf)
         continue;  // drawn with the row that it is 8 after
-      low = nobody;
+      low = spare;
       high = own;
     } else if (paired && t + kHalf < count && in_head + kHalf < task_.rows) {
       high = own + kHalf * kDrawStride;

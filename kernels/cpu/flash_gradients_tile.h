@@ -35,7 +35,7 @@ constexpr int64_t PaddedDim(int64_t dim) { return (dim + 15) / 16 * 16; }
 constexpr int64_t PaddedKeys(int64_t keys) { return (keys + 15) / 16 * 16; }
 constexpr int64_t PaddedRows(int64_t rows) { return (rows + 7) / 8 * 8; }
 
-// What a walk over keys is for.
+// The purpose of a walk over keys.
 enum class GradientStep : uint8_t {
   kFindMax,  // the largest score of each listed row: its shift
   kMeasure,  // the other terms of the listed rows
@@ -67,7 +67,7 @@ inline int64_t TermsIndex(const Problem& p, const Sequence& s, const RowId& id) 
   return p.packed ? id.h * p.total_q + s.q_row + id.i : (id.b * p.heads_q + id.h) * p.len_q + id.i;
 }
 
-// What is added up of each row beside dQ, over the keys that it sees.
+// Sums of each row beside dQ, over the keys that it sees.
 struct RowSums {
   float d_scores = 0;  // dS, which says what delta is off by
   float squares = 0;   // dS^2
@@ -75,13 +75,13 @@ struct RowSums {
 };
 inline constexpr int64_t kRowSums = 3;
 
-// Of a row of the band, for one run of keys.
+// A row of the band, for one run of keys.
 struct RowState {
   RowTerms terms;
   RowSums sums;
 };
 
-// What a row's delta is off by, and which sums it spoils.
+// The error of a row's delta, and which sums it spoils.
 struct RowError {
   float error = 0;
   bool of_queries = false;
@@ -159,11 +159,12 @@ struct alignas(128) GradientScratch {
   float slope[kGradientRows * kPanelLanesMax];       // softcap's
   float norms[kGradientKeys];                        // |K| of each key; 0 if that is not finite
   float sums[kGradientRows * kRowSums * kLanesMax];  // RowSums of the key tile, lane by lane
-  // Dropout's draws of one panel, which may begin within a tile of 16 keys; a row more for nobody.
+  // Dropout's draws of one panel, which may begin within a tile of 16 keys; a spare row takes those
+  // that no row wants.
   uint16_t draws[(kGradientRows + 1) * kDrawStride];
   float rows[4 * kRowStride];  // a few rows on their way in or out
   float ones[kPanelLanesMax];
-  // Of each row: its number and terms, and relative to the key tile the visible keys and the key on
+  // Each row's number and terms, and relative to the key tile the visible keys and the key on
   // the diagonal; ALiBi's slope, and where dBias is.
   int64_t row[kGradientRows];
   const RowTerms* terms[kGradientRows];

@@ -19,7 +19,8 @@ DIMS = [1, 3, 8, 16, 24, 31, 64, 80, 96, 128]
 
 
 def to_kernel(values, dtype, device):
-    """What the kernels are given: NumPy's array, on the CPU a Bfloat16, on a GPU PyTorch's."""
+    """The values as a kernel takes them: NumPy's array, or of bfloat16 a Bfloat16 on the CPU and a
+    tensor of PyTorch's on a GPU."""
     if dtype != "bfloat16":
         return values.astype(dtype)
     bits = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -173,7 +174,8 @@ class Drawn:
 
     def __str__(self):
         sizes = f"{self.dtype} b {self.b} hq {self.hq} hkv {self.hkv} lq {self.lq} lk {self.lk}"
-        return f"{sizes} d {self.d} dv {self.dv} o {self.o_dtype} {self.layout} {sorted(self.given)}"
+        sizes += f" d {self.d} dv {self.dv} o {self.o_dtype}"
+        return f"{sizes} {self.layout} {sorted(self.given)}"
 
 
 def packed(array, lengths):
@@ -244,10 +246,10 @@ def answers(case, kernel, device):
     found = attend_kernels.attention(q, k, v, return_lse=True, o_dtype=o_dtype, **place)
     names, merged = ("o", "lse"), found
     if case.is_part():  # parts have gradients by the answer of the whole
-        merged = attend_kernels.attention(*(to_kernel(layout.of(x), case.dtype, device)
-                                            for x in (case.q, case.k, case.v)), return_lse=True, o_dtype=o_dtype,
-                                          **{**place, **case.whole, "key_offset": 0,
-                                             "keys_after": 0})
+        whole = (to_kernel(layout.of(x), case.dtype, device) for x in (case.q, case.k, case.v))
+        merged = attend_kernels.attention(
+            *whole, return_lse=True, o_dtype=o_dtype,
+            **{**place, **case.whole, "key_offset": 0, "keys_after": 0})
     if case.layout != "pages":  # they have no gradients
         d_o, d_lse = layout.of(case.d_o), case.d_lse
         d_o = to_kernel(d_o, case.dtype, device) if o_dtype is None else like(merged[0], d_o)

@@ -56,7 +56,7 @@ TEST(DecodePlan, SplitsAreThoseThatSomeRowSees) {
   EXPECT_EQ(cuda::PlanSequence(a, 0, 16).splits, 1) << "somebody writes the empty rows";
 }
 
-// What a segment counts strides in holds all that Hopper's kernels take: others would be read
+// A segment's stride counts hold all that Hopper's kernels take: others would be read
 // elsewhere.
 TEST(DecodePlan, StridesBeyondASegmentsAreRefused) {
   ProblemSpec spec = MakeSpec(1, 8, 1, 1, 5000, 64, 64, DType::kFloat16);
