@@ -60,6 +60,7 @@ Known ScoreKnown(const Attention& a, const Sequence& s, const std::array<int64_t
   if (p.has_bias) {
     const int64_t place = b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q + j;
     const double bias = static_cast<double>(LoadElement(a.bias.data, a.bias.dtype, place));
+    if (HasBits(a) && bias < 0) return {true, -kInfinity};
     score += bias;
     if (std::isfinite(bias)) size += std::abs(bias);
     known = known && size < kMost + kSlack;
