@@ -41,9 +41,11 @@ struct Direct {
   static constexpr int kEights = kRows / 8;      // of rows
   static constexpr int kLaneRows = 2 * kEights;  // rows of a lane
   static constexpr int kSpans = kDim / 64;
-  // Longer rows of K and V pass through registers part after part.
+  // Longer rows of K and V pass through registers part after part. There it pays not to read again
+  // what stands for columns beyond D.
   static constexpr int kPart = kDim < 128 ? kDim : 128;
   static constexpr int kParts = kDim / kPart;
+  static constexpr bool kExact = kParts > 1;
   static constexpr int kPartSpans = kPart / 64;
   static constexpr int kQueryQuads = kDim / 32 * kEights;  // a lane's, of four registers
   static constexpr bool kQueryStays = kQueryQuads <= 4;    // in registers
@@ -102,6 +104,22 @@ __device__ __forceinline__ void LoadStream(const char* data, Quad& x) {
                : "l"(data));
 }
 
+// The same if `exists`; else zeros, and nothing is read.
+__device__ __forceinline__ void LoadStreamIf(bool exists, const char* data, Quad& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred exists;\n"
+      "setp.ne.b32 exists, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@exists ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3])
+      : "l"(data), "r"(static_cast<int>(exists)));
+}
+
 // The page of the sixteen keys from `key` on: pages are no shorter.
 __device__ __forceinline__ int FindPage(const Segment& segment, int key, int end) {
   if (segment.pages == nullptr) return 0;
@@ -130,9 +148,19 @@ struct DirectBlock {
   __device__ __forceinline__ const char* Row(int row) const {
     return data + static_cast<uint32_t>(min(row, last)) * stride;
   }
+  // Sixteen bytes from byte `at` of a row on. What a tile has beyond D is zeros if kExact; else the
+  // last eight columns again, which costs least.
+  template <bool kExact>
+  __device__ __forceinline__ void Load(const char* row, int at, Quad& x) const {
+    if constexpr (kExact) {
+      LoadStreamIf(at <= limit, row + at, x);
+    } else {
+      LoadStream(row + min(at, limit), x);
+    }
+  }
 };
 
-template <class T>
+template <class T, bool kExact>
 __device__ __forceinline__ void LoadKeys(const Segment& segment, int key, int page, int end,
                                          int part, DirectKeys<T>& k) {
   const DirectBlock block(segment, segment.k, segment.columns_k, key, page, end);
@@ -142,12 +170,12 @@ __device__ __forceinline__ void LoadKeys(const Segment& segment, int key, int pa
     const char* const row = block.Row(lane / 4 + 8 * r);
 #pragma unroll
     for (int n = 0; n < 2 * T::kPartSpans; ++n) {
-      LoadStream(row + min(2 * part * T::kPart + 64 * n + lane % 4 * 16, block.limit), k[r][n]);
+      block.Load<kExact>(row, 2 * part * T::kPart + 64 * n + lane % 4 * 16, k[r][n]);
     }
   }
 }
 
-template <class T>
+template <class T, bool kExact>
 __device__ __forceinline__ void LoadValues(const Segment& segment, int key, int page, int end,
                                            int part, DirectValues<T>& v) {
   const DirectBlock block(segment, segment.v, segment.columns_v, key, page, end);
@@ -157,7 +185,7 @@ __device__ __forceinline__ void LoadValues(const Segment& segment, int key, int 
     const char* const row = block.Row(lane % 4 * 2 + r / 2 * 8 + r % 2);
 #pragma unroll
     for (int n = 0; n < T::kPartSpans; ++n) {
-      LoadStream(row + min(2 * part * T::kPart + 128 * n + lane / 4 * 16, block.limit), v[r][n]);
+      block.Load<kExact>(row, 2 * part * T::kPart + 128 * n + lane / 4 * 16, v[r][n]);
     }
   }
 }
@@ -456,7 +484,7 @@ __device__ __forceinline__ void CarefulDirect(const Segment& segment, const Dire
 #pragma unroll
   for (int part = 0; part < T::kParts; ++part) {
     DirectKeys<T> k;
-    LoadKeys<T>(segment, key, page, end, part, k);
+    LoadKeys<T, true>(segment, key, page, end, part, k);
     Score<T, Element>(query, k, part, chains);
   }
   DirectScores<T> s;
@@ -469,7 +497,7 @@ __device__ __forceinline__ void CarefulDirect(const Segment& segment, const Dire
 #pragma unroll
   for (int part = 0; part < T::kParts; ++part) {
     DirectValues<T> v;
-    LoadValues<T>(segment, key, page, end, part, v);
+    LoadValues<T, true>(segment, key, page, end, part, v);
     TakeOutNonFinite<T, Element>(v);
     Accumulate<T, Element>(p, v, part, state);
   }

@@ -22,10 +22,12 @@ struct DirectShared {
 
 // ---- a split's end ------------------------------------------------------------------------------
 
-// Whether an output of the lane is not finite though its row's weights, all added up, are.
+// Whether an output of the lane is not finite though its row's weights, all added up, are. If they
+// are not, that may be from K's columns that were read again: Q is 0 there, but 0 * Inf is NaN.
 template <class T>
-__device__ __forceinline__ bool DirectWantsCare(const DirectRows<T>& rows,
+__device__ __forceinline__ bool DirectWantsCare(const Segment& segment, const DirectRows<T>& rows,
                                                 const DirectState<T>& state) {
+  const bool again = !T::kExact && segment.columns_k < T::kDim;
   bool wants = false;
 #pragma unroll
   for (int r = 0; r < T::kLaneRows; ++r) {
@@ -36,7 +38,8 @@ __device__ __forceinline__ bool DirectWantsCare(const DirectRows<T>& rows,
       largest = MaxOrNan(largest, fabsf(state.output[j][r / 2][r % 2 + 2]));
     }
     const int row = DirectRow(r);
-    wants |= rows.begin[row] < rows.end[row] && NonFinite(largest) && !NonFinite(state.sum[r]);
+    wants |= rows.begin[row] < rows.end[row] && NonFinite(largest) &&
+             (again || !NonFinite(state.sum[r]));
   }
   return wants;
 }
@@ -107,7 +110,7 @@ __device__ __forceinline__ bool StoreDirect(DirectShared<T>& block, bool may_wan
                                             char* shared, const Partial& partial,
                                             DirectState<T>& state) {
   ShareTotals<T>(block.exchange, state);
-  const bool wants = may_want_care && DirectWantsCare<T>(block.rows, state);
+  const bool wants = may_want_care && DirectWantsCare<T>(block.segment, block.rows, state);
   if (__syncthreads_or(wants)) return false;
   auto* const join = reinterpret_cast<float4*>(shared);
   auto* const own = join + (ThreadIndex() / 32 * T::kLaneFours) * 32 + ThreadIndex() % 32;
@@ -146,8 +149,8 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T
   int next_page = FindPage(segment, key + WarpKey<T>() + T::kKeys, end);
   DirectKeys<T> k;
   DirectValues<T> v;
-  LoadKeys<T>(segment, key + WarpKey<T>(), page, end, 0, k);
-  LoadValues<T>(segment, key + WarpKey<T>(), page, end, 0, v);
+  LoadKeys<T, T::kExact>(segment, key + WarpKey<T>(), page, end, 0, k);
+  LoadValues<T, T::kExact>(segment, key + WarpKey<T>(), page, end, 0, v);
   DirectQuery<T> query;
   LoadQuery<T>(segment, shared, query);
   SetRows<T>(segment, block.rows);
@@ -166,9 +169,9 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T
     for (int part = 0; part < T::kParts; ++part) {
       Score<T, Element>(query, k, part, chains);
       if (part + 1 < T::kParts) {
-        LoadKeys<T>(segment, own, page, end, part + 1, k);
+        LoadKeys<T, T::kExact>(segment, own, page, end, part + 1, k);
       } else if (more) {
-        LoadKeys<T>(segment, own + T::kKeys, next_page, end, 0, k);
+        LoadKeys<T, T::kExact>(segment, own + T::kKeys, next_page, end, 0, k);
       }
     }
     DirectScores<T> s;
@@ -180,9 +183,9 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T
     for (int part = 0; part < T::kParts; ++part) {
       Accumulate<T, Element>(p, v, part, state);
       if (part + 1 < T::kParts) {
-        LoadValues<T>(segment, own, page, end, part + 1, v);
+        LoadValues<T, T::kExact>(segment, own, page, end, part + 1, v);
       } else if (more && !(T::kHoldsBack && closes)) {
-        LoadValues<T>(segment, own + T::kKeys, next_page, end, 0, v);
+        LoadValues<T, T::kExact>(segment, own + T::kKeys, next_page, end, 0, v);
       }
     }
     page = next_page;
@@ -195,7 +198,7 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T
     AfterSplit<T, Element>(params, block, group, split);
     ++split;
     if (more) split_end = RangeOf<T>(segment, split).end;
-    if (T::kHoldsBack && more) LoadValues<T>(segment, own + T::kKeys, page, end, 0, v);
+    if (T::kHoldsBack && more) LoadValues<T, T::kExact>(segment, own + T::kKeys, page, end, 0, v);
     Start<T>(state);
   }
   __syncthreads();

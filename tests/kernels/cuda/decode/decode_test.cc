@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -140,6 +142,48 @@ TEST(CudaPages, PagesDoNotChangeBits) {
       ASSERT_TRUE(RunOnDevice(&dense, kernel).ok());
       ASSERT_TRUE(RunOnDevice(&in_pages, kernel).ok());
       EXPECT_EQ(dense.OutputBytes(), in_pages.OutputBytes()) << Label(paged, kernel, -1, first + n);
+    }
+  }
+}
+
+// One element of a key's row is not finite, in its first or its last column: beside the latter are
+// the columns that a tile has beyond D. Where -Inf meets a positive number, the row lacks that key.
+void CheckColumns(const ProblemSpec& spec, KernelId kernel, uint64_t seed) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr int64_t kKey = 7;
+  const Problem& p = spec.problem;
+  for (const int64_t column : {int64_t{0}, p.dim - 1}) {
+    for (const float bad : {-kInf, kInf, std::numeric_limits<float>::quiet_NaN()}) {
+      OwnedAttention owned = MakeAttention(spec, seed);
+      const Attention& a = owned.attention;
+      if (!CanRun(a, kernel)) return;
+      Set(a, owned.K(0, 0, kKey, column), bad);
+      for (int64_t row = 0; row < p.heads_q * p.len_q; ++row) {
+        Set(a, owned.Q(0, row / p.len_q, row % p.len_q, column), 0.5f);
+      }
+      ASSERT_TRUE(RunOnDevice(&owned, kernel).ok());
+      const std::string label = "column " + std::to_string(column) + " is " + std::to_string(bad) +
+                                "\n" + Label(spec, kernel, -1, seed);
+      const RowsReport report = CheckAllRows(a);
+      EXPECT_TRUE(report.ok) << report.detail << " " << label;
+      const bool finite = std::isfinite(Get(a, owned.O(0, 0, p.len_q - 1, 0)));
+      EXPECT_EQ(finite, bad == -kInf) << label;
+    }
+  }
+}
+
+TEST(CudaPages, ColumnsBesideThoseOfATileAreNotTheKeys) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t dim : {8, 72, 96, 97, 120, 192, 200}) {
+    for (const int64_t len_q : {1, 3}) {
+      for (const KernelId kernel : kCudaKernels) {
+        const DType dtype = kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32
+                            : dim % 16 == 0                    ? DType::kBFloat16
+                                                               : DType::kFloat16;
+        const ProblemSpec spec = MakeSpec(1, 8, 1, len_q, 200, dim, dim, dtype);
+        ASSERT_NO_FATAL_FAILURE(CheckColumns(spec, kernel, seed));
+        ASSERT_NO_FATAL_FAILURE(CheckColumns(InPages(spec, 16), kernel, seed));
+      }
     }
   }
 }
