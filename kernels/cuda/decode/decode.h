@@ -27,7 +27,9 @@ struct SequenceId {
   int32_t b = 0;
 };
 
-inline constexpr int kMultiprocessorsMax = 148;  // that a launch fills
+// Multiprocessors that a launch fills; a GPU's others stay idle. Workspace is for as many, whatever
+// the GPU (README.md).
+inline constexpr int kMultiprocessorsMax = 148;
 inline constexpr int kBlocksMax = 4 * kMultiprocessorsMax;
 
 // How many splits of a group, and groups of a unit, have been computed: zero between launches. One

@@ -267,7 +267,8 @@ __device__ __forceinline__ float4 MergeColumns(const DecodeParams& params, int64
       // Volatile: the compiler would move each load to its use, and so wait for each by itself.
       asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                    : "=f"(x[n].x), "=f"(x[n].y), "=f"(x[n].z), "=f"(x[n].w)
-                   : "l"(from + min(begin + n, count - 1) * params.partial_floats));
+                   : "l"(from + min(begin + n, count - 1) * params.partial_floats)
+                   : "memory");
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
