@@ -411,8 +411,10 @@ struct Consumer {
     }
   }
 
-  // By the copy engine, from where the warpgroup's rows of Q were. No thread waits.
+  // By the copy engine, from where the warpgroup's rows of Q were. No thread waits for it.
   __device__ __forceinline__ void StoreBoxes(const Sm90Work& work, int stage) {
+    // A product reads Q for the whole warpgroup, and a warp has only waited for its own part of it.
+    if constexpr (!T::kQueryInRegisters) SyncNamed(kGroupBarrier + group, 128);
     constexpr int kChunks = T::kColsV / 8;  // of 16 bytes, to a row
     const uint32_t rows = storage.Q(stage) + group * 64 * 2 * T::kColsV;
     const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
@@ -427,6 +429,7 @@ struct Consumer {
     FenceAsyncProxy();
     SyncNamed(kGroupBarrier + group, 128);
     if (threadIdx.x % 128 != 0) return;
+    if (work.new_maps) AcquireTensorMap(&work.maps->o);
 #pragma unroll
     for (int n = 0; n < T::kBoxesV; ++n) {
       StoreBox(&work.maps->o, rows + n * T::kBoxBytesQ, n * T::kColsV, work.row_begin + 64 * group,

@@ -129,13 +129,12 @@ struct Producer {
     q.Step();
   }
 
-  // The maps of a list are where those of the last launch were.
+  // The maps of a list are where those of the last launch were. O's is the storing threads'.
   __device__ __forceinline__ void Acquire(const Sm90Work& at) {
     if (lane != 0 || !at.new_maps) return;
     AcquireTensorMap(&at.maps->q);
     AcquireTensorMap(&at.maps->k);
     AcquireTensorMap(&at.maps->v);
-    AcquireTensorMap(&at.maps->o);
   }
 
   __device__ __forceinline__ void RunTile(const Sm90Work& at) {

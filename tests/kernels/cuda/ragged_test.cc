@@ -88,6 +88,62 @@ TEST(CudaRagged, ProblemsGiveTheSameBitsInAThousandBatchesAsAlone) {
   EXPECT_EQ(queue, std::vector<char>(queue.size(), 0)) << "launches leave the tile queue at zero";
 }
 
+// A list of two attentions that differ from the next launch's in D and in where O is.
+struct Listed {
+  std::vector<std::unique_ptr<Known>> of;
+  std::vector<cuda::LaunchItem> items;
+  std::vector<char> o;  // of the first, alone
+
+  Listed(int64_t dim, uint64_t seed) {
+    for (const int64_t length : {300, 70}) {
+      auto known = std::make_unique<Known>();
+      known->spec = MakeSpec(1, 4, 4, length, length, dim, dim, DType::kFloat16);
+      known->owned = MakeAttention(known->spec, seed);
+      if (!CanRun(known->owned.attention, KernelId::kCudaFlashSm90)) return;
+      known->run = std::make_unique<DeviceRun>(&known->owned, KernelId::kCudaFlashSm90);
+      EXPECT_TRUE(known->run->Run().ok());
+      items.push_back({KernelId::kCudaFlashSm90, known->run->attention()});
+      of.push_back(std::move(known));
+    }
+    o.resize(static_cast<size_t>(2 * 4 * 300 * dim));
+    EXPECT_EQ(cudaMemcpy(o.data(), items[0].attention.o.data, o.size(), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+  }
+};
+
+// The tensor maps of a list lie where those of the launch before lay, which may end as it begins.
+TEST(CudaRagged, OIsStoredWhereThisLaunchWantsIt) {
+  const uint64_t seed = FreshSeed();
+  std::vector<Listed> lists;
+  for (const int64_t dim : {64, 96, 128}) lists.emplace_back(dim, seed);
+  if (lists.front().items.empty()) GTEST_SKIP() << "not on this GPU";
+  constexpr int64_t kWorkspaceBytes = 1 << 20;
+  constexpr size_t kPlaces = 64, kPlaceBytes = 2 * 4 * 300 * 128;
+  const DeviceMemory workspace(kWorkspaceBytes), places(kPlaces * kPlaceBytes);
+  ASSERT_EQ(cudaMemset(workspace.get(), 0, kWorkspaceBytes), cudaSuccess);
+  const int rounds = static_cast<int>(std::ceil(20 * TestScale()));
+  std::vector<char> got(kPlaceBytes);
+  for (int round = 0; round < rounds; ++round) {
+    ASSERT_EQ(cudaMemset(places.get(), 0xff, kPlaces * kPlaceBytes), cudaSuccess);
+    for (size_t n = 0; n < kPlaces; ++n) {
+      Listed& list = lists[n % lists.size()];
+      list.items[0].attention.o.data = places.get() + n * kPlaceBytes;
+      ASSERT_TRUE(cuda::LaunchBatch(list.items, workspace.get(), kWorkspaceBytes, nullptr).ok());
+    }
+    for (size_t n = 0; n < kPlaces; ++n) {
+      const std::vector<char>& expected = lists[n % lists.size()].o;
+      ASSERT_EQ(cudaMemcpy(got.data(), places.get() + n * kPlaceBytes, kPlaceBytes,
+                           cudaMemcpyDeviceToHost),
+                cudaSuccess);
+      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), got.begin()))
+          << "launch " << n << " of round " << round << "\nATTEND_TEST_SEED=" << seed;
+      ASSERT_TRUE(std::all_of(got.begin() + static_cast<ptrdiff_t>(expected.size()), got.end(),
+                              [](char byte) { return byte == '\xff'; }))
+          << "beyond the O of launch " << n;
+    }
+  }
+}
+
 TEST(CudaRagged, TooSmallAWorkspaceIsRefused) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 8, 8, 8, 8), FreshSeed());
   const cuda::LaunchItem item{KernelId::kCudaFlashFp32, owned.attention};
