@@ -16,17 +16,21 @@
 namespace attend::cuda {
 
 // Chosen by racing them on an H200 (README.md).
-using Sm90D64Few = Sm90Tile<Sm90Config{.head_dim = 64, .warpgroups = 1, .keys = 128, .blocks = 2}>;
 using Sm90D64 = Sm90Tile<Sm90Config{
     .head_dim = 64, .warpgroups = 4, .keys = 64, .stages = 8, .overlap = Overlap::kOutputTurns}>;
+// For few tiles; and those of many keys.
+using Sm90D64Few = Sm90Tile<Sm90Config{.head_dim = 64,
+                                       .warpgroups = 1,
+                                       .keys = 64,
+                                       .stages = 5,
+                                       .query_in_registers = true,
+                                       .blocks = 2}>;
+using Sm90D64FewLong =
+    Sm90Tile<Sm90Config{.head_dim = 64, .keys = 64, .stages = 8, .query_in_registers = true}>;
 using Sm90D96 = Sm90Tile<Sm90Config{
     .head_dim = 96, .warpgroups = 3, .keys = 96, .stages = 3, .overlap = Overlap::kSoftmaxTurns}>;
-using Sm90D128Brief =
-    Sm90Tile<Sm90Config{.head_dim = 128, .keys = 64, .stages = 4, .query_in_registers = true}>;
 using Sm90D128 = Sm90Tile<Sm90Config{
     .head_dim = 128, .keys = 128, .overlap = Overlap::kOutputTurns, .query_in_registers = true}>;
-using Sm90D128Long =
-    Sm90Tile<Sm90Config{.head_dim = 128, .warpgroups = 3, .keys = 80, .stages = 3}>;
 using Sm90D192V128 = Sm90Tile<Sm90Config{.head_dim = 192,
                                          .value_dim = 128,
                                          .keys = 128,
@@ -40,12 +44,10 @@ using Sm90D64Dropout =
     Sm90Tile<Sm90Config{.head_dim = 64, .keys = 128, .stages = 3, .dropout = true}>;
 using Sm90D128Dropout = Sm90Tile<Sm90Config{.head_dim = 128, .keys = 128, .dropout = true}>;
 
-// Keys from which on `Long` tiles pay.
-inline constexpr int64_t kSm90LongKeysD128 = 8192;
-// Keys up to which, under a mask, short tiles of keys pay: less of them is hidden.
-inline constexpr int64_t kSm90BriefKeysD128 = 1024;
 // Tiles of 256 rows below which multiprocessors would be idle: three quarters of an H200's 132.
 inline constexpr int64_t kSm90FewTiles = 99;
+// Keys from which on Sm90D64FewLong pays.
+inline constexpr int64_t kSm90LongKeys = 2048;
 
 // "d64_rows256_keys64_turns"
 template <class T>
@@ -77,29 +79,24 @@ FlashVariant Sm90Variant() {
   return variant;
 }
 
-// The tiles of one pair of head dims, the one to take first.
-template <bool kBfloat16, class... T>
+// The tiles of one pair of head dims, the one to take first. They take as many keys at a time, in
+// the same order, and so give the same bits (alone_test.cc): a batch may choose among them.
+template <bool kBfloat16, class First, class... T>
 std::span<const FlashVariant> Sm90List() {
-  static const FlashVariant list[] = {Sm90Variant<T, kBfloat16>()...};
+  static_assert(((T::kKeys == First::kKeys) && ...));
+  static const FlashVariant list[] = {Sm90Variant<First, kBfloat16>(),
+                                      Sm90Variant<T, kBfloat16>()...};
   return list;
 }
 
 template <bool kBfloat16>
 std::span<const FlashVariant> Sm90ListD64(const Problem& p) {
   const int64_t rows = p.packed ? p.total_q : p.batch * p.len_q;
-  return rows * p.heads_q < kSm90FewTiles * 256 ? Sm90List<kBfloat16, Sm90D64Few, Sm90D64>()
-                                                : Sm90List<kBfloat16, Sm90D64, Sm90D64Few>();
-}
-
-template <bool kBfloat16>
-std::span<const FlashVariant> Sm90ListD128(const Problem& p) {
-  if (p.len_k >= kSm90LongKeysD128) {
-    return Sm90List<kBfloat16, Sm90D128Long, Sm90D128, Sm90D128Brief>();
+  if (rows * p.heads_q >= kSm90FewTiles * 256) {
+    return Sm90List<kBfloat16, Sm90D64, Sm90D64Few, Sm90D64FewLong>();
   }
-  if (p.len_k <= kSm90BriefKeysD128 && !p.mask.unrestricted()) {
-    return Sm90List<kBfloat16, Sm90D128Brief, Sm90D128, Sm90D128Long>();
-  }
-  return Sm90List<kBfloat16, Sm90D128, Sm90D128Long, Sm90D128Brief>();
+  return p.len_k < kSm90LongKeys ? Sm90List<kBfloat16, Sm90D64Few, Sm90D64, Sm90D64FewLong>()
+                                 : Sm90List<kBfloat16, Sm90D64FewLong, Sm90D64Few, Sm90D64>();
 }
 
 template <bool kBfloat16>
@@ -111,7 +108,7 @@ std::span<const FlashVariant> Sm90Variants(const Problem& p) {
   }
   if (dim <= 64) return Sm90ListD64<kBfloat16>(p);
   if (dim <= 96) return Sm90List<kBfloat16, Sm90D96>();
-  if (dim <= 128) return Sm90ListD128<kBfloat16>(p);
+  if (dim <= 128) return Sm90List<kBfloat16, Sm90D128>();
   if (dim > 192) return Sm90List<kBfloat16, Sm90D256>();
   return p.dim_v <= 128 ? Sm90List<kBfloat16, Sm90D192V128>() : Sm90List<kBfloat16, Sm90D192>();
 }
