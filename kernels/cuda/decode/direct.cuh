@@ -107,13 +107,9 @@ __device__ __forceinline__ void LoadStream(const char* data, Quad& x) {
 // The same if `exists`; else zeros, and nothing is read.
 __device__ __forceinline__ void LoadStreamIf(bool exists, const char* data, Quad& x) {
   asm volatile(
-      "{\n"
-      ".reg .pred exists;\n"
+      "{ .reg .pred exists;\n"
       "setp.ne.b32 exists, %5, 0;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
+      "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
       "@exists ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n"
       "}"
       : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3])
@@ -152,11 +148,8 @@ struct DirectBlock {
   // last eight columns again, which costs least.
   template <bool kExact>
   __device__ __forceinline__ void Load(const char* row, int at, Quad& x) const {
-    if constexpr (kExact) {
-      LoadStreamIf(at <= limit, row + at, x);
-    } else {
-      LoadStream(row + min(at, limit), x);
-    }
+    if constexpr (kExact) return LoadStreamIf(at <= limit, row + at, x);
+    LoadStream(row + min(at, limit), x);
   }
 };
 

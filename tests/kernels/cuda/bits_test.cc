@@ -20,8 +20,8 @@
 namespace attend::test {
 namespace {
 
-// The same sequences alone, together, elsewhere in memory and at another alignment, where the kernel
-// takes that: same bits. (alone_test.cc has batches whose variant is another.)
+// The same sequences alone, together, elsewhere in memory and at another alignment, where the
+// kernel takes that: same bits. (alone_test.cc has batches whose variant is another.)
 TEST(CudaBits, BatchAndPlaceDoNotChangeBits) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
