@@ -88,10 +88,11 @@ TEST(CudaAlone, TheBatchDoesNotChangeBits) {
 // Padded, packed and in pages: beside one that is longer than what may be thought of as short.
 TEST(CudaAlone, LongerNeighboursDoNotChangeBits) {
   const uint64_t seed = FreshSeed();
-  constexpr std::pair<int64_t, int64_t> kLengths[] = {{600, 1500}, {1024, 1025}, {8191, 9000}};
+  constexpr std::pair<int64_t, int64_t> kLengths[] = {
+      {600, 1500}, {1024, 1025}, {2047, 2048}, {8191, 9000}};
   for (const auto& [dim, dim_v] : kDims) {
     for (const auto& [shorter, longer] : kLengths) {
-      if (longer > 2000 && dim != 128) continue;
+      if (longer > 3000 && dim != 128) continue;
       for (const int64_t right : {0, -1}) {
         ProblemSpec spec = MakeSpec(2, 4, 1, 200, longer, dim, dim_v,
                                     right == 0 ? DType::kFloat16 : DType::kBFloat16);
