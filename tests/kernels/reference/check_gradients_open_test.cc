@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The check of gradients where little is given: of parts of the keys, of NaN, and of weights that
+// rounding moves without an effect.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/flash.h"
+#include "kernels/cpu/flash_gradients.h"
+#include "kernels/reference/check_gradients.h"
+#include "kernels/reference/reference_gradients.h"
+#include "tests/kernels/support/owned_gradients.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kAll = 1e12;
+
+OwnedAttention Forward(ProblemSpec spec, uint64_t seed) {
+  spec.problem.return_lse = true;
+  OwnedAttention made = MakeAttention(spec, seed);
+  const Attention* batch[] = {&made.attention};
+  CpuFlash(batch);
+  return made;
+}
+
+RowsReport Judge(const Attention& a, const Gradients& g, double budget = kAll) {
+  return CheckGradients(a, g, 7, budget, nullptr, false);
+}
+
+float* Element(const TensorView& view, int64_t h, int64_t row, int64_t d) {
+  return static_cast<float*>(view.data) + h * view.stride_h + row * view.stride_l + d;
+}
+
+// Keys [20, 45) of 60, with the O and LSE of all.
+Attention PartOf(const Attention& whole) {
+  Attention part = whole;
+  part.problem.key_offset = 20;
+  part.problem.len_k = 25;
+  part.problem.keys_after = 15;
+  const auto move = [](ConstTensorView* view) {
+    view->data = static_cast<const float*>(view->data) + 20 * view->stride_l;
+  };
+  move(&part.k);
+  move(&part.v);
+  return part;
+}
+
+TEST(CheckGradientsOpen, PartsOfTheKeysAreJudgedByTheAnswerOfTheWhole) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  ProblemSpec spec = MakeSpec(1, 4, 2, 30, 60, 16, 8);
+  spec.problem.mask.right = 0;
+  const OwnedAttention owned = Forward(spec, seed);
+  const Attention part = PartOf(owned.attention);
+  OwnedGradients gradients(part, seed + 1);
+  const Gradients& g = gradients.get();
+  for (const bool reference : {false, true}) {
+    reference ? CpuReferenceGradients(part, g) : CpuFlashGradients(part, g, nullptr);
+    for (const double budget : {kAll, 2e4}) {
+      const RowsReport report = Judge(part, g, budget);
+      EXPECT_TRUE(report.ok) << report.detail;
+    }
+  }
+  // The part's own softmax is another one.
+  Attention alone = part;
+  alone.problem.key_offset = alone.problem.keys_after = 0;
+  alone.problem.mask.right = -1;
+  CpuReferenceGradients(alone, g);
+  EXPECT_TRUE(Judge(part, g).failed());
+}
+
+// With a special value in K or V that all rows see, every row of dQ is NaN or Inf.
+TEST(CheckGradientsOpen, FiniteAnswersToNanAndInfAreWrong) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (const bool of_k : {true, false}) {
+    for (const float special :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 20, 30, 16, 16), seed);
+      Attention& a = owned.attention;
+      a.problem.return_lse = true;
+      const ConstTensorView& view = of_k ? a.k : a.v;
+      *(static_cast<float*>(const_cast<void*>(view.data)) + 5 * view.stride_l + 3) = special;
+      const Attention* batch[] = {&a};
+      CpuFlash(batch);
+      OwnedGradients gradients(a, seed + 1);
+      const Gradients& g = gradients.get();
+      CpuFlashGradients(a, g, nullptr);
+      EXPECT_TRUE(Judge(a, g).ok) << Judge(a, g).detail;
+      for (int64_t d = 0; d < 16; ++d) *Element(g.d_q, 0, 11, d) = 0;
+      const RowsReport report = Judge(a, g);
+      EXPECT_TRUE(report.failed());
+      EXPECT_THAT(report.detail, HasSubstr("d_q of sequence 0, head 0, row 11"));
+    }
+  }
+}
+
+// One key has nearly all weight, and dropout has no use for it. What rounding scores moves to other
+// keys is little, however unlike their dP is.
+TEST(CheckGradientsOpen, PeakedRowsWithDropoutAreJudged) {
+  const uint64_t seed = FreshSeed();
+  const int rounds = static_cast<int>(60 * TestScale());
+  for (int n = 0; n < rounds; ++n) {
+    SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " n " + std::to_string(n));
+    ProblemSpec spec = MakeSpec(1, 2, 1, 9, 7, 8, 8);
+    spec.problem.has_alibi = true;
+    spec.problem.dropout = 58982;  // 0.9
+    const uint64_t one = seed + static_cast<uint64_t>(n);
+    OwnedAttention owned = MakeAttention(spec, one);
+    Attention& a = owned.attention;
+    a.problem.return_lse = true;
+    std::fill_n(const_cast<float*>(a.alibi_slopes), 2, 100.0f);
+    const Attention* batch[] = {&a};
+    CpuFlash(batch);
+    OwnedGradients gradients(a, one + 1);
+    CpuFlashGradients(a, gradients.get(), nullptr);
+    const RowsReport report = Judge(a, gradients.get());
+    EXPECT_TRUE(report.ok) << report.detail;
+  }
+}
+
+// A key that bits remove for every row says nothing of how far fp32 may be off, however long it is.
+TEST(CheckGradientsOpen, RemovedKeysLeaveNothingOpen) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  ProblemSpec spec = MakeSpec(1, 2, 1, 200, 200, 32, 32);
+  spec.problem.has_bias = true;
+  spec.bias_dtype = DType::kBit;
+  spec.bias_per_sequence = spec.bias_per_head = spec.bias_per_query = false;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  Attention& a = owned.attention;
+  a.problem.return_lse = true;
+  auto* const bits = static_cast<uint8_t*>(const_cast<void*>(a.bias.data));
+  std::fill_n(bits, 200 / 8, uint8_t{0xff});
+  bits[199 / 8] &= static_cast<uint8_t>(~(1 << 199 % 8));
+  *(static_cast<float*>(const_cast<void*>(a.k.data)) + 199 * a.k.stride_l) = 1e8f;
+  const Attention* batch[] = {&a};
+  CpuFlash(batch);
+  OwnedGradients gradients(a, seed + 1);
+  CpuFlashGradients(a, gradients.get(), nullptr);
+  const RowsReport report = Judge(a, gradients.get(), 1e6);
+  EXPECT_TRUE(report.ok) << report.detail;
+  EXPECT_LT(report.rows_checked, report.rows_total);
+}
+
+}  // namespace
+}  // namespace attend::test
