@@ -41,7 +41,7 @@ struct Gradients {
 };
 
 // Whether the keys are a part of a whole.
-inline bool HasPart(const Problem& p) { return p.key_offset != 0 || p.keys_after != 0; }
+ATTEND_HD inline bool HasPart(const Problem& p) { return p.key_offset != 0 || p.keys_after != 0; }
 
 // OK, or INVALID_ARGUMENT or UNIMPLEMENTED naming what cannot be differentiated: without LSE, for
 // keys in pages, the gradient of a bias or of sinks that are not there, or of a mask of bits.
