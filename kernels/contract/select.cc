@@ -95,7 +95,7 @@ Result<Selection> FitBackward(KernelId id, const Problem& problem, const DeviceI
   }
   const Result<int64_t> bytes = GradientTermsBytes(problem);
   if (bytes.ok() && *bytes <= device.workspace_bytes_max) return Selection{id, why, *bytes};
-  return Unimplemented("the backward pass keeps two numbers of each query row: " +
+  return Unimplemented("the backward pass keeps three numbers of each query row: " +
                        (bytes.ok() ? std::to_string(*bytes) + " bytes"
                                    : std::string("more than 64 bits can count")) +
                        ", the limit on " + device.name + " is " +
@@ -110,8 +110,9 @@ bool IsHopper(const DeviceInfo& device) {
   return device.compute_capability >= kSm90 && device.compute_capability < kBeyondHopper;
 }
 
-constexpr int64_t kSm90PagesDimMax = 192;    // as in sm90/variants.h
-constexpr int64_t kSm90DropoutDimMax = 128;  // likewise
+constexpr int64_t kSm90PagesDimMax = 192;          // as in sm90/variants.h
+constexpr int64_t kSm90DropoutDimMax = 128;        // likewise
+constexpr float kSm90BackwardSoftcapMax = 256.0f;  // as kShiftedLse in cuda/backward/pass.h
 
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
@@ -191,6 +192,9 @@ std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
   if (!why_not.empty()) return why_not;
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return "the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8";
+  }
+  if (p.softcap > kSm90BackwardSoftcapMax) {
+    return "the backward pass of cuda_flash_sm90 takes a softcap of up to 256";
   }
   return {};
 }

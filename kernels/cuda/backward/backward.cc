@@ -36,7 +36,8 @@ Sm80Class ClassOf(const Problem& p) {
 
 // Kernels with score terms take the difference of score and LSE before it is multiplied.
 float LseUnit(KernelId kernel, const Problem& p) {
-  const bool late = kernel != KernelId::kCudaFlashSm80 || ClassOf(p) == Sm80Class::kPlain;
+  const bool late = kernel == KernelId::kCudaFlashSm90 ||
+                    (kernel == KernelId::kCudaFlashSm80 && ClassOf(p) == Sm80Class::kPlain);
   return late ? kLog2E : 1.0f;
 }
 
@@ -97,12 +98,19 @@ Status CheckKernel(const BackwardItem& item) {
 
 // mma.sync leaves dQ, dK and dV; dBias is CUDA cores' in any case.
 cudaError_t LaunchBiasGradients(Passes passes, cudaStream_t stream) {
+  if (passes.front().gradients.d_bias.data == nullptr) return cudaSuccess;
   std::vector<BackwardPass> only(passes.begin(), passes.end());
   for (BackwardPass& pass : only) {
     pass.gradients.d_q.data = pass.gradients.d_k.data = pass.gradients.d_v.data = nullptr;
-    pass.redo = nullptr;
+    pass.gradients.d_sinks = nullptr;
   }
   return LaunchFp32Gradients(only, stream);
+}
+
+// What the Tensor Cores left not finite is computed again, from rows as CUDA cores measure them.
+cudaError_t LaunchRepairs(std::vector<BackwardPass> passes, cudaStream_t stream) {
+  for (BackwardPass& pass : passes) pass.lse_unit = 1.0f;
+  return LaunchFp32Repairs(passes, stream);
 }
 
 // The item as the kernels see it. Of the workspace, what must be 0 is at `zeros` and what need not
@@ -111,17 +119,18 @@ BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* zeros, i
   const Problem& p = item.attention.problem;
   char* const base = workspace + *zeros;
   const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
+  static_assert(sizeof(PassFlags) <= kTermFlagBytes);
   BackwardPass pass;
   pass.attention = item.attention;
   pass.gradients = item.gradients;
   pass.lse_unit = LseUnit(item.kernel, p);
   pass.lse = reinterpret_cast<float*>(base + kTermFlagBytes);
   pass.less = pass.lse + terms;
-  if (item.kernel != KernelId::kCudaFlashFp32) pass.redo = reinterpret_cast<int*>(base);
-  *zeros += Aligned(kTermFlagBytes + 2 * terms * static_cast<int64_t>(sizeof(float)));
+  pass.shift = pass.less + terms;
+  pass.flags = reinterpret_cast<PassFlags*>(base);
+  *zeros += Aligned(kTermFlagBytes + 3 * terms * static_cast<int64_t>(sizeof(float)));
   if (!TakesTurns(item)) return pass;
   const int64_t tiles = TurnTilesOfHead(p) * p.heads_q;
-  pass.begun = reinterpret_cast<uint32_t*>(base) + 1;
   pass.turns = reinterpret_cast<uint32_t*>(workspace + *zeros);
   *zeros += TurnCounterBytes(tiles);
   pass.sums = reinterpret_cast<float*>(workspace + *sums);
@@ -129,9 +138,12 @@ BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* zeros, i
   return pass;
 }
 
-// What the Tensor Cores left is computed again where it is not finite.
-cudaError_t LaunchKernels(KernelId kernel, std::vector<BackwardPass> passes, cudaStream_t stream) {
+cudaError_t LaunchKernels(KernelId kernel, const std::vector<BackwardPass>& passes,
+                          cudaStream_t stream) {
   cudaError_t error = LaunchRowTerms(passes, stream);
+  if (error != cudaSuccess) return error;
+  if (kernel == KernelId::kCudaFlashFp32) return LaunchFp32Gradients(passes, stream);
+  error = LaunchSm80Measure(passes, stream);
   if (error == cudaSuccess) error = LaunchSinkGradients(passes, stream);
   if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm90) {
     error = LaunchSm90Gradients(passes, stream);
@@ -139,10 +151,25 @@ cudaError_t LaunchKernels(KernelId kernel, std::vector<BackwardPass> passes, cud
   if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm80) {
     error = LaunchSm80Gradients(passes, stream);
     if (error == cudaSuccess) error = LaunchBiasGradients(passes, stream);
-    for (BackwardPass& pass : passes) pass.gradients.d_bias.data = nullptr;
   }
-  if (error == cudaSuccess) error = LaunchFp32Gradients(passes, stream);
-  return error;
+  return error == cudaSuccess ? LaunchRepairs(passes, stream) : error;
+}
+
+cudaError_t LaunchSm80(Passes passes, Sm80Task task, cudaStream_t stream) {
+  const Problem& p = passes.front().attention.problem;
+  const bool f16 = p.dtype == DType::kFloat16;
+  const auto launch = [&](auto of_f16, auto of_bf16) {
+    return (f16 ? of_f16 : of_bf16)(passes, task, stream);
+  };
+  switch (ClassOf(p)) {
+    case Sm80Class::kDropout:
+      return launch(LaunchSm80DropoutF16, LaunchSm80DropoutBf16);
+    case Sm80Class::kGeneral:
+      return launch(LaunchSm80GeneralF16, LaunchSm80GeneralBf16);
+    case Sm80Class::kPlain:
+      break;
+  }
+  return launch(LaunchSm80PlainF16, LaunchSm80PlainBf16);
 }
 
 // Items that are alike, with room for all.
@@ -249,18 +276,11 @@ cudaError_t LoadBackward(int compute_major) {
   return cudaSuccess;
 }
 
+cudaError_t LaunchSm80Measure(Passes passes, cudaStream_t stream) {
+  return LaunchSm80(passes, Sm80Task::kMeasure, stream);
+}
 cudaError_t LaunchSm80Gradients(Passes passes, cudaStream_t stream) {
-  const Problem& p = passes.front().attention.problem;
-  const bool f16 = p.dtype == DType::kFloat16;
-  switch (ClassOf(p)) {
-    case Sm80Class::kDropout:
-      return f16 ? LaunchSm80DropoutF16(passes, stream) : LaunchSm80DropoutBf16(passes, stream);
-    case Sm80Class::kGeneral:
-      return f16 ? LaunchSm80GeneralF16(passes, stream) : LaunchSm80GeneralBf16(passes, stream);
-    case Sm80Class::kPlain:
-      break;
-  }
-  return f16 ? LaunchSm80PlainF16(passes, stream) : LaunchSm80PlainBf16(passes, stream);
+  return LaunchSm80(passes, Sm80Task::kGradients, stream);
 }
 
 cudaError_t LaunchSm90Gradients(Passes passes, cudaStream_t stream) {

@@ -9,6 +9,7 @@
 #include <cfloat>
 
 #include "kernels/cuda/backward/launch_list.cuh"
+#include "kernels/cuda/backward/measure.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 #include "kernels/cuda/ptx/dropout_mask.cuh"
 
@@ -32,7 +33,7 @@ struct Fp32Tile {
     float k[kKeys][kStride], v[kKeys][kStride];
     float weight[kRows][kStrideP];  // P, as dropout leaves it
     float d_dot[kRows][kStrideP];   // dT times scale
-    float lse[kRows], less[kRows];
+    float lse[kRows], less[kRows], shift[kRows];
     uint64_t seen[kRows];  // bits: the keys that count for the row
     uint64_t kept[kRows];  // and whose weights are not dropped
   };
@@ -47,6 +48,11 @@ struct Fp32Head {
   __device__ __forceinline__ Fp32Head(const BackwardPass& pass, int64_t b, int64_t h)
       : pass(pass), b(b), h(h), s(SequenceOf(pass.attention, b)) {}
   __device__ __forceinline__ int64_t kv_head() const { return h / pass.attention.problem.group(); }
+  // As it was given.
+  __device__ __forceinline__ float Lse(int64_t i) const {
+    const Attention& a = pass.attention;
+    return a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
+  }
 };
 
 // Rows [first, first + kCount) of a tensor's head to shared memory, zeros where there are none.
@@ -88,7 +94,7 @@ __device__ __forceinline__ bool LoadRows(float (&to)[kCount][T::kStride], const 
   return found;
 }
 
-// Query rows from `first` on, with their dO, LSE and less. As LoadRows.
+// Query rows from `first` on, with their dO and terms. As LoadRows.
 template <class T>
 __device__ __forceinline__ bool LoadQueries(typename T::Shared& shared, const Fp32Head& at,
                                             int64_t first) {
@@ -101,9 +107,11 @@ __device__ __forceinline__ bool LoadQueries(typename T::Shared& shared, const Fp
                                  at.s.q_row + first, rows, p.dim_v);
   for (int i = threadIdx.x; i < T::kRows; i += T::kThreads) {
     const bool exists = i < rows;
-    const int64_t row = at.s.q_row + first + i;
-    shared.lse[i] = exists ? a.lse[at.b * a.lse_stride_b + at.h * a.lse_stride_h + row] : 0.0f;
-    shared.less[i] = exists ? at.pass.less[TermIndex(p, at.s, at.b, at.h, first + i)] : 0.0f;
+    const int64_t term = TermIndex(p, at.s, at.b, at.h, first + i);
+    const float lse = exists ? at.Lse(first + i) : 0.0f;
+    shared.lse[i] = IsMeasured(p, lse) ? at.pass.lse[term] : lse;
+    shared.less[i] = exists ? at.pass.less[term] : 0.0f;
+    shared.shift[i] = exists ? at.pass.shift[term] : 0.0f;
   }
   return found;
 }
@@ -167,7 +175,7 @@ struct Fp32Score {
 __device__ __forceinline__ Fp32Score ScoreOf(const Fp32Head& at, int64_t i, int64_t j, float dot) {
   const Attention& a = at.pass.attention;
   const Problem& p = a.problem;
-  Fp32Score result{dot * p.scale, p.scale};
+  Fp32Score result{RoundedProduct(dot, p.scale), p.scale};
   if (p.softcap > 0.0f) {
     const float share = tanhf(result.score / p.softcap);
     result.score = p.softcap * share;
@@ -188,26 +196,34 @@ __device__ __forceinline__ Fp32Score ScoreOf(const Fp32Head& at, int64_t i, int6
 
 // A query row and a key; all 0 if it does not count.
 struct Fp32Pair {
-  float weight = 0;   // P, as dropout leaves it
-  float d_score = 0;  // dS
-  float slope = 0;    // see Fp32Score
+  float score = NegativeInfinity();
+  float d_weight = 0;  // dP, as dropout leaves it
+  float weight = 0;    // P, as dropout leaves it
+  float d_score = 0;   // dS
+  float slope = 0;     // see Fp32Score
   bool counts = false;
   bool kept = false;  // and is not dropped
 };
 
+struct Fp32Terms {
+  float lse, less, shift;
+};
+
 __device__ __forceinline__ Fp32Pair PairOf(const Fp32Head& at, int64_t i, int64_t j, float dot,
-                                           float d_weight, float lse, float less) {
+                                           float d_weight, const Fp32Terms& terms) {
   const Attention& a = at.pass.attention;
   const Fp32Score score = ScoreOf(at, i, j, dot);
   Fp32Pair pair;
   // A key of this score has no weight whatever else is; a row without weights has no LSE.
-  pair.counts = score.score != NegativeInfinity() && lse != NegativeInfinity();
+  pair.counts = score.score != NegativeInfinity() && terms.lse != NegativeInfinity();
   if (!pair.counts) return pair;
+  pair.score = score.score;
   pair.kept = a.problem.dropout == 0 || KeepsWeight(a, at.b, at.h, i, j);
-  const float weight = expf(score.score - lse);
+  const float weight = expf(RoundedDifference(score.score, terms.shift) - terms.lse);
   const float factor = DropoutScale(a.problem.dropout);
   if (pair.kept) pair.weight = weight * factor;
-  pair.d_score = weight * ((pair.kept ? d_weight * factor : 0.0f) - less);
+  pair.d_weight = pair.kept ? d_weight * factor : 0.0f;
+  pair.d_score = weight * (pair.d_weight - terms.less);
   pair.slope = score.slope;
   return pair;
 }
@@ -225,7 +241,7 @@ __device__ __forceinline__ void ForPairs(const typename T::Shared& shared, const
   for (int r = 0; r < T::kRowsEach; ++r) {
     const int mine = y + 16 * r;
     const int64_t i = row + mine;
-    const float lse = shared.lse[mine];
+    const Fp32Terms terms{shared.lse[mine], shared.less[mine], shared.shift[mine]};
     KeyRange range{0, 0};
     if (i < at.s.q_len) range = VisibleKeys(at.pass.attention.problem.mask, at.s, i);
 #pragma unroll
@@ -233,7 +249,7 @@ __device__ __forceinline__ void ForPairs(const typename T::Shared& shared, const
       const int64_t j = key + x + 16 * c;
       Fp32Pair pair;
       if (j >= range.begin && j < range.end) {
-        pair = PairOf(at, i, j, dots[r][c], d_weights[r][c], lse, shared.less[mine]);
+        pair = PairOf(at, i, j, dots[r][c], d_weights[r][c], terms);
       }
       visit(mine, x + 16 * c, pair);
     }

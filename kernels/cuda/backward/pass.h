@@ -7,34 +7,57 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 
 #include "kernels/contract/gradient_terms.h"
 #include "kernels/contract/gradients.h"
+#include "kernels/contract/portable.h"
 #include "kernels/contract/problem.h"
 #include "kernels/cuda/ptx/exponent_base.cuh"
 
 namespace attend::cuda {
 
+// What a pass's kernels tell each other. All are 0 before.
+struct PassFlags {
+  int measure;        // set by the row terms: there are rows to measure (IsMeasured)
+  int shifted;        // set by what measures them: a row has a shift
+  int redo;           // set by kernels of 16-bit products: they left something that is not finite
+  uint32_t begun;     // blocks of TurnsSm90
+  uint32_t taken;     // units of work of Fp32Redo
+  uint32_t measured;  // those of them that have measured rows
+};
+
 // What a kernel is told. Where a row's terms are: TermIndex. What is between sequences, and after
-// the last, is 0.
+// the last, is 0. A weight is exp(score - shift - lse), with exp and scores in the kernel's units.
 struct BackwardPass {
   Attention attention;
   Gradients gradients;
-  float* lse = nullptr;     // LSE times lse_unit; Inf of rows without keys
-  float lse_unit = kLog2E;  // log2(e): LSE in powers of two; or 1
-  float* less = nullptr;    // delta - dLSE
-  // Set by kernels of 16-bit products that left something that is not finite: it may come from what
-  // does not count. Null: no such kernel runs.
-  int* redo = nullptr;
-  // If blocks of keys take turns at dQ: its sums, how many blocks have added to each half of a
-  // tile, and how many have begun; the counters are 0 before. Null: they do not.
+  float* lse = nullptr;  // LSE times lse_unit, less the shift; Inf of rows without keys
+  float lse_unit =
+      kLog2E;             // log2(e): LSE in powers of two, and scores are products of Q and K; or 1
+  float* less = nullptr;  // delta - dLSE
+  float* shift = nullptr;  // the largest score, of rows whose LSE fp32 does not hold well; else 0
+  PassFlags* flags = nullptr;
+  // If blocks of keys take turns at dQ: its sums, and how many blocks have added to each half of a
+  // tile; the counters are 0 before. Null: they do not.
   float* sums = nullptr;
   uint32_t* turns = nullptr;
-  uint32_t* begun = nullptr;
   uint32_t first_block = 0;  // of the launch's, the first that is the pass's
 };
+
+// Whether a row of this LSE is measured: its weights and P dP are added up anew. LSE's rounding
+// moves weights by 2^-16 at most up to here. Where O is of 16 bits and scores are far from 0, keys
+// have a part in common, by which delta's error, O's rounding, is multiplied in dQ and dK; and
+// scores are seldom below -16 or above 64 otherwise.
+ATTEND_HD inline bool IsMeasured(const Problem& p, float lse) {
+  const bool exact = p.o_dtype() == DType::kFloat32;
+  return lse < (exact ? -256.0f : -16.0f) ? lse > -INFINITY
+                                          : lse > (exact ? 256.0f : 64.0f) && lse < INFINITY;
+}
+// A measured row has a shift if its LSE, in powers of two, is larger.
+inline constexpr double kShiftedLse = 256;
 
 // Passes that one kernel can compute: they agree in dtype, D, Dv, in which terms their scores have
 // and in which gradients are wanted.
@@ -43,11 +66,16 @@ using Passes = std::span<const BackwardPass>;
 // Each enqueues the fewest launches that it can. This one writes the terms, and needs no other but
 // that all is 0 before.
 cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream);
-// After it: dSinks.
+// After it, with cuda_flash_sm80's products, whose bits wgmma's are: the terms of rows to measure,
+// for kernels of 16-bit products.
+cudaError_t LaunchSm80Measure(Passes passes, cudaStream_t stream);
+// After the terms: dSinks.
 cudaError_t LaunchSinkGradients(Passes passes, cudaStream_t stream);
-// After it: dQ, dK, dV and dBias on CUDA cores, of any problem; nothing for a pass whose redo is
-// there and not set.
+// After it: dQ, dK, dV and dBias on CUDA cores, of any problem, from rows that they measure
+// themselves.
 cudaError_t LaunchFp32Gradients(Passes passes, cudaStream_t stream);
+// After kernels of 16-bit products: what they left not finite. Nothing for a pass without.
+cudaError_t LaunchFp32Repairs(Passes passes, cudaStream_t stream);
 // After it: dQ, dK and dV by wgmma. Of problems that SelectBackward has it for.
 cudaError_t LaunchSm90Gradients(Passes passes, cudaStream_t stream);
 
@@ -61,12 +89,13 @@ cudaError_t LaunchSm90GradientsBf16(Passes passes, cudaStream_t stream);
 cudaError_t LaunchSm90DropoutGradientsF16(Passes passes, cudaStream_t stream);
 cudaError_t LaunchSm90DropoutGradientsBf16(Passes passes, cudaStream_t stream);
 // For one dtype, of problems without score terms, with them, and with dropout (sm80_plain_f16.cu
-// and so on).
-cudaError_t LaunchSm80PlainF16(Passes passes, cudaStream_t stream);
-cudaError_t LaunchSm80PlainBf16(Passes passes, cudaStream_t stream);
-cudaError_t LaunchSm80GeneralF16(Passes passes, cudaStream_t stream);
-cudaError_t LaunchSm80GeneralBf16(Passes passes, cudaStream_t stream);
-cudaError_t LaunchSm80DropoutF16(Passes passes, cudaStream_t stream);
-cudaError_t LaunchSm80DropoutBf16(Passes passes, cudaStream_t stream);
+// and so on): what measures rows, or the gradients.
+enum class Sm80Task { kMeasure, kGradients };
+cudaError_t LaunchSm80PlainF16(Passes passes, Sm80Task task, cudaStream_t stream);
+cudaError_t LaunchSm80PlainBf16(Passes passes, Sm80Task task, cudaStream_t stream);
+cudaError_t LaunchSm80GeneralF16(Passes passes, Sm80Task task, cudaStream_t stream);
+cudaError_t LaunchSm80GeneralBf16(Passes passes, Sm80Task task, cudaStream_t stream);
+cudaError_t LaunchSm80DropoutF16(Passes passes, Sm80Task task, cudaStream_t stream);
+cudaError_t LaunchSm80DropoutBf16(Passes passes, Sm80Task task, cudaStream_t stream);
 
 }  // namespace attend::cuda

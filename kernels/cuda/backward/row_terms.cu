@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i;
     if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
     const float lse = a.lse[in_lse];
+    if (IsMeasured(p, lse)) pass.flags->measure = 1;
     const int64_t term = TermIndex(p, s, b, h, i);
     pass.less[term] = less;
     pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
@@ -126,6 +127,15 @@ cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream) {
                      stream);
 }
 
+// LSE of a row that is measured, to double precision of its terms.
+__device__ __forceinline__ double MeasuredLse(const BackwardPass& pass, int64_t term) {
+  const Problem& p = pass.attention.problem;
+  const bool products = pass.lse_unit == kLog2E;
+  const double unit = products ? static_cast<double>(p.scale * kLog2E) : 1.0;
+  const double lse = pass.shift[term] * unit + pass.lse[term];
+  return products ? lse * 0.6931471805599453 : lse;
+}
+
 // A block for each head; threads take rows in turn, and their sums are added in one order. In
 // double: there are few terms, and they may be of any size.
 template <int kCount>
@@ -140,9 +150,11 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = SequenceOf(a, b);
     for (int64_t i = threadIdx.x; i < s.q_len; i += kThreads) {
-      const double lse = a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
+      const float given = a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
+      const int64_t term = TermIndex(p, s, b, h, i);
+      const double lse = IsMeasured(p, given) ? MeasuredLse(pass, term) : given;
       if (isinf(sink) || isinf(lse)) continue;
-      sum -= exp(sink - lse) * pass.less[TermIndex(p, s, b, h, i)];
+      sum -= exp(sink - lse) * pass.less[term];
     }
   }
   __shared__ double sums[kWarps];

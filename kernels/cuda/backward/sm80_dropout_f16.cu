@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm80DropoutF16(Passes passes, cudaStream_t stream) {
-  return backward::LaunchMma<__half, backward::Class::kDropout>(passes, stream);
+cudaError_t LaunchSm80DropoutF16(Passes passes, Sm80Task task, cudaStream_t stream) {
+  return backward::LaunchMma<__half, backward::Class::kDropout>(passes, task, stream);
 }
 
 }  // namespace attend::cuda

@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm80GeneralBf16(Passes passes, cudaStream_t stream) {
-  return backward::LaunchMma<__nv_bfloat16, backward::Class::kGeneral>(passes, stream);
+cudaError_t LaunchSm80GeneralBf16(Passes passes, Sm80Task task, cudaStream_t stream) {
+  return backward::LaunchMma<__nv_bfloat16, backward::Class::kGeneral>(passes, task, stream);
 }
 
 }  // namespace attend::cuda

@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm80GeneralF16(Passes passes, cudaStream_t stream) {
-  return backward::LaunchMma<__half, backward::Class::kGeneral>(passes, stream);
+cudaError_t LaunchSm80GeneralF16(Passes passes, Sm80Task task, cudaStream_t stream) {
+  return backward::LaunchMma<__half, backward::Class::kGeneral>(passes, task, stream);
 }
 
 }  // namespace attend::cuda

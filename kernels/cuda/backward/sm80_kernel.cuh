@@ -94,14 +94,12 @@ struct StepPlace {
   int stage;  // in shared memory
 };
 
-// Leaves P and what it is of dS of T::kStep others in `s` and `d_p`.
+// Leaves the products of T::kStep others in `s` and `d_p`, and their bias.
 template <class T, class Element, Class kClass>
-__device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& work, char* shared,
-                                      const StepPlace& at, Sight sight, const OwnTerms<T>& own,
-                                      StepSums<T>& s, StepSums<T>& d_p) {
-  const Attention& a = params.pass.attention;
+__device__ __forceinline__ void Products(const Attention& a, const MmaWork& work, char* shared,
+                                         const StepPlace& at, StepSums<T>& s, StepSums<T>& d_p,
+                                         StepSums<T>& bias) {
   const int mine = at.other + ThreadIndex() % 4 * 2;
-  StepSums<T> bias;
   if constexpr (kClass != Class::kPlain) {
     if (a.problem.has_bias) LoadBias<T>(work, a.bias, work.head + at.head, mine, bias);
   }
@@ -113,13 +111,24 @@ __device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& wo
     Along<T, Element, T::kDimV>(base + T::kOffsetOwn2 + warp_row * T::SecondRow::kBytes,
                                 base + at.stage + T::kOffset2 + at.row * T::SecondRow::kBytes, d_p);
   }
+}
+
+// Leaves P and what it is of dS of T::kStep others in `s` and `d_p`.
+template <class T, class Element, Class kClass>
+__device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& work, char* shared,
+                                      const StepPlace& at, Sight sight, const OwnTerms<T>& own,
+                                      StepSums<T>& s, StepSums<T>& d_p) {
+  const Attention& a = params.pass.attention;
+  const int mine = at.other + ThreadIndex() % 4 * 2;
+  StepSums<T> bias;
+  Products<T, Element, kClass>(a, work, shared, at, s, d_p, bias);
   const auto* const terms =
       reinterpret_cast<const float*>(shared + at.stage + T::kOffsetTerms) + at.row;
   if constexpr (kClass == Class::kPlain) {
-    WeighPlain<T>(work, sight, mine, own, terms, s, d_p);
+    WeighPlain<T>(work, at.head, sight, mine, own, terms, s, d_p);
   } else {
-    WeighGeneral<T, kClass == Class::kDropout>(work, a, work.head + at.head, sight, mine, own,
-                                               terms, bias, s, d_p);
+    WeighGeneral<T, kClass == Class::kDropout>(work, a, at.head, sight, mine, own, terms, bias, s,
+                                               d_p);
   }
 }
 
@@ -212,14 +221,13 @@ __device__ __forceinline__ void SharedStep(const MmaParams& params, const MmaWor
   Down<T, Element, T::kDim>(d_scores, first + other_row * T::FirstRow::kBytes, state.first);
 }
 
-template <class T, class Element, Class kClass>
-__device__ __forceinline__ void Accumulate(const MmaParams& params, const MmaWork& work,
-                                           char* shared, MmaState<T>& state) {
+// Walks the others: calls step(place) for each stage of them.
+template <class T, class DoStep>
+__device__ __forceinline__ void Walk(const MmaWork& work, char* shared, const DoStep& step) {
   const uint32_t stages = SharedAddress(shared) + T::kOffsetStages;
   LoadOwn<T>(SharedAddress(shared), work);
   LoadOthers<T>(stages, work, 0, work.other_begin);
   CommitCopies();
-  if constexpr (!T::kOwnsKeys) LoadOwnTerms<T>(work, state.terms);
   int stage = 0;
   int head = 0;
   int other = work.other_begin;
@@ -237,19 +245,28 @@ __device__ __forceinline__ void Accumulate(const MmaParams& params, const MmaWor
       LoadOthers<T>(stages + T::kStageBytes - stage, work, next_head, next);
       CommitCopies();
     }
-    const StepPlace at{head, other, 0, static_cast<int>(T::kOffsetStages) + stage};
+    step(StepPlace{head, other, 0, static_cast<int>(T::kOffsetStages) + stage});
+    stage = T::kStageBytes - stage;
+    head = next_head;
+    other = next;
+  }
+}
+
+template <class T, class Element, Class kClass>
+__device__ __forceinline__ void Accumulate(const MmaParams& params, const MmaWork& work,
+                                           char* shared, MmaState<T>& state) {
+  if constexpr (!T::kOwnsKeys) LoadOwnTerms<T>(work, state.terms);
+  Walk<T>(work, shared, [&](const StepPlace& at) {
     if constexpr (T::kShare == 2) {
       SharedStep<T, Element, kClass>(params, work, shared, at, state);
     } else {
 #pragma unroll 1
       for (int row = 0; row < T::kOther; row += T::kStep) {
-        Step<T, Element, kClass>(params, work, shared, {head, other + row, row, at.stage}, state);
+        Step<T, Element, kClass>(params, work, shared, {at.head, at.other + row, row, at.stage},
+                                 state);
       }
     }
-    stage = T::kStageBytes - stage;
-    head = next_head;
-    other = next;
-  }
+  });
 }
 
 // Says whether a sum that counts is not finite.
@@ -282,7 +299,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   const MmaParams& params = list.Of(blockIdx.x);
   extern __shared__ __align__(128) char shared[];
   __shared__ MmaWork work;
-  if (threadIdx.x == 0) SetUp<T>(params, work);
+  if (threadIdx.x == 0) SetUp<T>(params, blockIdx.x, work);
   __syncthreads();
   if (work.begin >= work.own_count) return;
   MmaState<T> state;
@@ -305,7 +322,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     found |=
         Store<T, Element>(after, work, T::kOwnsKeys ? g.d_k : g.d_q, p.scale, p.dim, state.first);
   }
-  if (found) *after.pass.redo = 1;
+  if (found) after.pass.flags->redo = 1;
 }
 
 }  // namespace attend::cuda::backward

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/backward/sm80_kernel.cuh"
+#include "kernels/cuda/backward/sm80_measure.cuh"
 
 namespace attend::cuda::backward {
 
@@ -39,6 +40,12 @@ using Queries256 = MmaTiles<MmaConfig{Leaves::kQueries, 256, 256, 8, 1, 32, 32, 
                             MmaConfig{Leaves::kQueries, 256, 256, 4, 1, 16, 16, 2}>;
 constexpr MmaConfig kKeysAndValues256{Leaves::kKeysAndValues, 256, 256, 8, 1, 64, 32, 1, 2};
 using KeysAndValues256 = MmaTiles<kKeysAndValues256>;
+using Measure64 = MmaTiles<MmaConfig{Leaves::kMeasure, 64, 64, 4, 2, 64, 32, 2}>;
+using Measure128 = MmaTiles<MmaConfig{Leaves::kMeasure, 128, 128, 4, 2, 32, 32, 2}>;
+using Measure192 = MmaTiles<MmaConfig{Leaves::kMeasure, 192, 128, 8, 1, 64, 32, 1},
+                            MmaConfig{Leaves::kMeasure, 192, 128, 4, 1, 32, 32, 2}>;
+using Measure256 = MmaTiles<MmaConfig{Leaves::kMeasure, 256, 256, 8, 1, 32, 32, 1},
+                            MmaConfig{Leaves::kMeasure, 256, 256, 4, 1, 16, 16, 2}>;
 // Where shared memory is short.
 using Keys256 = MmaTiles<MmaConfig{Leaves::kKeys, 256, 256, 4, 1, 16, 16, 2}>;
 using Values256 = MmaTiles<MmaConfig{Leaves::kValues, 256, 256, 4, 1, 32, 32, 2}>;
@@ -60,6 +67,9 @@ inline int SectionOf(const Problem& p, bool owns_keys, int64_t heads, int tiles)
   return static_cast<int>(std::min(section, heads));
 }
 
+// Of a launch that mostly has nothing to measure: what fills a GPU, twice.
+inline constexpr int64_t kMeasureBlocks = 528;
+
 template <MmaConfig kConfig, class Element, Class kClass>
 cudaError_t LaunchTile(Passes passes, cudaStream_t stream) {
   using T = MmaTile<kConfig>;
@@ -71,9 +81,15 @@ cudaError_t LaunchTile(Passes passes, cudaStream_t stream) {
     const auto tiles = static_cast<int>((rows + T::kOwn - 1) / T::kOwn);
     items.push_back({{pass, tiles, SectionOf(p, T::kOwnsKeys, heads, tiles)}, heads * tiles});
   }
-  return LaunchItems(GradientsSm80<T, Element, kClass, 1>,
-                     GradientsSm80<T, Element, kClass, kItemsMax>, std::move(items),
-                     {T::kThreads, T::kSharedBytes}, stream);
+  if constexpr (T::kMeasures) {
+    return LaunchItems(MeasureSm80<T, Element, kClass, 1>,
+                       MeasureSm80<T, Element, kClass, kItemsMax>, std::move(items),
+                       {T::kThreads, T::kSharedBytes, kMeasureBlocks}, stream);
+  } else {
+    return LaunchItems(GradientsSm80<T, Element, kClass, 1>,
+                       GradientsSm80<T, Element, kClass, kItemsMax>, std::move(items),
+                       {T::kThreads, T::kSharedBytes}, stream);
+  }
 }
 
 // What a block of the tile takes of a multiprocessor's shared memory: with what the kernel has
@@ -108,13 +124,15 @@ static_assert(FitAll(Queries64{}) && FitAll(Keys64{}) && FitAll(Queries128{}) &&
               FitAll(Keys128{}) && FitAll(Queries192{}) && FitAll(Keys192{}) &&
               FitAll(Keys192Dropout{}) && FitAll(Queries64Terms{}) && FitAll(Keys64Terms{}) &&
               FitAll(Queries128Terms{}) && FitAll(Keys128Terms{}) && FitAll(Queries192Terms{}) &&
-              FitAll(Queries256{}) && FitAll(Keys256{}) && FitAll(Values256{}));
+              FitAll(Queries256{}) && FitAll(Keys256{}) && FitAll(Values256{}) &&
+              FitAll(Measure64{}) && FitAll(Measure128{}) && FitAll(Measure192{}) &&
+              FitAll(Measure256{}));
 
 template <Class kClass, class Plain, class Terms>
 using TilesOf = std::conditional_t<kClass == Class::kPlain, Plain, Terms>;
 
 template <class Element, Class kClass>
-cudaError_t LaunchMma(Passes passes, cudaStream_t stream) {
+cudaError_t LaunchMma(Passes passes, Sm80Task task, cudaStream_t stream) {
   const Problem& p = passes.front().attention.problem;
   const Gradients& g = passes.front().gradients;
   int device = 0, shared_bytes = 0;
@@ -127,25 +145,30 @@ cudaError_t LaunchMma(Passes passes, cudaStream_t stream) {
     if (error != cudaSuccess || !wanted) return;
     error = LaunchFitting<Element, kClass>(tiles, shared_bytes, passes, stream);
   };
-  const bool d_q = g.d_q.data != nullptr;
-  const bool d_k = g.d_k.data != nullptr;
-  const bool d_v = g.d_v.data != nullptr;
+  const bool measures = task == Sm80Task::kMeasure;
+  const bool d_q = !measures && g.d_q.data != nullptr;
+  const bool d_k = !measures && g.d_k.data != nullptr;
+  const bool d_v = !measures && g.d_v.data != nullptr;
   if (std::max(p.dim, p.dim_v) <= 64) {
     launch(TilesOf<kClass, Keys64, Keys64Terms>{}, d_k || d_v);
     launch(TilesOf<kClass, Queries64, Queries64Terms>{}, d_q);
+    launch(Measure64{}, measures);
   } else if (std::max(p.dim, p.dim_v) <= 128) {
     launch(TilesOf<kClass, Keys128, Keys128Terms>{}, d_k || d_v);
     launch(TilesOf<kClass, Queries128, Queries128Terms>{}, d_q);
+    launch(Measure128{}, measures);
   } else if (p.dim <= 192 && p.dim_v <= 128) {
     using Keys = std::conditional_t<kClass == Class::kDropout, Keys192Dropout, Keys192>;
     launch(Keys{}, d_k || d_v);
     launch(TilesOf<kClass, Queries192, Queries192Terms>{}, d_q);
+    launch(Measure192{}, measures);
   } else {
     const bool fits = kBlockBytes<kKeysAndValues256> <= shared_bytes;
     launch(KeysAndValues256{}, fits && (d_k || d_v));
     launch(Keys256{}, !fits && d_k);
     launch(Values256{}, !fits && d_v);
     launch(Queries256{}, d_q);
+    launch(Measure256{}, measures);
   }
   return error;
 }

@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm80PlainF16(Passes passes, cudaStream_t stream) {
-  return backward::LaunchMma<__half, backward::Class::kPlain>(passes, stream);
+cudaError_t LaunchSm80PlainF16(Passes passes, Sm80Task task, cudaStream_t stream) {
+  return backward::LaunchMma<__half, backward::Class::kPlain>(passes, task, stream);
 }
 
 }  // namespace attend::cuda

@@ -25,7 +25,8 @@ namespace attend::cuda::backward {
 enum class Class { kPlain, kGeneral, kDropout };
 
 // What a kernel leaves. Sums of both dK and dV do not fit registers if D and Dv are large.
-enum class Leaves { kQueries, kKeysAndValues, kKeys, kValues };
+// kMeasure leaves terms of query rows (measure.cuh), and no gradient.
+enum class Leaves { kQueries, kKeysAndValues, kKeys, kValues, kMeasure };
 
 struct MmaConfig {
   Leaves leaves;
@@ -52,8 +53,9 @@ struct CopyShape {
 
 template <MmaConfig kConfig>
 struct MmaTile {
-  static constexpr bool kOwnsKeys = kConfig.leaves != Leaves::kQueries;
-  static constexpr bool kWantsFirst = kConfig.leaves != Leaves::kValues;  // dQ or dK
+  static constexpr bool kMeasures = kConfig.leaves == Leaves::kMeasure;
+  static constexpr bool kOwnsKeys = kConfig.leaves != Leaves::kQueries && !kMeasures;
+  static constexpr bool kWantsFirst = kConfig.leaves != Leaves::kValues;  // dP, for dQ or dK
   static constexpr bool kWantsSecond =
       kConfig.leaves == Leaves::kValues || kConfig.leaves == Leaves::kKeysAndValues;  // dV
   static constexpr int kDim = kConfig.dim;
@@ -115,8 +117,11 @@ struct MmaWork {
   int other_begin, other_end;  // rows that some owned row sees, begin rounded down to a tile
   const float* lse;            // terms of the first head's row 0
   const float* less;
+  const float* shift;
+  bool shifted;   // some rows have one
   int64_t terms;  // of a head
   float to_log2;  // of a product of Q and K, without score terms
+  float factor;   // of a product of Q and K, to a score
 };
 
 // The rows [begin, end) of the others that an owned row sees.
@@ -136,10 +141,10 @@ struct MmaPlace {
   int tile;
 };
 template <class T>
-__device__ __forceinline__ MmaPlace PlaceOf(const MmaParams& params) {
+__device__ __forceinline__ MmaPlace PlaceOf(const MmaParams& params, uint32_t of_launch) {
   const Problem& p = params.pass.attention.problem;
   const auto heads = static_cast<int>(p.batch * (T::kOwnsKeys ? p.heads_kv : p.heads_q));
-  const auto block = static_cast<int>(blockIdx.x - params.pass.first_block);
+  const auto block = static_cast<int>(of_launch - params.pass.first_block);
   const int begin = block / params.tiles / params.section * params.section;
   const int side_by_side = min(params.section, heads - begin);
   const int rest = block - begin * params.tiles;
@@ -157,11 +162,11 @@ __device__ __forceinline__ sm80::Source OtherSource(const ConstTensorView& view,
 
 // One thread calls it.
 template <class T>
-__device__ __forceinline__ void SetUp(const MmaParams& params, MmaWork& work) {
+__device__ __forceinline__ void SetUp(const MmaParams& params, uint32_t block, MmaWork& work) {
   const BackwardPass& pass = params.pass;
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
-  const MmaPlace place = PlaceOf<T>(params);
+  const MmaPlace place = PlaceOf<T>(params, block);
   const int64_t heads = T::kOwnsKeys ? p.heads_kv : p.heads_q;
   const int64_t b = place.head / heads;
   const int64_t owner = place.head % heads;
@@ -193,8 +198,11 @@ __device__ __forceinline__ void SetUp(const MmaParams& params, MmaWork& work) {
   const int64_t term = TermIndex(p, s, b, h, 0);
   work.lse = pass.lse + term;
   work.less = pass.less + term;
+  work.shift = pass.shift + term;
+  work.shifted = pass.flags->shifted != 0;
   work.terms = TermsOfHead(p);
   work.to_log2 = p.scale * kLog2E;
+  work.factor = p.scale;
   work.other_begin = work.other_end = 0;
   if (work.begin >= work.own_length) return;
   const int last = min(work.begin + T::kOwn, work.own_length) - 1;
@@ -243,8 +251,10 @@ __device__ __forceinline__ void LoadOthers(uint32_t stage, const MmaWork& work, 
     const int thread = ThreadIndex();
     if (thread < 2 * kChunks) {
       const float* const terms = thread < kChunks ? work.lse : work.less;
-      CopyAsync16(stage + T::kOffsetTerms + 16 * thread,
-                  terms + head * work.terms + row + thread % kChunks * 4, true);
+      const int first = row + thread % kChunks * 4;
+      // Other sequences' may be NaN, which a weight of 0 does not hide.
+      CopyAsync16(stage + T::kOffsetTerms + 16 * thread, terms + head * work.terms + first,
+                  first < work.other_length);
     }
   }
   sm80::LoadRows<typename T::First, T::kOther>(stage, sources[0], row, work.other_length);

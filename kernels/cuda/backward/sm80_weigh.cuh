@@ -48,9 +48,11 @@ __device__ __forceinline__ Sight SightOf(const MmaWork& work, int other, int cou
   return all ? Sight::kAll : Sight::kSome;
 }
 
-// Takes the weights of pairs that do not see each other. `other`: the thread's first.
+// Gives pairs that do not see each other the weight, or the score, `hidden`. `other`: the thread's
+// first.
 template <class T>
-__device__ __forceinline__ void HidePairs(const MmaWork& work, int other, StepSums<T>& weights) {
+__device__ __forceinline__ void HidePairs(const MmaWork& work, int other, StepSums<T>& weights,
+                                          float hidden = 0.0f) {
 #pragma unroll
   for (int r = 0; r < 2 * T::kSlices; ++r) {
     const int row = OwnRow<T>(work, r / 2, r % 2);
@@ -60,7 +62,7 @@ __device__ __forceinline__ void HidePairs(const MmaWork& work, int other, StepSu
     for (int n = 0; n < T::kStepBlocks; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        if (8 * n + e < begin || 8 * n + e >= end) weights[r / 2][n][r % 2 * 2 + e] = 0.0f;
+        if (8 * n + e < begin || 8 * n + e >= end) weights[r / 2][n][r % 2 * 2 + e] = hidden;
       }
     }
   }
@@ -101,11 +103,24 @@ __device__ __forceinline__ void ForPairs(const OwnTerms<T>& own, const float* te
   }
 }
 
+// Takes each row's shift off its scores. `head`: of those that are walked.
+template <class T>
+__device__ __forceinline__ void ShiftPairs(const MmaWork& work, int head, int other,
+                                           StepSums<T>& s) {
+  const float* const shift = work.shift + head * work.terms;
+  const int rows = T::kOwnsKeys ? work.other_length : work.own_length;
+  ForPairs<T>({}, nullptr, [&](int n, int r, int e, PairTerms) {
+    const int row = T::kOwnsKeys ? other + 8 * n + e : OwnRow<T>(work, r / 2, r % 2);
+    if (row < rows) s[r / 2][n][r % 2 * 2 + e] -= shift[row];
+  });
+}
+
 // Scores and dP become P and dS, in place. Without score terms.
 template <class T>
-__device__ __forceinline__ void WeighPlain(const MmaWork& work, Sight sight, int other,
+__device__ __forceinline__ void WeighPlain(const MmaWork& work, int head, Sight sight, int other,
                                            const OwnTerms<T>& own, const float* terms,
                                            StepSums<T>& s, StepSums<T>& d_p) {
+  if (work.shifted) ShiftPairs<T>(work, head, other, s);
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];
     weight = FastExp2(fmaf(weight, work.to_log2, -pair.lse));
@@ -119,13 +134,14 @@ __device__ __forceinline__ void WeighPlain(const MmaWork& work, Sight sight, int
   }
 }
 
-// Scores become scale * q.k, and dP what dS is without the weight.
+// Scores become factor * q.k, and dP, unless it is measured, what dS is without the weight.
 template <class T>
-__device__ __forceinline__ void ScaleAndCap(const Problem& p, const OwnTerms<T>& own,
+__device__ __forceinline__ void ScaleAndCap(const Problem& p, float factor, const OwnTerms<T>& own,
                                             const float* terms, StepSums<T>& s, StepSums<T>& d_p) {
+  constexpr bool kDifferentiates = T::kWantsFirst && !T::kMeasures;
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
-    s[r / 2][n][r % 2 * 2 + e] *= p.scale;
-    if constexpr (T::kWantsFirst) d_p[r / 2][n][r % 2 * 2 + e] -= pair.less;
+    s[r / 2][n][r % 2 * 2 + e] *= factor;
+    if constexpr (kDifferentiates) d_p[r / 2][n][r % 2 * 2 + e] -= pair.less;
   });
   if (p.softcap == 0.0f) return;
   const float inverse_cap = 1.0f / p.softcap;
@@ -133,7 +149,7 @@ __device__ __forceinline__ void ScaleAndCap(const Problem& p, const OwnTerms<T>&
     float& score = s[r / 2][n][r % 2 * 2 + e];
     const float share = AccurateTanh(score * inverse_cap);
     score = p.softcap * share;
-    if constexpr (T::kWantsFirst) d_p[r / 2][n][r % 2 * 2 + e] *= fmaf(-share, share, 1.0f);
+    if constexpr (kDifferentiates) d_p[r / 2][n][r % 2 * 2 + e] *= fmaf(-share, share, 1.0f);
   });
 }
 
@@ -208,24 +224,37 @@ __device__ __forceinline__ void RemovePairs(const StepSums<T>& bias, StepSums<T>
   });
 }
 
-// With score terms, in the order that problem.h gives, and dropout.
+// Products become scores, with score terms in the order that problem.h gives, and dP what it is
+// with dropout and what ScaleAndCap makes of it. Says which pairs are kept.
 template <class T, bool kDropout>
-__device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attention& a, int head,
-                                             Sight sight, int other, const OwnTerms<T>& own,
-                                             const float* terms, const StepSums<T>& bias,
-                                             StepSums<T>& s, StepSums<T>& d_p) {
+__device__ __forceinline__ uint32_t ScoreGeneral(const MmaWork& work, const Attention& a, int head,
+                                                 int other, const OwnTerms<T>& own,
+                                                 const float* terms, const StepSums<T>& bias,
+                                                 StepSums<T>& s, StepSums<T>& d_p) {
   const Problem& p = a.problem;
+  head += work.head;
   uint32_t kept = 0;
   if constexpr (kDropout) {
     kept = KeptPairs<T>(a, work, head, other);
     if constexpr (T::kWantsFirst) DropPairs<T>(kept, DropoutScale(p.dropout), d_p);
   }
-  ScaleAndCap<T>(p, own, terms, s, d_p);
+  ScaleAndCap<T>(p, T::kMeasures ? work.factor : p.scale, own, terms, s, d_p);
   if (p.has_bias && !HasBits(a)) AddBias<T>(a.bias.dtype, bias, s);
   if (p.has_alibi) {
     AddAlibi<T>(work, a.alibi_slopes[work.b * a.alibi_stride_b + head], other, own, terms, s);
   }
   if (HasBits(a)) RemovePairs<T>(bias, s);
+  return kept;
+}
+
+// With score terms and dropout. `head`: of those that are walked.
+template <class T, bool kDropout>
+__device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attention& a, int head,
+                                             Sight sight, int other, const OwnTerms<T>& own,
+                                             const float* terms, const StepSums<T>& bias,
+                                             StepSums<T>& s, StepSums<T>& d_p) {
+  const uint32_t kept = ScoreGeneral<T, kDropout>(work, a, head, other, own, terms, bias, s, d_p);
+  if (work.shifted) ShiftPairs<T>(work, head, other, s);
   // The difference first: scores of a row may be far from 0 (exponent_base.cuh).
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];

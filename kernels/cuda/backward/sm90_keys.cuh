@@ -27,8 +27,9 @@ struct KeysConsumer {
   uint32_t weights[kPairs / 2], d_scores[kPairs / 2];
 
   __device__ __forceinline__ KeysConsumer(const Sm90Params& params, const KeysWork& work,
-                                          const KeysShared<T>& shared, int group)
-      : shared(shared), group(group), keys(params, work, work.key + 64 * group) {}
+                                          const KeysShared<T>& shared, const bool& shifted,
+                                          int group)
+      : shared(shared), group(group), keys(params, work, shifted, work.key + 64 * group) {}
 
   __device__ __forceinline__ void IssueScores(int stage) {
     WgmmaFence();
@@ -45,7 +46,7 @@ struct KeysConsumer {
 
   // Scores become weights, and those that dS is made of.
   __device__ __forceinline__ void Exponentiate(int row, uint32_t terms) {
-    keys.FinishScores(scores, row);
+    keys.FinishScores(scores, row, terms);
 #pragma unroll
     for (int j = 0; j < T::kRows / 8; ++j) {
       const float2 lse2 = keys.Lse2(terms, j);

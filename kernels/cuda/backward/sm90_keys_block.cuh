@@ -34,7 +34,8 @@ struct KeysTile {
   static constexpr int kOffsetExchange = kOffsetO + kStages * O::kBytes;
   static constexpr int kExchangeBytes = 64 * kRows * static_cast<int>(sizeof(float));
   static constexpr int kOffsetTerms = kOffsetExchange + kExchanges * kExchangeBytes;
-  static constexpr int kTermBytes = 2 * kRows * static_cast<int>(sizeof(float));  // LSE, less
+  static constexpr int kTermBytes =
+      3 * kRows * static_cast<int>(sizeof(float));  // LSE, less, shift
   static constexpr int kOffsetBarriers = kOffsetTerms + kStages * kTermBytes;
   static constexpr int kSharedBytes =
       1024 + kOffsetBarriers + 8 * (2 + 4 * kStages + 2 * kExchanges);
@@ -113,6 +114,7 @@ struct KeysProducer {
   const KeysWork& work;
   const KeysShared<T> shared;
   const int lane;
+  const bool shifted;  // some rows have a shift
   uint32_t tail_parity = 0;
 
   // A tile of Q or dO. Rows beyond the length may be another sequence's, or hold anything.
@@ -122,12 +124,13 @@ struct KeysProducer {
                                            uint32_t full, int head, int row, uint32_t terms,
                                            int64_t term) {
     const bool patch =
-        row + T::kRows > work.band.q_len &&
-        (params.pass.attention.problem.packed || params.pass.attention.q_lengths != nullptr);
+        row + T::kRows > work.band.q_len && (terms != 0 || params.pass.attention.problem.packed ||
+                                             params.pass.attention.q_lengths != nullptr);
     if (lane == 0) {
       Wait(empty, parity ^ 1);
       const uint32_t barrier = patch ? shared.Tail() : full;
-      ArriveExpecting(barrier, Tile::kBytes + (terms != 0 ? T::kTermBytes : 0));
+      ArriveExpecting(barrier,
+                      Tile::kBytes + (terms != 0 ? T::kTermBytes / 3 * (shifted ? 3 : 2) : 0));
       LoadTile<Tile>(
           map, to, barrier, static_cast<int>(work.s.q_row) + row,
           BroadcastIndex(view.stride_h, head),
@@ -136,12 +139,20 @@ struct KeysProducer {
       if (terms != 0) {
         LoadFloats(params.pass.lse + term, terms, T::kRows, barrier);
         LoadFloats(params.pass.less + term, terms + 4 * T::kRows, T::kRows, barrier);
+        if (shifted) {
+          LoadFloats(params.pass.shift + term, terms + 8 * T::kRows, T::kRows, barrier);
+        }
       }
     }
     if (!patch) return;
     Wait(shared.Tail(), tail_parity);
     tail_parity ^= 1;
-    PatchRows<T::kRows, Tile::kDim>(to, max(work.band.q_len - row, 0), lane);
+    const int begin = max(work.band.q_len - row, 0);
+    PatchRows<T::kRows, Tile::kDim>(to, begin, lane);
+    if (terms != 0) {
+      PatchTerms(terms, begin, T::kRows, INFINITY, lane);
+      PatchTerms(terms + 4 * T::kRows, begin, T::kRows, 0.0f, lane);
+    }
     FenceAsyncProxy();
     __syncwarp();
     if (lane == 0) Arrive(full);
@@ -190,12 +201,19 @@ struct KeysOfThread {
 
   const Sm90Params& params;
   const KeysWork& work;
-  const int first;  // key of the warpgroup
-  const int key;    // the thread's first
+  const bool& shifted;  // in shared memory: some rows have a shift
+  const int first;      // key of the warpgroup
+  const int key;        // the thread's first
   const WeightRule<Class> rule;
 
-  __device__ __forceinline__ KeysOfThread(const Sm90Params& params, const KeysWork& work, int first)
-      : params(params), work(work), first(first), key(RowOfThread(first)), rule(params) {}
+  __device__ __forceinline__ KeysOfThread(const Sm90Params& params, const KeysWork& work,
+                                          const bool& shifted, int first)
+      : params(params),
+        work(work),
+        shifted(shifted),
+        first(first),
+        key(RowOfThread(first)),
+        rule(params) {}
 
   // Steps of all heads.
   __device__ __forceinline__ int Steps() const {
@@ -206,9 +224,11 @@ struct KeysOfThread {
     return row + T::kRows >= work.row_end ? work.row_begin : row + T::kRows;
   }
 
-  // Caps scores and hides pairs that do not see each other.
-  __device__ __forceinline__ void FinishScores(float (&scores)[kPairs], int row) const {
+  // Caps or shifts scores, and hides pairs that do not see each other.
+  __device__ __forceinline__ void FinishScores(float (&scores)[kPairs], int row,
+                                               uint32_t terms) const {
     rule.Cap(scores);
+    if (!Class::kSoftcap && shifted) ShiftScores(scores, terms + 8 * T::kRows);
     if (row < work.band.RowBegin(first + 63) || row + T::kRows > work.band.RowEnd(first)) {
       MaskScores(scores, row);
     }
@@ -252,7 +272,7 @@ struct KeysOfThread {
     if (StoreRows<kDim, Class::kBfloat16, true>(sums, factor, data, to.stride_l,
                                                 RowOfThread(at.key + first_key), at.band.k_len,
                                                 count, static_cast<int>(dim))) {
-      *params.pass.redo = 1;
+      params.pass.flags->redo = 1;
     }
   }
 };
@@ -266,7 +286,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const KeysShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
   const Sm90Params& params = list.Of(blockIdx.x);
   const KeysWork work = KeysWork::Of(params, T{});
+  __shared__ bool shifted;
   if (threadIdx.x == 0) {
+    shifted = params.pass.flags->shifted != 0;
     InitBarrier(shared.FullKeys(), 1);
     InitBarrier(shared.Tail(), 1);
     for (int n = 0; n < T::kStages; ++n) {
@@ -286,12 +308,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp < 4) {
     ReleaseRegisters<kProducerRegisters>();
     if (warp == 0 && work.row_begin < work.row_end) {
-      KeysProducer<T> producer{params, work, shared, static_cast<int>(threadIdx.x % 32)};
+      KeysProducer<T> producer{params, work, shared, static_cast<int>(threadIdx.x % 32), shifted};
       producer.Run();
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    Consumer consumer(params, work, shared, warp / 4 - 1);
+    Consumer consumer(params, work, shared, shifted, warp / 4 - 1);
     consumer.Run();
   }
 #endif

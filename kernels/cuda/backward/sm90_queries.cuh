@@ -169,6 +169,9 @@ struct QueriesConsumer {
   const int first_row;  // its
   const int row;        // this thread's first; the second is 8 further
   const WeightRule<Class> rule;
+  // In shared memory: whether some rows have a shift, and those of the block's rows.
+  const bool& shifted;
+  float (&shifts)[T::kRows];
   DropoutLane dropout = {};  // if the class has it
   float lse2[2], less[2];
   float scores[kPairs], d_weights[kPairs];
@@ -176,14 +179,17 @@ struct QueriesConsumer {
   uint32_t d_scores[kPairs / 2];
 
   __device__ __forceinline__ QueriesConsumer(const Sm90Params& params, const QueriesWork& work,
-                                             const QueriesShared<T>& shared, int group)
+                                             const QueriesShared<T>& shared, const bool& shifted,
+                                             float (&shifts)[T::kRows], int group)
       : params(params),
         work(work),
         shared(shared),
         group(group),
         first_row(work.row + 64 * group),
         row(RowOfThread(first_row)),
-        rule(params) {
+        rule(params),
+        shifted(shifted),
+        shifts(shifts) {
     if constexpr (Class::kDropout) {
       dropout = DropoutLane::Of(params.pass.attention, static_cast<int>(work.b),
                                 static_cast<int>(work.head), row, threadIdx.x % 32);
@@ -229,6 +235,11 @@ struct QueriesConsumer {
 
   // Scores become what dS is made of.
   __device__ __forceinline__ void Exponentiate(int key) {
+    if (!Class::kSoftcap && shifted) {
+      const int mine = RowOfThread(64 * group);
+#pragma unroll
+      for (int n = 0; n < kPairs; ++n) scores[n] -= shifts[mine + n / 2 % 2 * 8];
+    }
     if (key < work.band.KeyBegin(first_row + 63) || key + T::kKeys > work.band.KeyEnd(first_row)) {
       MaskScores(key);
     }
@@ -304,6 +315,8 @@ struct QueriesConsumer {
         const bool exists = row + 8 * r < work.band.q_len;
         lse2[r] = exists ? params.pass.lse[term + row + 8 * r] : INFINITY;
         less[r] = exists ? params.pass.less[term + row + 8 * r] : 0.0f;
+        shifts[RowOfThread(64 * group) + 8 * r] =
+            exists ? params.pass.shift[term + row + 8 * r] : 0.0f;
       }
       Accumulate();
     } else {
@@ -322,7 +335,7 @@ struct QueriesConsumer {
     if (StoreRows<T::kD, kBfloat16, true>(d_q, p.scale, data, to.stride_l,
                                           RowOfThread(at.row + 64 * group), at.band.q_len,
                                           static_cast<int>(at.s.q_rows), static_cast<int>(p.dim))) {
-      *params.pass.redo = 1;
+      params.pass.flags->redo = 1;
     }
   }
 };
@@ -335,7 +348,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const QueriesShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
   const Sm90Params& params = list.Of(blockIdx.x);
   const QueriesWork work = QueriesWork::Of(params, T{});
+  __shared__ bool shifted;
+  __shared__ float shifts[T::kRows];
   if (threadIdx.x == 0) {
+    shifted = params.pass.flags->shifted != 0;
     InitBarrier(shared.FullRows(), 1);
     InitBarrier(shared.Tail(), 1);
     for (int n = 0; n < T::kStagesK; ++n) {
@@ -358,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    QueriesConsumer<T, Class> consumer(params, work, shared, warp / 4 - 1);
+    QueriesConsumer<T, Class> consumer(params, work, shared, shifted, shifts, warp / 4 - 1);
     consumer.Run();
   }
 #endif

@@ -92,7 +92,7 @@ struct ValuesConsumer {
 
   // Scores become weights; those that dS is made of go to the other consumer.
   __device__ __forceinline__ void Exponentiate(int row, uint32_t terms, uint32_t buffer) {
-    keys.FinishScores(scores, row);
+    keys.FinishScores(scores, row, terms);
     uint32_t draws[4];
 #pragma unroll
     for (int j = 0; j < T::kRows / 8; ++j) {
@@ -274,8 +274,9 @@ struct SplitKeysConsumer {
   const KeysOfThread<T, Class> keys;
 
   __device__ __forceinline__ SplitKeysConsumer(const Sm90Params& params, const KeysWork& work,
-                                               const KeysShared<T>& shared, int group)
-      : shared(shared), group(group), keys(params, work, work.key) {}
+                                               const KeysShared<T>& shared, const bool& shifted,
+                                               int group)
+      : shared(shared), group(group), keys(params, work, shifted, work.key) {}
 
   __device__ __forceinline__ void Run() {
     if (group == 0) {

@@ -139,6 +139,15 @@ __device__ __forceinline__ void PatchRows(uint32_t tile, int begin, int lane) {
   }
 }
 
+// Gives the rows of a tile from `begin` on, of `rows`, terms without effect. They have been loaded
+// as other sequences' are, which may be NaN.
+__device__ __forceinline__ void PatchTerms(uint32_t terms, int begin, int rows, float value,
+                                           int lane) {
+  for (int row = begin + lane; row < rows; row += 32) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(terms + 4 * row), "f"(value) : "memory");
+  }
+}
+
 // Loads floats, 16-byte aligned, a multiple of four.
 __device__ __forceinline__ void LoadFloats(const float* from, uint32_t shared, int count,
                                            uint32_t barrier) {
@@ -171,6 +180,18 @@ __device__ __forceinline__ void LoadTile(const CUtensorMap* map, uint32_t to, ui
 #pragma unroll
   for (int n = 0; n < Tile::kBoxes; ++n) {
     LoadBox(map, to + n * Tile::kBoxBytes, barrier, n * kCols, row, head, batch, policy);
+  }
+}
+
+// Takes shifts off the scores of a tile, keys down: `shifts` are those of its rows, of which a
+// thread has two of each eight.
+template <int kPairs>
+__device__ __forceinline__ void ShiftScores(float (&scores)[kPairs], uint32_t shifts) {
+#pragma unroll
+  for (int j = 0; j < kPairs / 4; ++j) {
+    const float2 shift = LoadShared2(shifts + 4 * (8 * j + 2 * (threadIdx.x % 4)));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[4 * j + i] -= i % 2 == 0 ? shift.x : shift.y;
   }
 }
 

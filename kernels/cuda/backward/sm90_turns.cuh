@@ -110,6 +110,7 @@ struct TurnsConsumer {
 
   __device__ __forceinline__ void Exponentiate(int row, uint32_t terms) {
     const int first_key = work.key + 64 * group;
+    if (work.shifted) ShiftScores(scores, terms + 8 * T::kRows);
     if (row < work.band.RowBegin(first_key + 63) || row + T::kRows > work.band.RowEnd(first_key) ||
         first_key + 64 > work.band.k_len) {
       MaskScores(row);
@@ -271,7 +272,7 @@ struct TurnsConsumer {
     }
     const bool in_v = Store(params.pass.gradients.d_v, d_v, 1.0f, static_cast<int>(p.dim_v));
     const bool in_k = Store(params.pass.gradients.d_k, d_k, p.scale, static_cast<int>(p.dim));
-    if (in_v || in_k) *params.pass.redo = 1;
+    if (in_v || in_k) params.pass.flags->redo = 1;
   }
 };
 
@@ -288,12 +289,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ int index;
   const TurnsShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
-    const uint32_t number = atomicAdd(list.items[0].pass.begun, 1);
+    const uint32_t number = atomicAdd(&list.items[0].pass.flags->begun, 1);
     shared.Init();
     index = list.Index(number);
     const BackwardPass& pass = list.items[index].pass;
-    new (place)
-        TurnsWork(TurnsWork::Of(pass.attention, static_cast<int>(number - pass.first_block), T{}));
+    new (place) TurnsWork(TurnsWork::Of(pass, static_cast<int>(number - pass.first_block), T{}));
   }
   __syncthreads();
   const TurnsWork& work = *reinterpret_cast<const TurnsWork*>(place);
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(128 * kConsumers)
   if (StoreRows<64, kBfloat16, true>(sums, p.scale, data, to.stride_l,
                                      RowOfThread(row + (T::kRows > 64 ? 64 * half : 0)), band.q_len,
                                      static_cast<int>(s.q_rows), static_cast<int>(p.dim) - col)) {
-    *pass.redo = 1;
+    pass.flags->redo = 1;
   }
 }
 

@@ -29,32 +29,35 @@ struct TurnsProducer {
     }
   }
 
-  // Deletes what the tile has from `begin` on, and hands it over.
+  // Deletes what the tile has from `begin` on, and hands it over. `terms`: of its rows, or 0.
   template <int kCount>
-  __device__ __forceinline__ void Patch(uint32_t tile, int begin, uint32_t full) {
+  __device__ __forceinline__ void Patch(uint32_t tile, int begin, uint32_t full, uint32_t terms = 0,
+                                        float term = 0.0f) {
     Wait(shared.Tail(), tail_parity);
     tail_parity ^= 1;
     PatchRows<kCount, T::kD>(tile, max(begin, 0), lane);
+    if (terms != 0) PatchTerms(terms, max(begin, 0), kCount, term, lane);
     FenceAsyncProxy();
     __syncwarp();
     if (lane == 0) Arrive(full);
   }
 
-  // A tile of Q or dO. Rows beyond the length may be another sequence's, or hold anything.
+  // A tile of Q or dO, with terms; of rows beyond the length, `term`. Such rows may be another
+  // sequence's, or hold anything. `shift`: null if they have none.
   __device__ __forceinline__ void LoadRows(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to, uint32_t full, int head, int row,
-                                           uint32_t terms, const float* from) {
-    const Attention& a = params.pass.attention;
-    const bool patch =
-        row + T::kRows > work.band.q_len && (a.problem.packed || a.q_lengths != nullptr);
+                                           uint32_t terms, const float* from, float term,
+                                           uint32_t shifts, const float* shift) {
+    const bool patch = row + T::kRows > work.band.q_len;
     if (lane == 0) {
       const uint32_t barrier = patch ? shared.Tail() : full;
-      ArriveExpecting(barrier, T::Rows::kBytes + T::kTermBytes / 2);
+      ArriveExpecting(barrier, T::Rows::kBytes + T::kTermBytes / 3 * (shift != nullptr ? 2 : 1));
       LoadBoxes<T::kRows>(map, view, to, barrier, head, static_cast<int>(work.s.q_row) + row,
                           CachePolicy::kEvictLast);
       LoadFloats(from, terms, T::kRows, barrier);
+      if (shift != nullptr) LoadFloats(shift, shifts, T::kRows, barrier);
     }
-    if (patch) Patch<T::kRows>(to, work.band.q_len - row, full);
+    if (patch) Patch<T::kRows>(to, work.band.q_len - row, full, terms, term);
   }
 
   // The tile of K or V. What is beyond the length meets weights of 0.
@@ -86,13 +89,14 @@ struct TurnsProducer {
         const uint32_t terms = shared.Terms(now);
         Wait(shared.EmptyQ(now), stage.parity ^ 1);
         LoadRows(&params.maps.q, a.q, shared.Q(now), shared.FullQ(now), head, row, terms,
-                 pass.lse + term + row);
+                 pass.lse + term + row, INFINITY, terms + T::kTermBytes / 3 * 2,
+                 work.shifted ? pass.shift + term + row : nullptr);
         if (n == 0 && row == work.row_end - T::kRows) {
           LoadKeys(&params.maps.v, a.v, shared.V(), shared.FullV());
         }
         Wait(shared.EmptyO(now), stage.parity ^ 1);
         LoadRows(&params.maps.o, pass.gradients.d_o, shared.O(now), shared.FullO(now), head, row,
-                 terms + T::kTermBytes / 2, pass.less + term + row);
+                 terms + T::kTermBytes / 3, pass.less + term + row, 0.0f, 0, nullptr);
         stage.Step();
       }
     }

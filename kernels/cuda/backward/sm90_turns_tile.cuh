@@ -31,7 +31,8 @@ struct TurnsTile {
   static constexpr int kOffsetO = kOffsetQ + kStages * Rows::kBytes;
   static constexpr int kOffsetScores = kOffsetO + kStages * Rows::kBytes;
   static constexpr int kOffsetTerms = kOffsetScores + kStages * Scores::kBytes;
-  static constexpr int kTermBytes = 2 * kRows * static_cast<int>(sizeof(float));  // LSE, less
+  static constexpr int kTermBytes =
+      3 * kRows * static_cast<int>(sizeof(float));  // LSE, less, shift
   static constexpr int kOffsetPlaces = kOffsetTerms + kStages * kTermBytes;
   static constexpr int kPlaceBytes = 16;
   static constexpr int kOffsetBarriers = kOffsetPlaces + kConsumers * kPlaceBytes;
@@ -120,10 +121,12 @@ struct TurnsWork {
   Band band;
   int key;                 // first
   int row_begin, row_end;  // of tiles of rows that some key sees; the last tile may end beyond
+  bool shifted;            // some rows have a shift
 
   // Of the block that began as `number`th. Of a head's keys, earlier blocks have earlier ones.
   template <class T>
-  static __device__ __forceinline__ TurnsWork Of(const Attention& a, int number, T) {
+  static __device__ __forceinline__ TurnsWork Of(const BackwardPass& pass, int number, T) {
+    const Attention& a = pass.attention;
     const Problem& p = a.problem;
     const auto heads = static_cast<int>(p.heads_kv * p.batch);
     const int together = HeadsAtATime(p);
@@ -134,8 +137,14 @@ struct TurnsWork {
     const int head = first + within % width;
     const int b = head / static_cast<int>(p.heads_kv);
     const Sequence s = SequenceOf(a, b);
-    TurnsWork work{
-        b, head % static_cast<int>(p.heads_kv), s, Band(p, s), within / width * T::kKeys, 0, 0};
+    TurnsWork work{b,
+                   head % static_cast<int>(p.heads_kv),
+                   s,
+                   Band(p, s),
+                   within / width * T::kKeys,
+                   0,
+                   0,
+                   pass.flags->shifted != 0};
     if (work.key >= work.band.k_len) return work;
     const int last = min(work.key + T::kKeys, work.band.k_len) - 1;
     const int begin = work.band.RowBegin(work.key);

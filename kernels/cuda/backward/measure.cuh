@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows whose terms are not taken from LSE and O: what is added up over their keys, from the same
+// scores as the gradients', and the terms that it makes. Then weights make 1 however large scores
+// are, and delta does not have O's rounding. Device code.
+
+#pragma once
+
+#include "kernels/cuda/backward/pass.h"
+#include "kernels/cuda/ptx/device_math.cuh"
+
+namespace attend::cuda {
+
+// Of some keys of a row. `unit`: of a score, in powers of two; positive.
+struct RowMeasure {
+  float most = NegativeInfinity();  // score
+  float sum = 0.0f;                 // of weights 2^((score - most) unit)
+  float delta = 0.0f;               // sum of weights times dP
+
+  // What sums are multiplied by if `above` is the largest score.
+  __device__ __forceinline__ float Factor(float above, float unit) const {
+    return most == NegativeInfinity() ? 0.0f : FastExp2(RoundedDifference(most, above) * unit);
+  }
+  // What the largest score so far is at least. NaN raises nothing.
+  __device__ __forceinline__ void Raise(float score, float unit) {
+    if (!(score > most)) return;
+    const float factor = Factor(score, unit);
+    most = score;
+    sum *= factor;
+    delta *= factor;
+  }
+  // A key that has raised it; -inf: one that does not count.
+  __device__ __forceinline__ void Add(float score, float d_weight, float unit) {
+    if (score == NegativeInfinity()) return;
+    const float weight = FastExp2(RoundedDifference(score, most) * unit);
+    sum += weight;
+    delta = fmaf(weight, d_weight, delta);
+  }
+  // That of the lane `distance` away, of other keys of the row.
+  __device__ __forceinline__ void AddLane(int distance, float unit) {
+    const float theirs = __shfl_xor_sync(0xffffffffu, most, distance);
+    const float above = fmaxf(most, theirs);
+    const float factor = Factor(above, unit);
+    sum *= factor;
+    delta *= factor;
+    most = above;
+    sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    delta += __shfl_xor_sync(0xffffffffu, delta, distance);
+  }
+};
+
+// What `row` makes of row i's terms. `sign`: what scores were multiplied by.
+__device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Sequence& s,
+                                              int64_t b, int64_t h, int64_t i,
+                                              const RowMeasure& row, float unit, float sign) {
+  const Attention& a = pass.attention;
+  const Problem& p = a.problem;
+  const double shift = static_cast<double>(row.most) * static_cast<double>(unit);
+  double base = log2(static_cast<double>(row.sum));
+  if (p.has_sinks) {
+    const double sink = static_cast<double>(a.sinks[h]) * 1.4426950408889634 - shift;
+    const double most = fmax(base, sink);
+    base = most + log2(exp2(base - most) + exp2(sink - most));
+  }
+  const int64_t term = TermIndex(p, s, b, h, i);
+  const float d_lse =
+      pass.gradients.d_lse == nullptr
+          ? 0.0f
+          : pass.gradients.d_lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
+  // A row without keys has no weights.
+  const bool none = row.most == NegativeInfinity();
+  const double delta = none ? 0.0 : static_cast<double>(row.delta) * exp2(-base);
+  pass.less[term] = static_cast<float>(delta) - d_lse;
+  // cuda_flash_sm90 has no shifts beside softcap, whose scores are small.
+  const bool shifted =
+      fabs(shift + base) > kShiftedLse && !(p.softcap > 0.0f && pass.lse_unit == kLog2E);
+  if (!shifted) base += shift;
+  const double in_units = pass.lse_unit == kLog2E ? base : base * 0.6931471805599453;
+  pass.lse[term] = none ? INFINITY : static_cast<float>(in_units);
+  if (none || !shifted) return;
+  pass.shift[term] = row.most * sign;
+  pass.flags->shifted = 1;
+}
+
+}  // namespace attend::cuda

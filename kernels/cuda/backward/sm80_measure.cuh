@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows that are measured for the kernels of 16-bit products (measure.cuh), by mma.sync: scores and
+// dP of a block's rows, whose weights and P dP are added up. wgmma's products have the same bits on
+// Hopper, so that kernels of wgmma take the same terms.
+
+#pragma once
+
+#include "kernels/cuda/backward/measure.cuh"
+#include "kernels/cuda/backward/sm80_kernel.cuh"
+
+namespace attend::cuda::backward {
+
+// What scores are in, and how they become those that RowMeasure takes.
+struct MeasureUnit {
+  float unit;        // of such a score, in powers of two; not negative
+  float sign;        // of the others
+  bool of_products;  // a score is a product of Q and K
+
+  template <Class kClass>
+  static __device__ __forceinline__ MeasureUnit Of(const BackwardPass& pass) {
+    const Problem& p = pass.attention.problem;
+    const bool products = kClass == Class::kPlain || (pass.lse_unit == kLog2E && p.softcap == 0.0f);
+    const float unit = products ? p.scale * kLog2E : kLog2E;
+    return {fabsf(unit), unit < 0.0f ? -1.0f : 1.0f, products};
+  }
+};
+
+// A thread's part of its rows.
+template <class T>
+using OwnMeasures = RowMeasure[2 * T::kSlices];
+
+template <class T, class Element, Class kClass>
+__device__ __forceinline__ void MeasureStep(const MmaParams& params, const MmaWork& work,
+                                            char* shared, const StepPlace& at,
+                                            const MeasureUnit& unit, OwnMeasures<T>& rows) {
+  const Sight sight = SightOf<T>(work, at.other, T::kStep);
+  if (sight == Sight::kNone) return;
+  const Attention& a = params.pass.attention;
+  const int mine = at.other + ThreadIndex() % 4 * 2;
+  StepSums<T> s, d_p, bias;
+  Products<T, Element, kClass>(a, work, shared, at, s, d_p, bias);
+  if constexpr (kClass != Class::kPlain) {
+    ScoreGeneral<T, kClass == Class::kDropout>(work, a, at.head, mine, {}, nullptr, bias, s, d_p);
+  }
+  if (sight == Sight::kSome) HidePairs<T>(work, mine, s, unit.sign * NegativeInfinity());
+#pragma unroll
+  for (int r = 0; r < 2 * T::kSlices; ++r) {
+    float most = NegativeInfinity();
+#pragma unroll
+    for (int n = 0; n < 2 * T::kStepBlocks; ++n) {
+      float& score = s[r / 2][n / 2][r % 2 * 2 + n % 2];
+      score *= unit.sign;
+      most = fmaxf(most, score);
+    }
+    rows[r].Raise(most, unit.unit);
+#pragma unroll
+    for (int n = 0; n < 2 * T::kStepBlocks; ++n) {
+      rows[r].Add(s[r / 2][n / 2][r % 2 * 2 + n % 2], d_p[r / 2][n / 2][r % 2 * 2 + n % 2],
+                  unit.unit);
+    }
+  }
+}
+
+// The block's rows, if one of them is to be measured.
+template <class T, class Element, Class kClass>
+__device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& work, char* shared) {
+  const BackwardPass& pass = params.pass;
+  const Attention& a = pass.attention;
+  const Sequence s = SequenceOf(a, work.b);
+  const float* const lse = a.lse + work.b * a.lse_stride_b + work.head * a.lse_stride_h + s.q_row;
+  bool wanted = false;
+  for (int n = threadIdx.x; n < T::kOwn && work.begin + n < work.own_length; n += T::kThreads) {
+    wanted = wanted || IsMeasured(a.problem, lse[work.begin + n]);
+  }
+  if (!__syncthreads_or(wanted)) return;
+  const MeasureUnit unit = MeasureUnit::Of<kClass>(pass);
+  if (threadIdx.x == 0 && unit.of_products) work.factor = 1.0f;
+  OwnMeasures<T> rows;
+  if (work.other_begin < work.other_end) {
+    Walk<T>(work, shared, [&](const StepPlace& at) {
+#pragma unroll 1
+      for (int row = 0; row < T::kOther; row += T::kStep) {
+        MeasureStep<T, Element, kClass>(params, work, shared,
+                                        {at.head, at.other + row, row, at.stage}, unit, rows);
+      }
+    });
+  }
+#pragma unroll
+  for (int r = 0; r < 2 * T::kSlices; ++r) {
+    rows[r].AddLane(1, unit.unit);
+    rows[r].AddLane(2, unit.unit);
+    const int i = OwnRow<T>(work, r / 2, r % 2);
+    if (threadIdx.x % 4 != 0 || i >= work.own_length || !IsMeasured(a.problem, lse[i])) continue;
+    StoreMeasured(pass, s, work.b, work.head, i, rows[r], unit.unit, unit.sign);
+  }
+}
+
+// Tile after tile. Of items without rows to measure, and most have none, nothing.
+template <class T, class Element, Class kClass, int kCount>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks)
+    MeasureSm80(const __grid_constant__ LaunchList<MmaParams, kCount> list) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ MmaWork work;
+  for (uint32_t block = blockIdx.x; block < list.blocks; block += gridDim.x) {
+    const MmaParams& params = list.Of(block);
+    if (params.pass.flags->measure == 0) {
+      if (kCount == 1) return;
+      continue;
+    }
+    __syncthreads();  // what the last one left in shared memory
+    if (threadIdx.x == 0) SetUp<T>(params, block, work);
+    __syncthreads();
+    MeasureTile<T, Element, kClass>(params, work, shared);
+  }
+}
+
+}  // namespace attend::cuda::backward
