@@ -125,8 +125,11 @@ struct KeyElements {
   KeySums<T> sums = {};
 
   __device__ __forceinline__ void Find(const Fp32Head& at, DType dtype, int64_t key, int64_t rows) {
+    // Weights overflow no type, so that an Inf of dV is right.
+    constexpr bool kNan = kComputes == Computes::kRepairsOfValues;
     VisitKeys<T>(to, at, key, rows, dim, [&](int64_t index, int n) {
-      if (NonFinite(LoadGlobal(to.data, dtype, index))) wanted |= uint64_t{1} << n;
+      const float x = LoadGlobal(to.data, dtype, index);
+      if (kNan ? isnan(x) : NonFinite(x)) wanted |= uint64_t{1} << n;
     });
   }
   // Whether further pairs may change a wanted element: it is not NaN yet, or not Inf either where
@@ -205,6 +208,7 @@ __device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t 
           if (kValues) AddToKeys<T, false>(shared.kept, shared.weight, shared.d_o, d_v.sums);
           if (kKeys) AddToKeys<T, false>(shared.seen, shared.d_dot, shared.q, d_k.sums);
         }
+        if (kRepairs && !__syncthreads_or((kKeys ? d_k : d_v).IsOpen(true))) break;
       }
     }
     at.h = kv_head * group;

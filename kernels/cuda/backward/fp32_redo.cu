@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 
 // Almost always there is nothing to compute again: what fills a GPU, for more would take longer to
 // find that out.
-constexpr int64_t kRedoBlocks = 264;
+constexpr int64_t kRedoBlocks = 132;
 
 template <class T>
 cudaError_t LaunchRedo(Passes passes, cudaStream_t stream) {

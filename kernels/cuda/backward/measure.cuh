@@ -29,10 +29,9 @@ struct RowMeasure {
     sum *= factor;
     delta *= factor;
   }
-  // A key that has raised it; -inf: one that does not count.
+  // A key that has raised it. One that does not count has a score of -inf, and a finite dP.
   __device__ __forceinline__ void Add(float score, float d_weight, float unit) {
-    if (score == NegativeInfinity()) return;
-    const float weight = FastExp2(RoundedDifference(score, most) * unit);
+    const float weight = FastExp2(RoundedDifference(score, ReferenceOf(most)) * unit);
     sum += weight;
     delta = fmaf(weight, d_weight, delta);
   }

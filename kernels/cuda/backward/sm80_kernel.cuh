@@ -38,6 +38,46 @@ __device__ __forceinline__ void Along(uint32_t own, uint32_t others, StepSums<T>
   }
 }
 
+// The warp's own rows along the head dim, as operands in registers.
+template <class T, int kDim>
+struct HeldRows {
+  uint32_t blocks[kDim / 16][T::kSlices][4];
+
+  __device__ __forceinline__ void Load(uint32_t own) {
+    const BlockOffsets<kDim> left(Second::kRows);
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+      for (int m = 0; m < T::kSlices; ++m) LoadMatrix(own + left.At(m, k), blocks[k][m]);
+    }
+  }
+};
+
+// As Along, of rows that are held: the same products in the same order.
+template <class T, class Element, int kDim>
+__device__ __forceinline__ void Along(const HeldRows<T, kDim>& own, uint32_t others,
+                                      StepSums<T>& sums) {
+  const BlockOffsets<kDim> right(Second::kColumns);
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+    for (int n = 0; n < T::kStepBlocks; n += 2) {
+      uint32_t b[4];
+      LoadMatrix(others + right.At(n / 2, k), b);
+#pragma unroll
+      for (int m = 0; m < T::kSlices; ++m) {
+        if (k == 0) {
+          Multiply<Element>(sums[m][n], own.blocks[k][m], b[0], b[1]);
+          Multiply<Element>(sums[m][n + 1], own.blocks[k][m], b[2], b[3]);
+        } else {
+          MultiplyAdd<Element>(sums[m][n], own.blocks[k][m], b[0], b[1]);
+          MultiplyAdd<Element>(sums[m][n + 1], own.blocks[k][m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
 // A gradient's rows that the warp owns.
 template <class T, int kDim>
 using OwnSums = float[T::kSlices][kDim / 8][4];

@@ -42,7 +42,7 @@ constexpr MmaConfig kKeysAndValues256{Leaves::kKeysAndValues, 256, 256, 8, 1, 64
 using KeysAndValues256 = MmaTiles<kKeysAndValues256>;
 using Measure64 = MmaTiles<MmaConfig{Leaves::kMeasure, 64, 64, 4, 2, 64, 32, 2}>;
 using Measure128 = MmaTiles<MmaConfig{Leaves::kMeasure, 128, 128, 4, 2, 32, 32, 2}>;
-using Measure192 = MmaTiles<MmaConfig{Leaves::kMeasure, 192, 128, 8, 1, 64, 32, 1},
+using Measure192 = MmaTiles<MmaConfig{Leaves::kMeasure, 192, 128, 8, 1, 64, 64, 1},
                             MmaConfig{Leaves::kMeasure, 192, 128, 4, 1, 32, 32, 2}>;
 using Measure256 = MmaTiles<MmaConfig{Leaves::kMeasure, 256, 256, 8, 1, 32, 32, 1},
                             MmaConfig{Leaves::kMeasure, 256, 256, 4, 1, 16, 16, 2}>;
@@ -67,8 +67,9 @@ inline int SectionOf(const Problem& p, bool owns_keys, int64_t heads, int tiles)
   return static_cast<int>(std::min(section, heads));
 }
 
-// Of a launch that mostly has nothing to measure: what fills a GPU, twice.
-inline constexpr int64_t kMeasureBlocks = 528;
+// Of a launch that mostly has nothing to measure: what fills a GPU, for more would take longer to
+// find that out.
+inline constexpr int64_t kMeasureBlocks = 264;
 
 template <MmaConfig kConfig, class Element, Class kClass>
 cudaError_t LaunchTile(Passes passes, cudaStream_t stream) {
@@ -84,7 +85,7 @@ cudaError_t LaunchTile(Passes passes, cudaStream_t stream) {
   if constexpr (T::kMeasures) {
     return LaunchItems(MeasureSm80<T, Element, kClass, 1>,
                        MeasureSm80<T, Element, kClass, kItemsMax>, std::move(items),
-                       {T::kThreads, T::kSharedBytes, kMeasureBlocks}, stream);
+                       {T::kThreads, T::kSharedBytes, kMeasureBlocks / 2 * T::kBlocks}, stream);
   } else {
     return LaunchItems(GradientsSm80<T, Element, kClass, 1>,
                        GradientsSm80<T, Element, kClass, kItemsMax>, std::move(items),

@@ -30,28 +30,29 @@ struct MeasureUnit {
 template <class T>
 using OwnMeasures = RowMeasure[2 * T::kSlices];
 
-template <class T, class Element, Class kClass>
-__device__ __forceinline__ void MeasureStep(const MmaParams& params, const MmaWork& work,
-                                            char* shared, const StepPlace& at,
-                                            const MeasureUnit& unit, OwnMeasures<T>& rows) {
-  const Sight sight = SightOf<T>(work, at.other, T::kStep);
-  if (sight == Sight::kNone) return;
-  const Attention& a = params.pass.attention;
-  const int mine = at.other + ThreadIndex() % 4 * 2;
-  StepSums<T> s, d_p, bias;
-  Products<T, Element, kClass>(a, work, shared, at, s, d_p, bias);
-  if constexpr (kClass != Class::kPlain) {
-    ScoreGeneral<T, kClass == Class::kDropout>(work, a, at.head, mine, {}, nullptr, bias, s, d_p);
+// The warp's rows of Q and dO in registers, where score terms leave room for them.
+template <class T>
+struct MeasuredRows {
+  HeldRows<T, T::kDim> q;
+  HeldRows<T, T::kDimV> d_o;
+
+  __device__ __forceinline__ void Load(char* shared) {
+    const uint32_t base = SharedAddress(shared);
+    const int row = static_cast<int>(threadIdx.x) / 32 * T::kWarpRows;
+    q.Load(base + row * T::FirstRow::kBytes);
+    d_o.Load(base + T::kOffsetOwn2 + row * T::SecondRow::kBytes);
   }
-  if (sight == Sight::kSome) HidePairs<T>(work, mine, s, unit.sign * NegativeInfinity());
+};
+
+template <class T>
+__device__ __forceinline__ void AddStep(const MeasureUnit& unit, StepSums<T>& s, StepSums<T>& d_p,
+                                        OwnMeasures<T>& rows) {
 #pragma unroll
   for (int r = 0; r < 2 * T::kSlices; ++r) {
     float most = NegativeInfinity();
 #pragma unroll
     for (int n = 0; n < 2 * T::kStepBlocks; ++n) {
-      float& score = s[r / 2][n / 2][r % 2 * 2 + n % 2];
-      score *= unit.sign;
-      most = fmaxf(most, score);
+      most = fmaxf(most, s[r / 2][n / 2][r % 2 * 2 + n % 2]);
     }
     rows[r].Raise(most, unit.unit);
 #pragma unroll
@@ -60,6 +61,38 @@ __device__ __forceinline__ void MeasureStep(const MmaParams& params, const MmaWo
                   unit.unit);
     }
   }
+}
+
+template <class T, class Element, Class kClass>
+__device__ __forceinline__ void MeasureStep(const MmaParams& params, const MmaWork& work,
+                                            char* shared, const StepPlace& at,
+                                            const MeasureUnit& unit, const MeasuredRows<T>& own,
+                                            OwnMeasures<T>& rows) {
+  const Sight sight = SightOf<T>(work, at.other, T::kStep);
+  if (sight == Sight::kNone) return;
+  const Attention& a = params.pass.attention;
+  const int mine = at.other + ThreadIndex() % 4 * 2;
+  StepSums<T> s, d_p;
+  if constexpr (kClass == Class::kPlain) {
+    const uint32_t base = SharedAddress(shared) + at.stage;
+    Along<T, Element, T::kDim>(own.q, base + at.row * T::FirstRow::kBytes, s);
+    Along<T, Element, T::kDimV>(own.d_o, base + T::kOffset2 + at.row * T::SecondRow::kBytes, d_p);
+    if (unit.sign < 0.0f) {
+      ForPairs<T>({}, nullptr,
+                  [&](int n, int r, int e, PairTerms) { s[r / 2][n][r % 2 * 2 + e] *= -1.0f; });
+    }
+  } else {
+    StepSums<T> bias;
+    Products<T, Element, kClass>(a, work, shared, at, s, d_p, bias);
+    ScoreGeneral<T, kClass == Class::kDropout>(work, a, at.head, mine, {}, nullptr, bias, s, d_p);
+  }
+  if (sight == Sight::kSome) HidePairs<T>(work, mine, s, NegativeInfinity());
+  if (kClass != Class::kPlain || sight == Sight::kSome) {
+    ForPairs<T>({}, nullptr, [&](int n, int r, int e, PairTerms) {
+      if (s[r / 2][n][r % 2 * 2 + e] == NegativeInfinity()) d_p[r / 2][n][r % 2 * 2 + e] = 0.0f;
+    });
+  }
+  AddStep<T>(unit, s, d_p, rows);
 }
 
 // The block's rows, if one of them is to be measured.
@@ -77,12 +110,16 @@ __device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& wo
   const MeasureUnit unit = MeasureUnit::Of<kClass>(pass);
   if (threadIdx.x == 0 && unit.of_products) work.factor = 1.0f;
   OwnMeasures<T> rows;
+  MeasuredRows<T> own;
   if (work.other_begin < work.other_end) {
+    bool first = true;
     Walk<T>(work, shared, [&](const StepPlace& at) {
+      if (kClass == Class::kPlain && first) own.Load(shared);
+      first = false;
 #pragma unroll 1
       for (int row = 0; row < T::kOther; row += T::kStep) {
         MeasureStep<T, Element, kClass>(params, work, shared,
-                                        {at.head, at.other + row, row, at.stage}, unit, rows);
+                                        {at.head, at.other + row, row, at.stage}, unit, own, rows);
       }
     });
   }

@@ -57,6 +57,17 @@ TEST(GradientTerms, TurnsAreForSomeProblems) {
   }
 }
 
+// Beyond it scores would need a shift, which Hopper's kernels with softcap have no place for.
+TEST(GradientTerms, SoftcapOnHopperIsOfScoresThatNeedNoShift) {
+  Problem p = Half();
+  p.softcap = 256;
+  EXPECT_EQ(SelectBackward(p, Hopper())->kernel, KernelId::kCudaFlashSm90);
+  p.softcap = 257;
+  EXPECT_EQ(SelectBackward(p, Hopper())->kernel, KernelId::kCudaFlashSm80);
+  const Status forced = SelectBackward(p, Hopper(), "cuda_flash_sm90").status();
+  EXPECT_EQ(forced.code(), Code::kUnimplemented) << forced.ToString();
+}
+
 TEST(GradientTerms, TilesOfPackedSequencesAreTheirOwn) {
   for (const int64_t dim : {64, 128}) {
     Problem p = Half();

@@ -139,6 +139,7 @@ void GradientsJudge::AddRow(const RowId& id) {
   double d_sink = 0;
   const std::vector<KeyGradient> keys = ReferenceKeyGradients(a_, g_, id, &d_sink);
   ScoreRounding rounding(p, row.q.data());
+  double moved = 0, delta_moved = 0;  // what weights' errors make of their sum and of sum P dP
   for (const KeyGradient& truth : keys) {
     const int64_t at = row.sequence.k_row + truth.j;
     Key key{.truth = truth, .k = Load(a_.k, p.dtype, p.dim, id.b, row.kv_head, at)};
@@ -167,6 +168,8 @@ void GradientsJudge::AddRow(const RowId& id) {
       d_weight += product;
       magnitude += std::abs(product);
     }
+    moved += key.weight_error;
+    delta_moved += key.weight_error * std::abs(d_weight);
     const double m = std::abs(d_weight - row.less);
     const double m_error = (SumRoundings(p.dim_v) + kept_roundings) * magnitude +
                            truth.kept * SubnormalRoundings(p.dim_v) + row.less_error +
@@ -190,11 +193,13 @@ void GradientsJudge::AddRow(const RowId& id) {
   if (!p.has_sinks) return;
   const auto n = static_cast<size_t>(id.h);
   const double weight = std::exp(static_cast<double>(a_.sinks[id.h]) - row.lse);
-  const double weight_error = weight * std::expm1(row.lse_error);
+  const bool far = row.lse < -16 || row.lse > 64;
+  const double weight_error = weight * std::expm1(row.lse_error + (far ? moved : 0));
+  const double less_error = row.less_error + (far ? delta_moved : 0);
   ++d_sinks_.terms[n];
   d_sinks_.value[n] += d_sink;
   d_sinks_.magnitude[n] += std::abs(weight * row.less);
-  d_sinks_.error[n] += weight_error * std::abs(row.less) + (weight + weight_error) * row.less_error;
+  d_sinks_.error[n] += weight_error * std::abs(row.less) + (weight + weight_error) * less_error;
 }
 
 void GradientsJudge::AddKey(const Row& row, const Key& key) {

@@ -29,7 +29,9 @@
 //   dV     sum err P |dO| + c(n) sum P |dO| + s(n) likewise
 //   dBias  sum err dS + c(n) sum |dS| + s(n)
 //   dSink  sum err P |less| + (P + err P) err less + c(n) sum P |less| + s(n) over n rows,
-//          P = exp(sink - LSE), err P = P (exp(e_LSE) - 1)
+//          P = exp(sink - LSE), err P = P (exp(e_LSE) - 1). Where LSE is beyond -16 or 64, passes
+//          may add LSE and delta up anew: e_LSE has sum err P of the row's keys as well, and err
+//          less sum err P |dP|
 //
 // A kernel of 16-bit products rounds P and dS once more before it multiplies them (u16, and half a
 // step of subnormal numbers), and has score - LSE as a difference of two products with log2(e),
