@@ -68,6 +68,7 @@ __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Se
           : pass.gradients.d_lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
   // A row without keys has no weights.
   const bool none = row.most == NegativeInfinity();
+  if (isnan(row.sum) || NonFinite(row.delta)) pass.flags->special = 1;
   const double delta = none ? 0.0 : static_cast<double>(row.delta) * exp2(-base);
   pass.less[term] = static_cast<float>(delta) - d_lse;
   // cuda_flash_sm90 has no shifts beside softcap, whose scores are small.

@@ -117,6 +117,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     const int64_t term = TermIndex(p, s, b, h, i);
+    if (NonFinite(less) || !(lse < INFINITY)) pass.flags->special = 1;
     pass.less[term] = less;
     pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
   }

@@ -115,6 +115,7 @@ struct KeysProducer {
   const KeysShared<T> shared;
   const int lane;
   const bool shifted;  // some rows have a shift
+  const bool special;  // some terms are not finite
   uint32_t tail_parity = 0;
 
   // A tile of Q or dO. Rows beyond the length may be another sequence's, or hold anything.
@@ -123,9 +124,9 @@ struct KeysProducer {
                                            uint32_t to, uint32_t empty, uint32_t parity,
                                            uint32_t full, int head, int row, uint32_t terms,
                                            int64_t term) {
-    const bool patch =
-        row + T::kRows > work.band.q_len && (terms != 0 || params.pass.attention.problem.packed ||
-                                             params.pass.attention.q_lengths != nullptr);
+    const bool patch = row + T::kRows > work.band.q_len &&
+                       ((special && terms != 0) || params.pass.attention.problem.packed ||
+                        params.pass.attention.q_lengths != nullptr);
     if (lane == 0) {
       Wait(empty, parity ^ 1);
       const uint32_t barrier = patch ? shared.Tail() : full;
@@ -308,7 +309,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp < 4) {
     ReleaseRegisters<kProducerRegisters>();
     if (warp == 0 && work.row_begin < work.row_end) {
-      KeysProducer<T> producer{params, work, shared, static_cast<int>(threadIdx.x % 32), shifted};
+      KeysProducer<T> producer{params,  work,
+                               shared,  static_cast<int>(threadIdx.x % 32),
+                               shifted, params.pass.flags->special != 0};
       producer.Run();
     }
   } else {

@@ -110,9 +110,9 @@ struct TurnsConsumer {
 
   __device__ __forceinline__ void Exponentiate(int row, uint32_t terms) {
     const int first_key = work.key + 64 * group;
-    if (work.shifted) ShiftScores(scores, terms + 8 * T::kRows);
     if (row < work.band.RowBegin(first_key + 63) || row + T::kRows > work.band.RowEnd(first_key) ||
-        first_key + 64 > work.band.k_len) {
+        first_key + 64 > work.whole_end) {
+      if (work.shifted) ShiftScores(scores, terms + 8 * T::kRows);
       MaskScores(row);
     }
 #pragma unroll

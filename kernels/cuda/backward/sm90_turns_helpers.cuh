@@ -42,13 +42,16 @@ struct TurnsProducer {
     if (lane == 0) Arrive(full);
   }
 
-  // A tile of Q or dO, with terms; of rows beyond the length, `term`. Such rows may be another
-  // sequence's, or hold anything. `shift`: null if they have none.
+  // A tile of Q or dO, with terms; of rows beyond the length, `term`, if other sequences' may not
+  // be finite. Such rows may be another sequence's, or hold anything. `shift`: null if they have
+  // none.
   __device__ __forceinline__ void LoadRows(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to, uint32_t full, int head, int row,
                                            uint32_t terms, const float* from, float term,
                                            uint32_t shifts, const float* shift) {
-    const bool patch = row + T::kRows > work.band.q_len;
+    const Attention& a = params.pass.attention;
+    const bool patch = row + T::kRows > work.band.q_len &&
+                       (work.special || a.problem.packed || a.q_lengths != nullptr);
     if (lane == 0) {
       const uint32_t barrier = patch ? shared.Tail() : full;
       ArriveExpecting(barrier, T::Rows::kBytes + T::kTermBytes / 3 * (shift != nullptr ? 2 : 1));

@@ -121,7 +121,9 @@ struct TurnsWork {
   Band band;
   int key;                 // first
   int row_begin, row_end;  // of tiles of rows that some key sees; the last tile may end beyond
+  int whole_end;           // of keys whose tiles without a mask need nothing else: k_len, or 0
   bool shifted;            // some rows have a shift
+  bool special;            // some terms are not finite
 
   // Of the block that began as `number`th. Of a head's keys, earlier blocks have earlier ones.
   template <class T>
@@ -144,7 +146,10 @@ struct TurnsWork {
                    within / width * T::kKeys,
                    0,
                    0,
-                   pass.flags->shifted != 0};
+                   0,
+                   pass.flags->shifted != 0,
+                   pass.flags->special != 0};
+    if (!work.shifted) work.whole_end = work.band.k_len;
     if (work.key >= work.band.k_len) return work;
     const int last = min(work.key + T::kKeys, work.band.k_len) - 1;
     const int begin = work.band.RowBegin(work.key);
