@@ -21,7 +21,7 @@ namespace attend::cuda {
 
 // What a pass's kernels tell each other. All are 0 before.
 struct PassFlags {
-  int special;  // set by the row terms: some are not finite
+  int special;        // set by the row terms: some are not finite
   int measure;        // set by the row terms: there are rows to measure (IsMeasured)
   int shifted;        // set by what measures them: a row has a shift
   int redo;           // set by kernels of 16-bit products: they left something that is not finite

@@ -40,8 +40,8 @@ using Queries256 = MmaTiles<MmaConfig{Leaves::kQueries, 256, 256, 8, 1, 32, 32, 
                             MmaConfig{Leaves::kQueries, 256, 256, 4, 1, 16, 16, 2}>;
 constexpr MmaConfig kKeysAndValues256{Leaves::kKeysAndValues, 256, 256, 8, 1, 64, 32, 1, 2};
 using KeysAndValues256 = MmaTiles<kKeysAndValues256>;
-using Measure64 = MmaTiles<MmaConfig{Leaves::kMeasure, 64, 64, 8, 1, 64, 32, 2}>;
-using Measure128 = MmaTiles<MmaConfig{Leaves::kMeasure, 128, 128, 8, 1, 32, 32, 2}>;
+using Measure64 = MmaTiles<MmaConfig{Leaves::kMeasure, 64, 64, 4, 2, 64, 32, 2}>;
+using Measure128 = MmaTiles<MmaConfig{Leaves::kMeasure, 128, 128, 4, 2, 32, 32, 2}>;
 using Measure192 = MmaTiles<MmaConfig{Leaves::kMeasure, 192, 128, 8, 1, 64, 64, 1},
                             MmaConfig{Leaves::kMeasure, 192, 128, 4, 1, 32, 32, 2}>;
 using Measure256 = MmaTiles<MmaConfig{Leaves::kMeasure, 256, 256, 8, 1, 32, 32, 1},

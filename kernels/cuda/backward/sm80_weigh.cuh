@@ -33,8 +33,7 @@ __device__ __forceinline__ void LoadOwnTerms(const MmaWork& work, OwnTerms<T>& t
   }
 }
 
-// Where the others' rows [other, other + count) are to what the warp owns. With shifts, no pair is
-// taken for one of kAll, which need nothing else.
+// Where the others' rows [other, other + count) are to what the warp owns.
 enum class Sight { kNone, kSome, kAll };
 template <class T>
 __device__ __forceinline__ Sight SightOf(const MmaWork& work, int other, int count) {
@@ -44,8 +43,8 @@ __device__ __forceinline__ Sight SightOf(const MmaWork& work, int other, int cou
       other >= SeenEnd<T>(work.band, last)) {
     return Sight::kNone;
   }
-  const bool all = other >= SeenBegin<T>(work.band, last) &&
-                   other + count <= SeenEnd<T>(work.band, first) && !work.shifted;
+  const bool all =
+      other >= SeenBegin<T>(work.band, last) && other + count <= SeenEnd<T>(work.band, first);
   return all ? Sight::kAll : Sight::kSome;
 }
 
@@ -121,7 +120,7 @@ template <class T>
 __device__ __forceinline__ void WeighPlain(const MmaWork& work, int head, Sight sight, int other,
                                            const OwnTerms<T>& own, const float* terms,
                                            StepSums<T>& s, StepSums<T>& d_p) {
-  if (sight == Sight::kSome && work.shifted) ShiftPairs<T>(work, head, other, s);
+  if (work.shifted) ShiftPairs<T>(work, head, other, s);
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];
     weight = FastExp2(fmaf(weight, work.to_log2, -pair.lse));
@@ -255,7 +254,7 @@ __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attentio
                                              const float* terms, const StepSums<T>& bias,
                                              StepSums<T>& s, StepSums<T>& d_p) {
   const uint32_t kept = ScoreGeneral<T, kDropout>(work, a, head, other, own, terms, bias, s, d_p);
-  if (sight == Sight::kSome && work.shifted) ShiftPairs<T>(work, head, other, s);
+  if (work.shifted) ShiftPairs<T>(work, head, other, s);
   // The difference first: scores of a row may be far from 0 (exponent_base.cuh).
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];
