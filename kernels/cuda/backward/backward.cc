@@ -107,7 +107,8 @@ cudaError_t LaunchBiasGradients(Passes passes, cudaStream_t stream) {
   return LaunchFp32Gradients(only, stream);
 }
 
-// What the Tensor Cores left not finite is computed again, from rows as CUDA cores measure them.
+// Computes again the elements that the Tensor Cores left not finite, from rows as CUDA cores
+// measure them.
 cudaError_t LaunchRepairs(std::vector<BackwardPass> passes, cudaStream_t stream) {
   for (BackwardPass& pass : passes) pass.lse_unit = 1.0f;
   return LaunchFp32Repairs(passes, stream);

@@ -20,7 +20,7 @@ __device__ __forceinline__ float AddIfSeen(bool seen, float weight, float x, flo
   return kCareful && !seen ? sum : fmaf(weight, x, sum);
 }
 
-// What is computed: gradients, or what another kernel left of one that is not finite: sums of dK
+// Work of a block: gradients, or what another kernel left of one that is not finite: sums of dK
 // and dV together take too many registers there.
 enum class Computes { kAll, kRepairsOfKeys, kRepairsOfValues, kRepairsOfQueries };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What kernels of 16-bit products left not finite is computed again on CUDA cores, and only that:
-// an element that is finite stays as it is, and a tile without others costs reading it.
+// Computes again, on CUDA cores, the elements that kernels of 16-bit products left not finite. A
+// finite element stays as it is, and a tile without others costs reading it.
 
 #include <utility>
 #include <vector>

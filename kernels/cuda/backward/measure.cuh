@@ -11,17 +11,17 @@
 
 namespace attend::cuda {
 
-// Of some keys of a row. `unit`: of a score, in powers of two; positive.
+// Sums over some keys of a row. `unit`: of a score, in powers of two; positive.
 struct RowMeasure {
   float most = NegativeInfinity();  // score
   float sum = 0.0f;                 // of weights 2^((score - most) unit)
   float delta = 0.0f;               // sum of weights times dP
 
-  // What sums are multiplied by if `above` is the largest score.
+  // The factor of sums if `above` is the largest score.
   __device__ __forceinline__ float Factor(float above, float unit) const {
     return most == NegativeInfinity() ? 0.0f : FastExp2(RoundedDifference(most, above) * unit);
   }
-  // What the largest score so far is at least. NaN raises nothing.
+  // Takes a score as the largest so far, if it is. NaN raises nothing.
   __device__ __forceinline__ void Raise(float score, float unit) {
     if (!(score > most)) return;
     const float factor = Factor(score, unit);
@@ -48,7 +48,7 @@ struct RowMeasure {
   }
 };
 
-// What `row` makes of row i's terms. `sign`: what scores were multiplied by.
+// Stores row i's terms, from the sums of all its keys. `sign`: that scores were multiplied by.
 __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Sequence& s,
                                               int64_t b, int64_t h, int64_t i,
                                               const RowMeasure& row, float unit, float sign) {

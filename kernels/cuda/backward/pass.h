@@ -19,7 +19,7 @@
 
 namespace attend::cuda {
 
-// What a pass's kernels tell each other. All are 0 before.
+// Flags and counters by which a pass's kernels tell each other. All are 0 before.
 struct PassFlags {
   int special;        // set by the row terms: some are not finite
   int measure;        // set by the row terms: there are rows to measure (IsMeasured)
@@ -35,11 +35,10 @@ struct PassFlags {
 struct BackwardPass {
   Attention attention;
   Gradients gradients;
-  float* lse = nullptr;  // LSE times lse_unit, less the shift; Inf of rows without keys
-  float lse_unit =
-      kLog2E;             // log2(e): LSE in powers of two, and scores are products of Q and K; or 1
-  float* less = nullptr;  // delta - dLSE
-  float* shift = nullptr;  // the largest score, of rows whose LSE fp32 does not hold well; else 0
+  float* lse = nullptr;     // LSE times lse_unit, less the shift; Inf of rows without keys
+  float lse_unit = kLog2E;  // log2(e): terms in powers of two, of products of Q and K; or 1
+  float* less = nullptr;    // delta - dLSE
+  float* shift = nullptr;   // the largest score, of rows whose LSE fp32 does not hold well; else 0
   PassFlags* flags = nullptr;
   // If blocks of keys take turns at dQ: its sums, and how many blocks have added to each half of a
   // tile; the counters are 0 before. Null: they do not.
@@ -48,7 +47,7 @@ struct BackwardPass {
   uint32_t first_block = 0;  // of the launch's, the first that is the pass's
 };
 
-// Whether a row of this LSE is measured: its weights and P dP are added up anew. LSE's rounding
+// Whether a row of this LSE is measured: its weights and P dP are added up again. LSE's rounding
 // moves weights by 2^-16 at most up to here. Where O is of 16 bits and scores are far from 0, keys
 // have a part in common, by which delta's error, O's rounding, is multiplied in dQ and dK; and
 // scores are seldom below -16 or above 64 otherwise.

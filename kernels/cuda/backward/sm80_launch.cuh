@@ -67,7 +67,7 @@ inline int SectionOf(const Problem& p, bool owns_keys, int64_t heads, int tiles)
   return static_cast<int>(std::min(section, heads));
 }
 
-// Of a launch that mostly has nothing to measure: what fills a GPU, for more would take longer to
+// Most launches have nothing to measure: these blocks fill a GPU, and more would take longer to
 // find that out.
 inline constexpr int64_t kMeasureBlocks = 264;
 

@@ -11,7 +11,7 @@
 
 namespace attend::cuda::backward {
 
-// What scores are in, and how they become those that RowMeasure takes.
+// The unit of scores, and how they become those that RowMeasure takes.
 struct MeasureUnit {
   float unit;        // of such a score, in powers of two; not negative
   float sign;        // of the others

@@ -30,7 +30,7 @@
 //   dBias  sum err dS + c(n) sum |dS| + s(n)
 //   dSink  sum err P |less| + (P + err P) err less + c(n) sum P |less| + s(n) over n rows,
 //          P = exp(sink - LSE), err P = P (exp(e_LSE) - 1). Where LSE is beyond -16 or 64, passes
-//          may add LSE and delta up anew: e_LSE has sum err P of the row's keys as well, and err
+//          may add up LSE and delta again: e_LSE has sum err P of the row's keys as well, and err
 //          less sum err P |dP|
 //
 // A kernel of 16-bit products rounds P and dS once more before it multiplies them (u16, and half a
