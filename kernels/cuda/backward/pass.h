@@ -50,8 +50,10 @@ struct BackwardPass {
 // Whether a row of this LSE is measured: its weights and P dP are added up again. LSE's rounding
 // moves weights by 2^-16 at most up to here. Where O is of 16 bits and scores are far from 0, keys
 // have a part in common, by which delta's error, O's rounding, is multiplied in dQ and dK; and
-// scores are seldom below -16 or above 64 otherwise.
+// scores are seldom below -16 or above 64 otherwise. Rows of a part of the keys go by the O and LSE
+// of the whole.
 ATTEND_HD inline bool IsMeasured(const Problem& p, float lse) {
+  if (HasPart(p)) return false;
   const bool exact = p.o_dtype() == DType::kFloat32;
   return lse < (exact ? -256.0f : -16.0f) ? lse > -INFINITY
                                           : lse > (exact ? 256.0f : 64.0f) && lse < INFINITY;
