@@ -101,6 +101,35 @@ HWY_INLINE V32 WithoutRemoved(V32 scores, const float* bias) {
   return hn::IfThenElse(hn::Lt(removed, hn::Zero(d)), removed, scores);
 }
 
+// Weights that Weigh adds one by one before their sum joins the others: equal ones round the same
+// way each time, so a long sum of them would be off by far more than a random walk.
+constexpr int64_t kSummedKeys = 8;
+
+// Turns the scores of `keys` keys and one panel into weights exp(s - base), and adds them to `sum`.
+// With kSkip, the weight of a key that is not seen, whose score is -inf, is -0.
+template <int kVectors, bool kSkip>
+HWY_INLINE void Weigh(const V32 (&base)[kVectors], float to_log2, int64_t keys, float* s,
+                      V32 (&sum)[kVectors]) {
+  const F32 d;
+  const V32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
+  V32 part[kVectors];
+  HWY_UNROLL(4)
+  for (int n = 0; n < kVectors; ++n) part[n] = hn::Zero(d);
+  for (int64_t j = 0; j < keys; ++j) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) {
+      float* at = s + (j * kVectors + n) * kLanes;
+      const V32 score = hn::Load(d, at);
+      V32 p = Exp2(hn::Sub(score, base[n]), to_log2);
+      if (kSkip) p = hn::IfThenElse(hn::Eq(score, hidden), hn::Set(d, -0.0f), p);
+      hn::Store(p, d, at);
+      part[n] = hn::Add(part[n], p);
+    }
+  }
+  HWY_UNROLL(4)
+  for (int n = 0; n < kVectors; ++n) sum[n] = hn::Add(sum[n], part[n]);
+}
+
 // A weight, but more than 0.
 HWY_INLINE V32 AboveZero(V32 weight) {
   return AtLeast(hn::Set(F32(), std::numeric_limits<float>::denorm_min()), weight);

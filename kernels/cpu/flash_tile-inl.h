@@ -332,7 +332,6 @@ template <int kVectors, bool kSkip>
 void TileRun::Softmax(const Panel& panel, int64_t keys) {
   constexpr int64_t kWidth = kVectors * kLanes;
   const F32 d;
-  const float to_log2 = to_log2_;
   float* HWY_RESTRICT s = s_.s;
   V32 max[kVectors], base[kVectors], sum[kVectors];
   HWY_UNROLL(4)
@@ -348,23 +347,13 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
     const int64_t lane = panel.lane + n * kLanes;
     // Nothing seen yet: subtract 0, as -inf - -inf is NaN.
     base[n] = hn::IfThenZeroElse(hn::Eq(max[n], hn::Set(d, kMinusInfinity)), max[n]);
-    const V32 weight = Exp2(hn::Sub(hn::Load(d, s_.max + lane), base[n]), to_log2);
+    const V32 weight = Exp2(hn::Sub(hn::Load(d, s_.max + lane), base[n]), to_log2_);
     sum[n] = hn::Zero(d);
     hn::Store(weight, d, s_.weight + lane);
     hn::Store(max[n], d, s_.max + lane);
   }
-  for (int64_t j = 0; j < keys; ++j) {
-    HWY_UNROLL(4)
-    for (int n = 0; n < kVectors; ++n) {
-      float* at = s + j * kWidth + n * kLanes;
-      const V32 score = hn::Load(d, at);
-      V32 p = Exp2(hn::Sub(score, base[n]), to_log2);
-      if (kSkip) {
-        p = hn::IfThenElse(hn::Eq(score, hn::Set(d, kMinusInfinity)), hn::Set(d, -0.0f), p);
-      }
-      hn::Store(p, d, at);
-      sum[n] = hn::Add(sum[n], p);
-    }
+  for (int64_t j = 0; j < keys; j += kSummedKeys) {
+    Weigh<kVectors, kSkip>(base, to_log2_, std::min(kSummedKeys, keys - j), s + j * kWidth, sum);
   }
   HWY_UNROLL(4)
   for (int n = 0; n < kVectors; ++n) {

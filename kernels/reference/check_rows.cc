@@ -257,9 +257,9 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
   const DType weights = r.weights_rounded ? p.dtype : DType::kFloat32;
   const double dtype_unit = UnitRoundoff(weights);
   const double o_unit = UnitRoundoff(p.o_dtype());
+  const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 4 * kFloat32Roundoff;
   const double weight_unit =
-      (kWeightRoundings + (p.dropout > 0 ? kDropoutRoundings : 0)) * kFloat32Roundoff;
-  const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2 * kFloat32Roundoff;
+      (kWeightRoundings + (p.dropout > 0 ? kDropoutRoundings : 0)) * kFloat32Roundoff + sum_unit;
   const double truncations =
       weights == DType::kFloat32 ? 0 : kKeyTruncations * static_cast<double>(r.counting_keys);
   const int64_t base =
@@ -296,8 +296,8 @@ Comparison CompareLse(const Attention& a, const RowId& id, const RowTruth& truth
       .plain = static_cast<double>(truth.plain_lse)};
   if (!std::isfinite(c.reference)) return c;
   const double moved = c.got > c.reference ? r.lse_up : r.lse_down;
-  const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2;
-  const double roundings = r.keys > 0 ? kWeightRoundings + sum_unit / 2 : 0;
+  const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 4;
+  const double roundings = r.keys > 0 ? kWeightRoundings + sum_unit : 0;
   c.floor = kFloat32Roundoff * (roundings + std::abs(c.reference)) + moved;
   c.unit = c.floor + kFloat32Roundoff * sum_unit;
   // Where scores may overflow, all that is known is that a finite LSE is one of fp32's numbers.

@@ -15,9 +15,9 @@
 // scores' rounding does to the element, each key weighed by its weight; what weights cost that are
 // too small for the dtype):
 //
-//   f           = 8 u32 w + moved
+//   f           = (8 + sqrt(n) / 4) u32 w + moved
 //   floor       = u_o |o| + f + lost (but for fp16) + m / 4 u32 w (for 16-bit dtypes) + tiny
-//   unit        = u_dtype w + f + lost + sqrt(n) / 2 u32 w
+//   unit        = u_dtype w + f + lost + sqrt(n) / 4 u32 w
 //   bound       = 2 r unit + floor
 //
 // r is how many units the plain implementation is off by at most, beside O's own rounding: in the
@@ -38,9 +38,10 @@
 // tiny is half a step between the dtype's subnormal numbers and, as sums of fp32's are rounded
 // before they are multiplied with dropout's factor g, g (1 + n) 2^-150.
 //
-// LSE has f with w = 1, and for `moved` what rounding does to the scores; floor adds u32 |LSE|, and
-// sqrt(n) / 4 u32 for the sum of weights, as four sums at least share the keys.
-// Rows that see no key must be exactly 0 and -inf. Dropout's factor is in v; f then has 10 u32 w.
+// sqrt(n) / 4 is what a sum of n weights loses as four sums at least share the keys; the plain
+// implementation may be lucky and lose nothing. LSE has f with w = 1, and for `moved` what rounding
+// does to the scores; floor adds u32 |LSE|. Rows that see no key must be exactly 0 and -inf.
+// Dropout's factor is in v; f then has 2 u32 w more.
 //
 // Keys without weight cannot loosen the bound, however large their scores: a fault of 0.1 % of w in
 // fp32, of 8 roundoffs of w in fp16 and bf16 (up to 131,072 and 1,048,576 keys of weight: beyond

@@ -83,6 +83,25 @@ TEST(CheckBounds, CpuFlashPassesOnAnyBits) {
   ExpectAnyBitsPass(static_cast<uint64_t>(6000 * TestScale()), Flash);
 }
 
+// The sum of many equal weights below 1 is rounded the same way with each of them, and so must not
+// be long: the check's bound does not allow for it.
+TEST(CheckBounds, CpuFlashAddsEqualWeightsUpWithinTheBound) {
+  constexpr int64_t kRows = 64;  // more than go the way of decoding
+  OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, kRows, 64, 1, 1), FreshSeed());
+  const Attention& a = owned.attention;
+  for (int64_t j = 0; j < 64; ++j) {
+    Set(a, owned.K(0, 0, j, 0), j == 0 ? 1 : 0);
+    Set(a, owned.V(0, 0, j, 0), j == 1 ? 1 : 0);
+  }
+  for (int64_t i = 0; i < kRows; ++i) {
+    Set(a, owned.Q(0, 0, i, 0), static_cast<float>(i + 1) * 1e-3f);
+  }
+  Flash(&owned);
+  const RowsReport report = CheckAllRows(a);
+  EXPECT_TRUE(report.ok) << report.detail;
+  EXPECT_LT(report.max_abs_error, 9 * 0x1p-24 / 64);
+}
+
 // Two keys in two dimensions of fp32, answered by cpu_flash.
 RowsReport CheckTwoKeys(float scale, float softcap, const float (&q)[2], const float (&k)[2][2],
                         const float (&v)[2]) {
