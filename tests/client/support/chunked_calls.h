@@ -45,6 +45,13 @@ inline CallOutcome Wait(Client& client, const AttentionCall& call, const CallOpt
   return promise.get_future().get();
 }
 
+// A call whose time was over, or which the server refused as it could not be done in time.
+inline bool IsTooLate(const Status& status) {
+  return status.code() == Code::kDeadlineExceeded ||
+         (status.code() == Code::kResourceExhausted &&
+          status.message().find("deadline: it is in ") != std::string::npos);
+}
+
 inline v1::AttendChunkedResponse Grant(int streams_max = 1, int64_t chunk_bytes_max = 1000) {
   v1::AttendChunkedResponse message;
   message.mutable_grant()->set_token("0123456789abcdef");
