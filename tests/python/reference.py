@@ -86,6 +86,36 @@ def summed_to(x, shape):
     return x.sum(tuple(n for n, size in enumerate(shape) if size == 1), keepdims=True)
 
 
+def spoil(truth, q, k, v, terms, masks):
+    """Makes the truth of one sequence, which gradients() and attention() have without the NaN of K
+    and V, NaN where these are felt. Of a key that has them, bits (`masks`) remove all, and -inf of
+    another bias only V."""
+    if not np.isnan(k).any() and not np.isnan(v).any():
+        return
+    options = {name: x for name, x in terms.items() if name not in ("kept", "d_lse")}
+    group = q.shape[1] // k.shape[1]
+
+    def special(x):
+        return np.repeat(np.isnan(x).any(-1), group, axis=1)[:, :, None]
+
+    def shared(x):
+        return x.any(2).reshape(*k.shape[:2], group, -1).any(2)
+
+    seen = scores_of(q, np.nan_to_num(k), **options)[0] > MASKED
+    options["bias"] = options.get("bias") if masks else None
+    kept = np.broadcast_to(terms["kept"], seen.shape) != 0
+    of_scores = (scores_of(q, np.nan_to_num(k), **options)[0] > MASKED) & special(k)
+    rows = (of_scores | (seen & kept & special(v))).any(-1)
+    lost = (seen | of_scores) & rows[..., None]
+    truth["o"][rows] = truth["q"][rows] = truth["k"][shared(lost)] = np.nan
+    if np.isnan(k).any():
+        truth["lse"][rows] = truth["v"][shared(lost & kept)] = np.nan
+    if "bias" in truth:
+        truth["bias"][lost] = np.nan
+    if "sinks" in truth:
+        truth["sinks"][rows.any((0, 2))] = np.nan
+
+
 def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(None), **options):
     """How far from the truth the answers of a kernel may be that computes in float32 and rounds to
     a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients(). `work`: the
@@ -108,10 +138,13 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(
     score_error = np.where(weights > 0, c * (sizes + np.abs(np.where(weights > 0, scores, 0)) + 1),
                            0)
     if options.get("bias") is not None:
-        score_error = score_error + np.where(weights > 0, c * np.abs(options["bias"]), 0)
+        sizes_of_bias = np.abs(options["bias"].astype(np.float64))
+        score_error = score_error + np.where(weights > 0, c * sizes_of_bias, 0)
     row_error = (weights * score_error).sum(-1, keepdims=True)
-    weight_error = weights * (score_error + row_error + c)
-    rounded_error = weight_error + (work / UNIT - 1) * weights
+    logs = np.minimum(UNIT * (score_error + row_error + c), 700)
+    weight_error = np.minimum(weights * np.expm1(logs), 1) / UNIT  # by at most all there is
+    largest_weights = weights + UNIT * weight_error
+    rounded_error = weight_error + (work / UNIT - 1) * largest_weights
 
     products = np.abs(d_o) @ wide_v.swapaxes(-1, -2) * kept
     less = (weights * products).sum(-1, keepdims=True)
@@ -120,12 +153,12 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(
     if d_lse is not None:
         less = less + np.abs(d_lse.astype(np.float64))[..., None]
     largest = products + less
-    d_score_error = weight_error * largest + weights * (c * largest + less_error)
+    d_score_error = weight_error * largest + largest_weights * (c * largest + less_error)
     d_dot_error = d_score_error * np.abs(slope)
     if options.get("softcap"):
-        d_dot_error = d_dot_error + weights * largest * abs(scale) * 2 * score_error / \
-            options["softcap"]
-    d_dot_error = d_dot_error + (work / UNIT - 1) * weights * largest * np.abs(slope)
+        slope_error = 2 * c * ((sizes + 1) / options["softcap"] + 1)
+        d_dot_error = d_dot_error + largest_weights * largest * abs(scale) * slope_error
+    d_dot_error = d_dot_error + (work / UNIT - 1) * largest_weights * largest * np.abs(slope)
 
     def shared(x):
         return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)

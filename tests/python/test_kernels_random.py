@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from cuda_tensor import Bfloat16, Device, PtrTensor
-from reference import MASKED, attention, bounds, gradients, summed_to
+from reference import MASKED, attention, bounds, gradients, scores_of, spoil, summed_to
 
 UNITS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+LARGEST = {"float32": np.finfo(np.float32).max, "float16": 65504.0, "bfloat16": 255 * 2.0**120}
 CASES = 100
 SIZES = [1, 2, 3, 7, 16, 17, 33, 64, 65, 96, 127, 130]
 DIMS = [1, 3, 8, 16, 24, 31, 64, 80, 96, 128]
@@ -55,10 +56,12 @@ class Drawn:
         self.q *= self.as_dtype(random.choice([0.25, 1, 4]))
         self.d_lse = self._normal(self.b, self.hq, self.lq) if self._chance(0.5) else None
         self.given, self.terms, self.whole = {}, {}, {}  # whole: without what makes it a part
+        self.far = False  # scores are so large that float32 does not hold LSE well
         self.o_dtype = "float32" if self._chance(0.2) else self.dtype
         self._draw_scores()
         self._draw_mask()
         self._draw_lengths()
+        self._draw_nan()
         self.layout = self._draw_layout()
         if self._chance(0.25):
             p, number = float(random.choice([0.1, 0.5, 0.9])), int(random.integers(2**63))
@@ -71,12 +74,12 @@ class Drawn:
     def _chance(self, probability):
         return self.random.random() < probability
 
-    def as_dtype(self, values):
+    def as_dtype(self, values, dtype=None):
         """The values as the dtype has them, in float32."""
-        values = np.asarray(values, np.float32)
-        if self.dtype == "bfloat16":
+        values, dtype = np.asarray(values, np.float32), dtype or self.dtype
+        if dtype == "bfloat16":
             return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-        return values.astype(self.dtype).astype(np.float32)
+        return values.astype(dtype).astype(np.float32)
 
     def _normal(self, *shape):
         return self.as_dtype(self.random.standard_normal(shape))
@@ -105,8 +108,16 @@ class Drawn:
             self.given["bias"] = ~hidden
             self.terms["bias"] = np.where(hidden, MASKED, 0).astype(np.float32)
             return
-        bias = np.where(hidden, MASKED, self.random.standard_normal(shape)).astype(np.float32)
-        self._both(bias=bias)
+        self.bias_dtype = str(self.random.choice(["float32", "float16", self.dtype]))
+        bias, masked, most = self.random.standard_normal(shape), MASKED, LARGEST[self.bias_dtype]
+        if self._chance(0.4):  # by a finite number, and some rows throughout
+            masked = max(-most, self.random.choice([-1e4, -1e9, -LARGEST["float32"]]))
+            hidden |= self.random.random((*shape[:3], 1)) < 0.3
+            self.far = True
+        elif self._chance(0.3):
+            bias += self.random.choice([-1, 1]) * min(1e7, most / 2)
+            self.far = True
+        self._both(bias=self.as_dtype(np.where(hidden, masked, bias), self.bias_dtype))
 
     def _draw_mask(self):
         alignment = str(self.random.choice(["bottom_right", "top_left"]))
@@ -117,7 +128,7 @@ class Drawn:
             self._both(window=(left, right), alignment=alignment)
 
     def _draw_lengths(self):
-        """True lengths, and NaN beyond them; or a part of the keys."""
+        """True lengths, and NaN beyond them; or a part of the keys, whose gradients go by LSE."""
         self.q_lengths, self.k_lengths = [self.lq] * self.b, [self.lk] * self.b
         self.part = slice(0, int(self.lk))
         if self._chance(0.3):
@@ -129,13 +140,21 @@ class Drawn:
                 for array, lengths in ((self.q, self.q_lengths), (self.d_o, self.q_lengths),
                                        (self.k, self.k_lengths), (self.v, self.k_lengths)):
                     array[n, :, lengths[n]:] = np.nan
-        elif self._chance(0.2):
+        elif not self.far and self._chance(0.2):
             begin, end = sorted(int(n) for n in self.random.integers(0, self.lk + 1, 2))
             self.part = slice(begin, end)
             self.whole = dict(self.given)
             self.given.update(key_offset=begin, keys_after=int(self.lk) - end)
             if "bias" in self.given:
                 self.given["bias"] = self.given["bias"][..., self.part]
+
+    def _draw_nan(self):
+        """One key's K or V are NaN, which not all rows need see."""
+        n = int(self.random.integers(self.b))
+        if self.k_lengths[n] == 0 or self.is_part() or not self._chance(0.2):
+            return
+        array = self.k if self._chance(0.5) else self.v
+        array[n, self.random.integers(self.hkv), self.random.integers(self.k_lengths[n])] = np.nan
 
     def _draw_layout(self):
         names = ["BHLD", "BLHD"] + ["pages"] * (not self.is_part())
@@ -242,6 +261,9 @@ def answers(case, kernel, device):
     q, k, v = (to_kernel(layout.of(x, of_keys), case.dtype, device) for x, of_keys in (
         (case.q, False), (case.k[part], True), (case.v[part], True)))
     place = dict(layout.options, kernel=kernel, device=device if case.dtype != "bfloat16" else None)
+    for given in (place, case.whole):
+        if "bias" in given and given["bias"].dtype != bool:
+            given["bias"] = to_kernel(given["bias"], case.bias_dtype, device)
     o_dtype = None if case.o_dtype == case.dtype else "float32"
     found = attend_kernels.attention(q, k, v, return_lse=True, o_dtype=o_dtype, **place)
     names, merged = ("o", "lse"), found
@@ -275,9 +297,25 @@ def close(name, got, wanted, within):
     """Where the truth is finite; elsewhere they are the same."""
     assert got.shape == wanted.shape, (name, got.shape, wanted.shape)
     got, finite = got.astype(float), np.isfinite(wanted)
-    assert (got[~finite] == wanted[~finite]).all(), name
+    assert np.array_equal(got[~finite], wanted[~finite], equal_nan=True), name
     off, within = np.abs(got - np.where(finite, wanted, 0))[finite], within[finite]
     assert (off <= within).all(), f"{name}: off by {off[~(off <= within)]}, beside {within.max()}"
+
+
+def judge_weights(case, n, got, work):
+    """Each row's weights sum to 1 whatever its LSE is, so dV adds up to dO of rows that see a key.
+    Weights are off by the rounding of an LSE up to 256."""
+    (q, k, v, d_o), terms = case.of_sequence(n)
+    if case.is_part() or {"sinks", "dropout_p"} & case.given.keys() or "v" not in got or \
+            np.isnan(k).any() or np.isnan(v).any():
+        return
+    terms.pop("kept"), terms.pop("d_lse", None)
+    sees = (scores_of(q, k, **terms)[0] > MASKED).any(-1)
+    d_o = (d_o * sees[..., None]).astype(float)
+    d_o = d_o.reshape(1, case.hkv, case.hq // case.hkv * d_o.shape[2], case.dv)
+    d_v, unit = got["v"][n:n + 1].astype(float), UNITS[case.dtype]
+    within = unit * np.abs(d_v).sum(2) + (work + 2.0**-15) * np.abs(d_o).sum(2)
+    close("sum of v", d_v.sum(2), d_o.sum(2), within + d_v.shape[2] * 2.0**-24)
 
 
 def judge(case, got, work):
@@ -287,13 +325,16 @@ def judge(case, got, work):
               "sinks": (np.zeros(case.hq), np.zeros(case.hq))}
     for n in range(case.b):
         (q, k, v, d_o), terms = case.of_sequence(n)
-        units = dict(unit=UNITS[case.dtype], work=work)
+        units, given = dict(unit=UNITS[case.dtype], work=work), (q, k, v, terms)
+        k, v = np.nan_to_num(k), np.nan_to_num(v)
         truth = gradients(q, k, v, d_o, part=case.part, **terms)
         within = bounds(q, k, v, d_o, part=case.part, **units, **terms)
         _, terms = case.of_sequence(n, hides=True)
         hidden = bounds(q, k, v, d_o, **units, **terms)
         terms.pop("d_lse", None)
         truth["o"], truth["lse"] = attention(q, k, v, **terms)
+        spoil(truth, *given, masks=case.given.get("bias", np.ones(1)).dtype == bool)
+        judge_weights(case, n, got, work)
         within.update(o=hidden["o"], lse=hidden["lse"])
         rows, keys = slice(case.q_lengths[n]), slice(case.k_lengths[n])
         for name in truth.keys() & got.keys():
