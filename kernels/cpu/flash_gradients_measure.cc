@@ -20,10 +20,9 @@ struct Listed {
   int64_t b;
   int64_t h_kv;
   std::vector<int32_t> rows;
-  std::vector<int32_t> far;  // those whose shift is not known yet
 };
 
-// The rows to measure; their terms hold their shift.
+// The rows to measure; their terms are empty sums.
 std::vector<Listed> FindRows(const Attention& a, const StopFlag* stop,
                              std::vector<RowTerms>* terms) {
   const Problem& p = a.problem;
@@ -38,19 +37,12 @@ std::vector<Listed> FindRows(const Attention& a, const StopFlag* stop,
       if (!(size > kLargeLse) || std::isinf(size)) continue;
       if (found.empty() || found.back().b != b || found.back().h_kv != h_kv ||
           found.back().rows.size() == kRowsMost) {
-        found.push_back({b, h_kv, {}, {}});
+        found.push_back({b, h_kv, {}});
       }
       if (terms->empty()) terms->resize(static_cast<size_t>(p.heads_q * rows));
-      RowTerms& row = (*terms)[static_cast<size_t>(TermsIndex(p, s, {b, h, i}))];
-      row.known = true;
-      const auto number = static_cast<int32_t>(h % p.group() * s.q_len + i);
-      found.back().rows.push_back(number);
-      if (size > kFarLse) {
-        row.shift = -std::numeric_limits<float>::infinity();
-        found.back().far.push_back(number);
-      } else {
-        row.shift = lse[i] / UnitOf(p);
-      }
+      (*terms)[static_cast<size_t>(TermsIndex(p, s, {b, h, i}))] = {
+          .shift = -std::numeric_limits<float>::infinity(), .known = true};
+      found.back().rows.push_back(static_cast<int32_t>(h % p.group() * s.q_len + i));
     }
   }
   return found;
@@ -67,17 +59,12 @@ std::vector<RowTerms> MeasureRows(const Attention& attention, const Gradients& g
       [&](int64_t n) {
         const Listed& listed = found[static_cast<size_t>(n)];
         GradientTask task = WholeHead(attention, gradients, listed.b, listed.h_kv);
+        task.step = GradientStep::kMeasure;
+        task.listed = listed.rows.data();
+        task.listed_count = std::ssize(listed.rows);
         task.measured = terms.data();
         task.stop = stop;
-        const auto run = [&](GradientStep step, const std::vector<int32_t>& rows) {
-          if (rows.empty()) return;
-          task.step = step;
-          task.listed = rows.data();
-          task.listed_count = std::ssize(rows);
-          functions.run(task, ThreadScratch());
-        };
-        run(GradientStep::kFindMax, listed.far);
-        run(GradientStep::kMeasure, listed.rows);
+        functions.run(task, ThreadScratch());
       },
       stop);
   return terms;

@@ -86,7 +86,8 @@ class GradientRun {
   void Draw(const LanePanel& panel, int64_t count);
   template <bool kRare>
   HWY_INLINE V32 ExponentOf(const LanePanel& panel, int64_t t, int64_t lane, bool masked) const;
-  void FindMax(const LanePanel& panel, int64_t count, bool masked);
+  HWY_INLINE V32 ScoreOf(const LanePanel& panel, int64_t t, int64_t lane, bool masked) const;
+  void RaiseShift(int64_t t, float shift);
   template <int kVectors, bool kDropout>
   void Measure(const LanePanel& panel, int64_t count, bool masked);
   void FinishMeasuring();
@@ -157,7 +158,7 @@ void GradientRun::LoadKeys() {
     }
     std::fill(row + loaded, row + PaddedDim(p_.dim), 0.0f);
   }
-  const bool values = task_.step != GradientStep::kCorrect && task_.step != GradientStep::kFindMax;
+  const bool values = task_.step != GradientStep::kCorrect;
   for (int64_t n = 0; n < CountPanels(keys_); ++n) {
     const LanePanel panel = PanelOf(keys_, n);
     if (panel.lane >= loaded_) break;
@@ -213,7 +214,7 @@ void GradientRun::LoadRow(int64_t row, int64_t at) {
   s_.row[at] = row;
   RowTerms* const terms = task_.states == nullptr ? &s_.own_terms[at] : &task_.states[row].terms;
   s_.terms[at] = terms;
-  if (task_.step < GradientStep::kAdd) {
+  if (task_.step == GradientStep::kMeasure) {
     *terms = {.shift = task_.measured[TermsIndex(p_, sequence_, id)].shift};
   } else if (task_.states == nullptr || !terms->known) {
     *terms = FindTerms(a_, g_, task_.measured, sequence_, id, q, d_o, s_.rows);

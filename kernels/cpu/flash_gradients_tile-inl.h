@@ -92,7 +92,6 @@ template <int kVectors>
 HWY_NOINLINE void GradientRun::PanelStep(const LanePanel& panel, int64_t count, bool masked) {
   Products<kVectors>(s_.q, s_.k + panel.lane * p_.dim, p_.dim, count, s_.weight);
   if (!plain_) FinishScores(panel, count);
-  if (task_.step == GradientStep::kFindMax) return FindMax(panel, count, masked);
   if (task_.step == GradientStep::kCorrect) {
     WeighErrors<kVectors>(panel, count, masked);
   } else {
@@ -130,25 +129,30 @@ void GradientRun::Products(const float* rows, const float* panel, int64_t dim, i
   }
 }
 
-// The row's exponents of the vector that begins at `lane` of the key tile: -inf where the key is
-// not seen or has that score, and else 0 at most, as no weight is above 1, whatever LSE's rounding.
-// Without kRare shift is 0 and base is finite.
+// The row's scores from `lane` of the key tile on, -inf where the key is not seen.
+HWY_INLINE V32 GradientRun::ScoreOf(const LanePanel& panel, int64_t t, int64_t lane,
+                                    bool masked) const {
+  const F32 d;
+  const V32 score = hn::Load(d, s_.weight + t * panel.width() + lane - panel.lane);
+  if (!masked) return score;
+  const V32 key = hn::Iota(d, static_cast<float>(lane));
+  const auto seen =
+      hn::And(hn::Ge(key, hn::Set(d, s_.begin[t])), hn::Lt(key, hn::Set(d, s_.end[t])));
+  return hn::IfThenElse(seen, score, hn::Set(d, -std::numeric_limits<float>::infinity()));
+}
+
+// Their exponents: -inf where the score is, and else 0 at most, as no weight is above 1, whatever
+// LSE's rounding. Without kRare shift is 0 and base is finite.
 template <bool kRare>
 HWY_INLINE V32 GradientRun::ExponentOf(const LanePanel& panel, int64_t t, int64_t lane,
                                        bool masked) const {
   const F32 d;
   const RowTerms& terms = *s_.terms[t];
-  const V32 none = hn::Set(d, -std::numeric_limits<float>::infinity());
-  const V32 score = hn::Load(d, s_.weight + t * panel.width() + lane - panel.lane);
+  const V32 score = ScoreOf(panel, t, lane, masked);
   const V32 moved = kRare ? hn::Sub(score, hn::Set(d, terms.shift)) : score;
   V32 x = hn::MulSub(moved, hn::Set(d, unit_), hn::Set(d, terms.base));
+  const V32 none = hn::Set(d, -std::numeric_limits<float>::infinity());
   if (kRare) x = hn::IfThenElse(hn::Eq(score, none), none, x);
-  if (masked) {
-    const V32 key = hn::Iota(d, static_cast<float>(lane));
-    const auto seen =
-        hn::And(hn::Ge(key, hn::Set(d, s_.begin[t])), hn::Lt(key, hn::Set(d, s_.end[t])));
-    x = hn::IfThenElse(seen, x, none);
-  }
   return AtMost(hn::Zero(d), x);
 }
 
@@ -160,16 +164,16 @@ HWY_INLINE auto DroppedLanes(const uint16_t* draws, int32_t dropout) {
   return hn::RebindMask(d, hn::Lt(hn::PromoteTo(di, hn::LoadU(d16, draws)), hn::Set(di, dropout)));
 }
 
-// Takes the panel into the largest scores of rows.
-void GradientRun::FindMax(const LanePanel& panel, int64_t count, bool masked) {
-  for (int64_t t = 0; t < count; ++t) {
-    RowTerms& terms = task_.measured[TermsIndex(p_, sequence_, IdOf(s_.row[t]))];
-    for (int64_t n = 0; n < panel.width(); ++n) {
-      const auto lane = static_cast<float>(panel.lane + n);
-      if (masked && (lane < s_.begin[t] || lane >= s_.end[t])) continue;
-      terms.shift = std::max(terms.shift, s_.weight[t * panel.width() + n]);
-    }
-  }
+// Gives a row that is being measured a larger shift; an Inf among its sums stays.
+void GradientRun::RaiseShift(int64_t t, float shift) {
+  RowTerms& terms = task_.measured[TermsIndex(p_, sequence_, IdOf(s_.row[t]))];
+  const float factor = std::exp((terms.shift - shift) * unit_);
+  terms.shift = s_.own_terms[t].shift = shift;
+  const auto scale = [&](float* sum) { *sum *= std::isinf(*sum) ? 1.0f : factor; };
+  scale(&terms.base);
+  scale(&terms.less);
+  float* const sums = s_.sums + t * kRowSums * kLanes;
+  for (int64_t n = 0; n < 2 * kLanes && sums_begun_; ++n) scale(sums + n);
 }
 
 HWY_INLINE void GradientRun::AddSums(int64_t t, V32 d_scores, V32 squares, V32 norms) {
@@ -185,7 +189,8 @@ HWY_INLINE void GradientRun::AddSums(int64_t t, V32 d_scores, V32 squares, V32 n
   hn::Store(norms, d, at + 2 * kLanes);
 }
 
-// Adds up the weights of rows that are being measured, with their shift and base 0, and P dP.
+// Adds up the weights of rows that are being measured, with the largest score so far as their shift
+// and base 0, and P dP.
 template <int kVectors, bool kDropout>
 void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
   const F32 d;
@@ -193,6 +198,14 @@ void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
   const V32 kept = hn::Set(d, DropoutScale(p_.dropout));
   const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
+    V32 most = hidden;
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) {
+      most = hn::Max(most, ScoreOf(panel, t, panel.lane + n * kLanes, masked));
+    }
+    if (!hn::AllFalse(d, hn::Gt(most, hn::Set(d, s_.terms[t]->shift)))) {
+      RaiseShift(t, hn::GetLane(hn::MaxOfLanes(d, most)));
+    }
     V32 sum = hn::Zero(d), delta = hn::Zero(d);
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
@@ -204,7 +217,7 @@ void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
             DroppedLanes(s_.draws + t * kDrawStride + offset + n * kLanes, p_.dropout);
         d_weight = hn::IfThenZeroElse(dropped, hn::Mul(d_weight, kept));
       }
-      const V32 by = hn::IfThenElse(hn::IsFinite(d_weight), p, AboveZero(p));
+      const V32 by = hn::IfThenElse(hn::IsFinite(d_weight), p, NotZero(p));
       sum = hn::Add(sum, p);
       delta = hn::Add(delta, hn::IfThenZeroElse(hn::Eq(x, hidden), hn::Mul(by, d_weight)));
     }
@@ -255,9 +268,6 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
   const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
     const V32 less = hn::Set(d, s_.terms[t]->less);
-    // However small, the weight of a key that is seen feels an Inf.
-    const V32 least =
-        hn::Set(d, s_.terms[t]->special ? std::numeric_limits<float>::denorm_min() : 0.0f);
     V32 sum = hn::Zero(d), square = hn::Zero(d), norm = hn::Zero(d);
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
@@ -265,8 +275,7 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
       const int64_t at = t * kPanelLanes<kVectors> + n * kLanes;
       const V32 x = ExponentOf<kRare>(panel, t, lane, masked);
       const auto unseen = hn::Eq(x, hidden);
-      const V32 exponential = Exp2(x, kLog2e);
-      const V32 p = kRare ? AtLeast(least, exponential) : exponential;
+      const V32 p = Exp2(x, kLog2e);
       const V32 d_weight = hn::Load(d, s_.d_weight + at);
       V32 moved = hn::Sub(d_weight, less);
       V32 factor_of_v = kRare ? hn::IfThenElse(unseen, none, p) : p;
@@ -276,7 +285,9 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
         moved = hn::IfThenElse(dropped, hn::Neg(less), hn::MulSub(d_weight, kept, less));
         factor_of_v = hn::IfThenElse(dropped, none, factor_of_v);
       }
-      V32 d_score = hn::Mul(p, moved);
+      // However small, the weight of a key that is seen feels an Inf.
+      const V32 by = kRare ? hn::IfThenElse(hn::IsFinite(moved), p, NotZero(p)) : p;
+      V32 d_score = hn::Mul(by, moved);
       // So that it is not -0. The sum with 0 might be fused with the product, and -0 again.
       if (kRare) d_score = hn::IfThenZeroElse(hn::Eq(d_score, hn::Zero(d)), d_score);
       d_score = hn::IfThenElse(unseen, none, d_score);
@@ -372,7 +383,8 @@ void GradientRun::AddKeys(const float* rows, const float* by, int64_t by_stride,
   for (int64_t d = 0; d < dim; d += kBlockRows) {
     float* const to = sums + d * kPanelLanes<kVectors>;
     if (careful_) {
-      OutputBlock<kVectors, true>(rows + d, by, count, s_.ones, nullptr, to, kRowStride, by_stride);
+      OutputBlock<kVectors, true>(rows + d, by, count, s_.ones, nullptr, to, kRowStride, by_stride,
+                                  by == s_.weight);
     } else {
       OutputBlock<kVectors, false>(rows + d, by, count, s_.ones, nullptr, to, kRowStride,
                                    by_stride);

@@ -37,17 +37,16 @@ constexpr int64_t PaddedRows(int64_t rows) { return (rows + 7) / 8 * 8; }
 
 // The purpose of a walk over keys.
 enum class GradientStep : uint8_t {
-  kFindMax,  // the largest score of each listed row: its shift
-  kMeasure,  // the other terms of the listed rows
+  kMeasure,  // the terms of the listed rows
   kAdd,      // the gradients
   kCorrect,  // what dQ and dK of the listed rows lack, by RowError
 };
 
 // How a row's weights follow from its scores, P = exp((score - shift) * unit - base), and what dP
 // is reduced by. Most rows have shift 0 and base LSE. fp32 does not hold a large LSE well enough
-// for weights that sum to 1. So such rows are measured: their shift is LSE or, where fp32's numbers
-// are far apart, the largest score; base is the logarithm of the sum that goes with it. Meanwhile
-// base is that sum, and less is sum P dP.
+// for weights that sum to 1. So such rows are measured: their shift is the largest score, and base
+// the logarithm of the sum that goes with it. Meanwhile shift is the largest score so far, base
+// that sum, and less is sum P dP.
 struct RowTerms {
   float shift = 0;
   float base = 0;
@@ -56,11 +55,8 @@ struct RowTerms {
   bool known = false;    // the others count
   bool special = false;  // some input of the row is NaN or Inf
 };
-// Rows of a larger LSE are measured: up to here, rounding it moves weights by 2^-16 at most. And
-// beyond kFarLse the forward pass may have scores that differ from the backward pass's by more than
-// exp2 takes.
+// Rows of a larger LSE are measured: up to here, rounding it moves weights by 2^-16 at most.
 inline constexpr float kLargeLse = 256;
-inline constexpr float kFarLse = 0x1p20f;
 
 // A row's place in an attention's table of RowTerms.
 inline int64_t TermsIndex(const Problem& p, const Sequence& s, const RowId& id) {

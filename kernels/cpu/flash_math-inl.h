@@ -130,9 +130,9 @@ HWY_INLINE void Weigh(const V32 (&base)[kVectors], float to_log2, int64_t keys, 
   for (int n = 0; n < kVectors; ++n) sum[n] = hn::Add(sum[n], part[n]);
 }
 
-// A weight, but more than 0.
-HWY_INLINE V32 AboveZero(V32 weight) {
-  return AtLeast(hn::Set(F32(), std::numeric_limits<float>::denorm_min()), weight);
+// A weight for a product with Inf or NaN: not 0, nor subnormal, as such products are very slow.
+HWY_INLINE V32 NotZero(V32 weight) {
+  return hn::Or(weight, hn::Set(F32(), std::numeric_limits<float>::min()));
 }
 
 // Lanes of a panel of so many vectors.
@@ -189,13 +189,13 @@ HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, f
 // p[key][lane] * v[key * v_stride + r]. The sum is taken first, from zero: terms that are added
 // one by one to the sum of many keys lose more with every further key. With kSkip, values that are
 // NaN or Inf are felt by those rows alone that see their key, whose weight is not -0, and by these
-// however small the weight: one that underflowed is +0, and 0 * Inf would be NaN; and weights are
-// multiplied by down[r][lane], unless that is null: then weights are taken as they are, of any
-// sign. Results are otherwise the same.
+// however small the weight: one that underflowed is +0, and 0 * Inf would be NaN. So it is of
+// factors that are no `weights`. All are multiplied by down[r][lane], unless that is null. Results
+// are otherwise the same.
 template <int kVectors, bool kSkip>
 HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
                             const float* down, float* o, int64_t v_stride = kValueBlock,
-                            int64_t p_stride = kPanelLanes<kVectors>) {
+                            int64_t p_stride = kPanelLanes<kVectors>, bool weights = true) {
   constexpr int kRows = kBlockRows;
   constexpr int64_t kWidth = kPanelLanes<kVectors>;
   const F32 d;
@@ -206,17 +206,19 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
     for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::Zero(d);
   }
   for (int64_t j = 0; j < keys; ++j) {
-    V32 row[kVectors];
+    V32 row[kVectors], felt[kVectors];
     HWY_UNROLL(8)
-    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, p + j * p_stride + n * kLanes);
+    for (int n = 0; n < kVectors; ++n) {
+      row[n] = hn::Load(d, p + j * p_stride + n * kLanes);
+      if (kSkip) felt[n] = weights ? NotZero(row[n]) : row[n];
+    }
     HWY_UNROLL(8)
     for (int r = 0; r < kRows; ++r) {
       const V32 value = hn::Set(d, v[j * v_stride + r]);
       HWY_UNROLL(8)
       for (int n = 0; n < kVectors; ++n) {
         if (kSkip && !std::isfinite(v[j * v_stride + r])) {
-          const V32 by = down == nullptr ? row[n] : AboveZero(row[n]);
-          const V32 next = hn::MulAdd(value, by, sum[r][n]);
+          const V32 next = hn::MulAdd(value, felt[n], sum[r][n]);
           sum[r][n] = hn::IfThenElse(IsHiddenWeight(row[n]), sum[r][n], next);
         } else {
           const V32 by = kSkip && down != nullptr
@@ -234,7 +236,7 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
       float* at = o + r * kWidth + n * kLanes;
       const V32 before = hn::Load(d, at);
       V32 by = hn::Load(d, weight + n * kLanes);
-      if (kSkip) by = hn::IfThenElse(hn::IsFinite(before), by, AboveZero(by));
+      if (kSkip) by = hn::IfThenElse(hn::IsFinite(before), by, NotZero(by));
       hn::Store(hn::MulAdd(before, by, sum[r][n]), d, at);
     }
   }

@@ -93,18 +93,19 @@ TEST(CpuFlashGradientsRows, WeightsMakeOneUnderFiniteMasks) {
   });
 }
 
-// Equal scores need no mask to be large.
-TEST(CpuFlashGradientsRows, WeightsMakeOneAtLargeEqualScores) {
+// Scores need no mask to be large: equal ones, and ones that rise from key to key.
+TEST(CpuFlashGradientsRows, WeightsSumToOneAtLargeScores) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const float size : {1e5f, 4e6f, -4e7f, 1e8f}) {
-    for (const int64_t rows : {2, 90}) {
-      const OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, rows, 77, 8, 8), seed);
+    for (const int64_t rows : {2, 3, 89, 90}) {
+      const OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, rows, 210, 8, 8), seed);
       const Attention& a = owned.attention;
+      const float rise = rows % 2 == 0 ? 0 : 0x1p-16f;
       for (int64_t d = 0; d < 8; ++d) {
-        for (int64_t j = 0; j < 77; ++j) {
+        for (int64_t j = 0; j < 210; ++j) {
           StoreElement(const_cast<void*>(a.k.data), DType::kFloat32, j * a.k.stride_l + d,
-                       static_cast<float>(d + 1));
+                       static_cast<float>(d + 1) * (1 + rise * static_cast<float>(j)));
         }
         for (int64_t i = 0; i < rows; ++i) {
           StoreElement(const_cast<void*>(a.q.data), DType::kFloat32, i * a.q.stride_l + d,
