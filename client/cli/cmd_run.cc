@@ -103,8 +103,9 @@ Command AddRun(CLI::App& app, const CommonOptions& common) {
   AddMeaning(command, options.get(), /*packed=*/true);
   AddBackward(command, &options->gradients);
   AddCallOptions(command, options.get());
-  command->add_flag("--verify", options->verify,
-                    "Check a sample of rows here, in double precision");
+  command->add_flag(
+      "--verify", options->verify,
+      "Check a sample of rows here, in double precision: O, and LSE if it is asked for");
   AddDeadline(command, options.get());
   AddTransport(command, &options->transport);
   AddTenant(command, &options->tenant);

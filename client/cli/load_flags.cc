@@ -175,7 +175,7 @@ void AddFaults(CLI::App* command, LoadFlags* f) {
   command
       ->add_option("--verify", f->load.verify_share,
                    "Share of answers verified here in double precision, on sampled rows, after "
-                   "each measurement")
+                   "each measurement; LSE only if the shape has it")
       ->check(share);
   command->add_option("--check", f->load.check_share, "Share of requests that the server checks")
       ->check(share);

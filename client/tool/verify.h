@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The client's own check of an answer, O or gradients, against double precision on this machine: a
-// seeded sample of rows, all of them where that is cheap. VerifyQueue does it aside from what is
-// being measured.
+// seeded sample of rows, all of them where that is cheap. LSE is judged if the call returns it.
+// VerifyQueue does it aside from what is being measured.
 
 #pragma once
 
