@@ -148,7 +148,7 @@ std::string_view WhyNotDropInTiles(const Problem& p) {
   return "dropout on Tensor Cores needs a key_offset that is a multiple of 16";
 }
 
-// Why the kernel cannot compute the problem; "" if it can.
+// Why Tensor Core kernels cannot do the problem's dropout; "" if they can or it has none.
 std::string_view WhyNotDrop(const Problem& p) {
   if (p.dropout > 0 && p.page_rows > 0) {
     return "Tensor Core kernels have no dropout with keys in pages";
@@ -156,6 +156,7 @@ std::string_view WhyNotDrop(const Problem& p) {
   return WhyNotDropInTiles(p);
 }
 
+// Why the kernel cannot compute the problem; "" if it can.
 std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
   if (device.compute_capability < kSm80) {
     return "cuda_flash_sm80 needs compute capability 8.0 or later";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows whose terms are not taken from LSE and O: what is added up over their keys, from the same
-// scores as the gradients', and the terms that it makes. Then weights make 1 however large scores
+// scores as the gradients', and the terms that it makes. Then weights sum to 1 however large scores
 // are, and delta does not have O's rounding. Device code.
 
 #pragma once

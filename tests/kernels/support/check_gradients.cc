@@ -100,7 +100,8 @@ GradientsJudge::GradientsJudge(const Attention& attention, const Gradients& grad
   }
 }
 
-GradientsJudge::Row GradientsJudge::RowOf(const RowId& id) const {
+// Without a key, O is 0, whatever dO is.
+GradientsJudge::Row GradientsJudge::RowOf(const RowId& id, bool has_keys) const {
   const Problem& p = a_.problem;
   Row row;
   row.id = id;
@@ -108,7 +109,7 @@ GradientsJudge::Row GradientsJudge::RowOf(const RowId& id) const {
   row.kv_head = id.h / p.group();
   const int64_t at = row.sequence.q_row + id.i;
   row.q = Load(a_.q, p.dtype, p.dim, id.b, id.h, at);
-  row.d_o = Load(g_.d_o, p.o_dtype(), p.dim_v, id.b, id.h, at);
+  row.d_o = has_keys ? Load(g_.d_o, p.o_dtype(), p.dim_v, id.b, id.h, at) : Elements{};
   const ConstTensorView o{a_.o.data, a_.o.stride_b, a_.o.stride_h, a_.o.stride_l};
   const Elements got = Load(o, p.o_dtype(), p.dim_v, id.b, id.h, at);
   std::array<double, kHeadDimMax> truth{};
@@ -135,9 +136,9 @@ GradientsJudge::Row GradientsJudge::RowOf(const RowId& id) const {
 
 void GradientsJudge::AddRow(const RowId& id) {
   const Problem& p = a_.problem;
-  const Row row = RowOf(id);
   double d_sink = 0;
   const std::vector<KeyGradient> keys = ReferenceKeyGradients(a_, g_, id, &d_sink);
+  const Row row = RowOf(id, !keys.empty() || HasPart(p));
   ScoreRounding rounding(p, row.q.data());
   double moved = 0, delta_moved = 0;  // what weights' errors make of their sum and of sum P dP
   for (const KeyGradient& truth : keys) {

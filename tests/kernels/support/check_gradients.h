@@ -83,7 +83,7 @@ class GradientsJudge {
   struct Key;
 
   void AddRow(const RowId& id);
-  Row RowOf(const RowId& id) const;
+  Row RowOf(const RowId& id, bool has_keys) const;
   void AddKey(const Row& row, const Key& key);
 
   const Attention& a_;

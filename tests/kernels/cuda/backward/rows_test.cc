@@ -34,9 +34,9 @@ double At(const void* data, DType dtype, int64_t element) {
   return static_cast<double>(LoadElement(data, dtype, element));
 }
 
-// Over the keys, a row's weights in dV make 1: dV adds up to dO. Each weight is off by what it is
+// Over the keys, a row's weights in dV sum to 1: dV adds up to dO. Each weight is off by what it is
 // rounded to, and by 2^-15 for LSE's rounding where it is small, and each sum by its own rounding.
-void ExpectWeightsOfOne(const Attention& a, const Gradients& g, const Way& way) {
+void ExpectWeightsSumToOne(const Attention& a, const Gradients& g, const Way& way) {
   const Problem& p = a.problem;
   for (int64_t kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
     for (int64_t d = 0; d < p.dim_v; ++d) {
@@ -99,7 +99,7 @@ void ExpectEachWay(OwnedAttention* owned, uint64_t seed,
 }
 
 // As additive masks of padding are: some rows, or all, masked throughout by one finite number.
-TEST(CudaBackwardRows, WeightsMakeOneUnderFiniteMasks) {
+TEST(CudaBackwardRows, WeightsSumToOneUnderFiniteMasks) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   int64_t n = 0;
@@ -118,7 +118,7 @@ TEST(CudaBackwardRows, WeightsMakeOneUnderFiniteMasks) {
           std::fill_n(at, 150, value);
         }
         SCOPED_TRACE(Describe(spec) + " mask " + std::to_string(value));
-        ExpectEachWay(&owned, seed, ExpectWeightsOfOne);
+        ExpectEachWay(&owned, seed, ExpectWeightsSumToOne);
       }
     }
   }
@@ -126,7 +126,7 @@ TEST(CudaBackwardRows, WeightsMakeOneUnderFiniteMasks) {
 
 // Large scores need no mask: equal ones, and such that differ by more than exp takes. Kernels that
 // measured rows with other bits of scores than their products have would be off by far.
-TEST(CudaBackwardRows, WeightsMakeOneAtLargeScores) {
+TEST(CudaBackwardRows, WeightsSumToOneAtLargeScores) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -154,7 +154,7 @@ TEST(CudaBackwardRows, WeightsMakeOneAtLargeScores) {
           }
           SCOPED_TRACE(Describe(spec) + " size " + std::to_string(size) + " spread " +
                        std::to_string(spread));
-          ExpectEachWay(&owned, seed, spread == 0 ? ExpectWeights : ExpectWeightsOfOne);
+          ExpectEachWay(&owned, seed, spread == 0 ? ExpectWeights : ExpectWeightsSumToOne);
         }
       }
     }
