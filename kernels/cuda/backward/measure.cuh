@@ -57,7 +57,7 @@ __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Se
   const double shift = static_cast<double>(row.most) * static_cast<double>(unit);
   double base = log2(static_cast<double>(row.sum));
   if (p.has_sinks) {
-    const double sink = static_cast<double>(a.sinks[h]) * 1.4426950408889634 - shift;
+    const double sink = SinkAbove(a.sinks[h], shift);
     const double most = fmax(base, sink);
     base = most + log2(exp2(base - most) + exp2(sink - most));
   }

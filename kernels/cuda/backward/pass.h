@@ -60,6 +60,10 @@ ATTEND_HD inline bool IsMeasured(const Problem& p, float lse) {
 }
 // A measured row has a shift if its LSE, in powers of two, is larger.
 inline constexpr double kShiftedLse = 256;
+// How far a sink is above a row's shift, in powers of two: the same number for all that ask.
+ATTEND_HD inline double SinkAbove(float sink, double shift) {
+  return fma(static_cast<double>(sink), 1.4426950408889634, -shift);
+}
 
 // Passes that one kernel can compute: they agree in dtype, D, Dv, in which terms their scores have
 // and in which gradients are wanted.

@@ -134,13 +134,24 @@ cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream) {
                      stream);
 }
 
-// LSE of a row that is measured, to double precision of its terms.
-__device__ __forceinline__ double MeasuredLse(const BackwardPass& pass, int64_t term) {
-  const Problem& p = pass.attention.problem;
+// Beyond this, in powers of two, a sink above a row's shift has all of the weight. LSE of a row
+// without a shift is below it: at most kShiftedLse, or with cuda_flash_sm90's softcap of up to 256,
+// which is 369 powers of two, and 2^30 keys, 400.
+constexpr double kFarSink = 512;
+
+// The sink's weight in a measured row. The difference to LSE has no more digits than fp32 has for
+// LSE, which may be as large as the sink. So where LSE is what the sink alone makes of it, the
+// weight is 1; LSE is Inf where there are no keys, or where fp32 ends below the sink.
+__device__ __forceinline__ double MeasuredSinkWeight(const BackwardPass& pass, int64_t term,
+                                                     float sink) {
   const bool products = pass.lse_unit == kLog2E;
-  const double unit = products ? static_cast<double>(p.scale * kLog2E) : 1.0;
-  const double lse = pass.shift[term] * unit + pass.lse[term];
-  return products ? lse * 0.6931471805599453 : lse;
+  const float unit = products ? pass.attention.problem.scale * kLog2E : kLog2E;
+  const double shift = static_cast<double>(pass.shift[term]) * static_cast<double>(unit);
+  const double above = SinkAbove(sink, shift);
+  const float lse = pass.lse[term];
+  const double alone = products ? above : above * 0.6931471805599453;
+  if (isinf(lse) || above > kFarSink || static_cast<float>(alone) == lse) return 1.0;
+  return exp2(above - (products ? 1.0 : 1.4426950408889634) * static_cast<double>(lse));
 }
 
 // A block for each head; threads take rows in turn, and their sums are added in one order. In
@@ -152,16 +163,18 @@ __global__ void __launch_bounds__(kThreads)
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
   const int64_t h = blockIdx.x - pass.first_block;
-  const auto sink = static_cast<double>(a.sinks[h]);
+  const float sink = a.sinks[h];
   double sum = 0.0;
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = SequenceOf(a, b);
     for (int64_t i = threadIdx.x; i < s.q_len; i += kThreads) {
       const float given = a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
       const int64_t term = TermIndex(p, s, b, h, i);
-      const double lse = IsMeasured(p, given) ? MeasuredLse(pass, term) : given;
-      if (isinf(sink) || isinf(lse)) continue;
-      sum -= exp(sink - lse) * pass.less[term];
+      if (isinf(sink) || isinf(given)) continue;
+      const double weight = IsMeasured(p, given)
+                                ? MeasuredSinkWeight(pass, term, sink)
+                                : exp(static_cast<double>(sink) - static_cast<double>(given));
+      sum -= weight * pass.less[term];
     }
   }
   __shared__ double sums[kWarps];

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The GPU's backward pass of measured rows, beside sinks. O and LSE are the CPU's.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "kernels/reference/cpu_reference.h"
+#include "tests/kernels/cuda/backward/run_backward.h"
+#include "tests/kernels/support/owned_gradients.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend::test {
+namespace {
+
+constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+
+constexpr float kFarSinks[] = {100, 300, 1e5f, 1e7f, 3e38f};
+
+// The sink has all of each row's weight, so that its gradient adds up dLSE, and no other is above
+// fp32's smallest numbers.
+void ExpectSinkHasAll(const Attention& a, const Gradients& g) {
+  const Problem& p = a.problem;  // of one head
+  double want = 0, size = 0;
+  for (int64_t i = 0; i < p.len_q; ++i) {
+    want += static_cast<double>(g.d_lse[i]);
+    size += static_cast<double>(std::abs(g.d_lse[i]));
+  }
+  EXPECT_NEAR(g.d_sinks[0], want, 0x1p-23 * size);
+  const auto expect_none = [&](const char* what, const TensorView& got, int64_t rows, int64_t dim) {
+    for (int64_t n = 0; n < rows * dim; ++n) {
+      const float x = LoadElement(got.data, p.dtype, n / dim * got.stride_l + n % dim);
+      ASSERT_LE(std::abs(x), 0x1p-100f) << what << " " << n;
+    }
+  };
+  expect_none("dQ", g.d_q, p.len_q, p.dim);
+  expect_none("dK", g.d_k, p.len_k, p.dim);
+  expect_none("dV", g.d_v, p.len_k, p.dim_v);
+}
+
+void ExpectSinkHasAllEachWay(OwnedAttention* owned, uint64_t seed) {
+  CpuReference(owned->attention);
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(NameOf(way));
+    OwnedGradients gradients(owned->attention, seed);
+    if (!Takes(way, owned->attention, gradients.get())) continue;
+    const Status status = RunBackward(owned, &gradients, way);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    ExpectSinkHasAll(owned->attention, gradients.get());
+  }
+}
+
+// Of 70 rows, the first 30 see no key. Their LSE is the sink.
+ProblemSpec SpecBesideSink(DType dtype) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 70, 40, 64, 64, dtype);
+  spec.problem.mask.right = 0;
+  spec.problem.has_sinks = true;
+  return spec;
+}
+
+TEST(CudaBackwardMeasured, SinksFarAboveScores) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (const DType dtype : kTypes) {
+    for (const float sink : kFarSinks) {
+      for (const float softcap : {0.0f, 30.0f}) {
+        ProblemSpec spec = SpecBesideSink(dtype);
+        spec.problem.softcap = softcap;
+        OwnedAttention owned = MakeAttention(spec, seed);
+        *const_cast<float*>(owned.attention.sinks) = sink;
+        SCOPED_TRACE(Describe(spec) + " sink " + std::to_string(sink));
+        ExpectSinkHasAllEachWay(&owned, seed);
+      }
+    }
+  }
+}
+
+// Sinks that large scores are near to share the weight with keys.
+TEST(CudaBackwardMeasured, SinksNearLargeScores) {
+  const uint64_t seed = FreshSeed();
+  for (const DType dtype : kTypes) {
+    for (const float score : {72.0f, 150.0f, 300.0f, 1e5f}) {
+      for (const float above : {-60.0f, -3.0f, 0.0f, 3.0f, 60.0f}) {
+        ProblemSpec spec = SpecBesideSink(dtype);
+        spec.problem.has_bias = true;
+        OwnedAttention owned = MakeAttention(spec, seed);
+        const BiasView& bias = owned.attention.bias;
+        for (int64_t i = 0; i < 70; ++i) {
+          std::fill_n(static_cast<float*>(const_cast<void*>(bias.data)) + i * bias.stride_q, 40,
+                      score);
+        }
+        *const_cast<float*>(owned.attention.sinks) = score + above;
+        SCOPED_TRACE(Describe(spec) + " score " + std::to_string(score) + " sink " +
+                     std::to_string(score + above));
+        ExpectAllRight(&owned, seed);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attend::test
