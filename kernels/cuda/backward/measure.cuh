@@ -77,9 +77,9 @@ __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Se
   if (!shifted) base += shift;
   const double in_units = pass.lse_unit == kLog2E ? base : base * 0.6931471805599453;
   pass.lse[term] = none ? INFINITY : static_cast<float>(in_units);
-  if (none || !shifted) return;
-  pass.shift[term] = row.most * sign;
-  pass.flags->shifted = 1;
+  // Rows may be measured twice, and need not have a shift both times.
+  pass.shift[term] = none || !shifted ? 0.0f : row.most * sign;
+  if (!none && shifted) pass.flags->shifted = 1;
 }
 
 }  // namespace attend::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU's backward pass of measured rows, beside sinks. O and LSE are the CPU's.
+// The GPU's backward pass of measured rows: beside sinks, and where they are
+// measured twice. O and LSE are the CPU's.
 
 #include <gtest/gtest.h>
 
@@ -99,6 +100,26 @@ TEST(CudaBackwardMeasured, SinksNearLargeScores) {
       }
     }
   }
+}
+
+// LSE of many rows is about where rows begin to have a shift. For dBias they are measured again,
+// and products of another kind may find some of them on the other side.
+TEST(CudaBackwardMeasured, RowsWithAShiftTheFirstTimeOnly) {
+  const uint64_t seed = FreshSeed();
+  ProblemSpec spec = MakeSpec(1, 1, 1, 1500, 40, 128, 64, DType::kBFloat16);
+  spec.problem.has_bias = true;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  const Attention& a = owned.attention;
+  const auto fill = [&](int64_t i, float x) {
+    std::fill_n(static_cast<float*>(const_cast<void*>(a.bias.data)) + i * a.bias.stride_q, 40, x);
+  };
+  for (int64_t i = 0; i < 1500; ++i) fill(i, 0);
+  CpuReference(a);
+  const double shifted = 256 * std::log(2.0);
+  for (int64_t i = 0; i < 1500; ++i) {
+    fill(i, static_cast<float>(shifted - static_cast<double>(a.lse[i])));
+  }
+  ExpectAllRight(&owned, seed);
 }
 
 }  // namespace
