@@ -13,7 +13,7 @@ namespace attend::cuda::backward {
 
 // The unit of scores, and how they become those that RowMeasure takes.
 struct MeasureUnit {
-  float unit;        // of such a score, in powers of two; not negative
+  float unit;        // of such a score, in powers of two; positive
   float sign;        // of the others
   bool of_products;  // a score is a product of Q and K
 
@@ -22,7 +22,8 @@ struct MeasureUnit {
     const Problem& p = pass.attention.problem;
     const bool products = kClass == Class::kPlain || (pass.lse_unit == kLog2E && p.softcap == 0.0f);
     const float unit = products ? p.scale * kLog2E : kLog2E;
-    return {fabsf(unit), unit < 0.0f ? -1.0f : 1.0f, products};
+    // Of a scale of 0, the smallest there is: products with it are 0, but a score of -inf stays.
+    return {fmaxf(fabsf(unit), 0x1p-149f), unit < 0.0f ? -1.0f : 1.0f, products};
   }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU's backward pass of measured rows: beside sinks, and where they are
-// measured twice. O and LSE are the CPU's.
+// The GPU's backward pass of measured rows: beside sinks, with scores of a scale of 0, and where
+// they are measured twice. O and LSE are the CPU's.
 
 #include <gtest/gtest.h>
 
@@ -76,6 +76,20 @@ TEST(CudaBackwardMeasured, SinksFarAboveScores) {
         ExpectSinkHasAllEachWay(&owned, seed);
       }
     }
+  }
+}
+
+// A scale of 0 makes each score 0, even of products that a mask hides.
+TEST(CudaBackwardMeasured, SinkAboveScoresOfScaleZero) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (const DType dtype : kTypes) {
+    ProblemSpec spec = SpecBesideSink(dtype);
+    spec.problem.scale = 0;
+    OwnedAttention owned = MakeAttention(spec, seed);
+    *const_cast<float*>(owned.attention.sinks) = 100;
+    SCOPED_TRACE(Describe(spec));
+    ExpectSinkHasAllEachWay(&owned, seed);
   }
 }
 
