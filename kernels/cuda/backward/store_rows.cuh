@@ -12,10 +12,18 @@
 
 namespace attend::cuda::backward {
 
+// Whether one of two packed elements is NaN or Inf.
+template <bool kBfloat16>
+__device__ __forceinline__ bool NonFinitePair(uint32_t pair) {
+  constexpr uint32_t kLow = kBfloat16 ? 0x7f80 : 0x7c00;
+  constexpr uint32_t kHigh = kLow << 16;
+  return (pair & kLow) == kLow || (pair & kHigh) == kHigh;
+}
+
 // Stores a warp's 16 rows of a gradient, times `factor`: of which those below `count` exist and
 // those from `length` on get zeros. `sums`: the thread's part of rows `row` and `row` + 8, as
-// products leave it. kEights: dim is a multiple of 8, which saves registers to know. Says whether a
-// sum of a row below `length` is not finite.
+// products leave it. kEights: dim is a multiple of 8, which saves registers to know. Says whether
+// an element is NaN or Inf as it is stored, which is what Fp32Redo looks for.
 template <int kD, bool kBfloat16, bool kEights>
 __device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint16_t* to,
                                           int64_t stride, int row, int length, int count, int dim) {
@@ -32,8 +40,8 @@ __device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint1
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* const pair = sums + 4 * (block + i) + 2 * r;
-        found = found || (counts && (NonFinite(pair[0]) || NonFinite(pair[1])));
         x[r][i] = counts ? PackPair<kBfloat16>(pair[0] * factor, pair[1] * factor) : 0;
+        found = found || NonFinitePair<kBfloat16>(x[r][i]);
       }
       TransposeQuad(x[r], lane);
     }

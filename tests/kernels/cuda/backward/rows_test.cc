@@ -350,4 +350,43 @@ TEST(CudaBackwardRows, SpecialsReachTheirSequenceAlone) {
 }
 
 }  // namespace
+// A gradient's fp16 overflows, or nearly, in sums that CUDA cores and Tensor Cores round otherwise.
+// Which of them computes it does not depend on another sequence's NaN.
+TEST(CudaBackwardRows, OverflowsKeepTheirBitsBesideNan) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  ProblemSpec spec = MakeSpec(3, 2, 1, 70, 110, 64, 64, DType::kFloat16);
+  spec.problem.scale = 16;
+  spec.magnitude_q = 0.01;
+  OwnedAttention owned = MakeAttention(spec, seed), spoilt = MakeAttention(spec, seed);
+  Set(spoilt.attention, spoilt.Q(1, 0, 7, 3), kNan);
+  CpuReference(owned.attention);
+  CpuReference(spoilt.attention);
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(NameOf(way));
+    OwnedGradients clean(owned.attention, seed), gradients(spoilt.attention, seed);
+    if (!Takes(way, owned.attention, clean.get())) continue;
+    for (const ConstTensorView& d_o : {clean.get().d_o, gradients.get().d_o}) {
+      for (int64_t n = 0; n < 3 * 2 * 70 * 64; ++n) {
+        const int64_t at = n / (2 * 70 * 64) * d_o.stride_b + n / (70 * 64) % 2 * d_o.stride_h +
+                           n / 64 % 70 * d_o.stride_l + n % 64;
+        const double x = 3300 * At(d_o.data, DType::kFloat16, at);
+        StoreElement(const_cast<void*>(d_o.data), DType::kFloat16, at, static_cast<float>(x));
+      }
+    }
+    Status status = RunBackward(&owned, &clean, way);
+    if (status.ok()) status = RunBackward(&spoilt, &gradients, way);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    const TensorView& d_q = clean.get().d_q;
+    int64_t overflows = 0;
+    for (int64_t n = 0; n < 70 * 64; ++n) {
+      overflows += std::isinf(At(d_q.data, DType::kFloat16, n / 64 * d_q.stride_l + n % 64));
+    }
+    EXPECT_GT(overflows, 0);
+    for (const int64_t other : {0, 2}) {
+      EXPECT_TRUE(SameSequence(d_q, gradients.get().d_q, other, DType::kFloat16)) << other;
+    }
+  }
+}
+
 }  // namespace attend::test
