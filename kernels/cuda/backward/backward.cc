@@ -68,16 +68,21 @@ int64_t Aligned(int64_t bytes) {
   return (bytes + kTurnAlignment - 1) / kTurnAlignment * kTurnAlignment;
 }
 
+// The most tiles of rows or keys, of all heads, that an item may have. Each is a block of a launch;
+// Fp32Redo, which the kernels of 16-bit products need, has four units of work for each.
+int64_t TilesMost(const BackwardItem& item) {
+  return item.kernel == KernelId::kCudaFlashFp32 ? kLaunchTilesMax : kLaunchTilesMax / 4;
+}
+
 // Of an item, so that another's may follow.
 Result<int64_t> WorkspaceBytes(const BackwardItem& item) {
   const Problem& p = item.attention.problem;
-  // Tiles of rows or keys of every head: a grid of each.
   const int64_t longest = std::max(p.len_q, p.len_k) / kFewestRows + 1;
   const Result<int64_t> tiles = CheckedProduct("tiles", p.batch, p.heads_q, longest);
   if (!tiles.ok()) return tiles;
-  if (*tiles > kLaunchTilesMax) {
+  if (*tiles > TilesMost(item)) {
     return InvalidArgument("tiles of the backward pass are " + std::to_string(*tiles) +
-                           ", must be at most " + std::to_string(kLaunchTilesMax));
+                           ", must be at most " + std::to_string(TilesMost(item)));
   }
   const Result<int64_t> bytes = TakesTurns(item) ? TurnWorkspaceBytes(p) : GradientTermsBytes(p);
   if (!bytes.ok() || *bytes > INT64_MAX - kTurnAlignment) return bytes;

@@ -32,8 +32,8 @@ struct BackwardItem {
 std::string_view WhyNotTma(const Attention& attention, const Gradients& gradients);
 
 // Bytes of workspace for one call with these items: what the largest needs, and up to 256 MiB so
-// that more of them share a launch. Overflow is INVALID_ARGUMENT, and so are more tiles than a grid
-// has blocks: of packed sequences, as many for each as the longest has.
+// that more of them share a launch. Overflow is INVALID_ARGUMENT, and so are more tiles than the
+// largest launch takes: of packed sequences, as many for each as the longest has.
 Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items);
 
 // Enqueues the launches; returns before they have run. `workspace`: 256-byte aligned, of

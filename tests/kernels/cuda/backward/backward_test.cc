@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/ragged/ragged.h"
 #include "kernels/reference/cpu_reference.h"
 #include "tests/kernels/cuda/backward/run_backward.h"
 #include "tests/kernels/support/check_gradients.h"
@@ -305,6 +306,24 @@ TEST(CudaBackward, RefusesWhatItCannotDo) {
   EXPECT_NE(small.message().find("workspace_bytes is 3"), std::string::npos);
   item.attention.problem.len_q = int64_t{1} << 60;
   EXPECT_EQ(cuda::BackwardWorkspaceBytes({&item, 1}).status().code(), Code::kInvalidArgument);
+}
+
+// Kernels of 16-bit products are followed by a launch that has four units of work for each tile.
+TEST(CudaBackward, TilesAreBoundedByTheLargestLaunch) {
+  cuda::BackwardItem item{};
+  item.attention.problem = MakeSpec(1, 1, 1, 4, 4, 8, 8, DType::kBFloat16).problem;
+  const auto taken = [&](KernelId kernel, int64_t batch) {
+    item.kernel = kernel;
+    item.attention.problem.batch = batch;
+    return cuda::BackwardWorkspaceBytes({&item, 1}).ok();
+  };
+  constexpr int64_t kMost = cuda::kLaunchTilesMax / 4;
+  for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
+    EXPECT_TRUE(taken(kernel, kMost));
+    EXPECT_FALSE(taken(kernel, kMost + 1));
+  }
+  EXPECT_TRUE(taken(KernelId::kCudaFlashFp32, kMost + 1));
+  EXPECT_FALSE(taken(KernelId::kCudaFlashFp32, 4 * kMost + 1));
 }
 
 }  // namespace
