@@ -191,9 +191,10 @@ __device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t 
     if (!__syncthreads_or((d_k.wanted | d_v.wanted) != 0)) return;
   }
   const bool keys_careful = __syncthreads_or(LoadKeys<T>(shared, at, key)) != 0;
-  for (int others = kRepairs ? 0 : 1; others < 2; ++others) {
-    for (at.h = kv_head * group; at.h < (kv_head + 1) * group; ++at.h) {
-      for (int64_t row = 0; row < at.s.q_len; row += T::kRows) {
+  bool done = false;
+  for (int others = kRepairs ? 0 : 1; others < 2 && !done; ++others) {
+    for (at.h = kv_head * group; at.h < (kv_head + 1) * group && !done; ++at.h) {
+      for (int64_t row = 0; row < at.s.q_len && !done; row += T::kRows) {
         if (!TilesMeet<T>(at, row, key)) continue;
         if (kRepairs && IsSpecial<T>(at, row) == (others == 1)) continue;
         __syncthreads();
@@ -208,14 +209,14 @@ __device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t 
           if (kValues) AddToKeys<T, false>(shared.kept, shared.weight, shared.d_o, d_v.sums);
           if (kKeys) AddToKeys<T, false>(shared.seen, shared.d_dot, shared.q, d_k.sums);
         }
-        if (kRepairs && !__syncthreads_or((kKeys ? d_k : d_v).IsOpen(true))) break;
+        done = kRepairs && !__syncthreads_or((kKeys ? d_k : d_v).IsOpen(true));
       }
     }
-    at.h = kv_head * group;
-    if (kRepairs && others == 0 && !__syncthreads_or((kKeys ? d_k : d_v).IsOpen(keys_careful))) {
-      break;
+    if (kRepairs && others == 0 && !done) {
+      done = !__syncthreads_or((kKeys ? d_k : d_v).IsOpen(keys_careful));
     }
   }
+  at.h = kv_head * group;
   if (kKeys) d_k.Store(at, p.dtype, key, rows);
   if (kValues) d_v.Store(at, p.dtype, key, rows);
 }
