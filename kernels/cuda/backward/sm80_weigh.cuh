@@ -111,7 +111,8 @@ __device__ __forceinline__ void ShiftPairs(const MmaWork& work, int head, int ot
   const int rows = T::kOwnsKeys ? work.other_length : work.own_length;
   ForPairs<T>({}, nullptr, [&](int n, int r, int e, PairTerms) {
     const int row = T::kOwnsKeys ? other + 8 * n + e : OwnRow<T>(work, r / 2, r % 2);
-    if (row < rows) s[r / 2][n][r % 2 * 2 + e] -= shift[row];
+    float& score = s[r / 2][n][r % 2 * 2 + e];
+    if (row < rows) score = RoundedDifference(score, shift[row]);
   });
 }
 
@@ -140,7 +141,8 @@ __device__ __forceinline__ void ScaleAndCap(const Problem& p, float factor, cons
                                             const float* terms, StepSums<T>& s, StepSums<T>& d_p) {
   constexpr bool kDifferentiates = T::kWantsFirst && !T::kMeasures;
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
-    s[r / 2][n][r % 2 * 2 + e] *= factor;
+    float& score = s[r / 2][n][r % 2 * 2 + e];
+    score = RoundedProduct(score, factor);
     if constexpr (kDifferentiates) d_p[r / 2][n][r % 2 * 2 + e] -= pair.less;
   });
   if (p.softcap == 0.0f) return;
