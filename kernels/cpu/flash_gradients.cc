@@ -373,7 +373,10 @@ void Backward::CorrectBand(int64_t band) {
   ForEach(&stores, [&](const Item& item) {
     const GradientTask task = task_of(found[item.head], 0);
     const int64_t rows = std::min(kGradientRows, task.count() - item.n);
-    functions_.store_queries(task, PartsOf(found[item.head].head, task), item.n, rows, nullptr);
+    const size_t head = found[item.head].head;
+    if (!functions_.store_queries(task, PartsOf(head, task), item.n, rows, nullptr)) {
+      careful_[head].store(true);
+    }
   });
 }
 
