@@ -17,7 +17,7 @@ namespace attend {
 
 // A sequence's terms begin at multiples of this, as the copy engine needs (16 bytes).
 inline constexpr int kTermAlignment = 4;
-// Terms that a tile of a sequence's last rows may read beyond them: of others, or of nobody.
+// Terms that a tile of a sequence's last rows may read beyond them. They need not be any row's.
 inline constexpr int kTermSlack = 128;
 inline constexpr int64_t kTermFlagBytes = 256;  // before the terms
 

@@ -95,11 +95,11 @@ Result<Selection> FitBackward(KernelId id, const Problem& problem, const DeviceI
   }
   const Result<int64_t> bytes = GradientTermsBytes(problem);
   if (bytes.ok() && *bytes <= device.workspace_bytes_max) return Selection{id, why, *bytes};
-  return Unimplemented("the backward pass keeps three numbers of each query row: " +
-                       (bytes.ok() ? std::to_string(*bytes) + " bytes"
-                                   : std::string("more than 64 bits can count")) +
-                       ", the limit on " + device.name + " is " +
-                       std::to_string(device.workspace_bytes_max));
+  return Unimplemented(
+      "the backward pass needs " +
+      (bytes.ok() ? std::to_string(*bytes) + " bytes" : "more bytes than 64 bits can count") +
+      " of workspace (three floats per query row); " + device.name + " allows " +
+      std::to_string(device.workspace_bytes_max));
 }
 
 constexpr int kSm80 = 80;
@@ -110,9 +110,12 @@ bool IsHopper(const DeviceInfo& device) {
   return device.compute_capability >= kSm90 && device.compute_capability < kBeyondHopper;
 }
 
-constexpr int64_t kSm90PagesDimMax = 192;          // as in sm90/variants.h
-constexpr int64_t kSm90DropoutDimMax = 128;        // likewise
-constexpr float kSm90BackwardSoftcapMax = 256.0f;  // as kShiftedLse in cuda/backward/pass.h
+constexpr int64_t kSm90PagesDimMax = 192;    // as in sm90/variants.h
+constexpr int64_t kSm90DropoutDimMax = 128;  // likewise
+// The kernel takes no shift off capped scores (cuda/backward/pass.h). In powers of two they are up
+// to 369, and LSE of 2^30 keys is up to 399. That is beyond kShiftedLse but below 512, so rounding
+// it to fp32 still moves weights by 2^-16 at most.
+constexpr float kSm90BackwardSoftcapMax = 256.0f;
 
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 

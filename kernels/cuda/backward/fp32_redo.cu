@@ -52,8 +52,8 @@ __device__ __forceinline__ void RedoUnit(const BackwardPass& pass, uint32_t unit
   }
 }
 
-// Computes again what kernels of 16-bit products left not finite. Blocks take units in their order,
-// and those that one waits for were taken before, by blocks that run: none waits for ever.
+// Blocks take units in their order, and those that one waits for were taken before, by blocks that
+// run: none waits for ever.
 template <class T, int kCount>
 __global__ void __launch_bounds__(T::kThreads, 1)
     Fp32Redo(const __grid_constant__ LaunchList<PassItem, kCount> list) {

@@ -48,7 +48,7 @@ struct Fp32Head {
   __device__ __forceinline__ Fp32Head(const BackwardPass& pass, int64_t b, int64_t h)
       : pass(pass), b(b), h(h), s(SequenceOf(pass.attention, b)) {}
   __device__ __forceinline__ int64_t kv_head() const { return h / pass.attention.problem.group(); }
-  // As it was given.
+  // The row's LSE as the caller gave it.
   __device__ __forceinline__ float Lse(int64_t i) const {
     const Attention& a = pass.attention;
     return a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];

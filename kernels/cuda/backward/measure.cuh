@@ -29,13 +29,14 @@ struct RowMeasure {
     sum *= factor;
     delta *= factor;
   }
-  // A key that has raised it. One that does not count has a score of -inf, and a finite dP.
+  // Adds a key; Raise must have seen its score. A key that does not count has a score of -inf and a
+  // finite dP.
   __device__ __forceinline__ void Add(float score, float d_weight, float unit) {
     const float weight = FastExp2(RoundedDifference(score, ReferenceOf(most)) * unit);
     sum += weight;
     delta = fmaf(weight, d_weight, delta);
   }
-  // That of the lane `distance` away, of other keys of the row.
+  // Adds the sums of the lane `distance` away, which has other keys of the row.
   __device__ __forceinline__ void AddLane(int distance, float unit) {
     const float theirs = __shfl_xor_sync(0xffffffffu, most, distance);
     const float above = fmaxf(most, theirs);

@@ -69,8 +69,8 @@ ATTEND_HD inline double SinkAbove(float sink, double shift) {
 // and in which gradients are wanted.
 using Passes = std::span<const BackwardPass>;
 
-// Each enqueues the fewest launches that it can. This one writes the terms, and needs no other but
-// that all is 0 before.
+// Each enqueues the fewest launches that it can. This one writes the terms, and needs nothing
+// before it but a zeroed workspace.
 cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream);
 // After it, with cuda_flash_sm80's products, whose bits wgmma's are: the terms of rows to measure,
 // for kernels of 16-bit products.
@@ -80,7 +80,8 @@ cudaError_t LaunchSinkGradients(Passes passes, cudaStream_t stream);
 // After it: dQ, dK, dV and dBias on CUDA cores, of any problem, from rows that they measure
 // themselves.
 cudaError_t LaunchFp32Gradients(Passes passes, cudaStream_t stream);
-// After kernels of 16-bit products: what they left not finite. Nothing for a pass without.
+// After kernels of 16-bit products: computes again what they left not finite. Does nothing for a
+// pass that they left finite.
 cudaError_t LaunchFp32Repairs(Passes passes, cudaStream_t stream);
 // After it: dQ, dK and dV by wgmma. Of problems that SelectBackward has it for.
 cudaError_t LaunchSm90Gradients(Passes passes, cudaStream_t stream);

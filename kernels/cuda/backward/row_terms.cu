@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
     if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
     const float lse = a.lse[in_lse];
     if (IsMeasured(p, lse)) pass.flags->measure = 1;
-    // An Inf of dO meets values of either sign, which O's one does not tell.
+    // Inf in dO times values of both signs is NaN, which O, their mean, hides.
     if (isinf(less)) {
       for (int64_t n = 0; n < p.dim_v; ++n) {
         if (NonFinite(LoadGlobal(d_o.data, p.o_dtype(), other + i * d_o.stride_l + n))) less = NAN;

@@ -249,7 +249,8 @@ __device__ __forceinline__ uint32_t ScoreGeneral(const MmaWork& work, const Atte
   return kept;
 }
 
-// With score terms and dropout. `head`: of those that are walked.
+// Scores and dP become P and dS, in place, with score terms and dropout. `head`: of those that are
+// walked.
 template <class T, bool kDropout>
 __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attention& a, int head,
                                              Sight sight, int other, const OwnTerms<T>& own,

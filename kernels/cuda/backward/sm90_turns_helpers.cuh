@@ -42,9 +42,9 @@ struct TurnsProducer {
     if (lane == 0) Arrive(full);
   }
 
-  // A tile of Q or dO, with terms; of rows beyond the length, `term`, if other sequences' may not
-  // be finite. Such rows may be another sequence's, or hold anything. `shift`: null if they have
-  // none.
+  // Loads a tile of Q or dO with its rows' terms. Rows beyond the length, which may be another
+  // sequence's or hold anything, become zeros with `term` where they may not be finite. `shift` is
+  // null if no row has one.
   __device__ __forceinline__ void LoadRows(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to, uint32_t full, int head, int row,
                                            uint32_t terms, const float* from, float term,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that the GPU's backward pass takes care of: of a large LSE, of keys with a common part, and
-// those with NaN and Inf. O and LSE are the CPU's.
+// The GPU's backward pass of rows with a large LSE, of keys that have a common part, and of NaN and
+// Inf. O and LSE are the CPU's.
 
 #include <gtest/gtest.h>
 
@@ -60,8 +60,8 @@ void ExpectWeightsSumToOne(const Attention& a, const Gradients& g, const Way& wa
   }
 }
 
-// dV by the weights of the definition, of rows whose scores are equal: then they are known, however
-// large scores are.
+// dV has the weights of the definition. They are known only of rows whose scores are equal, but
+// then however large scores are.
 void ExpectWeights(const Attention& a, const Gradients& g, const Way& way) {
   const Problem& p = a.problem;
   const double weight = UnitRoundoff(FactorsOf(way, p)) + 0x1p-15;
@@ -98,7 +98,7 @@ void ExpectEachWay(OwnedAttention* owned, uint64_t seed,
   }
 }
 
-// As additive masks of padding are: some rows, or all, masked throughout by one finite number.
+// One finite number masks some rows, or all, throughout, as additive masks of padding do.
 TEST(CudaBackwardRows, WeightsSumToOneUnderFiniteMasks) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -161,7 +161,7 @@ TEST(CudaBackwardRows, WeightsSumToOneAtLargeScores) {
   }
 }
 
-// With all that scores may have beside, where rows are measured.
+// Rows are measured with all that scores may have beside.
 TEST(CudaBackwardRows, MeasuredRowsOfEveryKind) {
   const uint64_t seed = FreshSeed();
   uint64_t n = 0;
@@ -183,8 +183,8 @@ TEST(CudaBackwardRows, MeasuredRowsOfEveryKind) {
   }
 }
 
-// Keys and queries whose common part makes every score about -`size`: their differences are what
-// the gradients are of.
+// Makes keys and queries whose common part makes every score about -`size`. The gradients are of
+// their differences.
 OwnedAttention WithCommonPart(DType dtype, double size, uint64_t seed) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 8, 40, 64, 64, dtype), seed);
   const Attention& a = owned.attention;
@@ -246,10 +246,11 @@ std::vector<double> Values(const TensorView& got, DType dtype, int64_t dim, size
   return values;
 }
 
-// Errors of dQ and dK at most twice what rounding dS to 16 bits makes, and of kernels that do not,
-// what cpu_flash may have: the result's own rounding twice, and what rounding scores in fp32 does
-// to weights (score_rounding.h), four times that where one key has most of them.
-TEST(CudaBackwardRows, WhatKeysHaveInCommonIsNoGradient) {
+// Errors of dQ and dK are at most twice what rounding dS to 16 bits makes. Kernels that do not
+// round it may have what cpu_flash may have: the result's own rounding twice, and what rounding
+// scores in fp32 does to weights (score_rounding.h), four times that where one key has most of
+// them.
+TEST(CudaBackwardRows, CommonPartOfKeysCancels) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
@@ -284,7 +285,7 @@ TEST(CudaBackwardRows, WhatKeysHaveInCommonIsNoGradient) {
 
 // ---- NaN and Inf --------------------------------------------------------------------------------
 
-// A sequence's bytes of a contiguous gradient.
+// Whether a sequence's bytes of two contiguous gradients are the same.
 bool SameSequence(const TensorView& x, const TensorView& y, int64_t b, DType dtype) {
   const auto bytes = static_cast<size_t>(x.stride_b * DTypeBytes(dtype));
   const auto at = static_cast<size_t>(b) * bytes;
@@ -292,8 +293,8 @@ bool SameSequence(const TensorView& x, const TensorView& y, int64_t b, DType dty
                      bytes) == 0;
 }
 
-// Somewhere in the middle of three sequences, whose rows end within tiles: what sees it is as the
-// reference has it, and the others keep their bits.
+// NaN or Inf is somewhere in the middle of three sequences, whose rows end within tiles. What sees
+// it is as the reference has it, and the others keep their bits.
 TEST(CudaBackwardRows, SpecialsReachTheirSequenceAlone) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -349,7 +350,6 @@ TEST(CudaBackwardRows, SpecialsReachTheirSequenceAlone) {
   }
 }
 
-}  // namespace
 // A gradient's fp16 overflows, or nearly, in sums that CUDA cores and Tensor Cores round otherwise.
 // Which of them computes it does not depend on another sequence's NaN.
 TEST(CudaBackwardRows, OverflowsKeepTheirBitsBesideNan) {
@@ -389,4 +389,5 @@ TEST(CudaBackwardRows, OverflowsKeepTheirBitsBesideNan) {
   }
 }
 
+}  // namespace
 }  // namespace attend::test

@@ -88,7 +88,7 @@ TEST(CudaLaneBackward, AmongForwardPasses) {
   }
 }
 
-// With room for two numbers of each row alone, it neither needs nor uses what a neighbour brings.
+// With room for three numbers of each row alone, it neither needs nor uses what a neighbour brings.
 TEST(CudaLaneBackward, ASmallWorkspaceIsEnough) {
   const uint64_t seed = FreshSeed();
   const Result<std::unique_ptr<LaneHarness>> harness = LaneHarness::Make();
