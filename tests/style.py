@@ -15,6 +15,9 @@ import shutil
 import subprocess
 import sys
 
+import style_tics
+from source_tree import Tree, is_script
+
 COLUMNS_MAX = 100
 FUNCTION_LINES_MAX = 70
 HOST_FILE_LINES_MAX = 400
@@ -108,37 +111,6 @@ class Fault:
 
     def __str__(self):
         return f"{self.path}:{self.line}: [{self.rule}] {self.text}"
-
-
-class Tree:
-    """The project's files: what git tracks or would track, else all outside build folders."""
-
-    def __init__(self, root):
-        self.root = pathlib.Path(root).resolve()
-        self.paths = sorted(p for p in self._list() if (self.root / p).is_file())
-        self._lines = {}
-
-    def _list(self):
-        if (self.root / ".git").exists():
-            out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=self.root,
-                                 check=True, capture_output=True, text=True).stdout
-            return set(out.split("\n")) - {""}
-        found = (p.relative_to(self.root) for p in self.root.rglob("*") if p.is_file())
-        return {str(p) for p in found if not re.match(r"build|dist$", p.parts[0])}
-
-    def lines(self, path):
-        if path not in self._lines:
-            text = (self.root / path).read_bytes()
-            self._lines[path] = [] if b"\0" in text else text.decode(errors="replace").split("\n")
-        return self._lines[path]
-
-    def select(self, suffixes, under=""):
-        return [p for p in self.paths if pathlib.Path(p).suffix in suffixes and p.startswith(under)]
-
-
-def is_script(tree, path):
-    return pathlib.Path(path).suffix == "" and tree.lines(path)[:1] and \
-        tree.lines(path)[0].startswith("#!")
 
 
 def includes(tree, path):
@@ -342,6 +314,13 @@ def check_attacks(tree):
             yield Fault(page, number, "attacks", f"there is no {name}")
 
 
+def check_tics(tree):
+    """No file has more of the words that tests/style_tics.py counts than tests/style_tics.txt says,
+    or fewer: its numbers only fall."""
+    for fault in style_tics.faults(tree):
+        yield Fault(*fault[:2], "tics", fault[2])
+
+
 def check_format(tree):
     """C++ and CUDA files are as clang-format leaves them."""
     paths = tree.select(CPP)
@@ -371,6 +350,7 @@ RULES = {
     "words": check_words,
     "built": check_built,
     "attacks": check_attacks,
+    "tics": check_tics,
     "format": check_format,
 }
 

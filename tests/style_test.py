@@ -32,6 +32,7 @@ PLANTED = {
     "built": ("kernels/b.cc", HEAD + "int G() { return 1; }\n"),
     "attacks": ("tests/e2e/test_hostile_a.py",
                 "# SPDX-License-Identifier: Apache-2.0\ndef test_a():\n    pass\n"),
+    "tics": ("kernels/a.h", GOOD["kernels/a.h"].replace("A file.", "What a file is.")),
     "format": ("kernels/a.cc", HEAD + "int F( ) { return 1; }\n"),
 }
 
@@ -97,6 +98,29 @@ def test_attacks_of_strangers_are_listed(tmp_path, name):
     test = {path: "# SPDX-License-Identifier: Apache-2.0\ndef test_a():\n    pass\n"}
     assert run_style(tmp_path, test)[0] == 1
     assert run_style(tmp_path, {**test, "tests/e2e/README.md": "# Attacks\n\n`test_a`\n"})[0] == 0
+
+
+def test_numbers_of_tics_only_fall(tmp_path):
+    listed = "tests/style_tics.txt"
+    two = {"server/README.md": "# server\n\nNo" "body waits.\nIt is made an" "ew.\n"}
+    code, lines = run_style(tmp_path, two)
+    assert code == 1 and lines[0].startswith("server/README.md:3: [tics] 2 tics, at most 0: ")
+    assert run_style(tmp_path, {**two, listed: "server/README.md 2\n"})[0] == 0
+    for number in (1, 3):
+        assert run_style(tmp_path, {**two, listed: f"server/README.md {number}\n"})[0] == 1
+    code, lines = run_style(tmp_path, {**two, listed: "server/README.md 2\nserver/gone.md 1\n"})
+    assert code == 1 and lines[0].startswith(f"{listed}:1: [tics]")
+
+
+@pytest.mark.parametrize("comment", ("// One line.\n//\n// Of many.\n", "int a;  // Who\n",
+                                     "/* What */\n"))
+def test_comments_begin_otherwise(tmp_path, comment):
+    text = GOOD["kernels/a.cc"]
+    assert [line for line in run_style(tmp_path, {"kernels/a.cc": text + comment})[1]
+            if "[tics] 1 tics" in line]
+    said = 'const char* b = "// What";  // It says what.\n'
+    assert not [line for line in run_style(tmp_path, {"kernels/a.cc": text + said})[1]
+                if "[tics]" in line]
 
 
 def test_foreach_names_a_source(tmp_path):
