@@ -20,6 +20,19 @@ import wire  # noqa: E402
 
 harness.use_packages()
 harness.take_interrupts()
+# They begin first, so that no worker of pytest-xdist is left with one at the end.
+SLOWEST = ("test_operate", "test_lifecycle", "test_readme", "test_hostile_strangers",
+           "test_hostile_messages", "test_client", "test_metrics_access", "test_load_reports")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "quiet: runs without other tests beside it (tests/run)")
+
+
+def pytest_collection_modifyitems(items):
+    """The files of SLOWEST to the front, in its order."""
+    items.sort(key=lambda item: SLOWEST.index(item.path.stem) if item.path.stem in SLOWEST
+               else len(SLOWEST))
 
 
 @pytest.fixture(scope="session", autouse=True)

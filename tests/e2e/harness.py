@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -107,9 +108,15 @@ def wait_for(what, condition, seconds=10):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the ports that the system gives out, and of 1000 that no other worker of pytest-xdist
+    takes from: nothing else gets it before it is used, or between a server and the next."""
+    first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    while True:
+        port = first - 1000 * worker - 1 - secrets.randbelow(1000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def clean_env(**more):

@@ -17,7 +17,7 @@ from system_calls import KINDS, SystemCalls
 
 TRIALS = pathlib.Path(__file__).resolve().parents[1] / "trials"
 sys.path.append(str(TRIALS))
-pytestmark = pytest.mark.usefixtures("libraries")
+pytestmark = [pytest.mark.usefixtures("libraries"), pytest.mark.quiet]
 SEED, SECONDS = 1, 1
 
 
