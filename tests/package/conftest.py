@@ -15,6 +15,10 @@ import harness  # noqa: E402
 harness.take_interrupts()
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: a second build, for tests/long/run")
+
+
 @pytest.fixture(scope="session")
 def build():
     """The folder that is installed and packed: $ATTEND_BUILD_DIR, or build/release."""

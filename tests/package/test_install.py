@@ -51,19 +51,31 @@ def test_by_pkg_config(installed, server, tmp_path):
     assert_programs_run(tmp_path, server)
 
 
-def test_from_the_sources(build, server, tmp_path):
-    """As another project adds them, with warnings as errors of its own and no settings of ours. Its
-    folder stays, so that it is compiled once."""
+@pytest.fixture(scope="module")
+def sources(build):
+    """The folder of a project that adds the sources, with warnings as errors of its own. It stays,
+    so that it is compiled once."""
     folder = build.parent / "package/subdirectory"
     run("cmake", "-S", EXAMPLE, "-B", folder, "-G", "Ninja", f"-DATTEND_SOURCE={ROOT}",
         "-DATTEND_CUDA=OFF", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Werror")
-    run("cmake", "--build", folder, seconds=600)
-    assert_programs_run(folder, server)
-    built = run("ninja", "-C", folder, "-t", "targets", "all")
+    return folder
+
+
+def test_from_the_sources(sources):
+    """No program or test of ours is built, no setting of ours reaches the project's programs, and
+    one of these compiles."""
+    built = run("ninja", "-C", sources, "-t", "targets", "all")
     assert "attend-server" not in built and "gtest" not in built
-    flags = run("ninja", "-C", folder, "-t", "commands", "served").splitlines()
+    flags = run("ninja", "-C", sources, "-t", "commands", "served").splitlines()
     mine, = [line for line in flags if " -c " in line and "served.cc" in line]
     assert f"-I{ROOT} " not in mine and "-Wno-" not in mine, "settings of ours reach the program"
+    run("ninja", "-C", sources, "CMakeFiles/served.dir/served.cc.o")
+
+
+@pytest.mark.long
+def test_programs_from_the_sources_run(sources, server):
+    run("cmake", "--build", sources, seconds=600)
+    assert_programs_run(sources, server)
 
 
 @pytest.mark.parametrize("component", ("kernels", "client_c", "client", "nothing"))

@@ -15,10 +15,11 @@ namespace {
 
 // ATTEND_TEST_SEED=N runs the schedule that failed with seed N first.
 TEST(Simulation, ThousandsOfSchedulesKeepEveryPromise) {
-  constexpr uint64_t kSchedules = 5000;
+  const auto schedules = std::max<uint64_t>(500, static_cast<uint64_t>(5000 * TestScale()));
+  const auto met_min = static_cast<int64_t>(schedules / 50);
   const uint64_t base = FreshSeed();
   SimulationCoverage met;
-  for (uint64_t seed = base; seed - base < kSchedules; ++seed) {
+  for (uint64_t seed = base; seed - base < schedules; ++seed) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
     Simulation(seed, met).Run();
     if (HasFailure()) return;
@@ -27,11 +28,11 @@ TEST(Simulation, ThousandsOfSchedulesKeepEveryPromise) {
        {met.accepted, met.refused_full, met.refused_closed, met.ok, met.failed, met.expired,
         met.cancelled, met.stopped, met.batches, met.large_batches, met.aged_batches, met.delayed,
         met.large_held_back}) {
-    EXPECT_GT(each, 100) << "seed " << base << ": a case that the checks hardly met";
+    EXPECT_GT(each, met_min) << "seed " << base << ": a case that the checks hardly met";
   }
   for (int i = 0; i < kBatchClosedCount; ++i) {
     if (i == static_cast<int>(BatchClosed::kDeadlines)) continue;  // nothing is expected of times
-    EXPECT_GT(met.closed[i], 100) << i;
+    EXPECT_GT(met.closed[i], met_min) << i;
   }
 }
 
