@@ -14,6 +14,15 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 
+# Compiles a target's sources of one folder in two thirds of the time: they read settings and print
+# text, and take no part in what is measured.
+function(attend_compile_fast target folder)
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "^${folder}/")
+  set_property(SOURCE ${sources} APPEND PROPERTY
+               COMPILE_OPTIONS "$<$<CONFIG:Release>:-O1>")
+endfunction()
+
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Objects serve every checkout.
