@@ -18,7 +18,7 @@
 namespace attend::test {
 namespace {
 
-// Of 70 rows, the first 30 see no key. Their LSE is the sink.
+// The first 30 of 70 rows see no key. Their LSE is the sink.
 ProblemSpec SpecBesideSink(DType dtype) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 70, 40, 64, 64, dtype);
   spec.problem.return_lse = true;

@@ -247,7 +247,7 @@ TEST_P(SmallestFaults, AreThoseOfTheTable) {
       return seen;
     };
     EXPECT_TRUE(always_seen(stated[n], std::max(1, static_cast<int>(3 * TestScale()))));
-    // Of fewer rounds, all may show it by chance.
+    // In fewer rounds, all may show it by chance.
     EXPECT_FALSE(always_seen(stated[n] > fault.least ? stated[n] / 16 : 0, 3));
   }
 }

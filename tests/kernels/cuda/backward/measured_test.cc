@@ -54,7 +54,7 @@ void ExpectSinkHasAllEachWay(OwnedAttention* owned, uint64_t seed) {
   }
 }
 
-// Of 70 rows, the first 30 see no key. Their LSE is the sink.
+// The first 30 of 70 rows see no key. Their LSE is the sink.
 ProblemSpec SpecBesideSink(DType dtype) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 70, 40, 64, 64, dtype);
   spec.problem.mask.right = 0;
