@@ -100,7 +100,7 @@ class TileRun {
   void FinishScores(const Panel& panel, int64_t keys);
   void MaskScores(const Panel& panel, int64_t keys);
   template <int kVectors, bool kSkip>
-  void Softmax(const Panel& panel, int64_t keys);
+  void Softmax(const Panel& panel, int64_t j, int64_t keys);
   void Drop(const Panel& panel, int64_t j, int64_t keys);
   template <int kVectors, bool kSkip>
   void Output(const Panel& panel, int64_t keys);
@@ -217,7 +217,7 @@ HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t j, int64_t keys
   Scores<kVectors>(panel, keys);
   if (!plain_) FinishScores(panel, keys);
   if (masked) MaskScores(panel, keys);
-  Softmax<kVectors, kSkip>(panel, keys);
+  Softmax<kVectors, kSkip>(panel, j, keys);
   if (p_.dropout > 0) Drop(panel, j, keys);
   Output<kVectors, kSkip>(panel, keys);
 }
@@ -329,17 +329,17 @@ void TileRun::MaskScores(const Panel& panel, int64_t keys) {
 // as long as they are finite, so are the weights. With kSkip, the weight of a key that is not seen
 // is -0.
 template <int kVectors, bool kSkip>
-void TileRun::Softmax(const Panel& panel, int64_t keys) {
+void TileRun::Softmax(const Panel& panel, int64_t j, int64_t keys) {
   constexpr int64_t kWidth = kVectors * kLanes;
   const F32 d;
   float* HWY_RESTRICT s = s_.s;
   V32 max[kVectors], base[kVectors], sum[kVectors];
   HWY_UNROLL(4)
   for (int n = 0; n < kVectors; ++n) max[n] = hn::Load(d, s_.max + panel.lane + n * kLanes);
-  for (int64_t j = 0; j < keys; ++j) {
+  for (int64_t i = 0; i < keys; ++i) {
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
-      max[n] = hn::Max(max[n], hn::Load(d, s + j * kWidth + n * kLanes));
+      max[n] = hn::Max(max[n], hn::Load(d, s + i * kWidth + n * kLanes));
     }
   }
   HWY_UNROLL(4)
@@ -352,8 +352,10 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
     hn::Store(weight, d, s_.weight + lane);
     hn::Store(max[n], d, s_.max + lane);
   }
-  for (int64_t j = 0; j < keys; j += kSummedKeys) {
-    Weigh<kVectors, kSkip>(base, to_log2_, std::min(kSummedKeys, keys - j), s + j * kWidth, sum);
+  // Where the sums end is a matter of the key's number alone, wherever the tile begins.
+  for (int64_t first = 0, end; first < keys; first = end) {
+    end = std::min(first + kSummedKeys - (j + first) % kSummedKeys, keys);
+    Weigh<kVectors, kSkip>(base, to_log2_, end - first, s + first * kWidth, sum);
   }
   HWY_UNROLL(4)
   for (int n = 0; n < kVectors; ++n) {

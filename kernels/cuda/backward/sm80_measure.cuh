@@ -22,7 +22,8 @@ struct MeasureUnit {
     const Problem& p = pass.attention.problem;
     const bool products = kClass == Class::kPlain || (pass.lse_unit == kLog2E && p.softcap == 0.0f);
     const float unit = products ? p.scale * kLog2E : kLog2E;
-    // A scale of 0 becomes the smallest there is: products with it are 0, but a score of -inf stays.
+    // A scale of 0 becomes the smallest there is: products with it are 0, but a score of -inf
+    // stays.
     return {fmaxf(fabsf(unit), 0x1p-149f), unit < 0.0f ? -1.0f : 1.0f, products};
   }
 };
