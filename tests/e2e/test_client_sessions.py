@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 
 import sessions
-from harness import run_client, wait_for
+from harness import Server, run_client, wait_for
 from reference import Case, Mask, judge, round_to
 from tensor_files import read_safetensors, write_safetensors
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Lists are compared as a whole. On the server that all modules share, the sessions of others'
+    examples stay until their leases end."""
+    running = Server(tmp_path_factory.mktemp("sessions"))
+    yield running
+    assert running.stop() == 0, running.log()
 
 
 def session(server, *args, **options):
