@@ -273,7 +273,7 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
       if (row.wide && std::isfinite(c.got)) LimitToRange(row.low[d], row.high[d], 0, 0, &c);
       continue;
     }
-    const double w = r.o[d];
+    const double w = r.o[d] + (std::isfinite(r.moved[d]) ? r.moved[d] : 0);
     const double subnormal = w > 0 || r.lost[d] > 0 ? SubnormalRounding(p, r.keys) : 0;
     const double lost32 = weights == DType::kFloat16 ? 0 : r.lost[d];
     c.stored = o_unit * std::abs(c.reference);
@@ -298,7 +298,8 @@ Comparison CompareLse(const Attention& a, const RowId& id, const RowTruth& truth
   const double moved = c.got > c.reference ? r.lse_up : r.lse_down;
   const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 4;
   const double roundings = r.keys > 0 ? kWeightRoundings + sum_unit : 0;
-  c.floor = kFloat32Roundoff * (roundings + std::abs(c.reference)) + moved;
+  const double most = std::abs(c.reference) + (std::isfinite(moved) ? moved : 0);
+  c.floor = kFloat32Roundoff * (roundings + most) + moved;
   c.unit = c.floor + kFloat32Roundoff * sum_unit;
   // Where scores may overflow, all that is known is that a finite LSE is one of fp32's numbers.
   c.side =

@@ -43,6 +43,9 @@
 // does to the scores; floor adds u32 |LSE|. Rows that see no key must be exactly 0 and -inf.
 // Dropout's factor is in v; f then has 2 u32 w more.
 //
+// Roundings are relative to what is rounded, so that `moved`, where it is finite, is part of w, and
+// of |LSE|.
+//
 // Keys without weight cannot loosen the bound, however large their scores: a fault of 0.1 % of w in
 // fp32, of 8 roundoffs of w in fp16 and bf16 (up to 131,072 and 1,048,576 keys of weight: beyond
 // that Tensor Cores themselves may be off by more), and of 1e-4 in LSE (1e-3 from some tens of
