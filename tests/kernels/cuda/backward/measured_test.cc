@@ -67,19 +67,6 @@ void ExpectBiasNear(const Attention& a, const Gradients& g, const Way&) {
   }
 }
 
-void ExpectEachWay(OwnedAttention* owned, uint64_t seed,
-                   void (*expect)(const Attention&, const Gradients&, const Way&)) {
-  CpuReference(owned->attention);
-  for (const Way& way : kWays) {
-    SCOPED_TRACE(NameOf(way));
-    OwnedGradients gradients(owned->attention, seed);
-    if (!Takes(way, owned->attention, gradients.get())) continue;
-    const Status status = RunBackward(owned, &gradients, way);
-    ASSERT_TRUE(status.ok()) << status.ToString();
-    expect(owned->attention, gradients.get(), way);
-  }
-}
-
 // The first 30 of 70 rows see no key. Their LSE is the sink.
 ProblemSpec SpecBesideSink(DType dtype) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 70, 40, 64, 64, dtype);

@@ -85,19 +85,6 @@ void ExpectWeights(const Attention& a, const Gradients& g, const Way& way) {
   }
 }
 
-void ExpectEachWay(OwnedAttention* owned, uint64_t seed,
-                   void (*expect)(const Attention&, const Gradients&, const Way&)) {
-  CpuReference(owned->attention);
-  for (const Way& way : kWays) {
-    SCOPED_TRACE(NameOf(way));
-    OwnedGradients gradients(owned->attention, seed);
-    if (!Takes(way, owned->attention, gradients.get())) continue;
-    const Status status = RunBackward(owned, &gradients, way);
-    ASSERT_TRUE(status.ok()) << status.ToString();
-    expect(owned->attention, gradients.get(), way);
-  }
-}
-
 // One finite number masks some rows, or all, throughout, as additive masks of padding do.
 TEST(CudaBackwardRows, WeightsSumToOneUnderFiniteMasks) {
   const uint64_t seed = FreshSeed();

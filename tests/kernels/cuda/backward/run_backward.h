@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/select.h"
 #include "kernels/cuda/backward/backward.h"
+#include "kernels/reference/cpu_reference.h"
 #include "kernels/util/status.h"
 #include "tests/kernels/support/owned_gradients.h"
 #include "tests/kernels/support/problems.h"
@@ -71,5 +73,19 @@ void ExpectSpecRight(ProblemSpec spec, uint64_t seed);
 
 // Whether `kernel` takes it, on a GPU that has the kernel.
 void ExpectTaken(KernelId kernel, const ProblemSpec& spec, uint64_t seed, bool taken);
+
+// Has `expect` judge the gradients of every way that takes the problem.
+inline void ExpectEachWay(OwnedAttention* owned, uint64_t seed,
+                          void (*expect)(const Attention&, const Gradients&, const Way&)) {
+  CpuReference(owned->attention);
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(NameOf(way));
+    OwnedGradients gradients(owned->attention, seed);
+    if (!Takes(way, owned->attention, gradients.get())) continue;
+    const Status status = RunBackward(owned, &gradients, way);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    expect(owned->attention, gradients.get(), way);
+  }
+}
 
 }  // namespace attend::test
