@@ -41,7 +41,7 @@ void ChunkedOp::StartAttempt() {
   stripes_.reserve(static_cast<size_t>(pool_->size()));
   grant_.reset();
   answer_.emplace(call_, options_.payload);
-  pieces_ = call_->pieces();
+  piece_ = {};
   failure_ = Status();
   pushback_ = Pushback();
   refused_lengths_.clear();
@@ -92,15 +92,13 @@ void ChunkedOp::Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops) {
 
 void ChunkedOp::WriteNext(Stripe& stripe, Ops* ops) {
   if (!stripe.granted || stripe.writing || stripe.half_closed || !failure_.ok()) return;
-  const auto piece =
-      pieces_.Next(std::clamp<int64_t>(grant_->chunk_bytes_max(), 1, PieceOrder::kPieceBytes));
-  if (!piece) {
+  if (!call_->Next(std::max<int64_t>(grant_->chunk_bytes_max(), 1), &piece_)) {
     // The first stream stays open: bytes would seem missing before the others have joined.
     if (stripe.index == 0) return;
     stripe.half_closed = stripe.writing = ops->half_close = true;
     return;
   }
-  Write(stripe, call_->Chunk(piece->tensor, piece->offset, piece->bytes), ops);
+  Write(stripe, call_->Chunk(piece_), ops);
 }
 
 void ChunkedOp::FinishIfOver(Stripe& stripe) {

@@ -35,7 +35,6 @@
 #include "client/rpc/retrying_op.h"
 #include "client/rpc/unary_op.h"
 #include "client/wire/chunk_codec.h"
-#include "client/wire/piece_order.h"
 #include "kernels/util/mutex.h"
 
 namespace attend::client {
@@ -127,7 +126,7 @@ class ChunkedOp final : public RetryingOp {
   int64_t open_stripes_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::optional<v1::ChunkedGrant> grant_ ATTEND_GUARDED_BY(mutex_);  // the first stream's
   std::optional<ChunkedAnswer> answer_ ATTEND_GUARDED_BY(mutex_);
-  PieceOrder pieces_ ATTEND_GUARDED_BY(mutex_);  // gives out what no stream has taken
+  ChunkedCall::Piece piece_ ATTEND_GUARDED_BY(mutex_);  // the last one that a stream has taken
   Status failure_ ATTEND_GUARDED_BY(mutex_);
   Pushback pushback_ ATTEND_GUARDED_BY(mutex_);
   std::vector<int64_t> refused_lengths_ ATTEND_GUARDED_BY(mutex_);

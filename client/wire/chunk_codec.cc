@@ -104,38 +104,6 @@ v1::Tensor& InputOf(v1::AttendRequest& request, v1::TensorName name) {
   }
 }
 
-// The number of consecutive units in a tensor of a call: heads, or sequences whose heads are
-// interleaved. At least 1.
-int64_t UnitsIn(v1::Layout layout, const std::vector<int64_t>& shape) {
-  if (layout == v1::LAYOUT_LHD || shape.size() != 4) return 1;
-  int64_t units = shape[0];
-  if (layout != v1::LAYOUT_BLHD && __builtin_mul_overflow(units, shape[1], &units)) return 1;
-  return std::max<int64_t>(units, 1);
-}
-
-// KV heads one after another, each with its query heads and their bias. Shapes that do not fit
-// together make one unit: the server refuses them.
-PieceOrder OrderOf(const AttentionCall& call) {
-  if (call.backward) {  // which is computed as one
-    std::vector<PieceOrder::Tensor> all;
-    ForTensors(call, [&](v1::TensorName, const TensorRef& each) {
-      all.push_back({each.bytes, 1});
-    });
-    return PieceOrder(all);
-  }
-  const int64_t heads_q = UnitsIn(call.layout, call.q.shape);
-  int64_t units = UnitsIn(call.layout, call.k.shape);
-  if (UnitsIn(call.layout, call.v.shape) != units || heads_q % units != 0) units = 1;
-  std::vector<PieceOrder::Tensor> tensors = {
-      {call.q.bytes, units}, {call.k.bytes, units}, {call.v.bytes, units}};
-  if (call.bias) {
-    // What several heads share goes before them all.
-    const bool shared = UnitsIn(call.layout, call.bias->shape) != heads_q;
-    tensors.push_back({call.bias->bytes, shared ? 1 : units});
-  }
-  return PieceOrder(tensors);
-}
-
 }  // namespace
 
 Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
@@ -156,7 +124,6 @@ Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
     chunked.payload_bytes_ += tensor.bytes;
     chunked.owned_ = chunked.owned_ && (tensor.bytes == 0 || tensor.owner.use_count() > 0);
   }
-  chunked.pieces_ = OrderOf(call);
   chunked.answer_bytes_ = AnswerBytes(call);
   chunked.answer_ = AnswerTensors(call);
   chunked.header_bytes_ = static_cast<int64_t>(chunked.header_.ByteSizeLong());
@@ -170,19 +137,30 @@ grpc::ByteBuffer ChunkedCall::Header(std::string_view request_id) const {
   return Serialize(message);
 }
 
-grpc::ByteBuffer ChunkedCall::Chunk(int tensor, int64_t offset, int64_t bytes) const {
-  const auto& [name, from] = tensors_[static_cast<size_t>(tensor)];
+bool ChunkedCall::Next(int64_t bytes_max, Piece* piece) const {
+  piece->offset += piece->bytes;
+  for (; piece->tensor < tensors_.size(); ++piece->tensor, piece->offset = 0) {
+    const int64_t left = tensors_[piece->tensor].second.bytes - piece->offset;
+    piece->bytes = std::min({left, bytes_max, kPieceBytes});
+    if (left > 0) return true;
+  }
+  piece->bytes = 0;
+  return false;
+}
+
+grpc::ByteBuffer ChunkedCall::Chunk(const Piece& piece) const {
+  const auto& [name, tensor] = tensors_[piece.tensor];
   std::array<uint8_t, 40> head;
   uint8_t* end = CodedOutputStream::WriteVarint32ToArray(kTensorTag, head.data());
   end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(name), end);
   end = CodedOutputStream::WriteVarint32ToArray(kOffsetTag, end);
-  end = CodedOutputStream::WriteVarint64ToArray(static_cast<uint64_t>(offset), end);
+  end = CodedOutputStream::WriteVarint64ToArray(static_cast<uint64_t>(piece.offset), end);
   end = CodedOutputStream::WriteVarint32ToArray(kDataTag, end);
-  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(bytes), end);
-  const TensorRef piece(from, offset, bytes);
+  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(piece.bytes), end);
+  const TensorRef data(tensor, piece.offset, piece.bytes);
   const std::array<grpc::Slice, 2> slices = {
       grpc::Slice(head.data(), static_cast<size_t>(end - head.data())),
-      BorrowedSlice(piece, keep_alive_)};
+      BorrowedSlice(data, keep_alive_)};
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 

@@ -16,7 +16,6 @@
 
 #include "client/call/attention_call.h"
 #include "client/wire/message_codec.h"
-#include "client/wire/piece_order.h"
 #include "kernels/util/mutex.h"
 
 namespace attend::client {
@@ -31,12 +30,21 @@ class ChunkedCall {
   static Result<ChunkedCall> Make(const AttentionCall& call,
                                   std::shared_ptr<const void> keep_alive);
 
-  grpc::ByteBuffer Header(std::string_view request_id) const;
-  // The bytes [offset, offset + bytes) of a tensor; the slice holds what EncodedCall's hold.
-  grpc::ByteBuffer Chunk(int tensor, int64_t offset, int64_t bytes) const;
+  // Bytes of one chunk: enough that the overhead does not matter, few enough to spread out.
+  static constexpr int64_t kPieceBytes = int64_t{2} << 20;
+  struct Piece {
+    size_t tensor = 0;
+    int64_t offset = 0;
+    int64_t bytes = 0;
+  };
 
-  // The order of all its bytes; each attempt copies it.
-  const PieceOrder& pieces() const { return pieces_; }
+  grpc::ByteBuffer Header(std::string_view request_id) const;
+  // Moves `piece` to the bytes after it, at most `bytes_max` > 0 of them: tensor after tensor, from
+  // Piece() on. False if there are none.
+  bool Next(int64_t bytes_max, Piece* piece) const;
+  // The slice holds what EncodedCall's hold.
+  grpc::ByteBuffer Chunk(const Piece& piece) const;
+
   int64_t payload_bytes() const { return payload_bytes_; }
   int64_t answer_bytes() const { return answer_bytes_; }  // of O, or of the gradients
   // What its answer must have.
@@ -48,7 +56,6 @@ class ChunkedCall {
  private:
   v1::AttendRequest header_;
   std::vector<std::pair<v1::TensorName, TensorRef>> tensors_;
-  PieceOrder pieces_;
   std::shared_ptr<const void> keep_alive_;
   int64_t payload_bytes_ = 0;
   int64_t answer_bytes_ = 0;

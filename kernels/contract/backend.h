@@ -21,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/contract/attention_slice.h"
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/problem.h"
 #include "kernels/contract/select.h"
@@ -47,7 +46,7 @@ class SpanList {
  public:
   // Most are in place: of a backward pass q, k, v, bias, O, LSE, their gradients dO and dLSE, and
   // the five that are computed. Inputs: the first eight and the small arrays, each in its own
-  // memory, or fewer and offsets made for a part.
+  // memory.
   static constexpr int kMax = 13;
 
   SpanList() = default;
@@ -141,11 +140,6 @@ struct WorkItem {
   // submit such an item alone, and leave another lane free. Work that never ends holds the lane
   // forever.
   std::array<const DeviceEvent*, SpanList::kMax> after{};
-  // If not empty: the parts to compute the item in, instead of those that the backend would choose.
-  // They live until Done, and together they are the whole. This lets some of an attention's parts
-  // (Backend::Parts) be an item of their own, cut out of that attention, with the same bits as in
-  // it.
-  std::span<const AttentionSlice> parts = {};
   // Once set, the item may end with CANCELLED before it is computed; its output is then undefined.
   // The other items of its batch go on, with the same bits as without it. Lives until Done. The
   // CPU's lanes stop within milliseconds; a GPU's finish the item.
@@ -214,13 +208,8 @@ class Staging {
   virtual ~Staging() = default;
 
   // Enqueues the copy of host bytes [offset, offset + bytes), which are complete and do not change
-  // any more. Thread-safe; each byte once. Not OK: the staging is unusable, except for ranges
-  // already covered by Mark().
+  // any more. Thread-safe; each byte once. Not OK: the staging is unusable.
   virtual Status Copy(int64_t offset, int64_t bytes) = 0;
-  // An event after which all copies are complete whose Copy had returned before this call began.
-  // Lives as long as the staging. Thread-safe, also while Copy runs, but before Finish. Not OK: it
-  // is unknown when those copies are complete.
-  virtual Result<const DeviceEvent*> Mark() = 0;
   // Call once, when every Copy has returned. Not OK: as for Copy.
   virtual Status Finish() = 0;
 
@@ -270,19 +259,13 @@ class Backend {
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
-  // The parts in which a lane computes the attention, one after the other, with those of the same
-  // sequences and heads adjacent. Empty: it is computed as one. Cheap; any thread. Depends on the
-  // arguments alone. The rare item whose memory turns out not to be movable in parts is still
-  // computed as one.
-  virtual std::vector<AttentionSlice> Parts(const Attention& attention,
-                                            const Selection& selection) const {
+  // Whether a lane computes the attention in parts, one after the other: items that share its batch
+  // wait for all of them. Cheap; any thread. Depends on the arguments alone. The rare item whose
+  // memory turns out not to be movable in parts is still computed as one.
+  virtual bool RunsInParts(const Attention& attention, const Selection& selection) const {
     static_cast<void>(attention);
     static_cast<void>(selection);
-    return {};
-  }
-  // Whether there are any parts: items that share its batch wait for all of them.
-  virtual bool RunsInParts(const Attention& attention, const Selection& selection) const {
-    return !Parts(attention, selection).empty();
+    return false;
   }
   // Whether lanes take WorkItem::gathered.
   virtual bool Gathers() const { return false; }

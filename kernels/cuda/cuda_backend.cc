@@ -51,9 +51,8 @@ class CudaBackend : public Backend {
     }
     return CudaLane::Make({info_, poller_, pool_, pinned_}, options);
   }
-  std::vector<AttentionSlice> Parts(const Attention& attention,
-                                    const Selection& selection) const override {
-    return PlanParts(attention, selection.kernel, LaneTuning().cut);
+  bool RunsInParts(const Attention& attention, const Selection& selection) const override {
+    return !PlanParts(attention, selection.kernel, LaneTuning().cut).empty();
   }
   bool Gathers() const override { return allocator_.same_address(); }
   DeviceMemoryUse memory_use() const override {

@@ -130,9 +130,6 @@ std::vector<MetricFamily> StagingStats::Collect() const {
           CounterFamily("attend_staged_bytes_total",
                         "Bytes that went to a device while their upload arrived",
                         budget_.copied_bytes()),
-          CounterFamily("attend_staged_parts_total",
-                        "Parts of requests that were queued while the rest of their upload arrived",
-                        budget_.parts()),
           std::move(held), std::move(limit)};
 }
 

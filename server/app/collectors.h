@@ -64,8 +64,8 @@ class DiskStats final : public prometheus::Collectable {
   const Logger& logger_;
 };
 
-// attend_staged_uploads_total{end}, attend_staged_bytes_total, attend_staged_parts_total,
-// attend_staging_memory_bytes{device} and attend_staging_memory_limit_bytes{device}.
+// attend_staged_uploads_total{end}, attend_staged_bytes_total, attend_staging_memory_bytes{device}
+// and attend_staging_memory_limit_bytes{device}.
 class StagingStats final : public prometheus::Collectable {
  public:
   explicit StagingStats(const StagingBudget& budget) : budget_(budget) {}

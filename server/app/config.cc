@@ -43,8 +43,7 @@ void AddDevices(CLI::App& app, Config& c) {
               "Memory on each GPU, at most a quarter of it, that receives AttendChunked uploads "
               "while they arrive. 0: uploads are copied once they are complete");
   group.Bytes("--staging-min", c.staging_min_bytes, 1, kBytesMax,
-              "Uploads below this size are copied once they are complete; larger ones are computed "
-              "while they arrive, about this many bytes of heads at a time");
+              "Uploads below this size are copied once they are complete");
   group.Number(
       "--split-gflop", c.split_gflop, 0, 1e12, "GFLOP",
       "Split requests above this many GFLOP (10^9 FLOPs) across identical GPUs. 0 disables it");

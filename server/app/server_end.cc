@@ -31,8 +31,7 @@ bool Server::WaitForCalls(TimePoint until) const {
 }
 
 bool Server::StopRunning() {
-  logger_->warn("drain time is over: {} requests and {} parts of uploads are stopped",
-                engine_->inflight(), engine_->upload_parts());
+  logger_->warn("drain time is over: {} requests are stopped", engine_->inflight());
   engine_->Abort();
   if (engine_->WaitIdle(clock_.Now() + kStopTime)) return true;
   for (const BusyRequest& each : engine_->Running()) {
@@ -42,8 +41,7 @@ bool Server::StopRunning() {
                   {"peer", each.peer},
                   {"doing", each.doing}});
   }
-  logger_->error("drain timed out with {} requests and {} parts of uploads unfinished",
-                 engine_->inflight(), engine_->upload_parts());
+  logger_->error("drain timed out with {} requests unfinished", engine_->inflight());
   return false;
 }
 

@@ -201,12 +201,10 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
 }
 
 Status Engine::Route(std::unique_ptr<Request>& request) {
-  if (CompleteUpload(request)) return Status();
   for (;;) {
     if (request->placement.decided_lost != lost_devices()) {
       ATTEND_RETURN_IF_ERROR(Place(*request));
     }
-    FinishStaging(*request);
     const int64_t decided_lost = request->placement.decided_lost;
     const Status status = PushToAny(request);
     if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;
@@ -265,8 +263,7 @@ Status Engine::PushPart(std::unique_ptr<Request>& part) {
       part->input_spans.bytes() + part->output_spans.bytes() + part->selection.workspace_bytes;
   const int device = part->device;
   part->kernel_cost = Cost(part->attention, part->selection.kernel);
-  part->in_parts = part->source.part() != nullptr ||
-                   backends_[device]->RunsInParts(part->attention, part->selection);
+  part->in_parts = backends_[device]->RunsInParts(part->attention, part->selection);
   const int64_t cost = batcher_.Cost(part->kernel_cost, part->batch_bytes);
   router_->Add(device, cost);
   Status status;
@@ -318,11 +315,9 @@ void Engine::RunDone(std::unique_ptr<Request> request) {
 void Engine::EndRequest(std::unique_ptr<Request> request) {
   Responder* const responder = request->responder;
   const bool part = request->part;
-  const bool of_upload = request->source.part() != nullptr;
   if (request->to_be_checked() && !part) checker_->Release();
   request->source.End();
   responder->Finish(std::move(request));
-  if (of_upload) upload_parts_.fetch_sub(1, std::memory_order_release);
   if (part) return;  // its whole counts
   metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
 }
@@ -340,7 +335,7 @@ void Engine::Undrain() {
 bool Engine::WaitIdle(TimePoint until) const {
   // Once in a process's life. Polling every millisecond saves the request path a lock and a
   // notification per call.
-  while (inflight() > 0 || upload_parts() > 0) {
+  while (inflight() > 0) {
     if (clock_.Now() >= until) return false;
     clock_.SleepFor(std::chrono::milliseconds(1));
   }

@@ -31,7 +31,6 @@
 #include "server/schedule/tenants.h"
 #include "server/split/splitter.h"
 #include "server/upload/staging.h"
-#include "server/upload/upload_run.h"
 
 namespace attend {
 
@@ -87,18 +86,15 @@ class Engine {
   // deadline (scheduler.h), so that its bytes need not be copied. Submit asks again.
   Status CheckInTime(Request& request);
 
-  // Gives a placed request whose bytes have not arrived a staging (staging.h) on the device that
-  // would run it now, if it is large enough, will not be split, and memory is available. If that
-  // device computes it in parts, and some can begin before the bytes of others arrive, the staging
-  // also gets a run (upload_run.h); not those whose K and V are in sessions. What came of the
-  // attention is to be in the input block, and `tensors` are as Stager::Stage requires. Not on
-  // gRPC's threads.
-  void Stage(Request& request, std::span<const HostSpan> tensors);
+  // Stager::Stage. Not on gRPC's threads.
+  void Stage(Request& request, std::span<const HostSpan> tensors) {
+    stager_->Stage(request, tensors);
+  }
 
   // Queues the request on the device of its placement with the least outstanding cost (router.h).
   // The device is chosen now because a client may take seconds to send after Admit. A request with
-  // shards goes to several devices (splitter.h). If a staging has a good copy, its device is tried
-  // first.
+  // shards goes to several devices (splitter.h). If a device has a good copy of the input, it is
+  // tried first.
   // Takes `request` if and only if OK. The request then ends with one call of its responder, which
   // may happen before Submit returns if the request may_end_in_submit. Otherwise
   // RESOURCE_EXHAUSTED (every queue is full, or the checker's; it would be late), UNAVAILABLE
@@ -116,8 +112,7 @@ class Engine {
   void Drain();
   // Admit and Submit accept again. Not after Abort or Stop.
   void Undrain();
-  // Waits until every accepted request, and every upload part that was begun, has ended, or until
-  // `until`. Returns whether all have.
+  // Waits until every accepted request has ended, or until `until`. Returns whether all have.
   bool WaitIdle(TimePoint until) const;
   // Ends all requests that are queued, for a lane or a check, with UNAVAILABLE. Tells those that
   // run to stop; they then end with UNAVAILABLE too. Exception: an answer that only the server
@@ -131,8 +126,6 @@ class Engine {
 
   bool draining() const { return draining_.load(std::memory_order_acquire); }
   int64_t inflight() const { return inflight_.load(std::memory_order_acquire); }
-  // Parts of uploads that are queued or run, even if their whole request is not in flight.
-  int64_t upload_parts() const { return upload_parts_.load(std::memory_order_acquire); }
   // When a client that was refused with `code` should retry, estimated from the current state.
   int64_t RetryAfterMs(Code code) const;
 
@@ -179,12 +172,8 @@ class Engine {
   Status CheckSubmit(const Request& request) const;
   // Decides whether the answer will be checked, and if so takes its place in the checker.
   Status PlanCheck(Request& request);
-  // Returns null if there are no parts, or no memory for their small blocks.
-  std::shared_ptr<UploadRun> MakeUploadRun(Request& request);
-  void FinishStaging(Request& request);
-  // Returns whether parts of the request were begun: then they own it, and it ends with them.
-  bool CompleteUpload(std::unique_ptr<Request>& request);
-  // Returns the device of the request's staging, if it has one, else the router's choice.
+  // Returns the device that has a copy of the request's input, if it is one of them and the copy is
+  // good, else the router's choice.
   size_t Reserve(Request& request, std::span<const Candidate> candidates);
   Status Route(std::unique_ptr<Request>& request);
   // Splits a large request; pushes any other as a whole.
@@ -208,7 +197,6 @@ class Engine {
   bool stopped_ = false;
   std::atomic<int64_t> inflight_{0};
   std::atomic<uint64_t> next_part_id_;
-  std::atomic<int64_t> upload_parts_{0};
   std::vector<std::unique_ptr<Backend>> backends_;
   HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;

@@ -6,20 +6,10 @@
 
 namespace attend {
 
-bool InputSource::InBlockOnly() const {
-  const auto* const placed = std::get_if<PlacedInputs>(&inputs_);
-  return placed != nullptr && !placed->gathered && placed->shared == nullptr;
-}
-
 void InputSource::Stage(std::unique_ptr<DeviceCopy> copy) {
   assert(copy != nullptr);
-  assert(InBlockOnly() && "the copy would not have all that came");
-  inputs_ = StagedUpload{std::move(copy), {}};
-}
-
-void InputSource::SetPart(UploadPart part) {
-  assert(InBlockOnly() && !keys_ && "a part has inputs of its own");
-  inputs_ = std::move(part);
+  assert(gathered() == nullptr && shared() == nullptr && "the copy would not have all that came");
+  inputs_ = std::move(copy);
 }
 
 void InputSource::SetAppend(const KeyAppend& append) {
@@ -39,16 +29,18 @@ const SharedTensors* InputSource::shared() const {
 
 CacheHold* InputSource::cache() const { return keys_ ? keys_->hold.get() : nullptr; }
 
+DeviceCopy* InputSource::copy() const {
+  const auto* const copy = std::get_if<std::unique_ptr<DeviceCopy>>(&inputs_);
+  return copy == nullptr ? nullptr : copy->get();
+}
+
 int InputSource::pinned_device() const {
   if (cache() != nullptr) return cache()->device();
   return CanBeChecked() ? kAnyDevice : shared()->device;
 }
 
 bool InputSource::Awaits() const {
-  if (const UploadPart* const upload = part()) return upload->after != nullptr;
-  if (const auto* const staged = std::get_if<StagedUpload>(&inputs_)) {
-    return staged->copy->device() >= 0;
-  }
+  if (copy() != nullptr) return copy()->device() >= 0;
   return shared() != nullptr && shared()->after[0] != nullptr;
 }
 
@@ -62,11 +54,7 @@ void InputSource::ApplyTo(WorkItem& item) {
     item.append = keys_->append;
   }
   if (const GatheredInput* const pieces = gathered()) item.gathered = pieces->pieces;
-  if (DeviceCopy* const whole = copy()) whole->Apply(&item);
-  if (UploadPart* const upload = part()) {
-    item.parts = upload->parts;
-    if (upload->copy != nullptr) upload->copy->Apply(&item, upload->after);
-  }
+  if (copy() != nullptr) copy()->Apply(&item);
 }
 
 }  // namespace attend

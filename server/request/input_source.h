@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where a request's inputs are, and so what a lane reads: where they were placed when the request
-// came; or in its input block and a device's copy of that, which are made while it comes in chunks;
-// or in those of an upload that the request is a part of. In the first two cases K and V may be in
-// sessions, and what came of them is to be appended there. One type, so that code that asks what a
-// request waits for, or which device it is bound to, need not know the cases.
+// came; or in its input block and a device's copy of that, which are made while it comes in chunks.
+// In both cases K and V may be in sessions, and what came of them is to be appended there. One
+// type, so that code that asks what a request waits for, or which device it is bound to, need not
+// know the cases.
 
 #pragma once
 
@@ -20,7 +20,6 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/contract/attention_slice.h"
 #include "kernels/contract/backend.h"
 #include "server/regions/region.h"
 #include "server/request/device_copy.h"
@@ -91,23 +90,6 @@ struct GatheredInput {
   }
 };
 
-class UploadRun;
-
-// A chunked request's inputs: all in the input block, of which a device has a copy.
-struct StagedUpload {
-  std::unique_ptr<DeviceCopy> copy;  // never null
-  std::shared_ptr<UploadRun> run;    // computes the request while it arrives; null: nothing does
-};
-
-// The inputs of a request that is a part of a chunked one, begun while the rest may still be
-// arriving (upload_run.h).
-struct UploadPart {
-  DeviceCopy* copy = nullptr;          // the whole's, where it reads its tensors; null: on the host
-  const DeviceEvent* after = nullptr;  // with it: the event after which they are there
-  std::vector<AttentionSlice> parts = {};  // WorkItem::parts
-  bool has_slot = false;  // its upload has a queue slot already, which its parts share
-};
-
 // K and V in sessions' pages, and the rows to be written there first.
 struct SessionKeys {
   std::unique_ptr<CacheHold> hold;  // never null
@@ -133,9 +115,8 @@ class InputSource {
   }
   // After SetCache: the rows that are to be written to the sessions' pages first.
   void SetAppend(const KeyAppend& append);
-  // All that came, or all inputs of a part, must still be in the input block.
+  // A device has a copy of the input block, where all that came must still be.
   void Stage(std::unique_ptr<DeviceCopy> copy);
-  void SetPart(UploadPart part);
 
   // The attention has been computed: what it appended is the sessions'.
   void Commit() {
@@ -148,14 +129,9 @@ class InputSource {
 
   // Null if the inputs are elsewhere.
   const GatheredInput* gathered() const;
-  StagedUpload* staged() { return std::get_if<StagedUpload>(&inputs_); }
-  UploadPart* part() { return std::get_if<UploadPart>(&inputs_); }
-  const UploadPart* part() const { return std::get_if<UploadPart>(&inputs_); }
   const SharedTensors* shared() const;
   CacheHold* cache() const;
-  // The copy of staged().
-  DeviceCopy* copy() { return staged() == nullptr ? nullptr : staged()->copy.get(); }
-  UploadRun* run() { return staged() == nullptr ? nullptr : staged()->run.get(); }
+  DeviceCopy* copy() const;
 
   // The only device that can read them, or kAnyDevice.
   int pinned_device() const;
@@ -172,9 +148,8 @@ class InputSource {
 
  private:
   PlacedInputs& placed() { return std::get<PlacedInputs>(inputs_); }
-  bool InBlockOnly() const;
 
-  std::variant<PlacedInputs, StagedUpload, UploadPart> inputs_;
+  std::variant<PlacedInputs, std::unique_ptr<DeviceCopy>> inputs_;
   std::optional<SessionKeys> keys_;  // none: K and V are not in sessions
 };
 

@@ -291,28 +291,18 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t mess
   Advance();  // the next read is under way before this chunk is copied
   std::vector<HostPiece> pieces = chunk->Pieces(place.data);
   const int64_t bytes = chunk->bytes();
-  if (bytes <= thresholds::kOwnThreadBytesMax) {
+  if (place.copy == nullptr && bytes <= thresholds::kOwnThreadBytesMax) {
     for (const HostPiece& piece : pieces) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     }
     chunk.reset();  // the transport gets its memory back
-    return ChunkCopied(place, bytes, false);
+    return ChunkPlaced(bytes);
   }
   CopyPieces(context_.workers, pieces, [self = shared_from_this(), chunk, place, bytes]() mutable {
     chunk.reset();
-    self->ChunkCopied(place, bytes, true);
-  });
-}
-
-void ChunkedStream::ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait) {
-  std::vector<ByteRange> pieces = place.sink.Arrived(place.data, bytes);
-  if (pieces.empty()) return ChunkPlaced(bytes);
-  const auto stage = [self = shared_from_this(), place, bytes, pieces = std::move(pieces)] {
-    place.sink.Copy(pieces);
+    if (place.copy != nullptr) place.copy->Arrived(place.data, bytes);
     self->ChunkPlaced(bytes);
-  };
-  if (may_wait) return stage();
-  context_.workers.Post(stage);
+  });
 }
 
 void ChunkedStream::ChunkPlaced(int64_t bytes) {

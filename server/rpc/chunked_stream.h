@@ -112,8 +112,6 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void TakeChunk(grpc::ByteBuffer&& message);
   // `status` says whether it is a chunk.
   void PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t message_bytes, Status status);
-  // The bytes are in their place. `may_wait`: this is a copy thread.
-  void ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait);
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;

@@ -33,7 +33,7 @@ ChunkedTransfer::~ChunkedTransfer() {
 void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
   const TransferRef self(this);
   MutexLock lock(mutex_);
-  Request& request = *request_;  // nobody else looks at it while the header is in hand
+  Request& request = *request_;  // not shared while the header is in hand
   lock.Unlock();
   request.message_bytes = first.message_bytes();
   if (!parsed.ok()) {
@@ -66,10 +66,6 @@ Status ChunkedTransfer::Admit(const RequestMessage& header, Request& request) {
   progress_step_bytes_ = std::max(thresholds::kUploadProgressBytesMin,
                                   places_.total_bytes() / thresholds::kUploadProgressParts);
   progress_ = context_.clock.Now();
-  answer_ = AnswerChunks(OutputsOf(request), std::move(request.output));
-  if (StagedUpload* const staged = request.source.staged()) run_ = staged->run;
-  // This transfer outlives the parts, see WhenIdle.
-  if (run_ != nullptr) run_->OnPartEnded([this](const Request& part) { TakePart(part); });
   phase_ = Phase::kUploading;
   return Status();
 }
@@ -100,7 +96,7 @@ void ChunkedTransfer::Leave(const TransferStream* stream) {
       gone = std::move(*found);
       streams_.erase(found);
     }
-    if (streams_.empty()) token = token_;  // nobody is left to hear the answer
+    if (streams_.empty()) token = token_;  // no stream is left for the answer
   }
   if (!token.empty()) context_.chunked.Remove(token);
 }
@@ -112,7 +108,7 @@ Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
   if (!data.ok()) return data.status();
   request_->message_bytes += chunk.message_bytes();
   ++in_hand_;
-  *place = {*data, UploadSink(request_->source)};
+  *place = {*data, chunk.bytes() == 0 ? nullptr : request_->source.copy()};
   return Status();
 }
 
@@ -125,14 +121,12 @@ void ChunkedTransfer::Placed(int64_t bytes) {
     progress_bytes_ = placed_bytes_;
     progress_ = context_.clock.Now();
   }
-  const bool failed = !failure_.ok();
   Rest rest;
-  if (phase_ == Phase::kUploading && !failed && placed_bytes_ == places_.total_bytes()) {
-    phase_ = Phase::kRunning;
-    rest = {.kind = Rest::kSubmit, .request = std::move(request_)};
-  } else if (in_hand_ == 0 && phase_ <= Phase::kUploading && failed) {
-    rest = EndUploadLocked();
-  } else if (in_hand_ == 0 && phase_ == Phase::kUploading && open_ == 0) {
+  if (phase_ <= Phase::kUploading && !failure_.ok()) {
+    if (in_hand_ == 0) rest = LeaveLocked();
+  } else if (phase_ == Phase::kUploading && placed_bytes_ == places_.total_bytes()) {
+    rest = LeaveLocked();
+  } else if (phase_ == Phase::kUploading && in_hand_ == 0 && open_ == 0) {
     rest = FailUploadLocked(Rejection::kInvalid, MissingLocked());
   }
   lock.Unlock();
@@ -161,13 +155,9 @@ void ChunkedTransfer::Fail(Status status) {
 }
 
 void ChunkedTransfer::FailCancelled() {
-  MutexLock lock(mutex_);
-  unread_ = true;
-  lock.Unlock();
   const bool late = deadline_ != kNever && deadline_ <= context_.clock.Now();
   Fail(late ? Status(Code::kDeadlineExceeded, "the deadline passed")
             : Status(Code::kCancelled, "a stream of the request was cancelled or lost"));
-  AdvanceAll();
 }
 
 void ChunkedTransfer::FailUpload(Reason reason, Status status, int64_t message_bytes) {
@@ -187,11 +177,6 @@ ChunkedTransfer::Rest ChunkedTransfer::FailUploadLocked(Reason reason, Status st
 void ChunkedTransfer::EndIfIdle(TimePoint now) {
   MutexLock lock(mutex_);
   const Duration timeout = context_.chunked.options().idle_timeout;
-  if (phase_ == Phase::kEnded && !unread_ && now - progress_ >= timeout) {
-    unread_ = true;
-    lock.Unlock();
-    return AdvanceAll();
-  }
   if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
   Rest rest = FailLocked(Status(
       Code::kDeadlineExceeded,
@@ -204,76 +189,42 @@ void ChunkedTransfer::EndIfIdle(TimePoint now) {
 }
 
 ChunkedTransfer::Rest ChunkedTransfer::FailLocked(Status status) {
-  if (phase_ >= Phase::kEnding || !failure_.ok()) return {};
+  if (phase_ == Phase::kEnded || !failure_.ok()) return {};
   failure_ = std::move(status);
   switch (phase_) {
     case Phase::kAdmitting:  // Begin's Placed() ends it
     case Phase::kUploading:  // a copy may still write there: then the last Placed() ends it
-      return in_hand_ == 0 ? EndUploadLocked() : Rest();
+      return in_hand_ == 0 ? LeaveLocked() : Rest();
     case Phase::kRunning:
       SetCancelled();  // before Submit checks for the last time
-      return {.kind = Rest::kCancel, .run = run_, .queued = queued_, .status = failure_};
+      return {.kind = Rest::kCancel};
     default:  // kAnswering
       phase_ = Phase::kEnded;
       return {.kind = Rest::kAdvance, .dropped = std::exchange(answer_, AnswerChunks())};
   }
 }
 
-ChunkedTransfer::Rest ChunkedTransfer::EndUploadLocked() {
-  assert(phase_ <= Phase::kUploading && in_hand_ == 0 && !failure_.ok());
-  phase_ = Phase::kEnding;
+ChunkedTransfer::Rest ChunkedTransfer::LeaveLocked() {
+  phase_ = Phase::kRunning;
   request_->status = failure_;
-  return {.kind = Rest::kEndUpload, .request = std::move(request_), .run = run_};
+  return {.kind = Rest::kLeave, .request = std::move(request_)};
 }
 
 void ChunkedTransfer::Do(Rest rest) {
   switch (rest.kind) {
     case Rest::kNone:
       return;
-    case Rest::kSubmit: {
+    case Rest::kLeave: {
       const TransferRef self(this);
-      Ref();  // adopted by Ended
+      Ref();  // adopted by Finish
+      if (!rest.request->status.ok()) return Finish(std::move(rest.request));
       return context_.reader.Submit(*this, std::move(rest.request));
     }
-    case Rest::kEndUpload:
-      return WhenIdle(rest.run, std::move(rest.request), &ChunkedTransfer::UploadEnded);
     case Rest::kCancel:
-      if (rest.queued) context_.engine.Cancel(id_);  // if not yet queued, Submit sees it
-      if (rest.run != nullptr) rest.run->Cancel(std::move(rest.status));
-      return;
+      return context_.engine.Cancel(id_);  // if it is not yet queued, Submit sees it
     case Rest::kAdvance:
       return AdvanceAll();
   }
-}
-
-void ChunkedTransfer::WhenIdle(const std::shared_ptr<UploadRun>& run,
-                               std::unique_ptr<Request> request, Then then) {
-  if (run == nullptr) return (this->*then)(std::move(request));
-  // A std::function must be copyable, hence the shared_ptr; the request still has a single owner.
-  const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
-  run->Stop([this, held, then] { (this->*then)(std::move(*held)); });
-}
-
-void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
-  const TransferRef self(this);
-  // Before any stream may finish: call_, whose peer the record names, is the first one's.
-  RecordEnd(context_, *request, NanosecondsBetween(request->received, context_.clock.Now()), 0,
-            call_, facts_);
-  Refusal refusal = std::move(request->refusal);
-  request.reset();  // frees its memory before the client is told and retries
-  DropAnswer();
-  MutexLock lock(mutex_);
-  refusal_ = std::move(refusal);
-  phase_ = Phase::kEnded;
-  progress_ = context_.clock.Now();
-  lock.Unlock();
-  AdvanceAll();
-}
-
-void ChunkedTransfer::DropAnswer() {
-  AnswerChunks dropped;  // destroyed after the lock is released
-  const MutexLock lock(mutex_);
-  std::swap(dropped, answer_);
 }
 
 StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& call) {
@@ -282,7 +233,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& cal
   if (phase_ == Phase::kEnded) {
     return {.kind = StreamStep::Kind::kFinish, .status = failure_, .refusal = refusal_};
   }
-  if (phase_ == Phase::kAdmitting || phase_ == Phase::kEnding) return step;
+  if (phase_ == Phase::kAdmitting || !failure_.ok()) return step;
   if (!granted) {
     step.kind = StreamStep::Kind::kWrite;
     const ChunkedOptions& options = context_.chunked.options();
@@ -290,33 +241,23 @@ StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& cal
                                options.idle_timeout / std::chrono::milliseconds(1));
     return step;
   }
-  const bool answering = phase_ == Phase::kAnswering;
-  if (first && !answering) return step;  // parts' answers may not precede the header here
+  if (phase_ != Phase::kAnswering) return step;
   if (first && std::exchange(header_due_, false)) {
     step.kind = StreamStep::Kind::kWrite;
     step.message.Swap(&header_);
     return step;
   }
-  if (failure_.ok()) step = NextChunkLocked(call);
-  if (step.kind != StreamStep::Kind::kNone || !answering) return step;
+  if (!answer_.empty()) {
+    step.kind = StreamStep::Kind::kWrite;
+    step.chunk = true;
+    step.message = answer_.Next(thresholds::kAnswerChunkBytes, call);
+    ++writing_;
+    return step;
+  }
   // The first stream's status is the request's, so it finishes last.
   if (first && writing_ > 0) return step;
   if (first) phase_ = Phase::kEnded;
   step.kind = StreamStep::Kind::kFinish;
-  return step;
-}
-
-StreamStep ChunkedTransfer::NextChunkLocked(const WatchedRef& call) {
-  StreamStep step;
-  if (answer_.empty()) {
-    // gRPC keeps what it has not sent.
-    if (phase_ == Phase::kAnswering) answer_ = AnswerChunks();
-    return step;
-  }
-  step.kind = StreamStep::Kind::kWrite;
-  step.chunk = true;
-  step.message = answer_.Next(thresholds::kAnswerChunkBytes, call);
-  ++writing_;
   return step;
 }
 
@@ -334,57 +275,37 @@ void ChunkedTransfer::OnQueueing(uint64_t) {
   queued_ = true;
 }
 
-void ChunkedTransfer::TakePart(const Request& part) {
-  if (!part.status.ok()) return Fail(part.status);
-  MutexLock lock(mutex_);
-  if (!failure_.ok()) return;
-  answer_.Add(OutputsOf(part));
-  lock.Unlock();
-  AdvanceAll();
-}
-
 void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
-  MutexLock lock(mutex_);
-  // Set before WhenIdle, so that parts that it drops do not become the reason.
-  if (failure_.ok()) failure_ = request->status;
-  const std::shared_ptr<UploadRun> run = run_;
-  lock.Unlock();
-  WhenIdle(run, std::move(request), &ChunkedTransfer::Ended);
-}
-
-void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
   const TransferRef self = TransferRef::Adopt(this);  // from Do
   {
     const MutexLock lock(mutex_);
-    if (!failure_.ok()) request->status = failure_;
-    refusal_ = std::move(request->refusal);
+    if (failure_.ok()) failure_ = request->status;
+    request->status = failure_;
   }
+  const bool computed = request->status.ok();
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-  span_ = RecordEnd(context_, *request, total_ns, request->status.ok() ? AnswerBytes(*request) : 0,
-                    call_, facts_);
-  const Status status = request->status;
+  // Before any stream may finish: call_, whose peer the record names, is the first one's.
+  span_ =
+      RecordEnd(context_, *request, total_ns, computed ? AnswerBytes(*request) : 0, call_, facts_);
   grpc::ByteBuffer header;
-  if (status.ok()) {
+  AnswerChunks answer;  // freed outside the lock, if it is not wanted any more
+  if (computed) {
     v1::AttendResponse response;
     FillResponse(*request, total_ns, &response);
     header = EncodeChunkedHeader(&response);
+    answer = AnswerChunks(OutputsOf(*request), std::move(request->output));
   }
-  const AnswerChunks::Tensors whole = OutputsOf(*request);
-  const bool by_parts = request->source.run() != nullptr;  // whose answers are in answer_
-  request.reset();                 // frees the input block before the answer is sent
-  if (!status.ok()) DropAnswer();  // before any stream can finish
+  Refusal refusal = std::move(request->refusal);
+  request.reset();  // frees its memory before the answer is sent, or the client retries
   {
-    AnswerChunks unwanted;
     const MutexLock lock(mutex_);
+    refusal_ = std::move(refusal);
     assert(phase_ == Phase::kRunning);
     phase_ = failure_.ok() ? Phase::kAnswering : Phase::kEnded;
-    progress_ = context_.clock.Now();
     if (failure_.ok()) {
       header_.Swap(&header);
       header_due_ = true;
-      if (!by_parts) answer_.Add(whole);
-    } else {
-      std::swap(unwanted, answer_);
+      std::swap(answer_, answer);
     }
   }
   AdvanceAll();

@@ -1,28 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One request of AttendChunked and the streams that carry it. It is admitted by its header, filled
-// by chunks, run, and answered in chunks, each of which goes to whichever stream is ready. If parts
-// of it are computed while the rest arrives (upload_run.h), their answers leave by all streams but
-// the first, on which the answer's header must come before them.
+// by chunks, run, and answered in chunks, each of which goes to whichever stream is ready.
 //
 //   kAdmitting --1--> kUploading --2--> kRunning --3--> kAnswering
-//        |                |                 |                |
-//        4                4                 5                6
-//        +--> kEnding <---+                 +---> kEnded <---+
-//                |                                  ^
-//                +----------------7-----------------+
+//        |                                ^   |              |
+//        +---------------2----------------+   4              5
+//                                             +-> kEnded <---+
 //
 //   1  Admit: the header is admitted.
-//   2  Placed: all bytes are placed, and nothing has failed.
-//   3  Ended: the engine has finished the request, no part of it runs, and nothing has failed.
-//   4  EndUploadLocked: the request has failed, and neither the header nor a chunk is in hand.
-//   5  Ended: as 3, but it has failed.
-//   6  Next: the header and all chunks are written, so the first stream may finish. FailLocked: or
+//   2  LeaveLocked: all bytes are placed, and the engine gets the request. Or it has failed, and
+//      neither the header nor a chunk is in hand: then it ends without the engine.
+//   3  Finish: it was computed, and nothing has failed.
+//   4  Finish: it has failed.
+//   5  Next: the header and all chunks are written, so the first stream may finish. FailLocked: or
 //      the request has failed.
-//   7  UploadEnded: no part runs, the end is recorded and the memory is free again.
 //
 // The first failure sets failure_ at once; the phase follows by an arrow above. In kEnded every
-// stream finishes with failure_.
+// stream finishes with failure_, and the request's memory is free again.
 //
 // The streams live on gRPC's threads and call in; the copy threads, the engine and the registry
 // call in from theirs. A mutex guards the state. It is never held while a stream, the engine or the
@@ -43,8 +38,6 @@
 #include "server/rpc/call_context.h"
 #include "server/rpc/request_reader.h"
 #include "server/rpc/upload_places.h"
-#include "server/upload/upload_run.h"
-#include "server/upload/upload_sink.h"
 #include "server/wire/answer_chunks.h"
 #include "server/wire/chunk_codec.h"
 
@@ -69,11 +62,10 @@ struct StreamStep {
   Refusal refusal{};           // with it
 };
 
-// Where a chunk's bytes go. Valid until Placed(), except that a chunk without bytes may outlive
-// what this points to.
+// Where a chunk's bytes go. Valid until Placed().
 struct ChunkPlace {
-  char* data = nullptr;  // null: the bytes are not wanted
-  UploadSink sink;       // what to tell of them once they are there
+  char* data = nullptr;        // null: the bytes are not wanted
+  DeviceCopy* copy = nullptr;  // to be told once they are there; null: there is none
 };
 
 class ChunkedTransfer final : public Call {
@@ -118,14 +110,13 @@ class ChunkedTransfer final : public Call {
   // draining, which ends no other requests, and for callers that have lost their right.
   // `message_bytes`: of the message that is why.
   void FailUpload(Reason reason, Status status, int64_t message_bytes = 0);
-  // Ends a stalled upload, and cuts off writes that are left of a request that has ended.
+  // Ends a stalled upload.
   void EndIfIdle(TimePoint now);
-  // Whether to cut off a chunk that is being written, because it is not read and keeps the answer
-  // of an ended request in memory. This is assumed once a stream was cancelled or lost, and an idle
-  // timeout after the end.
+  // Whether to cut off a chunk that is still being written: a stream was cancelled or lost, and the
+  // chunk keeps the request's answer in memory.
   bool CutsOff() {
     const MutexLock lock(mutex_);
-    return phase_ == Phase::kEnded && unread_;
+    return phase_ == Phase::kEnded;
   }
 
   // What the stream should write next, or that it should finish. `granted`: it has been sent its
@@ -140,17 +131,14 @@ class ChunkedTransfer final : public Call {
   std::string Peer() const override { return call_.peer(); }
 
  private:
-  enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnding, kEnded };
+  enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnded };
 
   // What a change of the state leads to: Do() does it, without the lock.
   struct Rest {
-    enum Kind { kNone, kSubmit, kEndUpload, kCancel, kAdvance };
+    enum Kind { kNone, kLeave, kCancel, kAdvance };
     Kind kind = kNone;
-    std::unique_ptr<Request> request{};     // kSubmit, kEndUpload
-    std::shared_ptr<UploadRun> run{};       // kEndUpload, kCancel: run_
-    bool queued = false;                    // kCancel: queued_
-    Status status{};                        // kCancel: why
-    std::optional<AnswerChunks> dropped{};  // kAdvance: freed with this
+    std::unique_ptr<Request> request{};  // kLeave: goes to the engine, or ends if it has failed
+    AnswerChunks dropped{};              // kAdvance: freed with this
   };
 
   ~ChunkedTransfer() override;
@@ -158,19 +146,9 @@ class ChunkedTransfer final : public Call {
   Status Admit(const RequestMessage& header, Request& request);
   Rest FailLocked(Status status) ATTEND_REQUIRES(mutex_);
   Rest FailUploadLocked(Reason reason, Status status) ATTEND_REQUIRES(mutex_);
-  Rest EndUploadLocked() ATTEND_REQUIRES(mutex_);
+  Rest LeaveLocked() ATTEND_REQUIRES(mutex_);
   void Do(Rest rest) ATTEND_EXCLUDES(mutex_);
   Status MissingLocked() const ATTEND_REQUIRES(mutex_);
-  StreamStep NextChunkLocked(const WatchedRef& call) ATTEND_REQUIRES(mutex_);
-  // A part of the request has ended, before the whole.
-  void TakePart(const Request& part);
-  // Calls `then` once no part of the request runs, possibly before it returns: its memory may be
-  // freed from then on. `run` is run_.
-  using Then = void (ChunkedTransfer::*)(std::unique_ptr<Request> request);
-  void WhenIdle(const std::shared_ptr<UploadRun>& run, std::unique_ptr<Request> request, Then then);
-  void UploadEnded(std::unique_ptr<Request> request);
-  void DropAnswer();
-  void Ended(std::unique_ptr<Request> request);
   void AdvanceAll();
 
   ServiceContext& context_;
@@ -189,14 +167,12 @@ class ChunkedTransfer final : public Call {
   int64_t open_ ATTEND_GUARDED_BY(mutex_) = 1;    // streams on which the client may still send
   std::string token_ ATTEND_GUARDED_BY(mutex_);   // empty until admitted
 
-  std::unique_ptr<Request> request_ ATTEND_GUARDED_BY(mutex_);  // until it is submitted
-  // The request's; set once, before its first byte.
-  std::shared_ptr<UploadRun> run_ ATTEND_GUARDED_BY(mutex_);
+  std::unique_ptr<Request> request_ ATTEND_GUARDED_BY(mutex_);  // until kRunning
   UploadPlaces places_ ATTEND_GUARDED_BY(mutex_);
   int64_t placed_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
   // Chunks being copied; at first, the header.
   int64_t in_hand_ ATTEND_GUARDED_BY(mutex_) = 1;
-  // When the last progress_step_bytes_ were complete, or the request ended.
+  // When the last progress_step_bytes_ were complete.
   TimePoint progress_ ATTEND_GUARDED_BY(mutex_);
   int64_t progress_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
   // Bytes that must arrive in one idle timeout.
@@ -204,7 +180,6 @@ class ChunkedTransfer final : public Call {
 
   // The engine may have, or has had, the request.
   bool queued_ ATTEND_GUARDED_BY(mutex_) = false;
-  bool unread_ ATTEND_GUARDED_BY(mutex_) = false;  // see CutsOff
 
   grpc::ByteBuffer header_ ATTEND_GUARDED_BY(mutex_);  // of the answer, until written
   bool header_due_ ATTEND_GUARDED_BY(mutex_) = false;

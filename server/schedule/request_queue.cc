@@ -13,14 +13,10 @@ namespace attend {
 RequestQueue::RequestQueue(const QueueOptions& options)
     : options_(options), tenant_sizes_(options.tenant_weights.size()) {}
 
-bool RequestQueue::TakesPlace(const Request& request) {
-  return request.source.part() == nullptr || !request.source.part()->has_slot;
-}
-
 Status RequestQueue::Push(std::unique_ptr<Request>& request) {
-  if (TakesPlace(*request) && full()) {
+  if (full()) {
     request->enqueued = TimePoint();
-    return ResourceExhausted("queue: " + std::to_string(places_) + " requests wait, the limit is " +
+    return ResourceExhausted("queue: " + std::to_string(size()) + " requests wait, the limit is " +
                              std::to_string(options_.capacity));
   }
   Request& r = *request;
@@ -46,12 +42,11 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
     throw;
   }
   if (arrives) level.share.Arrive(r.tenant);
-  if (TakesPlace(r)) ++places_;
   tried_ += r.tried;
   ++tenant_sizes_[r.tenant];
   lines.of(r).time += r.expected;
   expected_ += r.expected;
-  assert(places_ <= size() && places_ <= options_.capacity);
+  assert(size() <= options_.capacity);
   return Status();
 }
 
@@ -81,9 +76,7 @@ std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   expected_ -= taken->expected;
   if (DueAtDeadline(*taken) && lines.late > 0 && taken->sequence < lines.late_before) --lines.late;
   assert(lines.of(*taken).time >= Duration::zero());
-  if (TakesPlace(*taken)) --places_;
   tried_ -= taken->tried;
-  assert(0 <= places_ && places_ <= size() && "a request's slot changed while it waited");
   return taken;
 }
 

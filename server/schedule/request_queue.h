@@ -3,8 +3,8 @@
 // Accepted requests that wait for a lane, by priority, tenant and due time. QueueOrder says in
 // which order they should start, and what that guarantees.
 //
-// Not thread-safe: the device worker guards it. Invariants: at most `capacity` slots are taken,
-// size() is at least that number, and a refused Push changes nothing.
+// Not thread-safe: the device worker guards it. Invariants: size() is at most `capacity`, and a
+// refused Push changes nothing.
 
 #pragma once
 
@@ -82,10 +82,8 @@ class RequestQueue {
   explicit RequestQueue(const QueueOptions& options);
 
   // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK; else it is
-  // not enqueued.
-  // RESOURCE_EXHAUSTED when full, except for parts of an upload that already has a slot: it was
-  // accepted, and its parts share that slot. Requests must be pushed in the order of their arrival.
-  // May throw std::bad_alloc, and then has not taken the request.
+  // not enqueued. RESOURCE_EXHAUSTED when full. Requests must be pushed in the order of their
+  // arrival. May throw std::bad_alloc, and then has not taken the request.
   Status Push(std::unique_ptr<Request>& request);
 
   // Starts a batch: takes its requests, in order, and charges their tenants. `aged`: QueueOrder's.
@@ -117,11 +115,9 @@ class RequestQueue {
   int64_t tried() const { return tried_; }         // that wait although they seem hopeless
   int tenants() const { return static_cast<int>(tenant_sizes_.size()); }
   int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
-  // Whether a request that needs a slot would be refused.
-  bool full() const { return places_ >= options_.capacity; }
+  bool full() const { return size() >= options_.capacity; }
 
  private:
-  static bool TakesPlace(const Request& request);
   static TimePoint LatestStart(const Request& request);
   Place PlaceOf(const Request& request) const;
   bool DueAtDeadline(const Request& request) const {
@@ -140,7 +136,6 @@ class RequestQueue {
   uint64_t next_sequence_ = 0;
   int64_t batches_ = 0;
   int64_t batches_since_aged_ = 0;
-  int64_t places_ = 0;  // slots taken, of `capacity`
   int64_t tried_ = 0;
   Levels levels_;  // of every priority that was ever seen
   Duration expected_{0};

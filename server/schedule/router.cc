@@ -21,9 +21,10 @@ bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {
   return a.kind == b.kind && a.compute_capability == b.compute_capability && a.units == b.units;
 }
 
-}  // namespace
+// The cost as it is counted: the sum of as many as any queue can hold fits 64 bits.
+int64_t BoundedCost(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
 
-int64_t Router::BoundedCost(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
+}  // namespace
 
 Router::Router(const std::vector<DeviceInfo>& devices) : loads_(devices.size()) {
   for (const DeviceInfo& info : devices) devices_.push_back({info, SpeedOf(info)});

@@ -35,14 +35,10 @@ class Router {
   // The cost that was added has left the device, or never reached it.
   void Release(int device, int64_t cost);
 
-  // The cost as it is counted: bounded, so that the sum of as many as any queue can hold fits 64
-  // bits.
-  static int64_t BoundedCost(int64_t cost);
-
   // Reserve's choice for a request whose bytes are still to arrive, which may take its client long.
   // Its cost is expected on the device until Forget, and counts only for other such requests.
   size_t Expect(std::span<const Candidate> candidates);
-  // Takes back that cost, as it was counted, or a part of it.
+  // Takes back that cost.
   void Forget(int device, int64_t cost);
 
   int64_t outstanding(int device) const;

@@ -101,9 +101,7 @@ Status Scheduler::Judge(Request& request, TimePoint now) {
   request.refusal.late = false;  // another device may have said so
   request.refusal.retry_after_ms = 0;
   // Parts belong to a request that was accepted.
-  if (request.deadline == kNever || request.part || request.source.part() != nullptr) {
-    return Status();
-  }
+  if (request.deadline == kNever || request.part) return Status();
   const Duration left = std::min<Duration>(request.deadline - now, std::chrono::hours(24));
   const LaneState state = lanes();
   const Duration before =

@@ -6,7 +6,6 @@
 #include <cassert>
 
 #include "server/memory/range_allocator.h"
-#include "server/request/request.h"
 #include "server/util/thresholds.h"
 
 namespace attend {
@@ -60,87 +59,55 @@ int64_t StagingBudget::held_bytes(int device) const {
 }
 
 StagedInput::StagedInput(StagingBudget& budget, Router& router, const Candidate& chosen,
-                         int64_t bytes, int64_t piece_bytes, const std::vector<int64_t>& tensors)
+                         int64_t bytes, int64_t piece_bytes)
     : budget_(budget),
       router_(router),
       device_(chosen.device),
-      whole_cost_(Router::BoundedCost(chosen.cost)),
-      expected_cost_(whole_cost_),
+      expected_cost_(chosen.cost),
       bytes_(bytes),
-      pieces_(bytes, piece_bytes, tensors) {}
+      pieces_(bytes, piece_bytes) {}
 
 StagedInput::~StagedInput() {
   ForgetCost();
-  if (copy_ != nullptr) Count(StagingEnd::kAborted);
+  if (!used_) Drop(StagingEnd::kAborted);
 }
 
-void StagedInput::ForgetCost() {
-  const int64_t cost = expected_cost_.exchange(0, std::memory_order_relaxed);
-  if (cost != 0) router_.Forget(device_, cost);
-}
+void StagedInput::ForgetCost() { router_.Forget(device_, std::exchange(expected_cost_, 0)); }
 
-void StagedInput::ForgetShare(int64_t parts) {
-  const int64_t share = whole_cost_ / parts;
-  int64_t left = expected_cost_.load(std::memory_order_relaxed);
-  while (!expected_cost_.compare_exchange_weak(left, std::max<int64_t>(0, left - share),
-                                               std::memory_order_relaxed)) {
-  }
-  router_.Forget(device_, std::min(left, share));
-}
-
-void StagedInput::Count(StagingEnd end) {
-  if (!std::exchange(counted_, true)) budget_.CountEnd(end);
-}
-
-std::vector<ByteRange> StagedInput::Arrived(const char* data, int64_t bytes) {
-  if (copy_ == nullptr || failed_.load(std::memory_order_relaxed)) return {};
+void StagedInput::Arrived(const char* data, int64_t bytes) {
+  if (copy_ == nullptr) return;
   const int64_t begin = data - block();
-  return pieces_.Add({begin, begin + bytes});
-}
-
-bool StagedInput::Copy(std::span<const ByteRange> pieces) {
-  for (const ByteRange& piece : pieces) {
-    if (failed_.load(std::memory_order_relaxed)) return false;
-    const int64_t bytes = piece.end - piece.begin;
-    if (!copy_->Copy(piece.begin, bytes).ok()) {
+  for (const ByteRange& piece : pieces_.Add({begin, begin + bytes})) {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    const int64_t piece_bytes = piece.end - piece.begin;
+    if (copy_->Copy(piece.begin, piece_bytes).ok()) {
+      budget_.CountBytes(piece_bytes);
+    } else {
       failed_.store(true, std::memory_order_relaxed);
-      return false;
     }
-    budget_.CountBytes(bytes);
   }
-  return true;
-}
-
-Result<const DeviceEvent*> StagedInput::Mark() {
-  if (failed_.load(std::memory_order_relaxed)) return Internal("copying an upload has failed");
-  return copy_->Mark();
-}
-
-bool StagedInput::Seal() {
-  ForgetCost();
-  if (copy_ == nullptr) return false;
-  if (!std::exchange(sealed_, true)) {
-    good_ = !failed_.load(std::memory_order_relaxed) && copy_->Finish().ok();
-  }
-  return good_;
 }
 
 bool StagedInput::Finish() {
-  if (Seal()) return true;
-  Drop(StagingEnd::kCopyFailed);
-  return false;
+  assert(!finished_ && "called twice");
+  ForgetCost();
+  if (copy_ == nullptr) return false;
+  finished_ = !failed_.load(std::memory_order_relaxed) && copy_->Finish().ok();
+  if (!finished_) Drop(StagingEnd::kCopyFailed);
+  return finished_;
 }
 
 void StagedInput::Drop(StagingEnd why) {
   if (copy_ == nullptr) return;
-  Count(why);
+  ForgetCost();
+  budget_.CountEnd(why);
   copy_.reset();
 }
 
-void StagedInput::Apply(WorkItem* item, const DeviceEvent* after) {
+void StagedInput::Apply(WorkItem* item) {
   if (copy_ == nullptr) return;
-  assert((after != nullptr || good_) && "a kernel would read what is still being copied");
-  if (after == nullptr) Count(StagingEnd::kUsed);
+  assert(finished_ && "a kernel would read what is still being copied");
+  if (!std::exchange(used_, true)) budget_.CountEnd(StagingEnd::kUsed);
   const auto move = [this](const void** tensor) {
     if (*tensor == nullptr) return;
     *tensor = copy_->data() + (static_cast<const char*>(*tensor) - block());
@@ -168,7 +135,7 @@ void StagedInput::Apply(WorkItem* item, const DeviceEvent* after) {
       std::min(end, (bytes_ + kTensorAlignBytes - 1) / kTensorAlignBytes * kTensorAlignBytes);
   item->inputs = {{static_cast<char*>(held_->block.data()) + arrays, end - arrays}};
   item->in_place.Add({copy_->data(), bytes_});
-  item->after[0] = after != nullptr ? after : copy_->after();
+  item->after[0] = copy_->after();
 }
 
 Stager::Stager(const StagingOptions& options, std::span<const std::unique_ptr<Backend>> backends,
@@ -180,24 +147,26 @@ Stager::Stager(const StagingOptions& options, std::span<const std::unique_ptr<Ba
   for (int i = 0; i < budget_.devices(); ++i) possible_ |= budget_.limit(i).bytes_max > 0;
 }
 
-bool Stager::Wants(std::span<const HostSpan> tensors) const {
+void Stager::Stage(Request& request, std::span<const HostSpan> tensors) {
   int64_t bytes = 0;
   for (const HostSpan& tensor : tensors) bytes += tensor.bytes;
-  return possible_ && bytes >= options_.bytes_min;
+  if (!possible_ || bytes < options_.bytes_min) return;
+  if (!request.placement.shards.empty()) return budget_.CountEnd(StagingEnd::kSplit);
+  const std::vector<Candidate>& candidates = request.placement.candidates;
+  std::unique_ptr<StagedInput> copy =
+      Make(candidates[router_.Expect(candidates)], request.input, tensors);
+  if (copy != nullptr) request.source.Stage(std::move(copy));
 }
 
-std::unique_ptr<StagedInput> Stager::Stage(std::span<const Candidate> candidates, HostBlock& block,
-                                           std::span<const HostSpan> tensors) {
+std::unique_ptr<StagedInput> Stager::Make(const Candidate& chosen, HostBlock& block,
+                                          std::span<const HostSpan> tensors) {
   char* const begin = static_cast<char*>(block.data());
   const auto end_of = [&](const HostSpan& tensor) {
     return static_cast<char*>(tensor.data) - begin + tensor.bytes;
   };
   const int64_t bytes = end_of(tensors.back());
-  std::vector<int64_t> begins;
-  for (const HostSpan& tensor : tensors) begins.push_back(static_cast<char*>(tensor.data) - begin);
-  const Candidate& chosen = candidates[router_.Expect(candidates)];
   std::unique_ptr<StagedInput> staged(
-      new StagedInput(budget_, router_, chosen, bytes, options_.piece_bytes, begins));
+      new StagedInput(budget_, router_, chosen, bytes, options_.piece_bytes));
   if (!backends_[chosen.device]->CanStage()) return nullptr;
   std::optional<StagingBudget::Hold> hold = budget_.Take(chosen.device, bytes);
   if (!hold.has_value()) {
@@ -217,8 +186,8 @@ std::unique_ptr<StagedInput> Stager::Stage(std::span<const Candidate> candidates
   // The bytes between the tensors are not sent.
   int64_t at = 0;
   for (const HostSpan& tensor : tensors) {
-    const int64_t first = static_cast<char*>(tensor.data) - begin;
-    if (first > at) staged->Copy(staged->pieces_.Add({at, first}));
+    const char* const data = static_cast<const char*>(tensor.data);
+    if (data > begin + at) staged->Arrived(begin + at, data - begin - at);
     at = end_of(tensor);
   }
   return staged;

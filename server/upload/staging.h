@@ -15,8 +15,7 @@
 // the device. So no byte of the block returns to its pool, and none of the device's share counts as
 // free, while a copy still uses it. No thread waits for that: the last owner releases the holder,
 // which for an aborted upload is a thread of the backend, a moment later. Kernels read the device's
-// memory only after StagedInput::Finish (or Mark, for the ranges it covers), and have ended by the
-// request's end.
+// memory only after StagedInput::Finish, and have ended by the request's end.
 
 #pragma once
 
@@ -34,6 +33,7 @@
 #include "kernels/util/mutex.h"
 #include "server/memory/host_pool.h"
 #include "server/request/device_copy.h"
+#include "server/request/request.h"
 #include "server/schedule/router.h"
 #include "server/upload/arrived_pieces.h"
 
@@ -42,8 +42,7 @@ namespace attend {
 struct StagingOptions {
   // Staging memory on each device, at most a quarter of the device's memory; 0: no staging.
   int64_t bytes_max = int64_t{4} << 30;
-  // At least 1. Tensors with fewer bytes are copied once they are complete; heads are computed
-  // before the rest in groups of about this many bytes (upload_plan.h).
+  // At least 1. Tensors with fewer bytes are copied once they are complete.
   int64_t bytes_min = int64_t{4} << 20;
   // Least bytes of one copy.
   int64_t piece_bytes = int64_t{1} << 20;
@@ -86,7 +85,6 @@ class StagingBudget {
   // Returns nothing if there is not enough.
   std::optional<Hold> Take(int device, int64_t bytes);
   void CountBytes(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
-  void CountPart() { parts_.fetch_add(1, std::memory_order_relaxed); }  // queued early
   void CountEnd(StagingEnd end) {
     ends_[static_cast<size_t>(end)].fetch_add(1, std::memory_order_relaxed);
   }
@@ -95,7 +93,6 @@ class StagingBudget {
   const Limit& limit(int device) const { return limits_[device]; }
   int64_t held_bytes(int device) const;
   int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
-  int64_t parts() const { return parts_.load(std::memory_order_relaxed); }
   int64_t ends(StagingEnd end) const {
     return ends_[static_cast<size_t>(end)].load(std::memory_order_relaxed);
   }
@@ -109,31 +106,22 @@ class StagingBudget {
   int64_t holds_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::vector<int64_t> held_bytes_ ATTEND_GUARDED_BY(mutex_);  // of each device
   std::atomic<int64_t> copied_bytes_{0};
-  std::atomic<int64_t> parts_{0};
   std::array<std::atomic<int64_t>, kStagingEndCount> ends_{};
 };
 
 // One request's input block, and the copy of its tensors on a device while there is one. The
-// request owns it. One thread at a time, except for methods that say otherwise and for Apply by
-// parts.
+// request owns it.
 class StagedInput final : public DeviceCopy {
  public:
   ~StagedInput() override;  // the memory is freed once no copy uses it, see above
   StagedInput(const StagedInput&) = delete;
   StagedInput& operator=(const StagedInput&) = delete;
 
-  std::vector<ByteRange> Arrived(const char* data, int64_t bytes) override;
-  bool Copy(std::span<const ByteRange> pieces) override;
-  Result<const DeviceEvent*> Mark() override;
-  void ForgetShare(int64_t parts) override;
-  bool Seal() override;
+  void Arrived(const char* data, int64_t bytes) override;
   bool Finish() override;
-  void CountRun(StagingEnd end) override { Count(end); }
   int device() const override { return copy_ == nullptr ? -1 : device_; }
   void Drop(StagingEnd why) override;
-  void Apply(WorkItem* item, const DeviceEvent* after = nullptr) override;
-  const DeviceEvent* after() const override { return copy_->after(); }
-  const char* block() const override { return static_cast<const char*>(held_->block.data()); }
+  void Apply(WorkItem* item) override;
 
  private:
   friend class Stager;
@@ -142,22 +130,22 @@ class StagedInput final : public DeviceCopy {
     HostBlock block;  // freed first: once the hold is returned, so is the block
   };
 
-  // Until the upload is complete, the router expects `chosen.cost` on the device. `tensors`: where
-  // they begin in the block.
+  // Until the upload is complete, the router expects `chosen.cost` on the device. The tensors are
+  // the block's first `bytes`.
   StagedInput(StagingBudget& budget, Router& router, const Candidate& chosen, int64_t bytes,
-              int64_t piece_bytes, const std::vector<int64_t>& tensors);
+              int64_t piece_bytes);
+  const char* block() const { return static_cast<const char*>(held_->block.data()); }
   void ForgetCost();
-  void Count(StagingEnd end);  // the first of them
 
   StagingBudget& budget_;
   Router& router_;
   const int device_;
-  const int64_t whole_cost_;
-  std::atomic<int64_t> expected_cost_;
-  const int64_t bytes_;  // at the block's beginning, where the tensors are
+  int64_t expected_cost_;
+  const int64_t bytes_;
   ArrivedPieces pieces_;
   std::atomic<bool> failed_{false};  // a copy was refused
-  bool counted_ = false, sealed_ = false, good_ = false;
+  bool finished_ = false;            // with every byte
+  bool used_ = false;
   std::shared_ptr<Held> held_;
   std::unique_ptr<Staging> copy_;  // null: dropped
 };
@@ -169,20 +157,20 @@ class Stager {
   Stager(const StagingOptions& options, std::span<const std::unique_ptr<Backend>> backends,
          Router& router);
 
-  void CountSplit() { budget_.CountEnd(StagingEnd::kSplit); }
-  void CountPart() { budget_.CountPart(); }
-  // Whether the tensors have enough bytes, and any device has memory for uploads at all.
-  bool Wants(std::span<const HostSpan> tensors) const;
-  // Takes `block` and returns its new owner. Or returns null and leaves the block: the device that
-  // the router expects to run the request needs no copy, or has no memory for one. `tensors` are in
-  // the block in ascending order, from its beginning, less than kTensorAlignBytes apart, followed
-  // by whatever else the kernel reads. May wait for a driver.
-  std::unique_ptr<StagedInput> Stage(std::span<const Candidate> candidates, HostBlock& block,
-                                     std::span<const HostSpan> tensors);
+  // Gives a placed request whose bytes have not arrived a copy of its input block on the device
+  // that the router expects to run it, if its tensors are large enough, that device needs a copy
+  // and has memory for it, and the request will not be split. `tensors` are in the block in
+  // ascending order, from its beginning, less than kTensorAlignBytes apart, followed by whatever
+  // else the kernel reads. May wait for a driver.
+  void Stage(Request& request, std::span<const HostSpan> tensors);
 
   const StagingBudget& budget() const { return budget_; }
 
  private:
+  // Takes `block` and returns its new owner, or leaves it and returns null.
+  std::unique_ptr<StagedInput> Make(const Candidate& chosen, HostBlock& block,
+                                    std::span<const HostSpan> tensors);
+
   const StagingOptions options_;
   const std::span<const std::unique_ptr<Backend>> backends_;
   Router& router_;

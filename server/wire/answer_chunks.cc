@@ -24,16 +24,25 @@ struct SentBlock {
 
 }  // namespace
 
+AnswerChunks::AnswerChunks(const Tensors& tensors, HostBlock block)
+    : tensors_(tensors), block_(std::make_shared<const HostBlock>(std::move(block))), tensor_(0) {
+  Skip();
+}
+
+void AnswerChunks::Skip() {
+  for (; !empty() && offset_ == tensors_[tensor_].bytes; ++tensor_) offset_ = 0;
+}
+
 grpc::ByteBuffer AnswerChunks::Next(int64_t bytes_max, const WatchedRef& call) {
-  Run& run = runs_.front();
-  const int64_t bytes = std::min(bytes_max, run.bytes);
+  const OutputTensor& tensor = tensors_[tensor_];
+  const int64_t bytes = std::min(bytes_max, tensor.bytes - offset_);
   const auto sent = std::make_shared<SentBlock>(block_, call, bytes);
   grpc::ByteBuffer message =
-      EncodeChunk(run.name, run.offset, run.data, bytes, {sent, sent->block.get()});
-  run.data += bytes;
-  run.offset += bytes;
-  run.bytes -= bytes;
-  if (run.bytes == 0) runs_.pop_front();
+      EncodeChunk(kNames[tensor_], offset_, static_cast<const char*>(tensor.data) + offset_, bytes,
+                  {sent, sent->block.get()});
+  offset_ += bytes;
+  Skip();
+  if (empty()) block_.reset();
   return message;
 }
 

@@ -51,7 +51,7 @@ FAMILIES = HISTOGRAMS | {
     "attend_cuda_ipc_bytes", "attend_cuda_ipc_regions",
     "attend_check_dumps_total", "attend_log_write_errors_total",
     "attend_heartbeat_unanswered_seconds",
-    "attend_staged_uploads_total", "attend_staged_bytes_total", "attend_staged_parts_total",
+    "attend_staged_uploads_total", "attend_staged_bytes_total",
     "attend_staging_memory_bytes", "attend_staging_memory_limit_bytes",
     "attend_gpu_utilization_ratio", "attend_gpu_memory_used_bytes", "attend_gpu_power_watts",
     "process_start_time_seconds", "process_cpu_seconds_total", "process_resident_memory_bytes",

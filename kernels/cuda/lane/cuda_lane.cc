@@ -66,11 +66,10 @@ std::vector<AttentionSlice> CudaLane::PartsOf(const WorkItem& item) const {
   if (item.gradients) return {};
   const KernelId kernel = item.selection.kernel;
   const CutBounds& bounds = context_.tuning.cut;
-  std::vector<AttentionSlice> parts(item.parts.begin(), item.parts.end());
-  if (parts.empty()) parts = PlanParts(item.attention, kernel, bounds);
-  if (!item.gathered.empty() || (!parts.empty() && !CanMoveInParts(item))) parts.clear();
-  if (!item.parts.empty() || !TensorsAreInPlace(item)) return parts;
-  return JoinParts(item.attention, kernel, bounds, parts);
+  if (!item.gathered.empty()) return {};
+  std::vector<AttentionSlice> parts = PlanParts(item.attention, kernel, bounds);
+  if (parts.empty() || !CanMoveInParts(item)) return {};
+  return TensorsAreInPlace(item) ? JoinParts(item.attention, kernel, bounds, parts) : parts;
 }
 
 Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {

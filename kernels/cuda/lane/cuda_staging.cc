@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "kernels/cuda/lane/batch_layout.h"
 #include "kernels/cuda/lane/engine_copy.h"
@@ -13,7 +12,6 @@
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/cuda/runtime/device_scope.h"
 #include "kernels/cuda/runtime/event_pool.h"
-#include "kernels/util/mutex.h"
 
 namespace attend::cuda {
 
@@ -26,7 +24,6 @@ class StagingStream::CudaStaging final : public Staging {
 
   Status Open();
   Status Copy(int64_t offset, int64_t bytes) override;
-  Result<const DeviceEvent*> Mark() override;
   Status Finish() override;
   char* data() const override { return memory_ + residue(); }
   const DeviceEvent* after() const override { return event_.get(); }
@@ -38,8 +35,6 @@ class StagingStream::CudaStaging final : public Staging {
                                 static_cast<uintptr_t>(kLayoutAlignment));
   }
   Status Note(cudaError_t error, const char* what);
-  using Events = std::vector<std::shared_ptr<CudaEvent>>;
-  static void GiveBack(StagingStream& stream, Events events);
 
   StagingStream& stream_;
   CompletionPoller& poller_;
@@ -48,8 +43,6 @@ class StagingStream::CudaStaging final : public Staging {
   std::shared_ptr<CudaEvent> event_;
   char* memory_ = nullptr;
   bool recorded_ = false;  // the event is recorded after the last copy
-  Mutex marks_mutex_;
-  Events marks_ ATTEND_GUARDED_BY(marks_mutex_);  // all before event_ in the stream
 };
 
 Status StagingStream::CudaStaging::Note(cudaError_t error, const char* what) {
@@ -89,22 +82,6 @@ Status StagingStream::CudaStaging::Finish() {
   return Note(error, "recording the end of an upload");
 }
 
-Result<const DeviceEvent*> StagingStream::CudaStaging::Mark() {
-  const DeviceScope scope(stream_.device_.index);
-  ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
-  std::shared_ptr<CudaEvent> event;
-  ATTEND_RETURN_IF_ERROR(Note(stream_.events_.Take(&event), "making an event"));
-  const cudaError_t error = cudaEventRecord(event->get(), stream_.stream_);
-  ATTEND_RETURN_IF_ERROR(Note(error, "marking a part of an upload"));
-  const MutexLock lock(marks_mutex_);
-  return marks_.emplace_back(std::move(event)).get();
-}
-
-// Their last recordings have been reached.
-void StagingStream::CudaStaging::GiveBack(StagingStream& stream, Events events) {
-  for (std::shared_ptr<CudaEvent>& event : events) stream.events_.Give(std::move(event));
-}
-
 StagingStream::CudaStaging::~CudaStaging() {
   if (event_ == nullptr) return;
   const DeviceScope scope(stream_.device_.index);
@@ -120,17 +97,16 @@ StagingStream::CudaStaging::~CudaStaging() {
   stream_.pool_.Free(memory_, stream_.stream_);
   const bool reached = error == cudaSuccess && cudaEventQuery(event_->get()) == cudaSuccess;
   (void)cudaGetLastError();
-  const cudaEvent_t last = event_->get();
-  marks_.push_back(std::move(event_));
   if (reached) {
-    GiveBack(stream_, std::move(marks_));
+    stream_.events_.Give(std::move(event_));
     return;
   }
+  const cudaEvent_t last = event_->get();
   poller_.Add(last, error,
-              [&poller = poller_, &stream = stream_, events = std::move(marks_),
+              [&poller = poller_, &stream = stream_, event = std::move(event_),
                owner = std::move(owner_)](cudaError_t outcome) mutable {
                 if (outcome == cudaSuccess) {
-                  GiveBack(stream, std::move(events));
+                  stream.events_.Give(std::move(event));
                 } else if (!poller.device_lost()) {
                   // Copies may still be running, and no event says when they end.
                   (void)cudaStreamSynchronize(stream.stream_);

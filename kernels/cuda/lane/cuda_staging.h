@@ -8,8 +8,8 @@
 // The host memory needs more, because the stream does not control its owner. A staging that ends
 // passes the owner to the poller, which releases it when the event after the last copy is reached,
 // or when the device is lost and no copy reads any more. If the event is already reached, as it is
-// after a request that ran, the owner is released at once. Later stagings reuse events, and marks
-// too, except those not seen to be reached. Each staging takes its memory from the pool.
+// after a request that ran, the owner is released at once. Later stagings reuse events, except
+// those not seen to be reached. Each staging takes its memory from the pool.
 
 #pragma once
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <utility>
 
+#include "client/wire/chunk_codec.h"
 #include "tests/client/support/chunked_calls.h"
 
 namespace attend::client {
@@ -24,7 +25,7 @@ constexpr int64_t kPieceBytes = int64_t{1} << 20;
 // second one has gone, so that only a call that depends on the second one fails.
 class TwoStreams {
  public:
-  // What the second stream does, once its token is read.
+  // The second stream does this, once its token is read.
   using Second = std::function<grpc::Status(grpc::ServerContext*, FakeServer::ChunkedStream*)>;
 
   TwoStreams() {
@@ -41,9 +42,9 @@ class TwoStreams {
     const std::lock_guard lock(mutex_);
     second_ = std::move(second);
   }
-  // What the first stream brings of O, the rest being given to the second.
+  // So much of O the first stream brings; the rest is given to the second.
   void SetFirstBrings(int64_t bytes) { first_brings_ = bytes; }
-  // Of the request's bytes, which the first one then does not wait for.
+  // Bytes of the request for which the first one then does not wait.
   void SecondTook(size_t bytes) { second_took_ += static_cast<int64_t>(bytes); }
   const std::string& address() const { return server_.address(); }
   FakeServer& server() { return server_; }
@@ -109,7 +110,7 @@ TEST(ChunkedStreams, OneThatNeverJoinsTakesNothingWithIt) {
 TEST(ChunkedStreams, WhatAnUnjoinedOneOwesIsMissedForItsReason) {
   const std::pair<grpc::StatusCode, Code> cases[] = {
       {grpc::StatusCode::DEADLINE_EXCEEDED, Code::kDeadlineExceeded},
-      {grpc::StatusCode::CANCELLED, Code::kUnavailable},  // by nobody here
+      {grpc::StatusCode::CANCELLED, Code::kUnavailable},  // not by the client
       {grpc::StatusCode::UNAVAILABLE, Code::kUnavailable},
       {grpc::StatusCode::NOT_FOUND, Code::kInternal},  // refused: it owes nothing
       {grpc::StatusCode::UNIMPLEMENTED, Code::kInternal}};
@@ -170,10 +171,10 @@ TEST(ChunkedStreams, AJoinedOneThatIsLostEndsTheAttempt) {
   EXPECT_THAT(outcome.status.message(), HasSubstr("lost"));
 }
 
-TEST(ChunkedStreams, HeadsAreSentOneAfterAnother) {
+TEST(ChunkedStreams, TensorsAreSentOneAfterAnother) {
   FakeServer server;
-  const AttentionCall call = RandomCall("B1,H2,L8192,D64", 1);  // 2 MiB a head
-  constexpr uint64_t kHeadBytes = 2 << 20;
+  const AttentionCall call = RandomCall("B1,H2,L8192,D64", 1);  // 4 MiB a tensor
+  constexpr uint64_t kSent = ChunkedCall::kPieceBytes;
   std::vector<std::pair<v1::TensorName, uint64_t>> came;
   server.SetChunked([&](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
     v1::AttendChunkedRequest piece;
@@ -183,8 +184,8 @@ TEST(ChunkedStreams, HeadsAreSentOneAfterAnother) {
       came.emplace_back(piece.tensor(), piece.offset());
       const TensorRef* const tensors[] = {&call.q, &call.k, &call.v};
       const TensorRef& from = *tensors[(piece.tensor() - v1::TENSOR_NAME_Q) % 3];
-      const std::string_view all(static_cast<const char*>(from.data), 2 * kHeadBytes);
-      EXPECT_TRUE(piece.data() == all.substr(piece.offset(), kHeadBytes));
+      const std::string_view all(static_cast<const char*>(from.data), 2 * kSent);
+      EXPECT_TRUE(piece.data() == all.substr(piece.offset(), kSent));
     }
     return grpc::Status(grpc::StatusCode::DATA_LOSS, "seen enough");
   });
@@ -192,13 +193,12 @@ TEST(ChunkedStreams, HeadsAreSentOneAfterAnother) {
   Wait(*client, call, ChunkedWithin(std::chrono::seconds(60)));
   using ::testing::ElementsAre;
   using ::testing::Pair;
-  EXPECT_THAT(
-      came, ElementsAre(Pair(v1::TENSOR_NAME_Q, 0), Pair(v1::TENSOR_NAME_K, 0),
-                        Pair(v1::TENSOR_NAME_V, 0), Pair(v1::TENSOR_NAME_Q, kHeadBytes),
-                        Pair(v1::TENSOR_NAME_K, kHeadBytes), Pair(v1::TENSOR_NAME_V, kHeadBytes)));
+  EXPECT_THAT(came, ElementsAre(Pair(v1::TENSOR_NAME_Q, 0), Pair(v1::TENSOR_NAME_Q, kSent),
+                                Pair(v1::TENSOR_NAME_K, 0), Pair(v1::TENSOR_NAME_K, kSent),
+                                Pair(v1::TENSOR_NAME_V, 0), Pair(v1::TENSOR_NAME_V, kSent)));
 }
 
-// Heads that are computed early come before the header, which the first stream does not even send
+// Chunks of the second stream may overtake the header, which the first one does not even send here
 // until the second one has ended.
 TEST(ChunkedStreams, WhatComesBeforeTheHeaderHasItsPlace) {
   for (const Payload payload : {Payload::kCopy, Payload::kDiscard}) {

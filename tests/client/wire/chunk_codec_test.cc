@@ -38,6 +38,28 @@ TEST(ByteRanges, EachByteOnceInAnyOrder) {
   }
 }
 
+TEST(ChunkedCall, PiecesHoldEachByteOnce) {
+  ATTEND_FRESH_SEED(seed);
+  Random random(seed);
+  const auto call = ChunkedCall::Make(RandomCall("B2,H3,L700,D64,lse", 1), nullptr);
+  ASSERT_TRUE(call.ok());
+  for (int round = 0; round < 20; ++round) {
+    const auto bytes_max = static_cast<int64_t>(1 + random.Below(uint64_t{4} << 20));
+    ChunkedCall::Piece piece;
+    int64_t bytes = 0;
+    for (ChunkedCall::Piece last; call->Next(bytes_max, &piece); last = piece) {
+      const bool same = piece.tensor == last.tensor;
+      ASSERT_TRUE(same || piece.tensor == last.tensor + 1);
+      ASSERT_EQ(piece.offset, same ? last.offset + last.bytes : 0);
+      ASSERT_GT(piece.bytes, 0);
+      ASSERT_LE(piece.bytes, std::min(bytes_max, ChunkedCall::kPieceBytes));
+      bytes += piece.bytes;
+    }
+    EXPECT_EQ(bytes, call->payload_bytes());
+    EXPECT_FALSE(call->Next(bytes_max, &piece)) << "they are over for good";
+  }
+}
+
 // O is [1, 2, 5, 8], 320 bytes; the LSE [1, 2, 5], 40.
 constexpr int64_t kBytesO = 320;
 constexpr int64_t kBytesLse = 40;

@@ -131,7 +131,7 @@ TEST(ChunkedStagingTest, AppendsToSessions) {
     if (what == kAbandoned) {
       EXPECT_EQ(calls.AbandonChunks(problem.request, random).error_code(), StatusCode::CANCELLED);
     } else {
-      if (what == kCopyFails) server->backend().staging().FailCopy(2, Internal("planned"));
+      if (what == kCopyFails) server->backend().staging().FailCopy(1, Internal("planned"));
       const test::ChunkedOutcome outcome =
           test::AttendOverStreams(*server, problem.request, 2, 3000, random());
       ASSERT_TRUE(outcome.ok()) << outcome.fault << outcome.statuses[0].error_message();
@@ -167,14 +167,12 @@ TEST(ChunkedStagingTest, TheSettingTurnsItOff) {
 }
 
 TEST(ChunkedStagingTest, MetricsSayWhatBecameOfUploads) {
-  const auto server = StagingServer(1, [](Config& config) {
-    config.metrics_listen = "127.0.0.1:0";
-    config.copy_threads = 1;  // no other piece is copied while one fails
-  });
+  const auto server =
+      StagingServer(1, [](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   EXPECT_EQ(server->Metric("attend_staged_uploads_total{end=\"used\"}"), 0);
   EXPECT_EQ(server->Metric("attend_staging_memory_limit_bytes{device=\"cpu\"}"), 256.0 * (1 << 20));
   WireProblem problem = test::PlainWireProblem(1, 40);
-  server->backend().staging().FailCopy(4, Internal("copying an upload"));  // the second's first
+  server->backend().staging().FailCopy(2, Internal("copying an upload"));  // the second's
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(test::AttendOverStreams(*server, problem.request, 1, 900, 1).ok());
   }
@@ -227,7 +225,7 @@ TEST(ChunkedStagingTest, AnyCallOfTheDeviceMayFailUnseen) {
   std::vector<WireProblem> problems;
   for (int i = 0; i < 3; ++i) problems.push_back(test::PlainWireProblem(i, 20 + 9 * i));
   for (const auto& [fail, count] : calls) {
-    for (int n = 1; n <= 6; ++n) {
+    for (int n = 1; n <= 4; ++n) {
       SCOPED_TRACE("call " + std::to_string(n));
       const int64_t before = stream.counts().*count;
       (stream.*fail)(n, ResourceExhausted("cudaErrorPretend"));
@@ -243,8 +241,8 @@ TEST(ChunkedStagingTest, AnyCallOfTheDeviceMayFailUnseen) {
     }
   }
   EXPECT_EQ(Budget(*server).ends(StagingEnd::kNoMemory), 3);
-  // Each upload is one Finish, and a copy each of Q, K and V.
-  EXPECT_EQ(Budget(*server).ends(StagingEnd::kCopyFailed), 3 + 6);
+  // Each upload is one Finish and, since it is less than a piece, one copy.
+  EXPECT_EQ(Budget(*server).ends(StagingEnd::kCopyFailed), 3 + 3);
 }
 
 // One upload that goes well, or stops somewhere for some reason.

@@ -36,27 +36,6 @@ TEST(RequestQueue, RefusesWhenFullAndNamesTheBound) {
   EXPECT_TRUE(Push(queue, {.id = 3}).ok());
 }
 
-TEST(RequestQueue, FurtherPartsOfAnUploadTakeNoPlace) {
-  RequestQueue queue({.capacity = 1, .tenant_weights = {1}, .aging = std::chrono::seconds(1)});
-  const auto part = [](uint64_t id, bool has_slot) {
-    auto request = MakeRequest({.id = id});
-    request->source.SetPart({.has_slot = has_slot});
-    return request;
-  };
-  std::unique_ptr<Request> request = part(1, true);
-  EXPECT_TRUE(queue.Push(request).ok());
-  request = part(2, false);
-  EXPECT_TRUE(queue.Push(request).ok()) << "its place is still there";
-  request = part(3, false);
-  EXPECT_EQ(queue.Push(request).code(), Code::kResourceExhausted);
-  request = part(4, true);
-  EXPECT_TRUE(queue.Push(request).ok());
-  EXPECT_NE(queue.TakeById(2), nullptr);
-  request = part(5, false);
-  EXPECT_TRUE(queue.Push(request).ok()) << "what took it has left";
-  EXPECT_EQ(queue.size(), 3);
-}
-
 TEST(RequestQueue, ExpiresAtTheDeadlineAndNotBefore) {
   RequestQueue queue({.tenant_weights = {1}});
   EXPECT_TRUE(Push(queue, {.id = 1, .priority = 9, .deadline = kStart + milliseconds(5)}).ok());

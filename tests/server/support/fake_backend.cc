@@ -215,20 +215,6 @@ void FakeBackend::PassGate(const std::vector<WorkItem>& items) {
   --waiting_;
 }
 
-namespace {
-
-FakeBackend::Compute InParts(std::vector<AttentionSlice> parts, FakeBackend::Compute compute) {
-  return [parts = std::move(parts), compute = std::move(compute)](const Attention& whole) {
-    for (const AttentionSlice& part : parts) {
-      const Result<Attention> attention = TakeSlice(whole, part);
-      ASSERT_TRUE(attention.ok()) << attention.status().ToString();
-      compute(*attention);
-    }
-  };
-}
-
-}  // namespace
-
 BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
   const auto begin = std::chrono::steady_clock::now();
   BatchOutcome outcome;
@@ -264,11 +250,6 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
     for (const DeviceEvent* event : item.after) {
       if (status.ok() && FakeStream::Knows(event)) status = FakeStream::WaitFor(event);
     }
-    const std::vector<AttentionSlice> parts =
-        item.gradients       ? std::vector<AttentionSlice>()
-        : item.parts.empty() ? Parts(item.attention, item.selection)
-                             : std::vector<AttentionSlice>(item.parts.begin(), item.parts.end());
-    if (!parts.empty()) compute = InParts(parts, std::move(compute));
     if (status.ok() && moves_spans) {
       status = ComputeInCopies(item, compute);
     } else if (status.ok() && item.gradients) {

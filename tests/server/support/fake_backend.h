@@ -36,8 +36,6 @@ class FakeBackend final : public Backend {
   const DeviceInfo& info() const override { return info_; }
   HostAllocator& host_allocator() override;
   Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) override;
-  std::vector<AttentionSlice> Parts(const Attention& attention,
-                                    const Selection& selection) const override;
   bool RunsInParts(const Attention& attention, const Selection& selection) const override;
   DeviceMemoryUse memory_use() const override;
   // One at a time.
@@ -61,9 +59,6 @@ class FakeBackend final : public Backend {
   // From now on items for which `cut` is true count as computed in `parts` parts. Before the first
   // batch.
   void CutItems(std::function<bool(const Problem&)> cut, int64_t parts);
-  // From now on items are computed in these parts, where there are any. Before the first batch.
-  using Plan = std::function<std::vector<AttentionSlice>(const Attention&)>;
-  void SetParts(Plan plan);
   void SetMemoryUse(const DeviceMemoryUse& use);
   // The device has stagings. Before anything else.
   void AddStaging() { stream_ = std::make_unique<FakeStream>(); }
@@ -162,7 +157,6 @@ class FakeBackend final : public Backend {
   int64_t gathered_items_ = 0;
   std::function<bool(const Problem&)> cut_;
   int64_t cut_parts_ = 0;
-  Plan plan_;
   DeviceMemoryUse memory_use_;
   bool held_ = false;
   int64_t passes_ = 0;

@@ -34,19 +34,7 @@ void FakeBackend::CutItems(std::function<bool(const Problem&)> cut, int64_t part
   cut_parts_ = parts;
 }
 
-void FakeBackend::SetParts(Plan plan) {
-  const std::lock_guard lock(mutex_);
-  plan_ = std::move(plan);
-}
-
-std::vector<AttentionSlice> FakeBackend::Parts(const Attention& attention, const Selection&) const {
-  const std::lock_guard lock(mutex_);
-  if (!plan_) return {};
-  return plan_(attention);
-}
-
-bool FakeBackend::RunsInParts(const Attention& attention, const Selection& selection) const {
-  if (!Parts(attention, selection).empty()) return true;
+bool FakeBackend::RunsInParts(const Attention& attention, const Selection&) const {
   const std::lock_guard lock(mutex_);
   return cut_ && cut_(attention.problem);
 }

@@ -72,18 +72,6 @@ class FakeStream::FakeStaging final : public Staging {
     return Status();
   }
 
-  Result<const DeviceEvent*> Mark() override {
-    auto event = std::make_shared<Event>();
-    {
-      const std::lock_guard lock(stream_.mutex_);
-      ATTEND_RETURN_IF_ERROR(stream_.marks_.Next());
-      EXPECT_FALSE(finished_) << "a mark after the last copy";
-      events_.push_back(event);
-    }
-    stream_.Enqueue([event] { event->Reach(); });
-    return event.get();
-  }
-
   Status Finish() override {
     {
       const std::lock_guard lock(stream_.mutex_);
@@ -137,7 +125,6 @@ class FakeStream::FakeStaging final : public Staging {
   std::shared_ptr<void> owner_;
   std::shared_ptr<Memory> memory_;
   std::shared_ptr<Event> event_;
-  std::vector<std::shared_ptr<Event>> events_;  // of marks
   bool finished_ = false;
 };
 
@@ -183,11 +170,6 @@ void FakeStream::FailCopy(int n, Status status) {
   copies_.FailNth(n, std::move(status));
 }
 
-void FakeStream::FailMark(int n, Status status) {
-  const std::lock_guard lock(mutex_);
-  marks_.FailNth(n, std::move(status));
-}
-
 void FakeStream::FailFinish(int n, Status status) {
   const std::lock_guard lock(mutex_);
   finishes_.FailNth(n, std::move(status));
@@ -195,14 +177,13 @@ void FakeStream::FailFinish(int n, Status status) {
 
 void FakeStream::ForgetFaults() {
   const std::lock_guard lock(mutex_);
-  for (CallFaults* each : {&makes_, &copies_, &marks_, &finishes_}) each->Forget();
+  for (CallFaults* each : {&makes_, &copies_, &finishes_}) each->Forget();
 }
 
 FakeStream::Counts FakeStream::counts() const {
   const std::lock_guard lock(mutex_);
-  return {makes_.calls(), copies_.calls(),
-          marks_.calls(), finishes_.calls(),
-          device_bytes_,  static_cast<int64_t>(work_.size()) + (working_ ? 1 : 0)};
+  return {makes_.calls(), copies_.calls(), finishes_.calls(), device_bytes_,
+          static_cast<int64_t>(work_.size()) + (working_ ? 1 : 0)};
 }
 
 bool FakeStream::Knows(const DeviceEvent* event) {

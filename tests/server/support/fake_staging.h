@@ -34,14 +34,12 @@ class FakeStream {
   // The N-th call from now (1 = the next) of these fails with `status`.
   void FailMake(int n, Status status);
   void FailCopy(int n, Status status);
-  void FailMark(int n, Status status);
   void FailFinish(int n, Status status);
   void ForgetFaults();
 
   struct Counts {
     int64_t makes = 0;  // calls, failed ones too
     int64_t copies = 0;
-    int64_t marks = 0;
     int64_t finishes = 0;
     int64_t device_bytes = 0;  // held now
     int64_t enqueued = 0;      // and not done
@@ -69,7 +67,6 @@ class FakeStream {
   int64_t device_bytes_ = 0;
   CallFaults makes_;
   CallFaults copies_;
-  CallFaults marks_;
   CallFaults finishes_;
   std::thread thread_;  // last: it uses the rest
 };

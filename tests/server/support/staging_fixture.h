@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "kernels/reference/cpu_reference.h"
-#include "server/upload/upload_sink.h"
+#include "server/upload/staging.h"
 #include "tests/server/support/engine_fixture.h"
 
 namespace attend {
@@ -131,23 +131,7 @@ class StagingTest : public EngineTest {
 
   // Bytes of a tensor lie at their place.
   static void Came(Upload& upload, const char* data, int64_t bytes) {
-    const UploadSink sink(upload.request->source);
-    const std::vector<ByteRange> pieces = sink.Arrived(data, bytes);
-    if (!pieces.empty()) sink.Copy(pieces);
-  }
-
-  // All bytes of these heads, counted over all sequences.
-  static void ArriveHeads(Upload& upload, int64_t begin, int64_t end) {
-    const Problem& p = upload.owned->attention.problem;
-    const int64_t heads = p.batch * p.heads_kv;
-    for (size_t t = 0; t < upload.tensors.size(); ++t) {
-      const int64_t head_bytes = upload.tensors[t].bytes / heads;
-      char* const to = static_cast<char*>(upload.tensors[t].data) + begin * head_bytes;
-      const int64_t bytes = (end - begin) * head_bytes;
-      std::memcpy(to, static_cast<const char*>(upload.bytes[t]) + begin * head_bytes,
-                  static_cast<size_t>(bytes));
-      Came(upload, to, bytes);
-    }
+    if (DeviceCopy* const copy = upload.request->source.copy()) copy->Arrived(data, bytes);
   }
 
   void MustSend(Upload& upload) {

@@ -38,17 +38,6 @@ TEST(ArrivedPieces, NeighboursAreOneRange) {
   EXPECT_EQ(apart.Add({0, 1}), (std::vector<ByteRange>{{0, 4}}));
 }
 
-TEST(ArrivedPieces, PiecesEndWhereSectionsDo) {
-  ArrivedPieces pieces(20, 4, {0, 6, 6, 16, 20});  // the third and the last have nothing
-  EXPECT_TRUE(pieces.Add({4, 5}).empty());
-  EXPECT_EQ(pieces.Add({6, 10}), (std::vector<ByteRange>{{6, 10}})) << "its neighbour is missing";
-  EXPECT_EQ(pieces.Add({5, 6}), (std::vector<ByteRange>{{4, 6}}));
-  EXPECT_TRUE(pieces.Add({15, 16}).empty());
-  EXPECT_EQ(pieces.Add({10, 15}), (std::vector<ByteRange>{{10, 16}}));
-  EXPECT_EQ(pieces.Add({16, 20}), (std::vector<ByteRange>{{16, 20}}));
-  EXPECT_EQ(pieces.Add({0, 4}), (std::vector<ByteRange>{{0, 4}}));
-}
-
 TEST(ArrivedPieces, EachByteGoesOnOnceWhoeverBringsIt) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -63,12 +52,7 @@ TEST(ArrivedPieces, EachByteGoesOnOnceWhoeverBringsIt) {
       at = end;
     }
     std::shuffle(ranges.begin(), ranges.end(), random);
-    std::vector<int64_t> sections = {0};
-    for (int n = 0; n < round % 4; ++n) {
-      sections.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(bytes)));
-    }
-    std::sort(sections.begin(), sections.end());
-    ArrivedPieces pieces(bytes, piece_bytes, sections);
+    ArrivedPieces pieces(bytes, piece_bytes);
     std::vector<int> there(static_cast<size_t>(bytes)), sent(there);
     std::mutex mutex;
     std::vector<std::thread> threads;
