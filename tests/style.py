@@ -50,8 +50,7 @@ ROOMS = {
     "server/wire": "auth memory regions request sessions util",
     "server/upload": "memory request schedule util",
     "server/device": "memory metrics request schedule util",
-    "server/split": "memory metrics request util",
-    "server/engine": "device memory metrics request schedule split upload util",
+    "server/engine": "device memory metrics request schedule upload util",
     "server/rpc": "auth engine limits log memory metrics regions request sessions trace upload "
                   "util wire",
     "server/oip": "auth engine limits memory metrics regions request rpc util wire",

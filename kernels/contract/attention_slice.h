@@ -2,8 +2,8 @@
 //
 // Parts of one attention that are attentions themselves: some of its sequences, some of its KV
 // heads with the query heads that read them, some of its query rows. Large requests are cut this
-// way to overlap copies with kernels. Pure arithmetic on addresses; nothing
-// is copied, and the parts use the whole's memory.
+// way to overlap copies with kernels. Pure arithmetic on addresses; nothing is copied, and the
+// parts use the whole's memory.
 
 #pragma once
 

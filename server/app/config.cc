@@ -44,9 +44,9 @@ void AddDevices(CLI::App& app, Config& c) {
               "while they arrive. 0: uploads are copied once they are complete");
   group.Bytes("--staging-min", c.staging_min_bytes, 1, kBytesMax,
               "Uploads below this size are copied once they are complete");
-  group.Number(
-      "--split-gflop", c.split_gflop, 0, 1e12, "GFLOP",
-      "Split requests above this many GFLOP (10^9 FLOPs) across identical GPUs. 0 disables it");
+  group.Gone("--split-gflop",
+             "a request runs on one GPU; send its sequences or heads as requests of their own, "
+             "which all GPUs share");
 }
 
 void AddLimits(CLI::App& app, Config& c) {

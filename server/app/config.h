@@ -61,7 +61,6 @@ struct Config {
   int64_t lanes = 0;
   int64_t cpu_threads = 0;
   int64_t lane_workspace_bytes = int64_t{256} << 20;
-  double split_gflop = 2000;
   int64_t staging_max_bytes = int64_t{4} << 30;
   int64_t staging_min_bytes = int64_t{4} << 20;
 

@@ -112,6 +112,13 @@ class Group {
     if (check != nullptr) option->transform(CLI::Validator(check, "", ""));
     return option;
   }
+  // Refuses a setting that there was once: `instead` says what stands in its place.
+  void Gone(const std::string& flag, const std::string& instead) {
+    const auto refuse = [flag, instead](const std::string&) {
+      throw CLI::ValidationError(flag, "was removed: " + instead);
+    };
+    app_.add_option_function<std::string>(flag, refuse)->envname(EnvName(flag))->group("");
+  }
 
  private:
   CLI::Option* Named(const std::string& flag, CLI::Option* option) {

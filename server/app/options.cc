@@ -102,7 +102,6 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   options.tenants = config.tenants;
   options.memory_budget_bytes = config.memory_budget_bytes;
   if (config.max_request_gflop >= 0) options.request_cost_max = config.max_request_gflop * 1e9;
-  options.split_flops_min = config.split_gflop * 1e9;
   options.staging.bytes_max = config.staging_max_bytes;
   options.staging.bytes_min = config.staging_min_bytes;
   // gRPC's own threads take most of the cores.

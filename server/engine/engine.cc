@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <limits>
 #include <new>
-#include <optional>
 #include <utility>
 
 #include "kernels/contract/cost.h"
@@ -15,9 +14,6 @@
 
 namespace attend {
 namespace {
-
-// The first id of parts, out of reach of the requests' ids, which count from 1.
-constexpr uint64_t kFirstPartId = uint64_t{1} << 63;
 
 // Kernel cost of one request on the device.
 double CostMax(const EngineOptions& options, const DeviceInfo& info) {
@@ -31,11 +27,7 @@ Status DrainingStatus() { return Unavailable("the server is draining and takes n
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock)
-    : options_(options),
-      batcher_(options.worker.batcher),
-      metrics_(metrics),
-      clock_(clock),
-      next_part_id_(kFirstPartId) {}
+    : options_(options), batcher_(options.worker.batcher), metrics_(metrics), clock_(clock) {}
 
 Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend>> backends,
                                              const EngineOptions& options, Metrics& metrics,
@@ -70,7 +62,6 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   }
   engine->router_ = std::make_unique<Router>(infos);
   engine->stager_ = std::make_unique<Stager>(options.staging, engine->backends_, *engine->router_);
-  engine->MakeSplitter();
   metrics.AddDevices(devices, options.tenants.list());
   for (size_t i = 0; i < engine->backends_.size(); ++i) {
     Result<std::unique_ptr<DeviceWorker>> worker =
@@ -85,15 +76,6 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
     engine->cost_max_.push_back(CostMax(options, engine->backends_[i]->info()));
   }
   return engine;
-}
-
-void Engine::MakeSplitter() {
-  Splitter::Hooks hooks;
-  hooks.push = [this](std::unique_ptr<Request>& part) { return PushPart(part); };
-  hooks.cancel = [this](int device, uint64_t id) { workers_[device]->Cancel(id); };
-  hooks.finish = [this](std::unique_ptr<Request> whole) { RunDone(std::move(whole)); };
-  hooks.take_ids = [this](size_t count) { return TakePartIds(count); };
-  splitter_ = std::make_unique<Splitter>(*host_pool_, metrics_, std::move(hooks));
 }
 
 Engine::~Engine() { Stop(); }
@@ -157,8 +139,7 @@ Status Engine::Place(Request& request) const {
     placement.candidates = std::move(*candidates);
     placement.candidates_lost = lost;
   }
-  ATTEND_RETURN_IF_ERROR(Decide({options_.split_flops_min, batcher_, *router_}, devices,
-                                checker_->Sampled(request.id), request));
+  ATTEND_RETURN_IF_ERROR(Decide(batcher_, devices, checker_->Sampled(request.id), request));
   placement.decided_lost = lost;
   return Status();
 }
@@ -206,32 +187,37 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
       ATTEND_RETURN_IF_ERROR(Place(*request));
     }
     const int64_t decided_lost = request->placement.decided_lost;
-    const Status status = PushToAny(request);
+    const Status status = Push(request);
     if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;
     // A device was lost since the decision. The others may take the request; each iteration has one
     // device less.
   }
 }
 
-Status Engine::PushToAny(std::unique_ptr<Request>& request) {
-  if (!request->placement.shards.empty()) {
-    const std::optional<Status> split = splitter_->Submit(request, SplitDevices(*request));
-    // If none of the equal devices has room for a shard, one of another kind may have room for the
-    // whole.
-    if (split.has_value() && split->code() != Code::kResourceExhausted) return *split;
-  }
-  return PushToOne(request);
+void Engine::Choose(const Candidate& candidate, Request& request) {
+  request.device = candidate.device;
+  request.selection = candidate.selection;
+  request.kernel_cost = candidate.kernel_cost;
+  request.in_parts = candidate.in_parts;
+  request.batch_bytes = request.input_spans.bytes() + request.output_spans.bytes() +
+                        candidate.selection.workspace_bytes;
 }
 
-std::vector<SplitDevice> Engine::SplitDevices(const Request& request) const {
-  std::vector<SplitDevice> devices;
-  for (const int device : request.placement.shard_devices) {
-    devices.push_back({device, workers_[device]->info()});
+size_t Engine::Reserve(Request& request, std::span<const Candidate> candidates) {
+  DeviceCopy* const copy = request.source.copy();
+  if (copy == nullptr || copy->device() < 0) return router_->Reserve(candidates);
+  const auto chosen = std::find_if(candidates.begin(), candidates.end(),
+                                   [&](const auto& each) { return each.device == copy->device(); });
+  if (chosen == candidates.end()) {
+    copy->Drop(StagingEnd::kDeviceLost);
+  } else if (copy->Finish()) {
+    router_->Add(chosen->device, chosen->cost);
+    return static_cast<size_t>(chosen - candidates.begin());
   }
-  return devices;
+  return router_->Reserve(candidates);
 }
 
-Status Engine::PushToOne(std::unique_ptr<Request>& request) {
+Status Engine::Push(std::unique_ptr<Request>& request) {
   std::vector<Candidate> candidates = request->placement.candidates;
   LeastRefusal refused;
   while (!candidates.empty()) {
@@ -258,27 +244,7 @@ Status Engine::PushToOne(std::unique_ptr<Request>& request) {
   return refused.Tell(request->refusal);
 }
 
-Status Engine::PushPart(std::unique_ptr<Request>& part) {
-  part->batch_bytes =
-      part->input_spans.bytes() + part->output_spans.bytes() + part->selection.workspace_bytes;
-  const int device = part->device;
-  part->kernel_cost = Cost(part->attention, part->selection.kernel);
-  part->in_parts = backends_[device]->RunsInParts(part->attention, part->selection);
-  const int64_t cost = batcher_.Cost(part->kernel_cost, part->batch_bytes);
-  router_->Add(device, cost);
-  Status status;
-  try {
-    status = workers_[device]->Push(part);
-  } catch (const std::bad_alloc&) {
-    if (part == nullptr) throw;
-    status = ResourceExhausted("there is no memory to queue a part of the request");
-  }
-  if (!status.ok()) router_->Release(device, cost);
-  return status;
-}
-
 void Engine::Cancel(uint64_t id) {
-  if (splitter_->Cancel(id)) return;
   for (const auto& worker : workers_) worker->Cancel(id);
   checker_->Cancel(id);
 }
@@ -299,26 +265,20 @@ void Engine::BatchDone(CompletedBatch batch) {
     request->copy_in_ns = batch.outcome.copy_in_ns;
     request->kernel_ns = batch.outcome.kernel_ns;
     request->copy_out_ns = batch.outcome.copy_out_ns;
-    RunDone(std::move(request));
-  }
-}
-
-void Engine::RunDone(std::unique_ptr<Request> request) {
-  if (request->status.ok()) request->source.Commit();
-  if (request->status.ok() && request->to_be_checked() && !request->part) {
-    checker_->Post(std::move(request));
-  } else {
-    EndRequest(std::move(request));
+    if (request->status.ok()) request->source.Commit();
+    if (request->status.ok() && request->to_be_checked()) {
+      checker_->Post(std::move(request));
+    } else {
+      EndRequest(std::move(request));
+    }
   }
 }
 
 void Engine::EndRequest(std::unique_ptr<Request> request) {
   Responder* const responder = request->responder;
-  const bool part = request->part;
-  if (request->to_be_checked() && !part) checker_->Release();
+  if (request->to_be_checked()) checker_->Release();
   request->source.End();
   responder->Finish(std::move(request));
-  if (part) return;  // its whole counts
   metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
 }
 

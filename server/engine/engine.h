@@ -29,7 +29,6 @@
 #include "server/schedule/batcher.h"
 #include "server/schedule/router.h"
 #include "server/schedule/tenants.h"
-#include "server/split/splitter.h"
 #include "server/upload/staging.h"
 
 namespace attend {
@@ -43,7 +42,6 @@ struct EngineOptions {
   std::optional<double> request_cost_max;
   CheckerOptions checker;
   int completion_threads = 2;
-  double split_flops_min = 0;  // larger requests are split over equal devices; 0: none
   StagingOptions staging;
 };
 
@@ -92,9 +90,8 @@ class Engine {
   }
 
   // Queues the request on the device of its placement with the least outstanding cost (router.h).
-  // The device is chosen now because a client may take seconds to send after Admit. A request with
-  // shards goes to several devices (splitter.h). If a device has a good copy of the input, it is
-  // tried first.
+  // The device is chosen now because a client may take seconds to send after Admit. If one has a
+  // good copy of the input, it is tried first.
   // Takes `request` if and only if OK. The request then ends with one call of its responder, which
   // may happen before Submit returns if the request may_end_in_submit. Otherwise
   // RESOURCE_EXHAUSTED (every queue is full, or the checker's; it would be late), UNAVAILABLE
@@ -161,11 +158,6 @@ class Engine {
 
  private:
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
-  void MakeSplitter();
-  // Takes `count` consecutive ids for parts and returns the first.
-  uint64_t TakePartIds(size_t count) {
-    return next_part_id_.fetch_add(count, std::memory_order_relaxed);
-  }
   std::vector<PlaceableDevice> PlaceableDevices() const;
   // A lost device stays lost, so a changed count means that one was lost since the last call.
   int64_t lost_devices() const;
@@ -176,16 +168,11 @@ class Engine {
   // good, else the router's choice.
   size_t Reserve(Request& request, std::span<const Candidate> candidates);
   Status Route(std::unique_ptr<Request>& request);
-  // Splits a large request; pushes any other as a whole.
-  Status PushToAny(std::unique_ptr<Request>& request);
-  Status PushToOne(std::unique_ptr<Request>& request);
+  Status Push(std::unique_ptr<Request>& request);
   static void Choose(const Candidate& candidate, Request& request);
-  Status PushPart(std::unique_ptr<Request>& part);
-  std::vector<SplitDevice> SplitDevices(const Request& request) const;
-  // The steps of a request's end: its batch has left the lane; it has been computed, a split one
-  // in all its shards, and may have to be checked; it has been checked; it is answered.
+  // The steps of a request's end: its batch has left the lane, and it may have to be checked; it
+  // has been checked; it is answered.
   void BatchDone(CompletedBatch batch);
-  void RunDone(std::unique_ptr<Request> request);
   void CheckDone(std::unique_ptr<Request> request);
   void EndRequest(std::unique_ptr<Request> request);
 
@@ -196,13 +183,11 @@ class Engine {
   std::atomic<bool> draining_{false};
   bool stopped_ = false;
   std::atomic<int64_t> inflight_{0};
-  std::atomic<uint64_t> next_part_id_;
   std::vector<std::unique_ptr<Backend>> backends_;
   HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<Stager> stager_;
-  std::unique_ptr<Splitter> splitter_;
   std::unique_ptr<Checker> checker_;
   std::unique_ptr<CompletionThreads> completion_;
   std::vector<std::unique_ptr<DeviceWorker>> workers_;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engine's choice of a device, its checks and deadlines, and Abort.
+// Engine's checks and deadlines, and Abort.
 
-#include <algorithm>
 #include <new>
 #include <string>
 #include <utility>
@@ -13,31 +12,8 @@
 
 namespace attend {
 
-void Engine::Choose(const Candidate& candidate, Request& request) {
-  request.device = candidate.device;
-  request.selection = candidate.selection;
-  request.kernel_cost = candidate.kernel_cost;
-  request.in_parts = candidate.in_parts;
-  request.batch_bytes = request.input_spans.bytes() + request.output_spans.bytes() +
-                        candidate.selection.workspace_bytes;
-}
-
-size_t Engine::Reserve(Request& request, std::span<const Candidate> candidates) {
-  DeviceCopy* const copy = request.source.copy();
-  if (copy == nullptr || copy->device() < 0) return router_->Reserve(candidates);
-  const auto chosen = std::find_if(candidates.begin(), candidates.end(),
-                                   [&](const auto& each) { return each.device == copy->device(); });
-  if (chosen == candidates.end()) {
-    copy->Drop(StagingEnd::kDeviceLost);
-  } else if (copy->Finish()) {
-    router_->Add(chosen->device, chosen->cost);
-    return static_cast<size_t>(chosen - candidates.begin());
-  }
-  return router_->Reserve(candidates);
-}
-
 Status Engine::CheckInTime(Request& request) {
-  if (request.deadline == kNever || !request.placement.shards.empty()) return Status();
+  if (request.deadline == kNever) return Status();
   LeastRefusal refused;
   for (const Candidate& each : request.placement.candidates) {
     Choose(each, request);

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "kernels/contract/cost.h"
-#include "server/split/split_plan.h"
 
 namespace attend {
 namespace {
@@ -35,16 +34,6 @@ Status LimitCost(const Batcher& batcher, std::span<const PlaceableDevice> device
     return true;
   });
   return candidates.empty() ? refusal : Status();
-}
-
-void DecideShards(const PlacementRules& rules, const Request& request, Placement& placement) {
-  placement.shards.clear();
-  placement.shard_devices.clear();
-  if (rules.split_flops_min <= 0 || request.flops <= rules.split_flops_min) return;
-  const std::vector<Candidate> alike = rules.router.Alike(placement.candidates);
-  placement.shards = PlanSplit(request.attention, static_cast<int>(alike.size()));
-  if (placement.shards.empty()) return;
-  for (const Candidate& each : alike) placement.shard_devices.push_back(each.device);
 }
 
 }  // namespace
@@ -83,11 +72,11 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, Pass pass,
   return some_healthy && !lost.ok() ? lost : refusal;
 }
 
-Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devices, bool sampled,
+Status Decide(const Batcher& batcher, std::span<const PlaceableDevice> devices, bool sampled,
               Request& request) {
   Placement& placement = request.placement;
-  ATTEND_RETURN_IF_ERROR(LimitCost(rules.batcher, devices, request, placement.candidates));
-  const bool forward = !request.backward;  // only that is computed in parts, or split
+  ATTEND_RETURN_IF_ERROR(LimitCost(batcher, devices, request, placement.candidates));
+  const bool forward = !request.backward;  // only that is computed in parts
   request.flops = forward ? Flops(request.attention) : BackwardFlops(request.attention);
   for (Candidate& each : placement.candidates) {
     each.in_parts =
@@ -96,20 +85,18 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
   const auto reads_pieces = [&](const Candidate& each) {
     return !each.in_parts && devices[each.device].backend->Gathers();
   };
-  const bool gathered = request.source.gathered() != nullptr;
-  if (gathered) {  // when every device, one of them now lost, could read the pieces
+  if (request.source.gathered() != nullptr) {
+    // They were left in pieces when every device, one of them now lost, could read them.
     std::erase_if(placement.candidates, [&](const Candidate& each) { return !reads_pieces(each); });
     if (placement.candidates.empty()) {
       return Unavailable("the device that could read the request's tensors is lost");
     }
-  } else if (forward && request.source.cache() == nullptr) {  // which is one device's
-    DecideShards(rules, request, placement);
   }
   if (request.check == AnswerCheck::kNone && sampled && request.source.CanBeChecked()) {
     request.check = AnswerCheck::kSampled;
   }
   placement.may_gather =
-      !request.to_be_checked() && placement.shards.empty() &&
+      !request.to_be_checked() &&
       std::all_of(placement.candidates.begin(), placement.candidates.end(), reads_pieces);
   return Status();
 }

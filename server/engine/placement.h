@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides where and how a request runs: on which devices, at what cost, and split or whole. It also
+// Decides where and how a request runs: on which devices and at what cost. It also
 // decides whether the devices may read the tensors where their message arrived, which
 // RequestReader::Gather then does if sizes and pieces allow. Pure: the decision follows from the
 // problem, where its tensors are and a snapshot of the devices, never from load. Load counts when
@@ -15,7 +15,6 @@
 #include "kernels/util/status.h"
 #include "server/request/request.h"
 #include "server/schedule/batcher.h"
-#include "server/schedule/router.h"
 
 namespace attend {
 
@@ -24,12 +23,6 @@ struct PlaceableDevice {
   const Backend* backend = nullptr;
   bool healthy = true;
   double cost_max = 0;  // kernel cost of one request; infinite: no bound
-};
-
-struct PlacementRules {
-  double split_flops_min = 0;  // larger requests are split over equal devices; 0: none
-  const Batcher& batcher;      // for the cost of requests
-  const Router& router;        // for which devices are equal
 };
 
 // Returns the healthy devices that can run that pass of the problem; only `pinned` may, unless that
@@ -47,7 +40,7 @@ double KernelCost(const Request& request, KernelId kernel);
 // the attention's arrays must have their values. INVALID_ARGUMENT if the attention costs more than
 // any candidate's cost_max. UNAVAILABLE if the tensors are already gathered and no candidate can
 // read them there.
-Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devices, bool sampled,
+Status Decide(const Batcher& batcher, std::span<const PlaceableDevice> devices, bool sampled,
               Request& request);
 
 }  // namespace attend

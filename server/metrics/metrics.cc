@@ -176,7 +176,6 @@ struct Metrics::Families {
   Counter& log_lines_suppressed =
       MakeCounter(registry, "attend_log_lines_suppressed_total",
                   "Warnings and errors that --log-rate kept out of the log");
-  std::vector<Counter*> splits;  // by number of devices, from 2
   std::vector<TenantSeries> tenants;
   std::vector<DeviceSeries> devices;
 
@@ -220,10 +219,7 @@ void Metrics::Families::RecordAnswer(const Request& request) const {
   const size_t dtype = static_cast<size_t>(request.attention.problem.dtype) - 1;
   if (device.flops[kernel][dtype] == nullptr) return;
   device.kernel_requests[kernel][dtype]->Increment();
-  if (request.device_flops.empty()) device.flops[kernel][dtype]->Increment(request.flops);
-  for (const Request::DeviceFlops& each : request.device_flops) {
-    devices[each.device].flops[kernel][dtype]->Increment(each.flops);
-  }
+  device.flops[kernel][dtype]->Increment(request.flops);
 }
 
 Metrics::Metrics(const std::string& version) : families_(std::make_unique<Families>(version)) {}
@@ -234,12 +230,6 @@ void Metrics::AddDevices(const std::vector<Device>& devices, const std::vector<T
   for (const Tenant& tenant : tenants) f.tenants.emplace_back(f.registry, tenant.name);
   for (const Device& device : devices) {
     f.devices.emplace_back(f.registry, device.name, device.lanes, tenants);
-  }
-  for (size_t parts = 2; parts <= std::max<size_t>(2, devices.size()); ++parts) {
-    f.splits.push_back(
-        &MakeCounter(f.registry, "attend_split_requests_total",
-                     "Requests that were split, by the number of devices they were cut for",
-                     {{"parts", std::to_string(parts)}}));
   }
 }
 
@@ -315,8 +305,6 @@ void Metrics::RecordBatch(int device, int64_t requests, double flops, BatchClose
 void Metrics::RecordOutcome(int device, const BatchOutcome& outcome) {
   families_->devices[device].Record(outcome);
 }
-
-void Metrics::RecordSplit(int devices) { families_->splits[devices - 2]->Increment(); }
 
 void Metrics::RecordCheck(CheckResult result, Transport transport) {
   families_->checks[static_cast<size_t>(result)][static_cast<size_t>(transport)]->Increment();

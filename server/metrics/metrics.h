@@ -3,7 +3,7 @@
 // The Prometheus families that are counted as things happen, and their labels. Those by device are
 // in device_metrics.h, those by tenant in tenant_metrics.h. What is read at a scrape is in
 // server/app: uploads and shared memory in collectors.h, NVML in gpu_stats.h. The engine's families
-// exist from the start, those by device, tenant or split from AddDevices on; all label sets known
+// exist from the start, those by device or tenant from AddDevices on; all label sets known
 // at the start begin at zero. Recording is thread-safe and takes well under a microsecond: families
 // are looked up once, at construction.
 
@@ -114,7 +114,6 @@ class Metrics {
   // attend_device_phase_seconds_total{phase}, attend_device_span_seconds_total,
   // attend_cut_parts_total; once for each batch that ran.
   void RecordOutcome(int device, const BatchOutcome& outcome);
-  void RecordSplit(int devices);  // attend_split_requests_total{parts}
   // attend_reference_checks_total{result,transport} of checks that were not made
   void RecordCheck(CheckResult result, Transport transport);
   void RecordUnread();  // attend_unread_calls_total

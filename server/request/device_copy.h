@@ -16,13 +16,12 @@ enum class StagingEnd {
   kUsed = 0,    // it ran on the copy
   kBudget,      // never staged: the device's staging memory was taken
   kNoMemory,    // never staged: the device had none
-  kSplit,       // never staged: it runs on several devices
   kCopyFailed,  // it was computed from the block, as in the next two cases
   kDeviceLost,
   kQueueFull,  // the queue of the device that has the copy
   kAborted,    // the upload failed, or the request was refused
 };
-inline constexpr int kStagingEndCount = 8;
+inline constexpr int kStagingEndCount = 7;
 
 class DeviceCopy {
  public:

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kernels/contract/select.h"
-#include "server/request/query_slice.h"
 
 namespace attend {
 
@@ -33,9 +32,6 @@ struct Placement {
   // finds them with their selections, at least one. Engine::Place sets the rest of each and may
   // drop some; if none is left, it refuses the request.
   std::vector<Candidate> candidates;
-  // If not empty, the request is split: its shards, for as many devices that are alike.
-  std::vector<QuerySlice> shards;
-  std::vector<int> shard_devices;
   // Every candidate can read tensors where their message arrived, and nothing else needs them in
   // the input block.
   bool may_gather = false;

@@ -113,15 +113,8 @@ struct Request {
   Placement placement;  // set by Engine::Place
 
   // Set by Engine::Submit.
-  int device = 0;  // index into the engine's devices; of a split request, the first of its devices
+  int device = 0;  // index into the engine's devices
   Selection selection;
-  bool part = false;  // of a request split or uploaded: ends with it, which is counted and checked
-  // For a split request: what each device computes of it.
-  struct DeviceFlops {
-    int device = 0;
-    double flops = 0;
-  };
-  std::vector<DeviceFlops> device_flops;
 
   // Set on the way.
   double flops = 0;
@@ -143,7 +136,7 @@ struct Request {
   int64_t kernel_ns = 0;
   int64_t copy_out_ns = 0;
   int64_t check_ns = 0;
-  std::string device_name;           // of a split request "cuda:0+cuda:1"
+  std::string device_name;
   std::optional<RowsReport> report;  // if checked
   bool sessions_ending = false;      // it is on sessions, and the server drains
   Status status;                     // the outcome
@@ -155,7 +148,7 @@ struct Request {
   Code stop_code = Code::kOk;  // with it: why
 
   Pass pass() const { return backward ? Pass::kBackward : Pass::kForward; }
-  // Once submitted, and no part, such a request has a place with the checker until it ends.
+  // Once submitted, such a request has a place with the checker until it ends.
   bool to_be_checked() const {
     return check == AnswerCheck::kAsked || check == AnswerCheck::kSampled;
   }

@@ -17,17 +17,13 @@ double SpeedOf(const DeviceInfo& info) {
   return info.kind == DeviceKind::kCuda ? thresholds::kThreadsPerMultiprocessor * units : units;
 }
 
-bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {
-  return a.kind == b.kind && a.compute_capability == b.compute_capability && a.units == b.units;
-}
-
 // The cost as it is counted: the sum of as many as any queue can hold fits 64 bits.
 int64_t BoundedCost(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
 
 }  // namespace
 
 Router::Router(const std::vector<DeviceInfo>& devices) : loads_(devices.size()) {
-  for (const DeviceInfo& info : devices) devices_.push_back({info, SpeedOf(info)});
+  for (const DeviceInfo& info : devices) speeds_.push_back(SpeedOf(info));
 }
 
 template <class CostOf>
@@ -38,7 +34,7 @@ size_t Router::BestLocked(std::span<const Candidate> candidates, const CostOf& c
   for (size_t n = 0; n < candidates.size(); ++n) {
     const int device = candidates[n].device;
     const int64_t cost = cost_of(loads_[device]) + BoundedCost(candidates[n].cost);
-    const double time = static_cast<double>(cost) / devices_[device].speed;
+    const double time = static_cast<double>(cost) / speeds_[device];
     if (time < best_time) {
       best = n;
       best_time = time;
@@ -82,26 +78,6 @@ void Router::Release(int device, int64_t cost) {
 int64_t Router::outstanding(int device) const {
   const MutexLock lock(mutex_);
   return loads_[device].outstanding;
-}
-
-std::vector<Candidate> Router::Alike(std::span<const Candidate> candidates) const {
-  std::vector<Candidate> best;
-  double best_speed = 0;
-  for (const Candidate& first : candidates) {
-    const DeviceInfo& kind = devices_[first.device].info;
-    std::vector<Candidate> group;
-    double speed = 0;
-    for (const Candidate& each : candidates) {
-      if (!SameKind(kind, devices_[each.device].info)) continue;
-      group.push_back(each);
-      speed += devices_[each.device].speed;
-    }
-    if (speed > best_speed) {
-      best = std::move(group);
-      best_speed = speed;
-    }
-  }
-  return best;
 }
 
 }  // namespace attend

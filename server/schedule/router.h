@@ -43,15 +43,7 @@ class Router {
 
   int64_t outstanding(int device) const;
 
-  // The candidates on devices that are identical in kind, compute capability and units: the fastest
-  // such group, the first of several. Independent of load.
-  std::vector<Candidate> Alike(std::span<const Candidate> candidates) const;
-
  private:
-  struct Device {
-    DeviceInfo info;
-    double speed = 1;
-  };
   struct Load {
     int64_t outstanding = 0;
     int64_t expected = 0;
@@ -62,9 +54,9 @@ class Router {
   size_t BestLocked(std::span<const Candidate> candidates, const CostOf& cost_of) const
       ATTEND_REQUIRES(mutex_);
 
-  std::vector<Device> devices_;  // fixed
+  std::vector<double> speeds_;  // of the devices
   mutable Mutex mutex_;
-  std::vector<Load> loads_ ATTEND_GUARDED_BY(mutex_);  // of the devices
+  std::vector<Load> loads_ ATTEND_GUARDED_BY(mutex_);  // the same
 };
 
 }  // namespace attend

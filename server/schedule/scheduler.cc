@@ -100,8 +100,7 @@ Status Scheduler::Judge(Request& request, TimePoint now) {
   Classify(request);
   request.refusal.late = false;  // another device may have said so
   request.refusal.retry_after_ms = 0;
-  // Parts belong to a request that was accepted.
-  if (request.deadline == kNever || request.part) return Status();
+  if (request.deadline == kNever) return Status();
   const Duration left = std::min<Duration>(request.deadline - now, std::chrono::hours(24));
   const LaneState state = lanes();
   const Duration before =

@@ -12,7 +12,7 @@ namespace attend {
 namespace {
 
 constexpr std::array<const char*, kStagingEndCount> kEndNames = {
-    "used", "budget", "no_memory", "split", "copy_failed", "device_lost", "queue_full", "aborted"};
+    "used", "budget", "no_memory", "copy_failed", "device_lost", "queue_full", "aborted"};
 
 std::vector<StagingBudget::Limit> LimitsOf(int64_t bytes_max,
                                            std::span<const std::unique_ptr<Backend>> backends) {
@@ -151,7 +151,6 @@ void Stager::Stage(Request& request, std::span<const HostSpan> tensors) {
   int64_t bytes = 0;
   for (const HostSpan& tensor : tensors) bytes += tensor.bytes;
   if (!possible_ || bytes < options_.bytes_min) return;
-  if (!request.placement.shards.empty()) return budget_.CountEnd(StagingEnd::kSplit);
   const std::vector<Candidate>& candidates = request.placement.candidates;
   std::unique_ptr<StagedInput> copy =
       Make(candidates[router_.Expect(candidates)], request.input, tensors);

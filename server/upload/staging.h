@@ -158,10 +158,10 @@ class Stager {
          Router& router);
 
   // Gives a placed request whose bytes have not arrived a copy of its input block on the device
-  // that the router expects to run it, if its tensors are large enough, that device needs a copy
-  // and has memory for it, and the request will not be split. `tensors` are in the block in
-  // ascending order, from its beginning, less than kTensorAlignBytes apart, followed by whatever
-  // else the kernel reads. May wait for a driver.
+  // that the router expects to run it, if its tensors are large enough and that device needs a copy
+  // and has memory for it. `tensors` are in the block in ascending order, from its beginning, less
+  // than kTensorAlignBytes apart, followed by whatever else the kernel reads. May wait for a
+  // driver.
   void Stage(Request& request, std::span<const HostSpan> tensors);
 
   const StagingBudget& budget() const { return budget_; }

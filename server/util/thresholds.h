@@ -94,12 +94,6 @@ inline constexpr double kRequestSecondsMax = 600;
 inline constexpr double kThreadsPerMultiprocessor = 16;
 // A small attention on an idle GPU ends within this; what takes longer can afford to be told of.
 inline constexpr std::chrono::microseconds kPollAtMost{150};
-// Rows of Q that shards are multiples of.
-inline constexpr int64_t kSplitRows = 512;
-// A fraction of the whole; where the largest shard would be more, a split does not pay.
-inline constexpr double kLargestShardMax = 0.75;
-// How far from its place a cut may be for the sake of a coarser boundary, in shards.
-inline constexpr double kSplitTolerance = 1.0 / 16;
 
 // --- It is answered.
 

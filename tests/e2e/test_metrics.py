@@ -33,7 +33,7 @@ FAMILIES = HISTOGRAMS | {
     "attend_tenant_limited_total", "attend_tenant_limited_requests_total",
     "attend_tenant_small_calls_total", "attend_reloads_total",
     "attend_queue_requests", "attend_lanes", "attend_lanes_busy", "attend_device_healthy",
-    "attend_outstanding_cost", "attend_split_requests_total",
+    "attend_outstanding_cost",
     "attend_device_phase_seconds_total", "attend_device_span_seconds_total",
     "attend_cut_parts_total", "attend_device_memory_used_bytes",
     "attend_device_memory_limit_bytes",

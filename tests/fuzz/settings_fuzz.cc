@@ -94,8 +94,8 @@ void CheckConfig(const std::vector<std::string>& arguments) {
                           config.max_queue > 0 && config.max_streams > 0 &&
                           config.max_batch_requests > 0 && config.check_threads > 0,
                       "a limit of nothing");
-  for (const double number : {config.check_sample, config.drain_timeout_seconds,
-                              config.chunked_idle_timeout_seconds, config.split_gflop}) {
+  for (const double number :
+       {config.check_sample, config.drain_timeout_seconds, config.chunked_idle_timeout_seconds}) {
     ATTEND_FUZZ_REQUIRE(std::isfinite(number) && number >= 0, std::to_string(number));
   }
 }

@@ -14,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kNoAnswer = 0xff;  // NaN in every format
 constexpr int64_t kLookAtEvery = 4;
-// So that every part of a split answer has some, and looking takes no time beside the request.
+// Few enough that looking takes no time beside the request.
 constexpr int64_t kPieces = 64;
 constexpr int64_t kPieceBytes = 1024;
 
@@ -44,8 +44,8 @@ Status AllAtOnce(const std::vector<Slot>& slots, const Run& run) {
 
 }  // namespace
 
-AnswerSlots::AnswerSlots(const Work& work, std::vector<Slot> slots, Sharing sharing, int devices)
-    : work_(work), slots_(std::move(slots)), sharing_(sharing), devices_(devices) {}
+AnswerSlots::AnswerSlots(const Work& work, std::vector<Slot> slots, int devices)
+    : work_(work), slots_(std::move(slots)), devices_(devices) {}
 
 Status AnswerSlots::Check() {
   const auto bytes = static_cast<size_t>(work_.output_bytes());
@@ -94,19 +94,6 @@ Status AnswerSlots::RunUntil(const Slot& slot, Clock::time_point end, int64_t* c
   return Status();
 }
 
-Status AnswerSlots::CheckDevices(const std::set<std::string>& names) const {
-  int least = devices_;
-  for (const std::string& name : names) {
-    const auto devices = static_cast<int>(std::count(name.begin(), name.end(), '+')) + 1;
-    least = std::min(least, devices);
-  }
-  const int count = sharing_ == Sharing::kSplit ? least : static_cast<int>(names.size());
-  if (count == devices_) return Status();
-  return Internal(std::to_string(count) + " of " + std::to_string(devices_) +
-                  " devices took part, \"" + (names.empty() ? "" : *names.begin()) +
-                  "\" among them");
-}
-
 Result<Sample> AnswerSlots::Drive(double seconds) {
   std::vector<int64_t> calls(slots_.size(), 0);
   std::vector<std::set<std::string>> names(slots_.size());
@@ -120,8 +107,9 @@ Result<Sample> AnswerSlots::Drive(double seconds) {
   for (const int64_t each : calls) sample.calls += each;
   sample.bytes = sample.calls * (work_.input_bytes() + work_.output_bytes());
   for (size_t i = 1; i < names.size(); ++i) names[0].merge(names[i]);
-  ATTEND_RETURN_IF_ERROR(CheckDevices(names[0]));
-  return sample;
+  if (std::ssize(names[0]) == devices_) return sample;
+  return Internal(std::to_string(names[0].size()) + " of " + std::to_string(devices_) +
+                  " devices took part, \"" + *names[0].begin() + "\" among them");
 }
 
 }  // namespace attend::bench

@@ -20,20 +20,14 @@ namespace attend::bench {
 
 struct Slot {
   char* o = nullptr;  // where each answer is written, as long as `run` lives
-  // One request, from call to answer: what computed it, "cuda:0" or "cuda:0+cuda:1".
+  // One request, from call to answer: the device that computed it.
   std::function<Result<std::string>()> run;
-};
-
-// How devices take part.
-enum class Sharing {
-  kRouted,  // each request has one of them, and all have some
-  kSplit,   // all of them have a share of each request
 };
 
 class AnswerSlots {
  public:
   // `work` must outlive the object; `devices` is how many must take part.
-  AnswerSlots(const Work& work, std::vector<Slot> slots, Sharing sharing, int devices);
+  AnswerSlots(const Work& work, std::vector<Slot> slots, int devices);
 
   // Every slot once, all at the same time, and each answer judged: the first in full, the others by
   // its bits, and in full where these differ.
@@ -46,11 +40,9 @@ class AnswerSlots {
   Status RunOnce(const Slot& slot, int64_t turn, std::set<std::string>* names) const;
   Status RunUntil(const Slot& slot, std::chrono::steady_clock::time_point end, int64_t* calls,
                   std::set<std::string>* names) const;
-  Status CheckDevices(const std::set<std::string>& names) const;
 
   const Work& work_;
   const std::vector<Slot> slots_;
-  const Sharing sharing_;
   const int devices_;
   std::string pattern_;  // a right O
 };

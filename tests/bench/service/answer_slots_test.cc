@@ -33,8 +33,7 @@ class AnswerSlotsTest : public ::testing::Test {
   }
 
   // A slot for each name, which answers it rightly; but from call `end` on nobody writes anything.
-  AnswerSlots Slots(std::vector<std::string> names, Sharing sharing, int devices,
-                    int64_t end = 1'000'000'000) {
+  AnswerSlots Slots(std::vector<std::string> names, int devices, int64_t end = 1'000'000'000) {
     calls_ = 0;
     std::vector<Slot> slots;
     for (const std::string& name : names) {
@@ -44,7 +43,7 @@ class AnswerSlotsTest : public ::testing::Test {
                          return name;
                        }});
     }
-    return AnswerSlots(work_, std::move(slots), sharing, devices);
+    return AnswerSlots(work_, std::move(slots), devices);
   }
 
   const Work work_;
@@ -54,7 +53,7 @@ class AnswerSlotsTest : public ::testing::Test {
 };
 
 TEST_F(AnswerSlotsTest, CountsTheCallsOfAllSlots) {
-  AnswerSlots slots = Slots({"a", "a", "b"}, Sharing::kRouted, 2);
+  AnswerSlots slots = Slots({"a", "a", "b"}, 2);
   ASSERT_TRUE(slots.Check().ok());
   EXPECT_EQ(calls_, 3);
   const Result<Sample> sample = slots.Drive(0.01);
@@ -65,26 +64,24 @@ TEST_F(AnswerSlotsTest, CountsTheCallsOfAllSlots) {
 }
 
 TEST_F(AnswerSlotsTest, AnAnswerThatIsNotWrittenIsFoundThoughARightOneWasThereBefore) {
-  AnswerSlots never = Slots({"a"}, Sharing::kRouted, 1, 1);
+  AnswerSlots never = Slots({"a"}, 1, 1);
   EXPECT_FALSE(never.Check().ok());
-  AnswerSlots at_first = Slots({"a"}, Sharing::kRouted, 1, 5);
+  AnswerSlots at_first = Slots({"a"}, 1, 5);
   ASSERT_TRUE(at_first.Check().ok());
   EXPECT_THAT(at_first.Drive(0.05).status().ToString(), HasSubstr("did not reach"));
-  AnswerSlots until_the_end = Slots({"a", "a"}, Sharing::kRouted, 1, 4);
+  AnswerSlots until_the_end = Slots({"a", "a"}, 1, 4);
   ASSERT_TRUE(until_the_end.Check().ok());
   EXPECT_FALSE(until_the_end.Check().ok());
 }
 
 TEST_F(AnswerSlotsTest, AllDevicesMustTakePart) {
-  const auto drive = [this](std::vector<std::string> names, Sharing sharing) {
-    AnswerSlots slots = Slots(std::move(names), sharing, 2);
+  const auto drive = [this](std::vector<std::string> names) {
+    AnswerSlots slots = Slots(std::move(names), 2);
     const Status checked = slots.Check();
     return checked.ok() ? slots.Drive(0.001).status() : checked;
   };
-  EXPECT_TRUE(drive({"a", "b"}, Sharing::kRouted).ok());
-  EXPECT_THAT(drive({"a", "a"}, Sharing::kRouted).ToString(), HasSubstr("1 of 2 devices"));
-  EXPECT_TRUE(drive({"a+b", "a+b"}, Sharing::kSplit).ok());
-  EXPECT_THAT(drive({"a+b", "b"}, Sharing::kSplit).ToString(), HasSubstr("1 of 2 devices"));
+  EXPECT_TRUE(drive({"a", "b"}).ok());
+  EXPECT_THAT(drive({"a", "a"}).ToString(), HasSubstr("1 of 2 devices"));
 }
 
 TEST(EngineSlotsTest, AnEngineAnswersInItsOwnMemory) {

@@ -87,7 +87,6 @@ Result<std::unique_ptr<AnswerSlots>> MakeEngineSlots(const std::string& devices,
   const int64_t output_bytes = work.output_bytes();
   Config config;
   config.device = devices;
-  config.split_gflop = 0;
   config.memory_budget_bytes =
       slots * (HostPool::BlockBytes(input_bytes) + HostPool::BlockBytes(output_bytes));
   Logger silent({}, std::make_shared<spdlog::sinks::null_sink_mt>());
@@ -112,7 +111,7 @@ Result<std::unique_ptr<AnswerSlots>> MakeEngineSlots(const std::string& devices,
             .get();
     made.push_back({slot->o(), [host, slot] { return slot->Run(); }});
   }
-  return std::make_unique<AnswerSlots>(work, std::move(made), Sharing::kRouted, count);
+  return std::make_unique<AnswerSlots>(work, std::move(made), count);
 }
 
 }  // namespace attend::bench

@@ -15,8 +15,8 @@
 namespace attend::bench {
 
 // An engine on `devices` (attend-server's --device), which lives as long as the slots; each has its
-// request and answer in the engine's memory. `count` devices must take part. Requests are routed
-// and never split. `work` must outlive the slots.
+// request and answer in the engine's memory. `count` devices must take part. `work` must outlive
+// the slots.
 Result<std::unique_ptr<AnswerSlots>> MakeEngineSlots(const std::string& devices, int count,
                                                      const Work& work, int slots);
 

@@ -53,13 +53,10 @@ std::string FirstOf(const std::vector<std::string>& names, int count) {
   return list;
 }
 
-// What one line of the table measures on so many GPUs. `spec` stays below the default of
-// --split-gflop where requests are routed, and above it where they are split, but for the line with
-// servers of its own.
+// A line of the table: what it measures on any number of GPUs.
 struct Line {
   std::string text;
   test::ProblemSpec spec;
-  Sharing sharing = Sharing::kRouted;
   std::function<Result<std::unique_ptr<AnswerSlots>>(int gpus, const Work& work)> make;
 };
 
@@ -106,7 +103,7 @@ class SharedServers {
   explicit SharedServers(const Bench& bench)
       : bench_(bench), names_(Names(bench.options().device)) {}
 
-  Result<std::unique_ptr<AnswerSlots>> Make(int gpus, const Work& work, Sharing sharing) {
+  Result<std::unique_ptr<AnswerSlots>> Make(int gpus, const Work& work) {
     std::shared_ptr<SharedServer>& server = servers_[gpus];
     if (server == nullptr) {
       Result<std::shared_ptr<SharedServer>> started =
@@ -115,7 +112,7 @@ class SharedServers {
       server = std::move(*started);
     }
     std::vector<Slot> slots;
-    for (int i = 0; i < (sharing == Sharing::kSplit ? 1 : kInFlight * gpus); ++i) {
+    for (int i = 0; i < kInFlight * gpus; ++i) {
       Result<client::AttentionCall> call = client::ShareCall(*server->memory, work.call());
       if (!call.ok()) return call.status();
       auto* const o = reinterpret_cast<char*>(call->outputs.o->data());
@@ -129,7 +126,7 @@ class SharedServers {
                          return answer->device;
                        }});
     }
-    return std::make_unique<AnswerSlots>(work, std::move(slots), sharing, gpus);
+    return std::make_unique<AnswerSlots>(work, std::move(slots), gpus);
   }
 
  private:
@@ -203,25 +200,18 @@ void RunGpus(Bench& bench) {
   const std::vector<std::string> names = Names(bench.options().device);
   const DType dtype = DType::kFloat16;
   SharedServers servers(bench);
-  const auto shared = [](SharedServers& of, Sharing sharing) {
-    return [&of, sharing](int gpus, const Work& work) { return of.Make(gpus, work, sharing); };
-  };
+  const auto shared = [&servers](int gpus, const Work& work) { return servers.Make(gpus, work); };
   const auto in_process = [&names](int gpus, const Work& work) {
     return MakeEngineSlots(FirstOf(names, gpus), gpus, work, kInFlight * gpus);
   };
   const std::string in_flight = ", " + std::to_string(kInFlight) + " in flight a GPU";
   const auto bus_bound = test::MakeSpec(1, 16, 16, 8192, 8192, 128, 128, dtype);
   const auto kernel_bound = test::MakeSpec(1, 8, 1, 16384, 16384, 128, 128, dtype);
-  const auto large = test::MakeSpec(1, 16, 16, 32768, 32768, 128, 128, dtype);
   const std::string kernel_text = "B1 Hq8 Hkv1 L16384 D128 fp16, bound by the kernel";
   const Line lines[] = {
-      {"shared memory, B1 H16 L8192 D128 fp16, bound by the bus" + in_flight, bus_bound,
-       Sharing::kRouted, shared(servers, Sharing::kRouted)},
-      {"shared memory, " + kernel_text + in_flight, kernel_bound, Sharing::kRouted,
-       shared(servers, Sharing::kRouted)},
-      {"shared memory, B1 H16 L32768 D128 fp16, one request split, one at a time", large,
-       Sharing::kSplit, shared(servers, Sharing::kSplit)},
-      {"in process, " + kernel_text + in_flight, kernel_bound, Sharing::kRouted, in_process},
+      {"shared memory, B1 H16 L8192 D128 fp16, bound by the bus" + in_flight, bus_bound, shared},
+      {"shared memory, " + kernel_text + in_flight, kernel_bound, shared},
+      {"in process, " + kernel_text + in_flight, kernel_bound, in_process},
   };
   // "cpu" is no GPU, and what this machine does not have is no failure.
   const int named = bench.gpu() ? static_cast<int>(names.size()) : 0;

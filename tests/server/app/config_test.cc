@@ -285,6 +285,15 @@ TEST(ConfigTest, HelpExplainsEverySetting) {
   EXPECT_EQ(version.text, VersionText() + "\n");
 }
 
+TEST(ConfigTest, RemovedSettingsSayWhatStandsInTheirPlace) {
+  const ParsedConfig removed = ParseFlags({"--split-gflop", "0"});
+  EXPECT_EQ(removed.outcome, ConfigOutcome::kError);
+  EXPECT_NE(removed.text.find("--split-gflop: was removed: a request runs on one GPU"),
+            std::string::npos)
+      << removed.text;
+  EXPECT_EQ(ParseFlags({"--help"}).text.find("split-gflop"), std::string::npos);
+}
+
 TEST(ByteSizeTest, ReadsAndWrites) {
   EXPECT_EQ(*ParseByteSize("0"), 0);
   EXPECT_EQ(*ParseByteSize("1b"), 1);

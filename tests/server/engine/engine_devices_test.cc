@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Seeded schedules of a whole engine over several fake devices: requests of every shape, split and
-// whole, cancels, deadlines, faults, gates, lost devices and a drain in the middle. Threads
+// Seeded schedules of a whole engine over several fake devices: requests of every shape,
+// cancels, deadlines, faults, gates, lost devices and a drain in the middle. Threads
 // interleave as they like; what must hold holds for any order.
 
 #include <gtest/gtest.h>
@@ -12,10 +12,10 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/server/support/engine_fixture.h"
-#include "tests/server/support/split_specs.h"
 
 namespace attend {
 namespace {
@@ -23,8 +23,8 @@ namespace {
 using test::FakeBackend;
 
 struct Coverage {
-  int64_t requests = 0, split = 0, ok = 0, cancelled = 0, expired = 0, lost = 0, failed = 0;
-  int64_t refused = 0, devices_lost = 0, after_loss = 0, none_healthy = 0, passed_on = 0;
+  int64_t requests = 0, ok = 0, cancelled = 0, expired = 0, lost = 0, failed = 0;
+  int64_t refused = 0, devices_lost = 0, after_loss = 0, none_healthy = 0;
 };
 
 class Schedule {
@@ -63,7 +63,6 @@ class Schedule {
     options.worker.batcher.batch_flops_max = 1e6;
     options.tenants = *Tenants::Parse({"heavy=3"});
     options.memory_budget_bytes = int64_t{1} << 22;
-    options.split_flops_min = Pick(4) == 0 ? 0 : 1000;
     options.checker.sample = Pick(4) == 0 ? 0.3 : 0;
     std::vector<std::unique_ptr<Backend>> backends;
     const auto gpus = static_cast<int>(1 + Pick(4));
@@ -118,17 +117,13 @@ class Schedule {
 
   void Submit() {
     ++coverage_.requests;
-    auto memory = std::make_unique<test::OwnedAttention>(
-        test::MakeAttention(test::SplittableSpec(random_(), 4000), random_()));
+    test::ProblemSpec spec = test::RandomSpec(random_(), 4000);
+    if (Pick(3) == 0) spec = test::WithDropout(std::move(spec), random_());
+    auto memory = std::make_unique<test::OwnedAttention>(test::MakeAttention(spec, random_()));
     auto request = std::make_unique<Request>();
     request->id = ++last_id_;
     request->attention = memory->attention;
     request->input_spans = {memory->input};
-    if (Pick(2) == 0) {
-      scattered_.push_back(test::Scatter(*memory));
-      request->attention = scattered_.back().attention;
-      request->input_spans = scattered_.back().spans;
-    }
     request->output_spans = {memory->output};
     request->responder = &collector_;
     request->priority = static_cast<int32_t>(Pick(3));
@@ -178,11 +173,7 @@ class Schedule {
   }
 
   void CheckEnd(const Request& request, const Sent& sent) {
-    coverage_.split += request.device_flops.size() > 1;
-    if (request.device_flops.size() == 1) {
-      ++coverage_.passed_on;
-      EXPECT_EQ(request.device_name, engine_->Devices()[request.device].info.name);
-    }
+    EXPECT_EQ(request.device_name, engine_->Devices()[request.device].info.name);
     switch (request.status.code()) {
       case Code::kOk: {
         ++coverage_.ok;
@@ -205,8 +196,7 @@ class Schedule {
             << request.status.message();
         break;
       case Code::kResourceExhausted:
-        EXPECT_TRUE(request.refusal.late || !request.device_flops.empty())
-            << "what would be late, or of a split one's later part only";
+        EXPECT_TRUE(request.refusal.late);
         break;
       default:
         ++coverage_.failed;
@@ -222,7 +212,6 @@ class Schedule {
   std::vector<FakeBackend*> devices_;
   std::vector<bool> lost_;
   std::vector<Sent> sent_;
-  std::vector<test::ScatteredInputs> scattered_;
   std::set<uint64_t> accepted_;
   uint64_t last_id_ = 0;
   std::unique_ptr<Engine> engine_;
@@ -240,9 +229,8 @@ TEST(Devices, EveryScheduleEndsEachRequestOnceAndRight) {
   }
   // A share of the schedules, as sanitizers run, need not meet every case.
   if (test::TestScale() < 1) return;
-  for (const int64_t each :
-       {met.split, met.ok, met.cancelled, met.expired, met.lost, met.failed, met.refused,
-        met.devices_lost, met.after_loss, met.none_healthy, met.passed_on}) {
+  for (const int64_t each : {met.ok, met.cancelled, met.expired, met.lost, met.failed, met.refused,
+                             met.devices_lost, met.after_loss, met.none_healthy}) {
     EXPECT_GT(each, 3) << "seed " << base << ": a case that the schedules hardly met";
   }
 }

@@ -289,6 +289,26 @@ TEST_F(EngineTest, WorkGoesToTheDeviceWithTheLeastOutstanding) {
   EXPECT_EQ(devices_[1]->submitted_items(), 3);
 }
 
+TEST_F(EngineTest, AFullDevicePassesOnToAnother) {
+  options_.worker.queue_requests_max = 1;
+  options_.worker.batcher.batch_flops_max = 1e5;
+  Start(/*devices=*/2);
+  const test::ProblemSpec small = test::MakeSpec(1, 1, 1, 16, 16, 8, 8);
+  for (test::FakeBackend* device : devices_) device->Hold();
+  MustSubmit(NewRequest(test::MakeSpec(1, 1, 1, 32, 32, 8, 8)));
+  devices_[0]->WaitForWaiting(1);
+  MustSubmit(NewRequest(small));
+  devices_[1]->WaitForWaiting(1);
+  MustSubmit(NewRequest(small));
+  EXPECT_EQ(engine_->Devices()[1].queued, 1) << "its work is less, even with two";
+  const uint64_t passed_on = MustSubmit(NewRequest(small));
+  EXPECT_EQ(Submit(NewRequest(small)).code(), Code::kResourceExhausted) << "both are full";
+  for (test::FakeBackend* device : devices_) device->Release();
+  EXPECT_EQ(collector_.WaitFor(passed_on).device_name, "cpu");
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  for (const auto& device : engine_->Devices()) EXPECT_EQ(device.outstanding_batches, 0);
+}
+
 TEST_F(EngineTest, AnUnknownKernelIsNamed) {
   Start();
   auto request = NewRequest();

@@ -34,14 +34,11 @@ class PlacementTest : public ::testing::Test {
                           devices_);
   }
   Status Decide(bool sampled = false) {
-    std::vector<DeviceInfo> infos;
-    for (const auto& backend : backends_) infos.push_back(backend->info());
-    const Router router(infos);
     const Batcher batcher{BatcherOptions{}};
     Result<std::vector<Candidate>> candidates = Find();
     if (!candidates.ok()) return candidates.status();
     request_.placement.candidates = std::move(*candidates);
-    return attend::Decide({split_flops_min_, batcher, router}, devices_, sampled, request_);
+    return attend::Decide(batcher, devices_, sampled, request_);
   }
   const Placement& placement() const { return request_.placement; }
   std::vector<int> chosen() const {
@@ -61,7 +58,6 @@ class PlacementTest : public ::testing::Test {
   Request request_;
   std::vector<std::unique_ptr<test::FakeBackend>> backends_;
   std::vector<PlaceableDevice> devices_;
-  double split_flops_min_ = 0;
 };
 
 TEST_F(PlacementTest, CostsOfEveryCandidate) {
@@ -75,7 +71,6 @@ TEST_F(PlacementTest, CostsOfEveryCandidate) {
     EXPECT_GT(each.cost, 0);
     EXPECT_FALSE(each.in_parts);
   }
-  EXPECT_TRUE(placement().shards.empty());
 }
 
 TEST_F(PlacementTest, LostDevicesAreNoCandidates) {
@@ -102,23 +97,6 @@ TEST_F(PlacementTest, WhoeverItCostsTooMuchIsLeftOut) {
       << refused.ToString();
 }
 
-TEST_F(PlacementTest, LargeOnesAreSplitOverThoseAlike) {
-  Add("cuda:0", DeviceKind::kCuda);
-  Add("cpu", DeviceKind::kCpu);
-  Add("cuda:1", DeviceKind::kCuda);
-  split_flops_min_ = Flops(request_.attention);
-  ASSERT_TRUE(Decide().ok());
-  EXPECT_TRUE(placement().shards.empty()) << "above the threshold only";
-  split_flops_min_ -= 1;
-  ASSERT_TRUE(Decide().ok());
-  EXPECT_EQ(placement().shard_devices, (std::vector<int>{0, 2}));
-  ASSERT_FALSE(placement().shards.empty());
-  EXPECT_EQ(placement().shards.back().shard, 1);
-  devices_[2].healthy = false;
-  ASSERT_TRUE(Decide().ok());
-  EXPECT_TRUE(placement().shards.empty()) << "one is left";
-}
-
 TEST_F(PlacementTest, GathersOnlyWhereNothingElseNeedsTheBlock) {
   AddGathering("cuda:0");
   test::FakeBackend& other = AddGathering("cuda:1");
@@ -131,10 +109,6 @@ TEST_F(PlacementTest, GathersOnlyWhereNothingElseNeedsTheBlock) {
   ASSERT_TRUE(Decide().ok());
   EXPECT_FALSE(placement().may_gather);
   request_.check = AnswerCheck::kNone;
-  split_flops_min_ = 1;
-  ASSERT_TRUE(Decide().ok());
-  EXPECT_FALSE(placement().may_gather) << "its shards read the block";
-  split_flops_min_ = 0;
   other.StopGathering();
   ASSERT_TRUE(Decide().ok());
   EXPECT_FALSE(placement().may_gather) << "one of the two cannot";
@@ -146,10 +120,8 @@ TEST_F(PlacementTest, WhatIsGatheredStaysSo) {
   AddGathering("cuda:1");
   Add("cpu", DeviceKind::kCpu);
   request_.source.Gather({});
-  split_flops_min_ = 1;
   ASSERT_TRUE(Decide().ok());
   EXPECT_EQ(chosen(), (std::vector<int>{0, 1}));
-  EXPECT_TRUE(placement().shards.empty());
   devices_[0].healthy = devices_[1].healthy = false;
   EXPECT_EQ(Decide().code(), Code::kUnavailable);
 }

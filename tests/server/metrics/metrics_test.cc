@@ -81,7 +81,6 @@ const char* const kFamilies[] = {"attend_build_info",
                                  "attend_lanes_busy",
                                  "attend_outstanding_cost",
                                  "attend_device_healthy",
-                                 "attend_split_requests_total",
                                  "attend_device_phase_seconds_total",
                                  "attend_device_span_seconds_total",
                                  "attend_cut_parts_total",
@@ -237,7 +236,7 @@ TEST(MetricsTest, AnUndecidedCheckCountsAsSuch) {
   EXPECT_EQ(now.samples.at("attend_reference_check_rows_unjudged_total"), 3);
 }
 
-TEST(MetricsTest, ASplitRequestCountsOnceAndItsFlopsWhereTheyRan) {
+TEST(MetricsTest, ARequestAndItsFlopsCountWhereItRan) {
   Metrics metrics("1.2.3");
   metrics.AddDevices({{"cuda:0", 4}, {"cuda:1", 4}, {"cuda:2", 4}});
   Request request;
@@ -245,21 +244,17 @@ TEST(MetricsTest, ASplitRequestCountsOnceAndItsFlopsWhereTheyRan) {
   request.attention.problem.dtype = DType::kFloat16;
   request.flops = 9;
   request.device = 1;
-  request.device_flops = {{1, 4}, {2, 5}};
   metrics.RecordFinished(request, 1, 0);
-  metrics.RecordSplit(2);
   metrics.SetOutstanding(2, 1.5);
   Exposition now(Serialize(metrics));
   const std::string labels = "\",dtype=\"float16\",kernel=\"cuda_flash_sm90\"}";
-  const double flops[] = {0, 4, 5};
+  const double flops[] = {0, 9, 0};
   const double requests[] = {0, 1, 0};
   for (int i = 0; i < 3; ++i) {
     const std::string device = "{device=\"cuda:" + std::to_string(i) + labels;
     EXPECT_EQ(now.samples.at("attend_flops_total" + device), flops[i]);
     EXPECT_EQ(now.samples.at("attend_kernel_requests_total" + device), requests[i]);
   }
-  EXPECT_EQ(now.samples.at("attend_split_requests_total{parts=\"2\"}"), 1);
-  EXPECT_EQ(now.samples.at("attend_split_requests_total{parts=\"3\"}"), 0);
   EXPECT_EQ(now.samples.at("attend_outstanding_cost{device=\"cuda:2\"}"), 1.5);
 }
 

@@ -100,21 +100,5 @@ TEST(Router, TheLargestCostsFit) {
   EXPECT_EQ(router.outstanding(0), 0);
 }
 
-TEST(Router, AlikeIsTheFastestGroup) {
-  Router router({Device(DeviceKind::kCpu, 64), Device(DeviceKind::kCuda, 100, 80),
-                 Device(DeviceKind::kCuda, 120, 90), Device(DeviceKind::kCuda, 120, 90),
-                 Device(DeviceKind::kCuda, 60, 90)});
-  const auto alike = [&router](const std::vector<Candidate>& candidates) {
-    std::vector<int> devices;
-    for (const Candidate& each : router.Alike(candidates)) devices.push_back(each.device);
-    return devices;
-  };
-  EXPECT_EQ(alike(All(5, 1)), (std::vector<int>{2, 3}));
-  router.Add(2, 1'000'000);
-  EXPECT_EQ(alike(All(5, 1)), (std::vector<int>{2, 3})) << "load plays no part";
-  EXPECT_EQ(alike({{0, {}, 0, 1}, {1, {}, 0, 1}, {4, {}, 0, 1}}), (std::vector<int>{1}));
-  EXPECT_TRUE(alike({}).empty());
-}
-
 }  // namespace
 }  // namespace attend

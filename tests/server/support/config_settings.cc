@@ -88,7 +88,6 @@ std::vector<Setting> WorkSettings() {
   using C = Config;
   return {
       {"max-batch-requests", "12", [](const C& c) { return c.max_batch_requests == 12; }, "0"},
-      {"split-gflop", "0.5", [](const C& c) { return c.split_gflop == 0.5; }, "-1"},
       {"max-batch-gflop", "2.5", [](const C& c) { return c.max_batch_gflop == 2.5; }, "nan"},
       {"max-batch-bytes", "1K", [](const C& c) { return c.max_batch_bytes == 1024; }, "0"},
       {"max-batch-delay-us", "13", [](const C& c) { return c.max_batch_delay_us == 13; }, "1.5"},

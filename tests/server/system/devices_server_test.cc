@@ -5,9 +5,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
-#include <future>
 #include <string>
-#include <thread>
 
 #include "server/engine/engine.h"
 #include "tests/server/support/health_client.h"
@@ -25,62 +23,6 @@ void WithMetrics(Config& config) {
   config.metrics_listen = "127.0.0.1:0";
   config.memory_budget_bytes = 1 << 24;
   config.lanes = 1;
-  config.split_gflop = 1e-4;
-}
-
-// 2 heads: 2 * 64 * 64 * (32 + 32) * 2 = 1,048,576 FLOPs.
-WireProblem Large(uint64_t seed) { return test::PlainWireProblem(seed, 64, 32); }
-
-TEST(DevicesServerTest, ALargeRequestIsSplitAndCountedOnce) {
-  const uint64_t seed = test::FreshSeed();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  TestServer server(WithMetrics, /*devices=*/2);
-  WireProblem problem = Large(seed);
-  problem.request.set_check(true);
-  v1::AttendResponse response;
-  grpc::ClientContext context;
-  const grpc::Status status = server.Stub()->Attend(&context, problem.request, &response);
-  ASSERT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(test::Judge(problem, response), "");
-  EXPECT_EQ(response.device(), "cpu+cpu1");
-  EXPECT_EQ(response.kernel(), "cpu_flash");
-  EXPECT_TRUE(response.check().ok());
-  EXPECT_GT(response.timings().kernel_ns(), 0);
-  EXPECT_EQ(server.Metric("attend_split_requests_total{parts=\"2\"}"), 1);
-  EXPECT_EQ(server.Metric("attend_requests_total{code=\"OK\"}"), 1);
-  const std::string labels = ",dtype=\"float32\",kernel=\"cpu_flash\"}";
-  for (const std::string device : {"cpu", "cpu1"}) {
-    EXPECT_EQ(server.Metric("attend_flops_total{device=\"" + device + "\"" + labels), 524288);
-    EXPECT_EQ(server.Metric("attend_outstanding_cost{device=\"" + device + "\"}"), 0);
-  }
-  EXPECT_EQ(server.Metric("attend_kernel_requests_total{device=\"cpu\"" + labels), 1);
-  EXPECT_EQ(server.Metric("attend_kernel_requests_total{device=\"cpu1\"" + labels), 0);
-}
-
-TEST(DevicesServerTest, ACancelledCallDropsItsParts) {
-  TestServer server(WithMetrics, /*devices=*/2);
-  const auto stub = server.Stub();
-  for (int i = 0; i < 2; ++i) server.backend(i).Hold();
-  const auto call = [&](grpc::ClientContext* context, const v1::AttendRequest& request) {
-    return std::async(std::launch::async, [&stub, context, request] {
-      v1::AttendResponse response;
-      return stub->Attend(context, request, &response).error_code();
-    });
-  };
-  const uint64_t seed = test::FreshSeed();
-  grpc::ClientContext first, second;
-  auto running = call(&first, Large(seed).request);
-  for (int i = 0; i < 2; ++i) server.backend(i).WaitForWaiting(1);
-  auto queued = call(&second, Large(seed).request);
-  while (server.Metric("attend_queue_requests{device=\"cpu1\"}") < 1) std::this_thread::yield();
-  EXPECT_GT(server.Metric("attend_outstanding_cost{device=\"cpu1\"}"), 0);
-  second.TryCancel();
-  EXPECT_EQ(queued.get(), StatusCode::CANCELLED);
-  while (server.Metric("attend_queue_requests{device=\"cpu1\"}") > 0) std::this_thread::yield();
-  for (int i = 0; i < 2; ++i) server.backend(i).Release();
-  EXPECT_EQ(running.get(), StatusCode::OK);
-  EXPECT_TRUE(server.server().engine().WaitIdle(kNever));
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(server.backend(i).submitted_items(), 1);
 }
 
 // As a GPU does it: the batch that finds the device lost ends with INTERNAL and CUDA's words, which
@@ -119,14 +61,14 @@ TEST(DevicesServerTest, ALostDeviceIsReportedAndTheOtherServes) {
     return stub->Attend(&context, problem.request, response).error_code();
   };
   v1::AttendResponse response;
-  EXPECT_EQ(attend(Large(seed), &response), StatusCode::UNAVAILABLE) << "half of it was there";
+  EXPECT_EQ(attend(test::PlainWireProblem(seed, 64), &response), StatusCode::UNAVAILABLE);
   EXPECT_EQ(server.Metric("attend_device_healthy{device=\"cpu\"}"), 0);
   EXPECT_EQ(server.Metric("attend_device_healthy{device=\"cpu1\"}"), 1);
   EXPECT_EQ(test::CheckHealth(server.Connect(), ""), test::Health::kServing);
   EXPECT_EQ(test::CheckHealth(server.Connect(), "attend.v1.AttentionService"),
             test::Health::kServing);
   for (int i = 0; i < 3; ++i) {
-    WireProblem problem = Large(seed + static_cast<uint64_t>(i));
+    WireProblem problem = test::PlainWireProblem(seed + static_cast<uint64_t>(i), 64);
     ASSERT_EQ(attend(problem, &response), StatusCode::OK);
     EXPECT_EQ(response.device(), "cpu1");
     EXPECT_EQ(test::Judge(problem, response), "");
@@ -143,8 +85,9 @@ TEST(DevicesServerTest, ALostDeviceIsReportedAndTheOtherServes) {
   EXPECT_EQ(probe("/readyz") + probe("/healthz"), "ok\nok\n");
   const int64_t before = server.backend(1).submitted_items();
   server.backend(1).LoseDevice();
-  EXPECT_EQ(attend(Large(seed), &response), StatusCode::UNAVAILABLE);
-  EXPECT_EQ(attend(Large(seed), &response), StatusCode::UNAVAILABLE) << "none is left";
+  EXPECT_EQ(attend(test::PlainWireProblem(seed, 64), &response), StatusCode::UNAVAILABLE);
+  EXPECT_EQ(attend(test::PlainWireProblem(seed, 64), &response), StatusCode::UNAVAILABLE)
+      << "none is left";
   EXPECT_EQ(server.backend(1).submitted_items(), before + 1);
   EXPECT_EQ(probe("/readyz") + probe("/healthz"), "not ready\nevery device is lost\n");
 }

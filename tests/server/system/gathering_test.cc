@@ -123,13 +123,6 @@ TEST_F(GatheringTest, WhereOneDeviceCannotAllIsCopied) {
   EXPECT_EQ(server_->backend(1).gathered_items(), 0);
 }
 
-TEST_F(GatheringTest, WhatIsSplitIsCopied) {
-  Start([](Config& config) { config.split_gflop = 1e-6; }, 2);
-  EXPECT_FALSE(IsGathered(Medium(70)));
-  EXPECT_EQ(server_->backend(1).gathered_items(), 0);
-  ExpectNothingHeld();
-}
-
 TEST_F(GatheringTest, MessagesInAnyOrderAreReadInPlace) {
   Start();
   WireProblem problem = Medium(8);

@@ -198,19 +198,6 @@ TEST_F(StagingTest, TheCopysDeviceIsLostBeforeTheEnd) {
   AwaitNothingHeld();
 }
 
-TEST_F(StagingTest, ASplitRequestHasNone) {
-  options_.split_flops_min = 1000;
-  StartStaging(2);
-  Upload upload = Begin();
-  EXPECT_EQ(upload.request->source.copy(), nullptr);
-  EXPECT_EQ(Ends(StagingEnd::kSplit), 1);
-  Arrive(upload);
-  MustSend(upload);
-  ExpectRight(upload);
-  EXPECT_EQ(collector_.WaitFor(upload.id).device_name, "cuda:0+cuda:1");
-  AwaitNothingHeld();
-}
-
 TEST_F(StagingTest, TheCopysDeviceComesFirstUnlessItsQueueIsFull) {
   options_.worker.queue_requests_max = 1;
   StartStaging(2);
