@@ -108,7 +108,7 @@ void ChunkedOp::FinishIfOver(Stripe& stripe) {
 }
 
 void ChunkedOp::NoteFailure(Status status, const Pushback& pushback) {
-  // What was cancelled says less than why.
+  // A cancellation says less than its cause.
   if (!failure_.ok() &&
       (failure_.code() != Code::kCancelled || status.code() == Code::kCancelled)) {
     return;

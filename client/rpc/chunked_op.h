@@ -79,10 +79,10 @@ class ChunkedOp final : public RetryingOp {
     std::shared_ptr<const EncodedCall> as_message;
   };
 
-  // What an event leads to on its own stream. Done without the lock: gRPC writes to the socket on
-  // the calling thread, which takes as long as a piece's bytes do, and the other streams' threads
-  // would wait for it. Nothing else happens to the stream meanwhile: its events all come to this
-  // thread, and it does not finish while it reads or writes.
+  // The calls that an event leads to on its own stream. Done without the lock: gRPC writes to the
+  // socket on the calling thread, which takes as long as a piece's bytes do, and the other streams'
+  // threads would wait for it. Nothing else happens to the stream meanwhile: its events all come to
+  // this thread, and it does not finish while it reads or writes.
   struct Ops {
     bool read = false;
     bool half_close = false;
@@ -107,7 +107,7 @@ class ChunkedOp final : public RetryingOp {
   Status AttemptStatus() const ATTEND_REQUIRES(mutex_);
   // The same call as one message, or null if that is no way out of `status`, or was cancelled.
   std::shared_ptr<UnaryOp> MakeMessageOp(Status& status, Remains* remains) ATTEND_REQUIRES(mutex_);
-  // What a message led to: how its bytes were taken, and the grant in it.
+  // A message was taken: how that went, and the grant in it.
   void MessageTaken(Stripe& stripe, Status status, std::optional<v1::ChunkedGrant> grant, Ops* ops)
       ATTEND_REQUIRES(mutex_);
 

@@ -47,7 +47,7 @@ class ChunkedCall {
 
   int64_t payload_bytes() const { return payload_bytes_; }
   int64_t answer_bytes() const { return answer_bytes_; }  // of O, or of the gradients
-  // What its answer must have.
+  // The tensors that its answer must have.
   const std::vector<AnswerTensor>& answer() const { return answer_; }
   bool backward() const { return header_.has_backward(); }
   int64_t header_bytes() const { return header_bytes_; }  // without request_id
@@ -107,7 +107,7 @@ class ChunkedAnswer {
   bool header_ ATTEND_GUARDED_BY(mutex_) = false;
   bool made_ ATTEND_GUARDED_BY(mutex_) = false;  // the response's tensors
   DecodedResponse response_ ATTEND_GUARDED_BY(mutex_);
-  // Of each tensor of the call's answer.
+  // For each tensor of the call's answer.
   std::array<ByteRanges, kAnswerTensorsMax> came_ ATTEND_GUARDED_BY(mutex_);
   int64_t missing_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;  // once the tensors are made
 };

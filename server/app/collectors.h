@@ -52,7 +52,7 @@ class SharedMemoryStats final : public prometheus::Collectable {
   const RegionRegistry* const registry_;
 };
 
-// What goes to disks: attend_check_dumps_total{result}, attend_log_write_errors_total.
+// Writes to disks: attend_check_dumps_total{result}, attend_log_write_errors_total.
 class DiskStats final : public prometheus::Collectable {
  public:
   // Null: dumps are off.

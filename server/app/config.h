@@ -48,13 +48,13 @@ struct Config {
   std::string ready_file;
   std::string server_id;      // empty: a random one
   bool load_reports = false;  // with every answer
-  // Of metrics_listen. Empty: without TLS; for everybody.
+  // For metrics_listen. Empty: without TLS; for everybody.
   std::string metrics_tls_cert;
   std::string metrics_tls_key;
   std::string metrics_auth;
 
   // Callers
-  std::string tokens;  // a file; empty: nobody asks who calls
+  std::string tokens;  // a file; empty: callers are not authenticated
 
   // Devices
   std::string device = "auto";
@@ -163,7 +163,7 @@ struct MetricsTlsFiles {
   std::string key;
   std::string settings = "metrics-tls";  // whose files these are: with -cert and -key, the settings
 };
-// Who may read at metrics_listen, and how: as its own settings say, or beyond loopback the
+// Access to metrics_listen: as its own settings say, or beyond loopback the
 // server's.
 struct MetricsAccess {
   MetricsTlsFiles tls;

@@ -146,7 +146,7 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }
 
-// Of messages that are kept half, so that a backlog leaves room for the next messages; and little
+// Half for messages that are kept, so that a backlog leaves room for the next messages; and little
 // of what gRPC may hold in all.
 RequestReader::Limits MakeReaderLimits(const Config& config, const ReceiveMemory* receive_memory) {
   constexpr int64_t kShareOfQuota = 8;

@@ -45,7 +45,7 @@ struct EngineOptions {
   StagingOptions staging;
 };
 
-// What a request receives before its bytes are placed.
+// Given to a request before its bytes are placed.
 struct Admission {
   HostBlock input;
   HostBlock output;

@@ -18,7 +18,7 @@
 
 namespace attend {
 
-// What the decision needs to know of a device.
+// A device as the decision sees it.
 struct PlaceableDevice {
   const Backend* backend = nullptr;
   bool healthy = true;
@@ -32,7 +32,7 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, Pass pass,
                                               std::string_view kernel, int pinned,
                                               std::span<const PlaceableDevice> devices);
 
-// What the request costs a device whose kernel that is.
+// The cost of the request on a device with that kernel.
 double KernelCost(const Request& request, KernelId kernel);
 
 // Sets the request's flops, the rest of its placement and, if the server wants the answer checked

@@ -11,7 +11,7 @@
 
 namespace attend {
 
-// What happened to an upload that was large enough to be staged.
+// The end of an upload that was large enough to be staged.
 enum class StagingEnd {
   kUsed = 0,    // it ran on the copy
   kBudget,      // never staged: the device's staging memory was taken

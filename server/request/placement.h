@@ -15,7 +15,7 @@ namespace attend {
 // The device of a request whose memory binds it to none.
 inline constexpr int kAnyDevice = -1;
 
-// What a request asks for: O, or the gradients.
+// The pass that a request asks for: O, or the gradients.
 enum class Pass { kForward, kBackward };
 
 // A device that can run a request, and what the request costs it.

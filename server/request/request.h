@@ -43,7 +43,7 @@ enum class AnswerCheck {
   kSkipped,  // was kSampled; when it was submitted, the checker had no room
 };
 
-// What a protocol other than attend.v1 keeps of a request for its answer.
+// Kept by a protocol other than attend.v1 of a request for its answer.
 struct ProtocolState {
   virtual ~ProtocolState() = default;
   // The request's message is not read any more: what was kept for that may go, since memory of
@@ -57,10 +57,10 @@ struct FileBytes {
   int64_t output = 0;
 };
 
-// What a client needs to know, beside its status, of a request that was refused.
+// Told to a client, beside its status, of a request that was refused.
 struct Refusal : CacheRefusal {
   bool late = false;           // it could not have been answered before its deadline
-  int64_t retry_after_ms = 0;  // when it may come again; 0: nobody knows, the server estimates it
+  int64_t retry_after_ms = 0;  // when it may come again; 0: not known, the server estimates it
 };
 
 struct Request;
@@ -96,7 +96,7 @@ struct Request {
   int32_t priority = 0;
   int tenant = 0;                             // index into the engine's tenants; the caller's
   Scopes scopes = Scopes::OfUsers();          // what the caller may do
-  std::shared_ptr<const std::string> caller;  // its name for logs; null: nobody asked who calls
+  std::shared_ptr<const std::string> caller;  // its name for logs; null: not authenticated
   LimitHold limits;                           // what it holds of its tenant's, until it ends
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;

@@ -82,7 +82,7 @@ ChunkedStream::Step ChunkedStream::NextLocked() {
 
 ChunkedStream::Step ChunkedStream::NextWriteLocked() {
   if (writing_) {
-    // A chunk that nobody reads would keep a failed request's answer.
+    // A chunk that is not read would keep a failed request's answer.
     if (!writing_chunk_ || aborted_ || !transfer_->CutsOff()) return Step::kNone;
     aborted_ = true;
     return Step::kCancel;
@@ -236,8 +236,8 @@ void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status pa
 
 void ChunkedStream::JoinTransfer(const std::string& token) {
   TransferRef transfer = context_.chunked.Find(token);
-  // To others it does not exist. Where nobody asks who calls, what a joining stream says of its
-  // tenant is ignored.
+  // To others it does not exist. Where callers are not authenticated, what a joining stream says of
+  // its tenant is ignored.
   const bool anothers =
       transfer && facts_.caller.authenticated() && transfer->tenant() != facts_.caller.tenant;
   if (anothers) transfer = TransferRef();

@@ -52,7 +52,7 @@ class TransferStream {
   virtual void Advance() = 0;
 };
 
-// What a stream should do next.
+// The next step of a stream.
 struct StreamStep {
   enum class Kind { kNone, kWrite, kFinish };
   Kind kind = Kind::kNone;
@@ -104,7 +104,7 @@ class ChunkedTransfer final : public Call {
   void Fail(Status status);
   // A stream was cancelled, or its connection lost.
   void FailCancelled();
-  // What an upload's end counts as; nothing: it was counted already.
+  // As which an upload's end counts; nothing: it was counted already.
   using Reason = std::optional<Rejection>;
   // The same, but only if bytes are missing. For bad chunks, which are ignored after that, for
   // draining, which ends no other requests, and for callers that have lost their right.
@@ -119,7 +119,7 @@ class ChunkedTransfer final : public Call {
     return phase_ == Phase::kEnded;
   }
 
-  // What the stream should write next, or that it should finish. `granted`: it has been sent its
+  // The next write of the stream, or that it should finish. `granted`: it has been sent its
   // grant. `call` is the stream's.
   StreamStep Next(bool first, bool granted, const WatchedRef& call);
   // A result chunk was written, or failed to be.
@@ -133,7 +133,7 @@ class ChunkedTransfer final : public Call {
  private:
   enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnded };
 
-  // What a change of the state leads to: Do() does it, without the lock.
+  // The consequence of a change of the state: Do() does it, without the lock.
   struct Rest {
     enum Kind { kNone, kLeave, kCancel, kAdvance };
     Kind kind = kNone;

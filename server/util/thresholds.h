@@ -46,7 +46,7 @@ inline constexpr int64_t kUploadProgressParts = 16;
 inline constexpr int64_t kUploadRangeBytes = 1024;
 inline constexpr int64_t kUploadRangesLeast = 64;
 inline constexpr int64_t kUploadRangesMost = 16384;
-// What the small fields of an ordinary request and of its answer need; more comes from the heap.
+// Enough for the small fields of an ordinary request and of its answer; more comes from the heap.
 inline constexpr size_t kRequestArenaBytes = 4096;
 inline constexpr size_t kReplyArenaBytes = 2048;
 
@@ -85,7 +85,7 @@ inline constexpr std::chrono::milliseconds kTryPauseLeast{100};
 inline constexpr int kTryPause = 16;
 // Parts in so many that an expected time is taken to be longer than it is expected.
 inline constexpr int kExpectedReserve = 4;
-// What one request may cost unless an operator says: what its device computes in so long.
+// The most that one request may cost by default: what its device computes in this time.
 inline constexpr double kRequestSecondsMax = 600;
 
 // --- It runs.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Places for answers of one work, each asked for again and again by a thread of its own, whoever
-// computes them: a server over shared memory, or an engine in this process. For one thread.
+// Places for answers of one work, each asked for again and again by a thread of its own.
+// They are computed by a server over shared memory, or an engine in this process. For one thread.
 
 #pragma once
 

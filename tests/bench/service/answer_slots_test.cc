@@ -32,7 +32,7 @@ class AnswerSlotsTest : public ::testing::Test {
     right_.replace(32, 16, static_cast<const char*>(a.v.data), 16);
   }
 
-  // A slot for each name, which answers it rightly; but from call `end` on nobody writes anything.
+  // A slot for each name, which answers it rightly; but from call `end` on nothing is written.
   AnswerSlots Slots(std::vector<std::string> names, int devices, int64_t end = 1'000'000'000) {
     calls_ = 0;
     std::vector<Slot> slots;

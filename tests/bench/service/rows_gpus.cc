@@ -24,7 +24,7 @@ namespace {
 
 // While one request of a GPU is copied in, another is computed and a third copied out.
 constexpr int kInFlight = 3;
-// Of messages that hold no tensors.
+// For messages that hold no tensors.
 constexpr int kConnections = 4;
 // A request takes milliseconds; with less patience a GPU that hangs is an error, not a long wait.
 constexpr std::chrono::seconds kPatience{60};

@@ -353,7 +353,7 @@ TEST(MetricsTest, TenantsAreTheConfiguredOnes) {
   grpc::ClientContext info_context;
   v1::GetServerInfoResponse info;
   ASSERT_TRUE(stub->GetServerInfo(&info_context, {}, &info).ok());
-  ASSERT_EQ(info.tenants_size(), 2) << "whoever asks is told the names";
+  ASSERT_EQ(info.tenants_size(), 2) << "every caller is told the names";
   EXPECT_EQ(info.tenants(0), "default");
   EXPECT_EQ(info.tenants(1), "a");
 

@@ -75,7 +75,7 @@ class FakeBackend final : public Backend {
   void LendEvent(const std::string& handle);
   void Reach(const std::string& handle);
   int64_t imported() const;  // memory and events now
-  // What is imported from now on is refused so, until a good status.
+  // Imports are refused with this from now on, until a good status.
   void RefuseImports(Status status);
   Result<ImportedMemory> ImportMemory(std::string_view handle) override;
   void ReleaseMemory(char* data) override;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tests tell a FakeBackend to do, and ask of it.
+// The controls of a FakeBackend, and questions about it.
 
 #include <utility>
 

@@ -63,7 +63,7 @@ class FakeStream::FakeStaging final : public Staging {
     EXPECT_GE(offset, 0);
     EXPECT_LE(offset, host_.bytes - bytes);
     const char* const from = static_cast<const char*>(host_.data) + offset;
-    // What a device reads later must be what was complete now.
+    // The device must read later what was complete now.
     std::string now(from, static_cast<size_t>(bytes));
     stream_.Enqueue([memory = memory_, from, offset, now = std::move(now)] {
       EXPECT_EQ(std::memcmp(from, now.data(), now.size()), 0) << "changed while it was copied";

@@ -145,7 +145,7 @@ TEST_F(GatheringTest, MessagesInAnyOrderAreReadInPlace) {
   EXPECT_EQ(server_->backend().gathered_items(), 1);
 }
 
-// What waits must not keep all of the memory where the next messages arrive.
+// Waiting requests must not keep all of the memory where the next messages arrive.
 TEST_F(GatheringTest, SoManyAreKeptAndTheRestIsCopied) {
   Start([](Config& config) {
     config.lanes = 1;

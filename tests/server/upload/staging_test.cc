@@ -96,7 +96,7 @@ TEST_F(StagingTest, StagingIsOff) {
   Arrive(upload);
   MustSend(upload);
   ExpectRight(upload);
-  EXPECT_EQ(Ends(StagingEnd::kBudget), 0) << "nobody wanted any";
+  EXPECT_EQ(Ends(StagingEnd::kBudget), 0) << "none was wanted";
 }
 
 TEST_F(StagingTest, ADeviceThatComputesInTheHostsMemoryNeedsNone) {
@@ -175,7 +175,7 @@ TEST_F(StagingTest, TheCopysDeviceIsLost) {
   Upload again = Begin();
   ASSERT_NE(again.request->source.copy(), nullptr);
   EXPECT_EQ(again.request->source.copy()->device(), 1);
-  upload.request.reset();  // half of it; another client sends anew
+  upload.request.reset();  // half of it; another client sends it again
   Arrive(again);
   MustSend(again);
   ExpectRight(again);
