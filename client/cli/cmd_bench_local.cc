@@ -169,7 +169,7 @@ Command AddBenchLocal(CLI::App& app, const CommonOptions& common) {
       ->capture_default_str();
   command->add_option("--seed", load.seed, "Seed for the inputs")->capture_default_str();
   command->add_option("--json", flags->json, "Write the results to this file as JSON");
-  command->add_option("--plot", flags->plot, "Draw them into this file, .svg or .png");
+  command->add_option("--plot", flags->plot, "Draw them into this .svg file");
   return [flags, &common] { return Run(*flags, common); };
 }
 

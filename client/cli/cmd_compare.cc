@@ -80,7 +80,7 @@ Command AddCompare(CLI::App& app) {
         ->expected(1, 1000)
         ->excludes(pair);
   }
-  command->add_option("--plot", flags->plot, "Draw all of them into this file, .svg or .png");
+  command->add_option("--plot", flags->plot, "Draw all of them into this .svg file");
   return [flags] { return Run(*flags); };
 }
 

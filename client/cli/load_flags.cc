@@ -212,8 +212,8 @@ void AddOutput(CLI::App* command, LoadFlags* f) {
   command->add_option("--csv", f->csv,
                       "Write the results to this file as CSV, one line per measurement");
   command->add_option("--plot", f->plot,
-                      "Draw the results into this file, .svg or .png: latency against rate, "
-                      "throughput, phases, histogram");
+                      "Draw the results into this .svg file: latency against rate, throughput, "
+                      "phases, histogram");
   command->add_flag("--quiet", f->load.quiet, "Print no progress lines");
   command->add_flag(
       "--discard-output", f->load.discard_output,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A picture as a list of lines, areas and words, in pixels from the upper left corner; written as
-// SVG, whose words stay words, or as PNG. Plain values.
+// SVG, whose words stay words. Plain values.
 
 #pragma once
 
@@ -68,16 +68,12 @@ struct Drawing {
   void AddBox(double left, double top, double right, double bottom, Color color);
 };
 
-// The width of a line of text (UTF-8), in pixels.
+// About the width of a line of text (UTF-8), in pixels: the viewer chooses the font.
 double TextWidth(const std::string& text, double size);
 
 std::string SvgOf(const Drawing& drawing);
 
-// `scale` pixels of the image for each of the drawing's. INVALID_ARGUMENT for more than 2^15 pixels
-// on a side.
-Result<std::string> PngOf(const Drawing& drawing, double scale = 2);
-
-// OK if the name ends in .svg or .png, which says the format.
+// OK if the name ends in .svg.
 Status CheckPictureName(const std::string& path);
 Status WritePicture(const Drawing& drawing, const std::string& path);
 

@@ -185,7 +185,7 @@ def test_the_commands_of_the_load_page_run(server, tmp_path):
         shutil.copy(tmp_path / "load.json", tmp_path / f"{name}.json")
     compared = [run_line(line, tmp_path, server) for line in lines if " compare " in line]
     assert len(compared) == 2 and all("open 50/s" in each for each in compared)
-    assert len(out) + len(compared) == len(lines) and (tmp_path / "both.png").exists()
+    assert len(out) + len(compared) == len(lines) and (tmp_path / "both.svg").exists()
     run_line(block_with("sh", "--deadline-ms", page).replace("\\\n", ""), tmp_path, server)
     assert (tmp_path / "goodput.svg").exists()
 
