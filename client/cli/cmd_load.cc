@@ -21,16 +21,13 @@ namespace {
 
 std::atomic<bool> g_interrupted{false};
 
-Status WriteText(const std::string& path, const std::string& text) {
-  if (path.empty()) return Status();
-  return WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}});
-}
-
 Status WriteReports(const LoadFlags& flags, const std::vector<LoadResult>& results,
                     const std::optional<FoundRate>& found) {
   const std::string json = LoadJson(flags.load, results, found);
-  ATTEND_RETURN_IF_ERROR(WriteText(flags.json, json));
-  ATTEND_RETURN_IF_ERROR(WriteText(flags.csv, LoadCsv(flags.load, results, found)));
+  if (!flags.json.empty()) {
+    ATTEND_RETURN_IF_ERROR(
+        WriteFile(flags.json, {{json.data(), static_cast<int64_t>(json.size())}}));
+  }
   if (flags.plot.empty()) return Status();
   const Result<LoadFile> file = ParseLoadFile(flags.json, json);
   if (!file.ok()) return file.status();

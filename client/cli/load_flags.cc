@@ -209,8 +209,10 @@ void AddFaults(CLI::App* command, LoadFlags* f) {
 void AddOutput(CLI::App* command, LoadFlags* f) {
   command->option_defaults()->group("Output");
   command->add_option("--json", f->json, "Write the results to this file as JSON");
-  command->add_option("--csv", f->csv,
-                      "Write the results to this file as CSV, one line per measurement");
+  const auto no_csv = [](const std::string&) {
+    throw CLI::ValidationError("--csv", "there is no CSV, use --json FILE");
+  };
+  command->add_option_function<std::string>("--csv", no_csv)->expected(0, 1)->group("");
   command->add_option("--plot", f->plot,
                       "Draw the results into this .svg file: latency against rate, throughput, "
                       "phases, histogram");
@@ -287,7 +289,7 @@ Status FinishLoadFlags(LoadFlags* flags, const CommonOptions& common) {
   load.input_bytes_max = PhysicalMemoryBytes();
   // Checked before the load, so that no measurement is made in vain.
   if (!flags->plot.empty()) ATTEND_RETURN_IF_ERROR(CheckPictureName(flags->plot));
-  for (const std::string& path : {flags->json, flags->csv, flags->plot}) {
+  for (const std::string& path : {flags->json, flags->plot}) {
     if (!path.empty()) ATTEND_RETURN_IF_ERROR(CheckWritable(path));
   }
   return Status();

@@ -36,7 +36,7 @@ struct LoadFlags {
   StabilityRule stability;
   double search_p99_ms = 0;
   double search_precision = 0.05;
-  std::string json, csv, plot;
+  std::string json, plot;
 };
 void AddLoadFlags(CLI::App* command, LoadFlags* flags);
 // Checks what was given and fills in `load`, `steps` and `session_counts`.

@@ -22,7 +22,7 @@ void AddSessionLoad(CLI::App* command, std::string* number, SessionLoad* load) {
   for (const char* other :
        {"--mix", "--pool", "--concurrency", "--rate", "--arrivals", "--warmup", "--duration",
         "--count", "--stable", "--max-outstanding", "--search-p99", "--grace", "--check",
-        "--deadline-ms", "--cancel-share", "--shared-memory-socket", "--csv", "--discard-output"}) {
+        "--deadline-ms", "--cancel-share", "--shared-memory-socket", "--discard-output"}) {
     sessions->excludes(command->get_option(other));
   }
   command->add_option("--context", load->context, "Tokens of each prompt")

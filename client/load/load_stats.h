@@ -132,12 +132,9 @@ struct FoundRate {
   bool finished = false;
 };
 
-// For people, for programs, for spreadsheets.
+// For people, for programs.
 std::string LoadTable(const LoadOptions& options, const std::vector<LoadResult>& results);
 std::string LoadJson(const LoadOptions& options, const std::vector<LoadResult>& results,
                      const std::optional<FoundRate>& found = {});
-// Each line says all that it is about, so that files can be put together.
-std::string LoadCsv(const LoadOptions& options, const std::vector<LoadResult>& results,
-                    const std::optional<FoundRate>& found = {});
 
 }  // namespace attend::client

@@ -221,27 +221,10 @@ TEST(Cli, TenantsAreNamed) {
 
 TEST(Cli, LoadWritesItsReports) {
   FakeServer server;
-  const Ended ended = RunProgram({"load",
-                                  "--server",
-                                  server.address(),
-                                  "--shape",
-                                  "B1,H1,L8,D8",
-                                  "--shape",
-                                  "B1,H1,L9,D8,causal,weight=2",
-                                  "--concurrency",
-                                  "1,3",
-                                  "--rate",
-                                  "500",
-                                  "--count",
-                                  "30",
-                                  "--warmup",
-                                  "0",
-                                  "--verify",
-                                  "1",
-                                  "--json",
-                                  Path("load.json"),
-                                  "--csv",
-                                  Path("load.csv")});
+  const Ended ended =
+      RunProgram({"load", "--server", server.address(), "--shape", "B1,H1,L8,D8", "--shape",
+                  "B1,H1,L9,D8,causal,weight=2", "--concurrency", "1,3", "--rate", "500", "--count",
+                  "30", "--warmup", "0", "--verify", "1", "--json", Path("load.json")});
   EXPECT_EQ(ended.exit_code, 0) << ended.err;
   EXPECT_THAT(ended.out, HasSubstr("closed x1"));
   EXPECT_THAT(ended.out, HasSubstr("closed x3"));
@@ -250,7 +233,6 @@ TEST(Cli, LoadWritesItsReports) {
   const auto json = nlohmann::json::parse(*ReadWholeFile(Path("load.json")));
   EXPECT_EQ(json["steps"].size(), 3u);
   EXPECT_EQ(json["steps"][2]["client_verification"]["passed"], 30);
-  EXPECT_THAT(*ReadWholeFile(Path("load.csv")), HasSubstr("mode,concurrency"));
 }
 
 TEST(Cli, LoadFailsOnAWrongAnswer) {
