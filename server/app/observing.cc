@@ -45,14 +45,12 @@ Result<std::unique_ptr<Tracer>> MakeTracer(const Config& config, Logger& logger,
   std::memcpy(&seeds, random->data(), sizeof(seeds));
   const Result<std::string> instance = RandomToken();
   if (!instance.ok()) return instance.status();
-  SpanExporter::Options options;
-  options.resource.version = Version();
-  options.resource.instance = HexText(*instance);
   Result<std::unique_ptr<OtlpSink>> sink = OtlpSink::Make(
-      config.otlp_endpoint, {config.otlp_tls_ca, config.otlp_tls_cert, config.otlp_tls_key});
+      config.otlp_endpoint, {config.otlp_tls_ca, config.otlp_tls_cert, config.otlp_tls_key},
+      {Version(), HexText(*instance)});
   if (!sink.ok()) return sink.status();
   auto exporter =
-      std::make_unique<SpanExporter>(std::move(options), std::move(*sink), logger, clock);
+      std::make_unique<SpanExporter>(SpanExporter::Options(), std::move(*sink), logger, clock);
   return std::make_unique<Tracer>(config.otlp_sample, seeds, std::move(exporter));
 }
 

@@ -4,21 +4,33 @@
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/security/credentials.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <string_view>
 #include <utility>
-#include <vector>
 
+#include "kernels/util/utf8.h"
+#include "opentelemetry/trace_service.pb.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
 
+namespace otlp = opentelemetry::proto::collector::trace::v1;
+using Stub =
+    grpc::TemplatedGenericStub<otlp::ExportTraceServiceRequest, otlp::ExportTraceServiceResponse>;
+using Attributes = google::protobuf::RepeatedPtrField<otlp::KeyValue>;
+
+constexpr char kExportMethod[] = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+
 // An ExportTraceServiceResponse has a number and a text.
 constexpr int kResponseBytesMax = 64 << 10;
+constexpr size_t kTextBytesMax = 256;
+constexpr uint32_t kSampledFlag = 1;
 
 constexpr std::string_view kTls = "https://";
 
@@ -28,26 +40,104 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address,
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the exporter's
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kResponseBytesMax);
-  // One that is made anew does not take the socket of the one before.
+  // A new one does not take the socket of the one before.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(address, how, arguments);
 }
 
-std::string TextOf(const grpc::ByteBuffer& buffer) {
-  std::vector<grpc::Slice> slices;
-  std::string text;
-  if (!buffer.Dump(&slices).ok()) return text;
-  for (const grpc::Slice& slice : slices) {
-    text.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+// Ids are bytes, the most significant first.
+std::string IdBytes(std::initializer_list<uint64_t> words) {
+  std::string bytes;
+  for (const uint64_t word : words) {
+    for (int shift = 56; shift >= 0; shift -= 8) bytes += static_cast<char>(word >> shift);
   }
-  return text;
+  return bytes;
+}
+
+otlp::AnyValue* Add(const char* key, Attributes* to) {
+  otlp::KeyValue* const attribute = to->Add();
+  attribute->set_key(key);
+  return attribute->mutable_value();
+}
+
+// Nothing if there is no text.
+void AddText(const char* key, std::string_view text, Attributes* to) {
+  if (!text.empty()) Add(key, to)->set_string_value(ToUtf8(text, kTextBytesMax));
+}
+
+uint64_t UnixNanoseconds(SpanTime time) {
+  const auto since = std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch());
+  return static_cast<uint64_t>(std::max<int64_t>(0, since.count()));
+}
+
+void SetSpan(const TraceParent& trace, uint64_t id, uint64_t parent, std::string_view name,
+             SpanTime begin, SpanTime end, otlp::Span* span) {
+  span->set_trace_id(IdBytes({trace.trace_high, trace.trace_low}));
+  span->set_span_id(IdBytes({id}));
+  if (parent != 0) span->set_parent_span_id(IdBytes({parent}));
+  span->set_name(ToUtf8(name, kTextBytesMax));
+  span->set_start_time_unix_nano(UnixNanoseconds(begin));
+  span->set_end_time_unix_nano(UnixNanoseconds(std::max(begin, end)));
+  span->set_flags(kSampledFlag);
+}
+
+// The call's own, with OpenTelemetry's names where it has some.
+void SetCall(const CallSpan& call, otlp::Span* span) {
+  std::string_view name = call.method;
+  if (name.starts_with('/')) name.remove_prefix(1);
+  SetSpan(call.own, call.own.span, call.parent, name, call.begin, call.end, span);
+  span->set_kind(otlp::Span::SPAN_KIND_SERVER);
+  Attributes* const to = span->mutable_attributes();
+  AddText("rpc.system", "grpc", to);
+  if (const size_t slash = name.rfind('/'); slash != std::string_view::npos) {
+    AddText("rpc.service", name.substr(0, slash), to);
+    AddText("rpc.method", name.substr(slash + 1), to);
+  }
+  Add("rpc.grpc.status_code", to)->set_int_value(static_cast<int64_t>(call.code));
+  AddText("attend.request_id", call.request_id, to);
+  AddText("attend.tenant", call.tenant, to);
+  AddText("attend.transport", call.transport, to);
+  AddText("attend.dtype", call.dtype, to);
+  AddText("attend.kernel", call.kernel, to);
+  AddText("attend.device", call.device, to);
+  if (call.batch_requests > 0) {
+    Add("attend.batch_requests", to)->set_int_value(call.batch_requests);
+  }
+  Add("attend.bytes_in", to)->set_int_value(call.bytes_in);
+  Add("attend.bytes_out", to)->set_int_value(call.bytes_out);
+  if (call.code == Code::kOk) return;
+  span->mutable_status()->set_message(ToUtf8(call.error, kTextBytesMax));
+  span->mutable_status()->set_code(otlp::Status::STATUS_CODE_ERROR);
+}
+
+otlp::ExportTraceServiceRequest RequestOf(const SpanResource& resource,
+                                          std::span<const CallSpan> calls) {
+  otlp::ExportTraceServiceRequest request;
+  otlp::ResourceSpans* const whole = request.add_resource_spans();
+  Attributes* const about = whole->mutable_resource()->mutable_attributes();
+  AddText("service.name", "attend-server", about);
+  AddText("service.version", resource.version, about);
+  AddText("service.instance.id", resource.instance, about);
+  otlp::ScopeSpans* const spans = whole->add_scope_spans();
+  spans->mutable_scope()->set_name("attend");
+  spans->mutable_scope()->set_version(resource.version);
+  for (const CallSpan& call : calls) {
+    SetCall(call, spans->add_spans());
+    for (const CallSpan::Phase& phase : std::span(call.phases).first(call.phase_count)) {
+      otlp::Span* const span = spans->add_spans();
+      SetSpan(call.own, phase.span, call.own.span, phase.name, phase.begin, phase.end, span);
+      span->set_kind(otlp::Span::SPAN_KIND_INTERNAL);
+    }
+  }
+  return request;
 }
 
 }  // namespace
 
 Result<std::unique_ptr<OtlpSink>> OtlpSink::Make(const std::string& endpoint,
-                                                 const OutgoingTls& files) {
-  std::unique_ptr<OtlpSink> sink(new OtlpSink(endpoint, files));
+                                                 const OutgoingTls& files,
+                                                 const SpanResource& resource) {
+  std::unique_ptr<OtlpSink> sink(new OtlpSink(endpoint, files, resource));
   ATTEND_RETURN_IF_ERROR(sink->Reload());
   return sink;
 }
@@ -70,7 +160,8 @@ Status OtlpSink::Reload() {
   return Status();
 }
 
-Result<std::string> OtlpSink::Send(const std::string& message, Duration timeout) {
+Result<PartialSuccess> OtlpSink::Send(std::span<const CallSpan> calls, Duration timeout) {
+  const otlp::ExportTraceServiceRequest request = RequestOf(resource_, calls);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + timeout);
   std::shared_ptr<grpc::Channel> channel;
@@ -80,12 +171,10 @@ Result<std::string> OtlpSink::Send(const std::string& message, Duration timeout)
     sending_ = &context;
     channel = channel_;
   }
-  const grpc::Slice slice(message);
-  const grpc::ByteBuffer request(&slice, 1);
-  grpc::ByteBuffer response;
+  otlp::ExportTraceServiceResponse response;
   // Shared, because the one that sets it may be the last to use it.
   const auto done = std::make_shared<std::promise<grpc::Status>>();
-  grpc::GenericStub stub(channel);
+  Stub stub(channel);
   stub.UnaryCall(&context, kExportMethod, grpc::StubOptions(), &request, &response,
                  [done](grpc::Status status) { done->set_value(std::move(status)); });
   const grpc::Status status = done->get_future().get();
@@ -94,7 +183,8 @@ Result<std::string> OtlpSink::Send(const std::string& message, Duration timeout)
     sending_ = nullptr;
   }
   if (!status.ok()) return FromGrpc(status);
-  return TextOf(response);
+  const otlp::ExportTracePartialSuccess& partial = response.partial_success();
+  return PartialSuccess{partial.rejected_spans(), ToUtf8(partial.error_message(), kTextBytesMax)};
 }
 
 void OtlpSink::Cancel() {

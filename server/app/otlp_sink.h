@@ -16,23 +16,31 @@
 
 namespace attend {
 
+// All spans of the process have these.
+struct SpanResource {
+  std::string version;
+  std::string instance;  // unique to the process
+};
+
 class OtlpSink final : public SpanSink {
  public:
   // As Config::otlp_endpoint has it. Connects on first use. Without https://, the files do not
   // count; else they are read, and an error says what is wrong with one.
   static Result<std::unique_ptr<OtlpSink>> Make(const std::string& endpoint,
-                                                const OutgoingTls& files);
-  // Reads the files again; if they are good, what is sent from now on goes over a new connection.
+                                                const OutgoingTls& files,
+                                                const SpanResource& resource);
+  // Reads the files again; if they are good, spans are sent over a new connection from now on.
   Status Reload() override;
-  Result<std::string> Send(const std::string& message, Duration timeout) override;
+  Result<PartialSuccess> Send(std::span<const CallSpan> calls, Duration timeout) override;
   void Cancel() override;
 
  private:
-  OtlpSink(const std::string& endpoint, const OutgoingTls& files)
-      : endpoint_(endpoint), files_(files) {}
+  OtlpSink(const std::string& endpoint, const OutgoingTls& files, const SpanResource& resource)
+      : endpoint_(endpoint), files_(files), resource_(resource) {}
 
   const std::string endpoint_;
   const OutgoingTls files_;
+  const SpanResource resource_;
   Mutex mutex_;
   std::shared_ptr<grpc::Channel> channel_ ATTEND_GUARDED_BY(mutex_);
   grpc::ClientContext* sending_ ATTEND_GUARDED_BY(mutex_) = nullptr;

@@ -107,7 +107,7 @@ void SpanExporter::SendBatch(std::span<const CallSpan> calls) {
   int64_t failed = spans;
   std::string error;
   try {
-    const Result<PartialSuccess> sent = TrySend(EncodeSpans(options_.resource, calls));
+    const Result<PartialSuccess> sent = TrySend(calls);
     if (!sent.ok()) {
       error = sent.status().ToString();
     } else {
@@ -133,13 +133,13 @@ void SpanExporter::SayLost(std::string_view kind, int64_t spans, std::string_vie
   logger_.Log(LogLevel::warn, "spans are lost", {{"spans", spans}, {"error", error}}, kind);
 }
 
-Result<PartialSuccess> SpanExporter::TrySend(const std::string& message) {
+Result<PartialSuccess> SpanExporter::TrySend(std::span<const CallSpan> calls) {
   Duration wait = options_.retry_wait;
   for (int attempt = 1;; ++attempt) {
-    const Result<std::string> answer = sink_->Send(message, options_.timeout);
-    if (answer.ok()) return DecodeExportResponse(*answer);
-    if (!MayRetry(answer.status().code()) || attempt >= options_.attempts_max || !Pause(wait)) {
-      return answer.status();
+    Result<PartialSuccess> sent = sink_->Send(calls, options_.timeout);
+    if (sent.ok() || !MayRetry(sent.status().code()) || attempt >= options_.attempts_max ||
+        !Pause(wait)) {
+      return sent;
     }
     wait *= 2;
   }

@@ -20,16 +20,21 @@
 #include "kernels/util/status.h"
 #include "server/log/logging.h"
 #include "server/trace/call_span.h"
-#include "server/trace/otlp_codec.h"
 
 namespace attend {
+
+// How many of the spans that it was sent a collector refuses, and why.
+struct PartialSuccess {
+  int64_t rejected = 0;
+  std::string error;
+};
 
 // The way to a collector.
 class SpanSink {
  public:
   virtual ~SpanSink() = default;
-  // Sends an ExportTraceServiceRequest and returns the answer's message. One thread at a time.
-  virtual Result<std::string> Send(const std::string& message, Duration timeout) = 0;
+  // Sends the calls' spans. One thread at a time.
+  virtual Result<PartialSuccess> Send(std::span<const CallSpan> calls, Duration timeout) = 0;
   // Reads again what can change in its files.
   virtual Status Reload() { return Status(); }
   // Ends what is being sent, and whatever would be, with an error. Any thread.
@@ -39,7 +44,6 @@ class SpanSink {
 class SpanExporter {
  public:
   struct Options {
-    SpanResource resource = {};
     size_t pending_max = 4096;  // calls
     size_t batch_max = 256;     // calls in one message, which has at most some 2 KiB of each
     Duration interval = std::chrono::seconds(1);  // between two messages, unless there is a batch
@@ -72,7 +76,7 @@ class SpanExporter {
   void SendBatch(std::span<const CallSpan> calls);
   void SayLost(std::string_view kind, int64_t spans, std::string_view error);
   // Until it is taken, or has been tried often enough.
-  Result<PartialSuccess> TrySend(const std::string& message);
+  Result<PartialSuccess> TrySend(std::span<const CallSpan> calls);
   // False: the end.
   bool Pause(Duration duration);
 

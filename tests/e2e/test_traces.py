@@ -147,6 +147,19 @@ def test_a_collector_that_is_gone_or_refuses_costs_spans_and_no_call(start_serve
     collector.stop()
 
 
+def test_spans_that_a_collector_refuses_are_counted(start_server):
+    partial_success = b"\x0a\x07\x08\x02\x12\x03old"  # of two spans, with the error "old"
+    collector = otlp.Collector(lambda request, context: partial_success)
+    server = start_server("--otlp-endpoint", collector.address, "--otlp-sample", "1")
+    wire.assert_serves(server.address)
+    refused = harness.wait_for("refused spans",
+                               lambda: server.metric("attend_spans_total", outcome="failed"))
+    assert refused == 2 and server.metric("attend_spans_total", outcome="exported") == 6
+    harness.wait_for("the log to say so", lambda: "spans are lost" in server.log())
+    assert 'spans=2 error="old"' in server.log() and server.stop() == 0
+    collector.stop()
+
+
 def test_the_tool_and_the_library_pass_a_trace_on(start_server, collector, libraries, random):
     import attend
     server = start_server("--otlp-endpoint", collector.address)

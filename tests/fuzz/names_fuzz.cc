@@ -3,7 +3,7 @@
 // Names that clients choose, where the server writes them down or looks them up: a request_id in a
 // log line and in the name of a dump's folder, a tenant and a traceparent in a call's metadata. A
 // name never makes a second line or a second field, moves no cursor, leads nowhere but into the
-// dumps' folder, and is no tenant but one of the settings'. And what a collector of spans answers.
+// dumps' folder, and is no tenant but one of the settings'.
 
 #include <google/protobuf/stubs/logging.h>
 #include <spdlog/sinks/null_sink.h>
@@ -18,7 +18,6 @@
 #include "server/app/dump.h"
 #include "server/log/log_line.h"
 #include "server/schedule/tenants.h"
-#include "server/trace/otlp_codec.h"
 #include "server/trace/trace_parent.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/server/support/messages.h"
@@ -152,7 +151,7 @@ void CheckTenant(const std::string& name) {
   ATTEND_FUZZ_REQUIRE(found == 0 || tenants->list()[static_cast<size_t>(found)].name == name, name);
 }
 
-// A traceparent, which is one or none; text in a span; and a collector's answer.
+// A traceparent, which is one or none; and text in a span.
 void CheckTrace(const std::string& name) {
   const std::optional<TraceParent> parent = ParseTraceParent(name);
   if (parent) {
@@ -164,8 +163,6 @@ void CheckTrace(const std::string& name) {
   const std::string text = ToUtf8(name, 256);
   ATTEND_FUZZ_REQUIRE(text.size() <= 256 && CodePoints(text), text);
   ATTEND_FUZZ_REQUIRE(name.size() > 256 || !CodePoints(name) || text == name, text);
-  const Result<PartialSuccess> answer = DecodeExportResponse(name);
-  ATTEND_FUZZ_REQUIRE(!answer.ok() || CodePoints(answer->error), name);
 }
 
 }  // namespace
