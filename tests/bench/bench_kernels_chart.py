@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts as SVG with nothing but the standard library, and as PNG where matplotlib is."""
+"""Line charts as SVG with nothing but the standard library."""
 
 import dataclasses
 import html
@@ -44,11 +44,6 @@ class Figure:
         """{name: (colour, dashes)}."""
         return {name: (COLOURS[n % len(COLOURS)], DASHES[n % len(DASHES)])
                 for n, name in enumerate(self.names())}
-
-
-def _plain_styles(chart):
-    """Of a chart by itself."""
-    return {name: (colour, "") for name, (colour, _) in Figure("", "", [chart]).styles().items()}
 
 
 def short(value):
@@ -158,7 +153,7 @@ def svg(chart):
     """The chart as SVG's text."""
     if isinstance(chart, Figure):
         return _figure_svg(chart)
-    styles = _plain_styles(chart)
+    styles = {name: (colour, "") for name, (colour, _) in Figure("", "", [chart]).styles().items()}
     parts = _panel(chart, (70, 40, WIDTH - 210, HEIGHT - 50), styles)
     for n, (name, style) in enumerate(styles.items()):
         parts += _key(WIDTH - 196, 48 + 20 * n, name, style)
@@ -184,76 +179,11 @@ def _figure_svg(figure):
     return _page(width, height, parts)
 
 
-def _as_matplotlib(style):
-    """Its keywords for a line."""
-    colour, dashes = style
-    # Dashes are in widths of lines there.
-    pattern = (0, [float(length) / 2 for length in dashes.split()]) if dashes else "-"
-    return {"color": colour, "linestyle": pattern, "marker": "o", "markersize": 4, "linewidth": 2}
-
-
-def _draw(axes, chart, styles):
-    """A chart with matplotlib."""
-    for name, line in chart.series.items():
-        axes.plot(*zip(*sorted(line)), label=name, **_as_matplotlib(styles[name]))
-    for n, (name, xs) in enumerate(chart.absent.items()):
-        axes.plot(xs, [0.97 - 0.05 * n] * len(xs), "x", color=styles[name][0],
-                  transform=axes.get_xaxis_transform())
-    places = _Axes(chart, (0, 0, PANEL_WIDTH - 92, 1))
-    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(places.labelled(), [short(x) for x in places.labelled()])
-    if chart.log_y:
-        axes.set_yscale("log")
-        ticks = _ticks(places.low, places.high, True)
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_ylim(places.low, places.high)
-    else:
-        axes.set_ylim(bottom=0)
-    axes.minorticks_off()
-    axes.grid(axis="y", color="#ddd")
-
-
-def png(chart, path):
-    """Writes the chart with matplotlib. Raises ImportError without it."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    whole = chart if isinstance(chart, Figure) else Figure("", "", [chart], 1)
-    styles = whole.styles() if whole is chart else _plain_styles(chart)
-    rows = -(-len(whole.panels) // whole.columns)
-    size = (7.6, 4.2) if len(whole.panels) == 1 else (5.2 * whole.columns, 3.6 * rows + 0.9)
-    figure, axes = pyplot.subplots(rows, whole.columns, figsize=size, squeeze=False)
-    for panel, place in zip(whole.panels, axes.flat):
-        _draw(place, panel, styles)
-    if whole is chart:
-        handles = [pyplot.Line2D([], [], label=name, **_as_matplotlib(style))
-                   for name, style in styles.items()]
-        if whole.absent and any(panel.absent for panel in whole.panels):
-            handles.append(pyplot.Line2D([], [], color="#222", marker="x", linestyle="",
-                                         label=whole.absent))
-        for inches, words, points in ((0.12, whole.title, 13), (0.4, whole.subtitle, 9)):
-            figure.text(0.5, 1 - inches / size[1], words, ha="center", va="top", size=points)
-        figure.legend(handles=handles, ncols=len(handles), fontsize=8, loc="upper center",
-                      bbox_to_anchor=(0.5, 1 - 0.55 / size[1]), frameon=False)
-        figure.tight_layout(rect=(0, 0, 1, 1 - 0.85 / size[1]))
-    else:
-        axes[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
-
-
 def write(charts, folder):
-    """Writes {file name without ending: Chart or Figure} as SVG, and PNG if matplotlib is there.
-    Returns what was written."""
+    """Writes {file name without ending: Chart or Figure} as SVG. Returns the paths."""
     folder, written = pathlib.Path(folder), []
     for name, chart in charts.items():
         path = folder / f"{name}.svg"
         path.write_text(svg(chart), encoding="utf-8")
         written.append(path)
-        try:
-            png(chart, folder / f"{name}.png")
-            written.append(folder / f"{name}.png")
-        except ImportError:
-            pass
     return written

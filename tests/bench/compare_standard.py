@@ -12,9 +12,9 @@ inputs' dtype, and PyTorch's math; FlashAttention-2 and cuDNN are PyTorch's. On 
 same threads; oneDNN's and MKL's AMX is off, but for a second race of PyTorch alone. Correct first:
 outputs are poisoned and compared with float64, and a wrong answer gets no time.
 
-Writes OUT/compare_standard_DEVICE.json and .md, and figures as SVG, and PNG where matplotlib is.
---draw needs nothing but JSON files, of one device. Exit code 1: attend's answer was wrong, or there
-was none. Others' wrong answers are reported.
+Writes OUT/compare_standard_DEVICE.json and .md, and figures as SVG. --draw needs nothing but JSON
+files, of one device. Exit code 1: attend's answer was wrong, or there was none. Others' wrong
+answers are reported.
 """
 
 import argparse
