@@ -39,11 +39,11 @@ bytes-per-second = "1GiB"
 gflop-per-second = 0.5
 checks = 3
 session-memory = 64 MiB
-streams = 8
+streams = 8 ; and so on
 shared-memory = 1GiB
 connections = 16
 sessions = 9
-[ research ]
+[ research ] # ours
 requests-in-flight = none
 small-calls-in-flight = none
 bytes-burst = 4096
@@ -51,7 +51,9 @@ bytes-burst = 4096
 gflop-burst = 1
 ["prod.eu-1"]
 bytes-per-second = '10B'
-gflop-per-second = none)");
+gflop-per-second = none
+[default]
+sessions = 8)");
   const TenantBounds& all = bounds[0];
   EXPECT_EQ(all[Limit::kInFlight], 64);
   EXPECT_EQ(all.bytes, (Rate{1 << 30, 1 << 30}));  // a second's worth
@@ -61,7 +63,7 @@ gflop-per-second = none)");
   EXPECT_EQ(all[Limit::kStreams], 8);
   EXPECT_EQ(all[Limit::kSharedMemory], 1 << 30);
   EXPECT_EQ(all[Limit::kConnections], 16);
-  EXPECT_EQ(all[Limit::kSessions], 9);
+  EXPECT_EQ(all[Limit::kSessions], 8) << "[default] is a tenant as any other";
   EXPECT_EQ(all[Limit::kSmallCalls], kSmallCallsDefault);
   const TenantBounds& research = bounds[1];
   EXPECT_EQ(research[Limit::kInFlight], kUnlimited);
@@ -69,6 +71,7 @@ gflop-per-second = none)");
   EXPECT_EQ(research.bytes, (Rate{1 << 30, 4096}));
   EXPECT_EQ(research.cost, (Rate{2'000'000'000'000, 1'000'000'000}));
   EXPECT_EQ(research[Limit::kStreams], 8);
+  EXPECT_EQ(research[Limit::kSessions], 9);
   EXPECT_EQ(bounds[2].bytes, (Rate{10, 10}));
   EXPECT_FALSE(bounds[2].cost.bounded());
 }
