@@ -10,8 +10,8 @@
 
 #include "server/app/options.h"
 #include "server/memory/host_memory.h"
+#include "server/memory/ledger.h"
 #include "server/memory/range_allocator.h"
-#include "server/memory/tenant_parts.h"
 #include "server/util/byte_size.h"
 
 namespace attend {
@@ -46,11 +46,11 @@ void LogParts(const Config& config, Logger& logger) {
   const TenantParts parts = DivideByWeight(config.memory_budget_bytes, config.tenants.weights(),
                                            RangeAllocator::kUnitBytes);
   std::vector<std::string> of_tenants;
-  for (size_t i = 0; i < parts.own_bytes.size(); ++i) {
-    of_tenants.push_back(config.tenants.list()[i].name + " " + RoundByteSize(parts.own_bytes[i]));
+  for (size_t i = 0; i < parts.own.size(); ++i) {
+    of_tenants.push_back(config.tenants.list()[i].name + " " + RoundByteSize(parts.own[i]));
   }
   logger.info("memory of one tenant alone: {}; of whoever comes first: {}",
-              fmt::join(of_tenants, ", "), RoundByteSize(parts.common_bytes));
+              fmt::join(of_tenants, ", "), RoundByteSize(parts.common));
 }
 
 const char* OnOff(bool on) { return on ? "on" : "off"; }

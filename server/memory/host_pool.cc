@@ -51,7 +51,7 @@ HostPool::HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes,
       division_(DivideByWeight(budget_bytes, tenant_weights, RangeAllocator::kUnitBytes)),
       untouched_end_(budget_bytes / RangeAllocator::kUnitBytes * RangeAllocator::kUnitBytes) {
   int64_t begin = 0;
-  for (const int64_t own_bytes : division_.own_bytes) {
+  for (const int64_t own_bytes : division_.own) {
     parts_.emplace_back(begin, own_bytes);
     begin += own_bytes;
   }
@@ -67,13 +67,13 @@ HostPool::~HostPool() {
 
 // What others use is told by the metrics.
 Status HostPool::Refusal(int tenant, int64_t bytes) const {
-  const int64_t own_bytes = division_.own_bytes[tenant];
+  const int64_t own_bytes = division_.own[tenant];
   return ResourceExhausted(
       "tensor memory: request needs " + std::to_string(bytes) + " bytes, the budget of " +
       std::to_string(budget_bytes_) + " has no piece free that is so large" +
       (own_bytes == 0 ? std::string()
                       : ", neither in the tenant's own " + std::to_string(own_bytes) +
-                            " nor in the " + std::to_string(division_.common_bytes) + " for all"));
+                            " nor in the " + std::to_string(division_.common) + " for all"));
 }
 
 std::pair<size_t, int64_t> HostPool::TakeLocked(int tenant, int64_t bytes) {
@@ -86,8 +86,8 @@ std::pair<size_t, int64_t> HostPool::TakeLocked(int tenant, int64_t bytes) {
 }
 
 bool HostPool::CouldTake(int tenant, int64_t one_bytes, int64_t other_bytes) const {
-  int64_t own = division_.own_bytes[tenant];
-  int64_t common = division_.common_bytes;
+  int64_t own = division_.own[tenant];
+  int64_t common = division_.common;
   for (const int64_t bytes : {BlockBytes(one_bytes), BlockBytes(other_bytes)}) {
     int64_t& part = bytes <= own ? own : common;
     if (bytes > part) return false;

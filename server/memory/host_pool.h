@@ -6,7 +6,7 @@
 // lock memory, or fails because it cannot. Without a GPU, pages are committed when they are first
 // used.
 //
-// It is divided among the tenants as tenant_parts.h says, by place: a tenant finds its own part
+// It is divided among the tenants as ledger.h says, by place: a tenant finds its own part
 // free and in one piece, however long others hold theirs, as with answers that nobody reads.
 //
 // Thread-safe. The pool must outlive its blocks, including those that gRPC still sends from.
@@ -22,8 +22,8 @@
 #include "kernels/contract/backend.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
+#include "server/memory/ledger.h"
 #include "server/memory/range_allocator.h"
-#include "server/memory/tenant_parts.h"
 #include "server/util/weight_share.h"
 
 namespace attend {
@@ -64,9 +64,9 @@ class HostPool {
   // has room. RESOURCE_EXHAUSTED names bytes and budget.
   Result<HostBlock> Take(int tenant, int64_t bytes);
   // What is for the tenant alone; 0 where there is no other.
-  int64_t own_bytes(int tenant) const { return division_.own_bytes[tenant]; }
+  int64_t own_bytes(int tenant) const { return division_.own[tenant]; }
   // The largest block that a tenant can ever have, and whether it can have two such blocks.
-  int64_t block_bytes_max() const { return division_.common_bytes; }  // no tenant has more alone
+  int64_t block_bytes_max() const { return division_.common; }  // no tenant has more alone
   bool CouldTake(int tenant, int64_t one_bytes, int64_t other_bytes) const;
 
   int64_t used_bytes() const;          // in blocks not yet returned

@@ -156,7 +156,7 @@ TEST(HostPool, KnowsWhatATenantCanNeverHave) {
   CountingAllocator allocator;
   for (const TenantWeights& weights : {TenantWeights{1}, {1, 3}, {5, 1, 1}, {0, 1}}) {
     const auto pool = MakePool(allocator, kMiB, weights);
-    const int64_t own = DivideByWeight(kMiB, weights, 256).own_bytes[0];
+    const int64_t own = DivideByWeight(kMiB, weights, 256).own[0];
     const int64_t most = pool->block_bytes_max();
     std::vector<int64_t> sizes = {0, 1};
     for (const int64_t bound : {own, most, most - own, most / 2, kMiB}) {
