@@ -31,7 +31,7 @@ MetricFamily IdleFamily(const SessionTable::Stats& stats) {
                   "How long sessions had not been used when they lost tokens for want of memory");
   auto& histogram = family.metric.emplace_back().histogram;
   histogram.sample_sum = stats.evicted_idle_seconds;
-  const auto& bounds = SessionTable::kIdleBoundsSeconds;
+  const auto& bounds = EvictionStats::kIdleBoundsSeconds;
   for (size_t n = 0; n < stats.evictions_by_idle.size(); ++n) {
     histogram.sample_count += static_cast<uint64_t>(stats.evictions_by_idle[n]);
     const double bound = n < bounds.size() ? bounds[n] : std::numeric_limits<double>::infinity();
@@ -183,7 +183,7 @@ std::vector<MetricFamily> SessionStats::Collect() const {
       "Memory for sessions: used (pages that hold tokens), shared (of these, by several "
       "sessions), free, and the limit");
   for (size_t n = 0; n < devices_.size(); ++n) {
-    PagePool::Stats pool;
+    PageTree::Stats pool;
     if (table_ != nullptr) pool = table_->memory(static_cast<int>(n));
     for (const auto& [state, bytes] :
          {std::pair{"used", pool.used_bytes}, std::pair{"shared", pool.shared_bytes},
@@ -197,7 +197,7 @@ std::vector<MetricFamily> SessionStats::Collect() const {
   MetricFamily evictions = EmptyFamily(
       MetricType::Counter, "attend_sessions_evictions_total",
       "Times that a session lost tokens because memory was needed by its own tenant, or by others, "
-      "whose share its tenant had taken, or because an operator wanted it");
+      "beyond its tenant's own part, or because an operator wanted it");
   for (const auto& [cause, count] :
        {std::pair{"own", stats.evictions_own}, std::pair{"share", stats.evictions_others},
         std::pair{"operator", stats.evictions_operator}}) {
@@ -216,9 +216,6 @@ std::vector<MetricFamily> SessionStats::Collect() const {
       CounterFamily("attend_sessions_created_total", "Sessions made, forks included",
                     stats.created),
       CounterFamily("attend_sessions_expired_total", "Sessions whose lease ended", stats.expired),
-      CounterFamily("attend_sessions_displaced_total",
-                    "Sessions ended before their lease, for another tenant's new one",
-                    stats.displaced),
       std::move(evictions),
       CounterFamily("attend_sessions_evicted_bytes_total", "Bytes of pages that were evicted",
                     stats.evicted_bytes),

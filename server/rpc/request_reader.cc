@@ -300,9 +300,6 @@ Status RequestReader::OfSessions(Status status, const Request& request) {
 
 Status RequestReader::TakeToEngine(const Call& call, std::unique_ptr<Request>& request) {
   if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
-  if (CacheHold* const cache = request->source.cache()) {
-    ATTEND_RETURN_IF_ERROR(OfSessions(cache->Confirm(&request->refusal), *request));
-  }
   const bool asked = request->check == AnswerCheck::kAsked;
   Status status = engine_.Submit(request);
   if (status.ok()) return status;

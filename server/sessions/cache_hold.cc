@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <iterator>
-#include <list>
 #include <utility>
 
 #include "kernels/contract/limits.h"
@@ -42,14 +40,9 @@ int64_t CacheHold::length_max() const {
   return length;
 }
 
-Status CacheHold::Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal,
-                          Firmness firmness) {
-  pages_ = table;
-  stride_ = stride;
-  return table_.ReserveHold(*this, refusal, firmness);
+Status CacheHold::Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal) {
+  return table_.ReserveHold(*this, table, stride, refusal);
 }
-
-Status CacheHold::Confirm(CacheRefusal* refusal) { return table_.ConfirmHold(*this, refusal); }
 
 void CacheHold::Commit() { table_.CommitHold(*this); }
 
@@ -94,7 +87,7 @@ Result<std::unique_ptr<CacheHold>> SessionTable::Hold(int tenant, std::span<cons
 }
 
 void SessionTable::Explain(const Status& status, int tenant, std::span<const CacheUse> uses,
-                           CacheRefusal* refusal) const {
+                           CacheRefusal* refusal) {
   const bool length =
       status.code() == Code::kFailedPrecondition || status.code() == Code::kOutOfRange;
   if (!length || refusal == nullptr) return;
@@ -106,28 +99,27 @@ void SessionTable::Explain(const Status& status, int tenant, std::span<const Cac
   }
 }
 
-// However many pages others give up, a sequence needs all of its own at once, and all sequences the
+// However many pages are evicted, a sequence needs all of its own at once, and all sequences the
 // new ones.
 Status SessionTable::CheckFits(const CacheHold& hold) const {
-  const int64_t bytes = pools_[hold.device_].pages->stats().total_bytes;
+  const int64_t bytes = devices_[hold.device_].pages->ledger().most(hold.sessions_[0]->tenant);
   const int64_t page_bytes = hold.layout_.page_bytes;
   int64_t fresh = 0;
   for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
     const int64_t pages = hold.PagesOf(n);
-    fresh += pages - std::ssize(hold.sessions_[n]->layers[hold.uses_[n].layer].pages);
+    fresh += pages - PageTree::PagesOf(*hold.sessions_[n]->leaf, hold.uses_[n].layer);
     const int64_t needed = std::max(pages, fresh);
     if (needed <= bytes / page_bytes) continue;
     return InvalidArgument(
         NameOf(static_cast<int64_t>(n)) + ": an append of " + std::to_string(hold.append_rows_) +
         " rows needs " + std::to_string(needed) + " pages of " + std::to_string(page_bytes) +
-        " bytes, the device has " + std::to_string(bytes) + " bytes for sessions (session-memory)");
+        " bytes, the tenant may have at most " + std::to_string(bytes) + " (session-memory)");
   }
   return Status();
 }
 
 // Changes nothing, except that its sessions are in use.
 Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
-  hold.tenant_ = tenant;
   int64_t there_count = 0;
   std::vector<SessionRef> sessions;
   for (int64_t n = 0; n < std::ssize(hold.uses_); ++n) {
@@ -145,7 +137,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
     const Layer& layer = session->layers[use.layer];
     if (n == 0) {
       hold.device_ = session->device;
-      hold.arena_ = pools_[session->device].arena;
+      hold.arena_ = devices_[session->device].arena;
       hold.shape_ = layer.shape;
       hold.layout_ = layer.layout;
     }
@@ -165,34 +157,33 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   hold.new_rows_ = new_rows;
   hold.append_rows_ = there_count > 0 ? 0 : new_rows;
   for (CacheHold::Sequence& sequence : hold.sequences_) sequence.length += hold.append_rows_;
-  hold.number_ = ++last_hold_;
   holds_.insert(&hold);
-  for (const SessionRef& session : sessions) ++session->in_use;
+  for (const SessionRef& session : sessions) Use(*session, 1);
   hold.sessions_ = std::move(sessions);  // from now on the hold has something to give back
   assert(ConsistentLocked());
   return Status();
 }
 
-Status SessionTable::ReserveHold(CacheHold& hold, CacheRefusal* refusal,
-                                 CacheHold::Firmness firmness) {
-  assert(hold.reserved_.empty());
+Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride,
+                                 CacheRefusal* refusal) {
+  assert(hold.own_.empty());
   const MutexLock lock(mutex_);
   if (hold.sessions_.empty()) return Status();
-  Status status = TakeFor(hold, refusal);
-  hold.provisional_ = status.ok() && firmness == CacheHold::Firmness::kProvisional;
+  Status status = CheckHold(hold);
+  if (status.ok()) status = TakeFor(hold, table, stride, refusal);
   assert(ConsistentLocked());
   if (!status.ok()) Explain(status, hold.sessions_[0]->tenant, hold.uses_, refusal);
   return status;
 }
 
-Status SessionTable::TakeFor(CacheHold& hold, CacheRefusal* refusal) {
-  const size_t count = hold.sessions_.size();
-  for (size_t n = 0; n < count; ++n) {
-    const Session& session = *hold.sessions_[n];
+Status SessionTable::CheckHold(CacheHold& hold) {
+  for (size_t n = 0; n < hold.sessions_.size(); ++n) {
+    Session& session = *hold.sessions_[n];
     const std::string name = NameOf(static_cast<int64_t>(n));
-    if (!sessions_.contains(session.id)) {
+    if (session.leaf == nullptr) {
       return Status(Code::kNotFound, name + ": the session has been freed");
     }
+    Settle(session);
     bool there = false;
     ATTEND_RETURN_IF_ERROR(
         CheckUse(hold.uses_[n], static_cast<int64_t>(n), session, hold.new_rows_, there));
@@ -201,77 +192,63 @@ Status SessionTable::TakeFor(CacheHold& hold, CacheRefusal* refusal) {
                          (there ? "made this append" : "undone this append"));
     }
   }
+  return Status();
+}
+
+Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
+                             CacheRefusal* refusal) {
+  const size_t count = hold.sessions_.size();
   // What is large is allocated before anything is changed, and may fail.
-  int64_t needed = 0, pinned = 0;
+  int64_t needed = 0;
+  std::vector<size_t> own(count);
   for (size_t n = 0; n < count; ++n) {
-    const Session& session = *hold.sessions_[n];
-    assert(hold.PagesOf(n) <= hold.stride_);
-    const int64_t more = hold.PagesOf(n) - std::ssize(session.layers[hold.uses_[n].layer].pages);
-    needed += more;
-    if (session.pinned) pinned += more;
+    assert(hold.PagesOf(n) <= stride);
+    const int64_t layer = hold.uses_[n].layer;
+    PageTree::Branch& leaf = *hold.sessions_[n]->leaf;
+    const int64_t pages = PageTree::PagesOf(leaf, layer);
+    own[n] = static_cast<size_t>(pages);
+    needed += hold.PagesOf(n) - pages;
+    PageTree::Reserve(leaf, layer, hold.PagesOf(n) - pages);
   }
-  ATTEND_RETURN_IF_ERROR(MakeRoom(hold.sessions_[0]->tenant, {0, needed * kPageEntryBytes},
-                                  {0, pinned * kPageEntryBytes}));
-  // All sessions are one tenant's, and none of them is evicted for another.
-  const Session& first = *hold.sessions_[0];
-  const int64_t page_bytes = hold.layout_.page_bytes;
-  ATTEND_RETURN_IF_ERROR(CheckPinned(first, pinned * page_bytes));
-  for (size_t n = 0; n < count; ++n) {
-    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
-    std::vector<PageNumber>& pages = layer.pages;
-    const auto wanted = static_cast<size_t>(hold.PagesOf(n));
-    // Twice as many at least, so that a list that grows by a page each time is rarely moved.
-    if (pages.capacity() < wanted) pages.reserve(std::max(wanted, 2 * pages.capacity()));
-    CountList(*hold.sessions_[n], layer);
-  }
-  std::vector<CacheHold::Reserved> reserved(count);
-  std::list<Readers> readers(count);
+  hold.leaves_.reserve(count);
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
-  ATTEND_RETURN_IF_ERROR(TakePages(first, page_bytes, needed, fresh, refusal));
+  // All sessions are one tenant's, and none of them is evicted for another.
+  ATTEND_RETURN_IF_ERROR(
+      TakePages(*hold.sessions_[0], hold.layout_.page_bytes, needed, fresh, refusal));
   auto next = fresh.begin();
-  PageNumber* table = hold.pages_;
-  for (size_t n = 0; n < count; ++n, table += hold.stride_) {
+  for (size_t n = 0; n < count; ++n, table += stride) {
     CacheHold::Sequence& sequence = hold.sequences_[n];
-    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
-    if (layer.readers.empty() || !layer.readers.back().cut.empty()) {
-      layer.readers.splice(layer.readers.end(), readers, readers.begin());
-    }
-    ++layer.readers.back().count;
-    reserved[n] = {layer.pages.size(), std::prev(layer.readers.end())};
-    if (hold.append_rows_ > 0) {
-      layer.changing = true;
-      layer.append = {&hold, n};
-    }
-    const auto pages = static_cast<size_t>(hold.PagesOf(n));
-    PageNumber* const added = std::copy(layer.pages.begin(), layer.pages.end(), table);
-    const auto end = next + (static_cast<int64_t>(pages) - std::ssize(layer.pages));
-    std::fill(std::copy(next, end, added), table + hold.stride_, 0);
+    const int64_t layer = hold.uses_[n].layer;
+    const int64_t pages = hold.PagesOf(n);
+    Session& session = *hold.sessions_[n];
+    session.layers[layer].changing |= hold.append_rows_ > 0;
+    TreeOf(session).Pin(*session.leaf);
+    hold.leaves_.push_back(session.leaf);
+    PageNumber* const added = PageTree::CopyPages(*session.leaf, layer, table);
+    const auto end = next + (pages - static_cast<int64_t>(own[n]));
+    std::fill(std::copy(next, end, added), table + stride, 0);
     next = end;
-    sequence.pages = {table, pages};
+    sequence.pages = {table, static_cast<size_t>(pages)};
   }
-  hold.reserved_ = std::move(reserved);
+  hold.own_ = std::move(own);
   return Status();
 }
 
 void SessionTable::CommitHold(CacheHold& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  assert(!hold.reserved_.empty() && !hold.committed_ && !hold.provisional_);
+  assert(!hold.own_.empty() && !hold.committed_);
   hold.committed_ = true;
   for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
     Session& session = *hold.sessions_[n];
     Layer& layer = session.layers[hold.uses_[n].layer];
     assert(layer.changing);
     layer.changing = false;
-    layer.append = {};
-    if (hold.reserved_[n].doomed) continue;  // as if it were evicted, or freed, after the commit
-    assert(sessions_.contains(session.id));
+    if (session.leaf == nullptr) continue;  // as if it were freed after the commit
     assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
-    const std::span<const PageNumber> fresh = hold.OwnPages(n);
-    hold.reserved_[n].own = hold.sequences_[n].pages.size();
-    layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
-    CountList(session, layer);
+    TreeOf(session).Append(*session.leaf, hold.uses_[n].layer, hold.OwnPages(n));
+    hold.own_[n] = hold.sequences_[n].pages.size();
     layer.append_begin = layer.length;
     layer.append_id.swap(hold.uses_[n].append_id);  // an assignment might allocate
     layer.length = hold.sequences_[n].length;
@@ -281,63 +258,26 @@ void SessionTable::CommitHold(CacheHold& hold) {
   assert(ConsistentLocked());
 }
 
-void SessionTable::EndRead(Session& session, Layer& layer, Readers& readers) {
-  --readers.count;
-  std::list<Readers>& all = layer.readers;
-  for (; !all.empty() && all.front().count == 0; all.pop_front()) {
-    DropPages(session, layer, all.front().cut, true);
-  }
-  // The last readers of a session that was freed meanwhile leave nothing.
-  if (all.empty() && !layer.changing && !sessions_.contains(session.id)) {
-    Shorten(session, layer, 0);
-  }
-}
-
 void SessionTable::EndHold(CacheHold& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  if (!hold.sessions_.empty()) LetGo(hold);
-  assert(ConsistentLocked());
-}
-
-void SessionTable::LetGo(CacheHold& hold) {
   for (size_t n = 0; n < hold.sessions_.size(); ++n) {
     Session& session = *hold.sessions_[n];
-    Layer& layer = session.layers[hold.uses_[n].layer];
-    if (!hold.reserved_.empty()) {
-      if (hold.append_rows_ > 0 && !hold.committed_) {
-        layer.changing = false;
-        layer.append = {};
-      }
-      DropPages(session, layer, hold.OwnPages(n), hold.reserved_[n].doomed);
-      EndRead(session, layer, *hold.reserved_[n].readers);
+    PageTree& tree = TreeOf(session);
+    if (!hold.own_.empty()) {
+      const bool given_up = hold.append_rows_ > 0 && !hold.committed_;
+      if (given_up) session.layers[hold.uses_[n].layer].changing = false;
+      tree.Give(session.tenant, hold.OwnPages(n));
+      if (given_up && session.leaf != nullptr) PageTree::Fit(*session.leaf, hold.uses_[n].layer);
     }
-    if (!hold.committed_ && !layer.changing) FitList(session, layer);  // room for nothing
-    --session.in_use;
-    if (sessions_.contains(session.id)) Touch(session);
+    if (!hold.leaves_.empty()) tree.Unpin(*hold.leaves_[n]);
+    Use(session, -1);
+    if (session.leaf != nullptr) Touch(session);
   }
   hold.sessions_.clear();
-  hold.reserved_.clear();
+  hold.leaves_.clear();
   holds_.erase(&hold);
-}
-
-Status SessionTable::ConfirmHold(CacheHold& hold, CacheRefusal* refusal) {
-  const MutexLock lock(mutex_);
-  if (!hold.provisional_) return Status();
-  Status status;
-  if (hold.sessions_.empty()) {
-    const int64_t append_rows = hold.append_rows_;
-    hold.sequences_.clear();
-    status = FillHold(hold.tenant_, hold.new_rows_, hold);
-    if (status.ok() && hold.append_rows_ != append_rows) {
-      status = Unavailable("sessions: another request has made or undone this append meanwhile");
-    }
-    if (status.ok()) status = TakeFor(hold, refusal);
-    if (!status.ok()) Explain(status, hold.tenant_, hold.uses_, refusal);
-  }
-  hold.provisional_ = false;
   assert(ConsistentLocked());
-  return status;
 }
 
 }  // namespace attend

@@ -1,39 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a request has of the sessions that it reads or appends to. A hold is made by
-// SessionTable::Hold, which takes no memory, but renews the leases; once the request has been
-// admitted, Reserve takes the pages of what is appended. From then on the pages stay as they are
-// until End: what is truncated, freed or evicted meanwhile stays where the request reads it. Rows
+// A request's lease on the sessions it reads or appends to. A hold is made by SessionTable::Hold,
+// which takes no memory, but renews the leases; once the request has been admitted, Reserve takes
+// the pages of what is appended. From then on the pages stay as they are until End: what is
+// truncated or freed meanwhile stays where the request reads it, and nothing of it is evicted. Rows
 // that are appended count only once the hold is committed, those of all sequences at once.
 //
-// While a request's bytes still arrive, which takes as long as its client likes, its hold is only
-// provisional: nothing reads or writes the pages yet, so it gives way to another tenant.
-//
 //   held --1--> reserved --2--> committed
-//     |          ^    |             |
-//     |          4    5             |
-//     |          |    v             |
-//     |         given up            |
-//     |            |                |
-//     +-----3------+-------3--------+--> ended
+//     |             |               |
+//     +------3------+-------3-------+--> ended
 //
-//   1  Reserve, if OK: the hold has its pages and is a reader of each layer. If it appends, no
-//      other append and no truncation may begin.
-//   2  Commit: the new rows are the sessions', and others may append. (Those of a session that was
-//      freed, or lost tokens, meanwhile are nobody's.)
-//   4  Confirm, if OK: the sessions are as they were, and there are pages. Confirm of a hold that
-//      is still reserved makes it firm.
-//   5  The hold is provisional, its tenant has more than its share of the memory, and another lacks
-//      pages of its own share: as 3.
-//   3  End: the hold no longer uses the sessions. Pages whose rows were not committed go at once,
-//      pages that were cut off meanwhile with their last reader.
+//   1  Reserve, if OK: the hold has its pages and reads each layer. If it appends, no other append
+//      and no truncation may begin.
+//   2  Commit: the new rows are the sessions', and others may append. Those of a session that was
+//      freed meanwhile go with the hold.
+//   3  End: the hold no longer uses the sessions. Pages whose rows were not committed go at once.
 //
 // Used by one thread at a time.
 
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <span>
 #include <string>
@@ -92,13 +79,7 @@ class CacheHold {
   // `stride` entries for each (the rest of them 0), which must outlive the hold: so long tables
   // count towards the request's memory. Once, before Commit. Returns the same errors as Hold, as
   // the sessions may have changed since; RESOURCE_EXHAUSTED: there is no memory for the pages.
-  // A provisional one must be confirmed before anything uses the pages.
-  enum class Firmness { kFirm, kProvisional };
-  Status Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal = nullptr,
-                 Firmness firmness = Firmness::kFirm);
-  // Makes a provisional hold firm; of a firm one it does nothing. The same errors as Reserve's, if
-  // the hold had to give way and its sessions, or the memory, are no longer as they were.
-  Status Confirm(CacheRefusal* refusal = nullptr);
+  Status Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal = nullptr);
   // The rows have been written: from now on they are the sessions'. Once, before End.
   void Commit();
   // The pages are not read any more. What the hold says stays. Also when it is destroyed.
@@ -114,7 +95,7 @@ class CacheHold {
   // From Reserve on: those of the n-th sequence that are not the session's, as nothing of what is
   // appended has been committed.
   std::span<const PageNumber> OwnPages(size_t n) const {
-    return sequences_[n].pages.subspan(reserved_[n].own);
+    return sequences_[n].pages.subspan(own_[n]);
   }
 
   SessionTable& table_;
@@ -122,7 +103,6 @@ class CacheHold {
   DeviceArena* arena_ = nullptr;
   LayerShape shape_;
   PageLayout layout_;
-  int tenant_ = 0;
   std::vector<Sequence> sequences_;
   int64_t new_rows_ = 0;  // that the request brought
   int64_t append_rows_ = 0;
@@ -130,18 +110,10 @@ class CacheHold {
   bool ended_ = false;
   std::vector<CacheUse> uses_;
   std::vector<std::shared_ptr<Session>> sessions_;
-  // What the hold has of each sequence, from Reserve on.
-  struct Reserved {
-    size_t own = 0;  // the first of its pages that is the hold's own, not the session's
-    std::list<Readers>::iterator readers = {};
-    bool doomed = false;  // what is appended will not be the session's: it was freed, or evicted
-  };
-  std::vector<Reserved> reserved_;
-  int64_t number_ = 0;  // in the order in which holds were made
-  // While it is provisional, the table's lock guards all that giving way and Confirm change.
-  bool provisional_ = false;
-  PageNumber* pages_ = nullptr;  // what Reserve was given
-  int64_t stride_ = 0;
+  // From Reserve on: the leaves of these, which are pinned; and the first page of each sequence
+  // that is the hold's own, not the session's.
+  std::vector<PageTree::Branch*> leaves_;
+  std::vector<size_t> own_;
 };
 
 }  // namespace attend

@@ -28,13 +28,11 @@ PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows) {
 
 int64_t FixedBytes(int64_t layers) {
   constexpr int64_t kNodes = 512;  // its places in the table's maps, ids included
+  constexpr int64_t kBranches = 2;
+  const auto list = static_cast<int64_t>(sizeof(std::vector<PageNumber>));
   return static_cast<int64_t>(sizeof(Session)) + kNodes +
-         layers * static_cast<int64_t>(sizeof(Layer));
-}
-
-int64_t Layer::list_bytes() const {
-  const auto room = static_cast<int64_t>(pages.capacity() * sizeof(PageNumber));
-  return std::max(std::ssize(pages) * kPageEntryBytes, room);
+         kBranches * static_cast<int64_t>(sizeof(PageTree::Branch)) +
+         layers * (static_cast<int64_t>(sizeof(Layer)) + kBranches * list);
 }
 
 int64_t Session::length() const {
@@ -47,12 +45,6 @@ int64_t Session::longest() const {
   int64_t longest = 0;
   for (const Layer& layer : layers) longest = std::max(longest, layer.length);
   return longest;
-}
-
-int64_t Session::page_count() const {
-  int64_t count = 0;
-  for (const Layer& layer : layers) count += std::ssize(layer.pages);
-  return count;
 }
 
 }  // namespace attend

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A session: the KV cache of one sequence on one device. It has layers, each with a shape, a length
-// and pages of its own, as a model appends to one layer after another.
+// A session: the KV cache of one sequence on one device. It has layers, each with a shape and a
+// length of its own, as a model appends to one layer after another. Their pages are in a tree.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/contract/dtype.h"
 #include "kernels/util/clock.h"
 #include "server/limits/tenant_limits.h"
-#include "server/sessions/page_pool.h"
+#include "server/sessions/page_tree.h"
 
 namespace attend {
 
@@ -41,48 +41,18 @@ struct PageLayout {
 };
 PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows);
 
-// Requests that read a layer's pages, all begun since the last cut before `cut`.
-struct Readers {
-  int64_t count = 0;
-  std::vector<PageNumber> cut = {};  // free when these and all earlier readers have ended
-};
-
-class CacheHold;
-
-// An append that is under way: to the n-th sequence of a hold.
-struct RunningAppend {
-  CacheHold* hold = nullptr;  // null: none
-  size_t n = 0;
-};
-
 struct Layer {
   LayerShape shape;
   PageLayout layout;
-  int64_t length = 0;                  // tokens
-  std::vector<PageNumber> pages = {};  // ceil(length / page_rows)
+  int64_t length = 0;  // tokens
   // An append or a truncation is under way: no other may begin.
   bool changing = false;
-  RunningAppend append = {};  // that changes it, unless it is doomed (CacheHold)
-  bool leaving = false;       // its session was freed, and it waits for those that use it
   // The last append, so that it can be asked for again; empty: none.
   std::string append_id = {};
   int64_t append_begin = 0;
   // Eviction took tokens from here on away; -1: it did not, or they were appended again.
   int64_t evicted_from = -1;
-  // In the order in which they began; the last may be joined if nothing has been cut since. Empty:
-  // nobody reads.
-  std::list<Readers> readers = {};
-  int64_t counted_bytes = 0;  // of its list of pages, towards the table's memory
-  int64_t counted_pages = 0;  // towards its session's bytes
-
-  // What is to be counted.
-  int64_t list_bytes() const;
 };
-
-// What counts towards a table's memory: an entry of a page list, which mostly has room for up to
-// twice as many as it has; and a session without its pages.
-inline constexpr int64_t kPageEntryBytes = 2 * sizeof(PageNumber);
-int64_t FixedBytes(int64_t layers);
 
 struct Session {
   std::string id;  // kTokenBytes random bytes
@@ -94,14 +64,17 @@ struct Session {
   TimePoint look_again{};  // whether its lease has ended
   int64_t in_use = 0;      // requests that read or change it
   std::vector<Layer> layers;
-  int64_t page_bytes = 0;  // of all of its pages
-  CountHold place = {};    // of its tenant's limit, until it is freed
+  PageTree::Branch* leaf = nullptr;  // with which its pages end; null: it has been freed
+  CountHold place = {};              // of its tenant's limit, until it is freed
 
   // The length of its shortest layer.
   int64_t length() const;
   int64_t longest() const;  // the length of its longest layer
-  int64_t page_count() const;
 };
+
+// What counts towards a table's memory for a session without its pages: with its leaf and a branch
+// before it.
+int64_t FixedBytes(int64_t layers);
 
 // What a session is made as, and what is said of it.
 struct SessionSpec {

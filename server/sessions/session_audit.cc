@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What is always true of all sessions. It is found out from what each of them, and each hold, fork
-// and truncation under way, really has, so that a page that is lost, or let go by somebody who
+// and truncation under way, really has, so that a page that is lost, or given back while something
 // still has it, is seen with the operation that does it.
 
 #include <algorithm>
 #include <map>
 #include <new>
-#include <span>
-#include <utility>
 #include <vector>
 
 #include "server/sessions/session_table.h"
@@ -22,178 +20,104 @@ bool SessionTable::Consistent() const {
 
 bool SessionTable::ConsistentLocked() const {
   try {
-    return PagesAddUp() && SharedAlike() && SessionsAddUp() && UsesAddUp();
+    return PagesAddUp() && SessionsAddUp() && UsesAddUp();
   } catch (const std::bad_alloc&) {
     return true;  // nothing was found out
   }
 }
 
-std::set<const Session*> SessionTable::AllInUse() const {
-  std::set<const Session*> all;
-  for (const auto& [id, session] : sessions_) all.insert(session.get());
-  for (const CacheHold* const hold : holds_) {
-    for (const SessionRef& session : hold->sessions_) all.insert(session.get());
-  }
-  for (const Cut* const cut : cuts_) {
-    if (cut->fork == nullptr) all.insert(cut->origin.get());
-  }
-  return all;
-}
-
-// The references to pages, by device and tenant, and those of them that are leaving.
-struct SessionTable::References {
-  std::vector<PageNumber> held;
-  std::vector<PageNumber> leaving;
-
-  void Add(std::span<const PageNumber> pages, bool leave) {
-    held.insert(held.end(), pages.begin(), pages.end());
-    if (leave) leaving.insert(leaving.end(), pages.begin(), pages.end());
-  }
-};
-
+// What holds and cuts have taken is in no branch yet.
 bool SessionTable::PagesAddUp() const {
-  std::vector<std::vector<References>> all(pools_.size(), std::vector<References>(tenants_.size()));
-  const auto of = [&all](const Session& session) -> References& {
-    return all[session.device][session.tenant];
-  };
-  for (const Session* const session : AllInUse()) {
-    for (const Layer& layer : session->layers) {
-      of(*session).Add(layer.pages, layer.leaving);
-      for (const Readers& readers : layer.readers) of(*session).Add(readers.cut, true);
-    }
-  }
+  const size_t tenants = options_.tenant_weights.size();
+  std::vector<std::vector<std::vector<PageNumber>>> taken(
+      devices_.size(), std::vector<std::vector<PageNumber>>(tenants));
+  std::vector<int64_t> pins(devices_.size());
   for (const CacheHold* const hold : holds_) {
-    for (size_t n = 0; n < hold->reserved_.size(); ++n) {
-      of(*hold->sessions_[n]).Add(hold->OwnPages(n), hold->reserved_[n].doomed);
+    pins[hold->device_] += std::ssize(hold->leaves_);
+    for (size_t n = 0; n < hold->own_.size(); ++n) {
+      std::vector<PageNumber>& own = taken[hold->device_][hold->sessions_[n]->tenant];
+      own.insert(own.end(), hold->OwnPages(n).begin(), hold->OwnPages(n).end());
     }
   }
   for (const Cut* const cut : cuts_) {
+    ++pins[cut->origin->device];
     for (const CutPage& page : cut->pages) {
-      of(*cut->origin).Add({cut->fork == nullptr ? &page.to : &page.from, 1}, false);
+      taken[cut->origin->device][cut->origin->tenant].push_back(page.to);
     }
-    if (cut->fork == nullptr) continue;
-    for (const Layer& layer : cut->fork->layers) of(*cut->fork).Add(layer.pages, false);
   }
-  for (size_t device = 0; device < pools_.size(); ++device) {
-    const PagePool& pool = *pools_[device].pages;
-    References whole;
-    for (size_t tenant = 0; tenant < all[device].size(); ++tenant) {
-      std::vector<PageNumber>& held = all[device][tenant].held;
-      std::vector<PageNumber>& leaving = all[device][tenant].leaving;
-      whole.held.insert(whole.held.end(), held.begin(), held.end());
-      whole.leaving.insert(whole.leaving.end(), leaving.begin(), leaving.end());
-      std::map<PageNumber, int64_t> kept;  // references that are not leaving
-      for (const PageNumber page : held) ++kept[page];
-      for (const PageNumber page : leaving) --kept[page];
-      int64_t bytes = 0, coming = 0;
-      for (const auto& [page, references] : kept) {
-        bytes += pool.page_bytes(page);
-        coming += references == 0 ? pool.page_bytes(page) : 0;
-      }
-      if (bytes != pools_[device].tenant_bytes[tenant]) return false;
-      if (coming != pools_[device].tenant_coming[tenant]) return false;
-    }
-    if (!pool.Consistent(std::move(whole.held), std::move(whole.leaving))) return false;
+  for (size_t device = 0; device < devices_.size(); ++device) {
+    if (!devices_[device].pages->Consistent(taken[device], pins[device])) return false;
   }
   return true;
 }
 
-// Sessions that share a page share that of the first layer at the same place (WhoShare in
-// eviction.cc).
-bool SessionTable::SharedAlike() const {
-  std::map<std::pair<int, PageNumber>, PageNumber> firsts;
-  for (const auto& [id, session] : sessions_) {
-    const std::vector<PageNumber>& first = session->layers[0].pages;
-    for (size_t n = 1; n < session->layers.size(); ++n) {
-      const std::vector<PageNumber>& pages = session->layers[n].pages;
-      for (size_t i = 0; i < pages.size(); ++i) {
-        const PageNumber with = i < first.size() ? first[i] : 0;
-        const auto [found, fresh] = firsts.emplace(std::pair(session->device, pages[i]), with);
-        if (!fresh && (with == 0 || found->second != with)) return false;
-      }
-    }
+// Its pages follow each other up to its leaf. Some may have been evicted, and it is not settled
+// yet.
+bool SessionTable::EndsAsItsLeaf(const Session& session) const {
+  const PageTree::Branch* branch = session.leaf;
+  const bool kept = session.pinned || session.in_use > 0;
+  if (!branch->leaf || branch->kept != kept || branch->tenant != session.tenant) return false;
+  for (size_t n = 0; n < session.layers.size(); ++n) {
+    const int64_t length = session.layers[n].length;
+    const int64_t pages = (length + options_.page_rows - 1) / options_.page_rows;
+    if (pages < PageTree::PagesOf(*branch, n)) return false;
   }
-  return true;
+  bool evicted = branch->bytes == 0;
+  for (; branch->parent->parent != nullptr; branch = branch->parent) {
+    const PageTree::Branch& before = *branch->parent;
+    const auto all = std::ssize(before.pages[0]);
+    for (const auto& pages : before.pages) {
+      if (std::ssize(pages) != all) return false;
+    }
+    if (evicted ? before.begin + all > branch->begin : before.begin + all != branch->begin) {
+      return false;
+    }
+    evicted &= before.bytes == 0;
+  }
+  return branch->begin == 0 || evicted;
 }
 
 bool SessionTable::SessionsAddUp() const {
-  TableUse table;
-  std::vector<TenantTable> tenants(tenants_.size());
-  const auto add = [&](const Session& session, int64_t sessions, int64_t bytes) {
-    for (const Layer& layer : session.layers) bytes += layer.counted_bytes;
-    TenantTable& tenant = tenants[session.tenant];
-    for (TableUse* const each : {&table, &tenant.all, session.pinned ? &tenant.pinned : nullptr}) {
-      if (each == nullptr) continue;
-      each->sessions += sessions;
-      each->bytes += bytes;
-    }
-  };
+  std::vector<int64_t> sessions(options_.tenant_weights.size()), bytes(sessions.size());
   for (const auto& [id, session] : sessions_) {
-    if (!by_use_.contains({session->last_used, session.get()})) return false;
-    if (!by_lease_end_.contains({session->look_again, session.get()})) return false;
     if (!by_tenant_.contains({session->tenant, session->id})) return false;
-    if (session->look_again < session->last_used + session->lease) return false;
-    for (const Layer& layer : session->layers) {
-      const int64_t pages = (layer.length + options_.page_rows - 1) / options_.page_rows;
-      if (std::ssize(layer.pages) != pages) return false;
-      // Whoever shares a page shares all before it.
-      const PagePool& pool = *pools_[session->device].pages;
-      const auto shared = [&pool](PageNumber page) { return pool.references(page) > 1; };
-      if (!std::is_partitioned(layer.pages.begin(), layer.pages.end(), shared)) return false;
-    }
+    if (!EndsAsItsLeaf(*session)) return false;
+    ++sessions[session->tenant];
+    bytes[session->tenant] += FixedBytes(std::ssize(session->layers));
   }
-  for (const Session* const session : AllInUse()) {
-    const auto found = sessions_.find(session->id);
-    const bool there = found != sessions_.end() && found->second.get() == session;
-    add(*session, there ? 1 : 0, there ? FixedBytes(std::ssize(session->layers)) : 0);
-    int64_t pages_bytes = 0;
-    for (const Layer& layer : session->layers) {
-      if (layer.counted_bytes != layer.list_bytes()) return false;
-      pages_bytes += std::ssize(layer.pages) * layer.layout.page_bytes;
-    }
-    if (session->page_bytes != pages_bytes) return false;
+  for (size_t n = 0; n < sessions.size(); ++n) {
+    const auto tenant = static_cast<int>(n);
+    if (places_.held(tenant) != sessions[n] || tables_.held(tenant) < bytes[n]) return false;
   }
-  for (const Cut* const cut : cuts_) {
-    if (cut->fork != nullptr) add(*cut->fork, 0, 0);
-  }
-  return tenants == tenants_ && table == table_ && by_use_.size() == sessions_.size() &&
-         by_lease_end_.size() == sessions_.size() && by_tenant_.size() == sessions_.size();
+  return leases_.Consistent() && leases_.count() == std::ssize(sessions_) &&
+         by_tenant_.size() == sessions_.size();
 }
 
 bool SessionTable::UsesAddUp() const {
   std::map<const Session*, int64_t> uses;
-  std::map<const Layer*, int64_t> changes, appends;
-  std::map<const Readers*, int64_t> readers;
-  for (const Session* const session : AllInUse()) {
-    uses[session] = 0;
-    for (const Layer& layer : session->layers) {
-      changes[&layer] = 0;
-      appends[&layer] = layer.append.hold == nullptr ? 0 : 1;
-      for (const Readers& each : layer.readers) readers[&each] = 0;
-    }
-  }
+  std::map<const Layer*, int64_t> changes;
+  const auto add = [&](const Session& session) {
+    uses[&session];
+    for (const Layer& layer : session.layers) changes[&layer];
+  };
+  for (const auto& [id, session] : sessions_) add(*session);
   for (const CacheHold* const hold : holds_) {
-    const bool changing = !hold->reserved_.empty() && !hold->committed_ && hold->append_rows_ > 0;
+    const bool changing = !hold->own_.empty() && !hold->committed_ && hold->append_rows_ > 0;
     for (size_t n = 0; n < hold->sessions_.size(); ++n) {
-      ++uses[hold->sessions_[n].get()];
-      const Layer& layer = hold->sessions_[n]->layers[hold->uses_[n].layer];
-      changes[&layer] += changing ? 1 : 0;
-      if (changing && !hold->reserved_[n].doomed) --appends[&layer];
-      if (layer.append.hold == hold && layer.append.n != n) return false;
-      if (!hold->reserved_.empty()) ++readers[&*hold->reserved_[n].readers];
+      const Session& session = *hold->sessions_[n];
+      add(session);
+      ++uses[&session];
+      changes[&session.layers[hold->uses_[n].layer]] += changing ? 1 : 0;
     }
   }
   for (const Cut* const cut : cuts_) {
     if (cut->fork != nullptr) continue;
+    add(*cut->origin);
     ++uses[cut->origin.get()];
     for (const Layer& layer : cut->origin->layers) ++changes[&layer];
   }
   return std::all_of(uses.begin(), uses.end(),
                      [](const auto& use) { return use.first->in_use == use.second; }) &&
-         std::all_of(appends.begin(), appends.end(),
-                     [](const auto& append) { return append.second == 0; }) &&
-         std::all_of(readers.begin(), readers.end(),
-                     [](const auto& each) { return each.first->count == each.second; }) &&
          std::all_of(changes.begin(), changes.end(), [](const auto& change) {
            return (change.first->changing ? 1 : 0) == change.second;
          });

@@ -40,22 +40,21 @@ bool SessionTable::FreeSlice(int tenant, std::string& last, int64_t& freed) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   int64_t pages = 0;
-  for (auto it = sessions_.upper_bound(last);
-       it != sessions_.end() && pages < options_.pages_slice;) {
-    const SessionRef session = (it++)->second;
-    if (session->tenant != tenant) continue;
-    last = session->id;
-    pages += session->page_count() + std::ssize(session->layers);
-    ++(Over(*session) ? stats_.expired : freed);
-    Remove(session);
+  while (pages < options_.pages_slice) {
+    const Session* const next = After(tenant, last);
+    if (next == nullptr) return false;
+    last = next->id;
+    pages += PageCount(*next) + std::ssize(next->layers);
+    ++(Over(*next) ? stats_.expired : freed);
+    Remove(SessionRef(sessions_.at(last)));
   }
   assert(ConsistentLocked());
-  return pages >= options_.pages_slice;
+  return true;
 }
 
 int64_t SessionTable::UsedBytes() const {
   int64_t bytes = 0;
-  for (const Pool& pool : pools_) bytes += pool.pages->stats().used_bytes;
+  for (const Device& device : devices_) bytes += device.pages->stats().used_bytes;
   return bytes;
 }
 
@@ -71,17 +70,20 @@ bool SessionTable::EvictSlice(int tenant, bool pinned, std::string& last, Evicte
   const MutexLock lock(mutex_);
   const int64_t before = UsedBytes();
   int64_t sessions = 0, pages = 0;
-  auto next = sessions_.upper_bound(last);
-  for (; next != sessions_.end() && pages < options_.pages_slice; ++next) {
-    Session& each = *next->second;
-    last = each.id;
-    if (each.tenant != tenant || each.in_use > 0 || (each.pinned && !pinned)) continue;
-    if (each.longest() == 0) continue;
-    pages += each.page_count() + std::ssize(each.layers);
-    for (Layer& layer : each.layers) {
+  Session* next = After(tenant, last);
+  for (; next != nullptr && pages < options_.pages_slice; next = After(tenant, last)) {
+    last = next->id;
+    if (next->in_use > 0 || (next->pinned && !pinned)) continue;
+    Settle(*next);
+    if (next->longest() == 0) continue;
+    pages += PageCount(*next) + std::ssize(next->layers);
+    const std::vector<int64_t> none(next->layers.size());
+    next->leaf = TreeOf(*next).Cut(*next->leaf, none, 0);
+    for (size_t n = 0; n < next->layers.size(); ++n) {
+      Layer& layer = next->layers[n];
+      PageTree::Fit(*next->leaf, n);
       if (layer.length == 0) continue;
-      Shorten(each, layer, 0);
-      layer.evicted_from = 0;
+      layer.length = layer.evicted_from = 0;
       layer.append_id.clear();
     }
     ++sessions;
@@ -91,13 +93,15 @@ bool SessionTable::EvictSlice(int tenant, bool pinned, std::string& last, Evicte
   stats_.evictions_operator += sessions;
   stats_.evicted_bytes += before - UsedBytes();
   assert(ConsistentLocked());
-  return next != sessions_.end();
+  return next != nullptr;
 }
 
 std::vector<int64_t> SessionTable::tenant_sessions() const {
   const MutexLock lock(mutex_);
   std::vector<int64_t> sessions;
-  for (const TenantTable& tenant : tenants_) sessions.push_back(tenant.all.sessions);
+  for (int tenant = 0; tenant < places_.tenants(); ++tenant) {
+    sessions.push_back(places_.held(tenant));
+  }
   return sessions;
 }
 

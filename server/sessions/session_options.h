@@ -30,12 +30,10 @@ struct SessionOptions {
   int64_t layers_max = 512;  // of one session
   Duration lease_default = std::chrono::seconds(60);
   Duration lease_max = std::chrono::hours(24);
-  // A tenant's share of the memory, of the sessions, and of the tables is by its weight.
+  // The tenants' own parts of the memory, of the sessions and of the tables are by these.
   TenantWeights tenant_weights;
   int64_t table_bytes_max = int64_t{1} << 60;  // host memory that says which pages whose are
   TenantLimits* limits = nullptr;  // what tenants may have besides; null: no such limits
-  // How long room is kept for who was refused and will ask again.
-  Duration claim_time = std::chrono::seconds(3);
   // What ends many sessions lets others have their turn after so many pages.
   int64_t pages_slice = int64_t{1} << 18;
 };

@@ -1,50 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many sessions there may be, and what their tables may take: of all tenants together, and of
-// one where others want it too.
+// How sessions come to places, pages and room in the tables.
 
-#include <cassert>
-#include <iterator>
-#include <new>
-#include <utility>
+#include <cstdint>
+#include <string>
+#include <vector>
 
-#include "server/memory/memory_reserve.h"
 #include "server/sessions/session_table.h"
 
 namespace attend {
-
-void SessionTable::Count(const Session& session, TableUse more) {
-  TenantTable& tenant = tenants_[session.tenant];
-  for (TableUse* const each : {&table_, &tenant.all, session.pinned ? &tenant.pinned : nullptr}) {
-    if (each == nullptr) continue;
-    each->sessions += more.sessions;
-    each->bytes += more.bytes;
-    assert(each->sessions >= 0 && each->bytes >= 0);
-  }
-}
-
-void SessionTable::CountList(Session& session, Layer& layer) {
-  const auto pages = std::ssize(layer.pages);
-  session.page_bytes +=
-      (pages - std::exchange(layer.counted_pages, pages)) * layer.layout.page_bytes;
-  const int64_t before = std::exchange(layer.counted_bytes, layer.list_bytes());
-  Count(session, {0, layer.counted_bytes - before});
-}
-
-void SessionTable::FitList(Session& session, Layer& layer) {
-  std::vector<PageNumber>& pages = layer.pages;
-  if (pages.empty()) {
-    std::vector<PageNumber>().swap(pages);
-  } else if (2 * pages.size() < pages.capacity()) {
-    const OnNoMemory give_up(OnNoMemory::kThrow);
-    try {
-      pages.shrink_to_fit();
-    } catch (const std::bad_alloc&) {
-      // It stays where it is, and what it takes stays counted.
-    }
-  }
-  CountList(session, layer);
-}
 
 Status SessionTable::TakePlace(Session& session, CacheRefusal* refusal) {
   if (options_.limits == nullptr) return Status();
@@ -53,53 +17,63 @@ Status SessionTable::TakePlace(Session& session, CacheRefusal* refusal) {
   return status;
 }
 
-// Those that nobody uses go first. One that is in use ends as if its client had freed it, so that
-// requests that take their time keep nobody out.
-bool SessionTable::Displace(int tenant, int64_t TableUse::*what, int64_t more, int64_t most) {
-  const auto enough = [&] { return more <= most - table_.*what; };
-  const auto beyond_share = [&](int each, int64_t wanted) ATTEND_REQUIRES(mutex_) {
-    return wanted > ShareOf(each, most) - tenants_[each].all.*what;
-  };
-  for (const bool in_use : {false, true}) {
-    for (auto next = by_use_.begin(); next != by_use_.end();) {
-      if (enough() || beyond_share(tenant, more)) return enough();
-      const Session& each = *(next++)->second;
-      if (each.pinned || (each.in_use > 0) != in_use || !beyond_share(each.tenant, 0)) continue;
-      Remove(SessionRef(sessions_.at(each.id)));
-      ++stats_.displaced;
-    }
-  }
-  return enough();
+Status SessionTable::CheckRoom(int tenant, int64_t layers) const {
+  if (places_.Room(tenant) > 0) return CheckTables(tenant, FixedBytes(layers));
+  return ResourceExhausted(
+      "there are as many sessions as there may be, " + std::to_string(options_.sessions_max) +
+      " (max-sessions); the tenant has " + std::to_string(places_.held(tenant)) +
+      ", its own part is " + std::to_string(places_.own(tenant)));
 }
 
-Status SessionTable::MakeRoom(int tenant, TableUse more, TableUse pinned) {
-  const int64_t sessions_share = ShareOf(tenant, options_.sessions_max);
-  const int64_t bytes_share = ShareOf(tenant, options_.table_bytes_max);
-  const TableUse& own = tenants_[tenant].pinned;
-  if (pinned.sessions > 0 && pinned.sessions > sessions_share - own.sessions) {
-    return ResourceExhausted(
-        "the tenant has " + std::to_string(own.sessions) + " pinned sessions, may have at most " +
-        std::to_string(sessions_share) + ", its share of the sessions (max-sessions)");
+Status SessionTable::CheckTables(int tenant, int64_t bytes) const {
+  if (bytes <= tables_.Room(tenant)) return Status();
+  return ResourceExhausted("there is no room for " + std::to_string(bytes) +
+                           " bytes more in the tables of sessions, which may have at most " +
+                           std::to_string(tables_.all()) + " (memory-budget); the tenant's have " +
+                           std::to_string(tables_.held(tenant)) + ", its own part is " +
+                           std::to_string(tables_.own(tenant)));
+}
+
+Status SessionTable::KeepLimit(const Session& session, int64_t bytes, CacheRefusal* refusal) {
+  if (options_.limits == nullptr) return Status();
+  PageTree& tree = TreeOf(session);
+  const int64_t most = options_.limits->most(session.tenant, Limit::kSessionMemory);
+  const auto missing = [&] { return tree.ledger().held(session.tenant) + bytes - most; };
+  if (missing() <= 0 || tree.EvictOwn(session.tenant, missing(), clock_.Now())) return Status();
+  if (refusal != nullptr) {
+    refusal->missing_bytes = missing();
+    refusal->tenant_limit = true;
   }
-  if (pinned.bytes > 0 && pinned.bytes > bytes_share - own.bytes) {
-    return ResourceExhausted("the tables of the tenant's pinned sessions would have " +
-                             std::to_string(own.bytes + pinned.bytes) +
-                             " bytes, may have at most " + std::to_string(bytes_share) +
-                             ", its share of the tables (memory-budget)");
+  options_.limits->CountRefusal(session.tenant, Limit::kSessionMemory);
+  return ResourceExhausted("tenant limit session-memory: the tenant's sessions would have " +
+                           std::to_string(most + missing()) +
+                           " bytes on a device, may have at most " + std::to_string(most));
+}
+
+Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
+                               std::vector<PageNumber>& pages, CacheRefusal* refusal) {
+  if (count == 0) return Status();
+  PageTree& tree = TreeOf(session);
+  const int tenant = session.tenant;
+  ATTEND_RETURN_IF_ERROR(CheckTables(tenant, count * kPageEntryBytes));
+  while (tree.Missing(tenant, page_bytes, count) > 0 && ExpireLocked()) {
   }
-  if (!Displace(tenant, &TableUse::bytes, more.bytes, options_.table_bytes_max)) {
-    return ResourceExhausted("there is no room for " + std::to_string(more.bytes) +
-                             " bytes more in the tables of sessions, which may have at most " +
-                             std::to_string(options_.table_bytes_max) +
-                             " (memory-budget); the tenant's have " +
-                             std::to_string(tenants_[tenant].all.bytes));
+  const int64_t bytes = count * page_bytes;
+  if (tree.MayMakeRoom(tenant, bytes)) {
+    ATTEND_RETURN_IF_ERROR(KeepLimit(session, bytes, refusal));
   }
-  if (!Displace(tenant, &TableUse::sessions, more.sessions, options_.sessions_max)) {
-    return ResourceExhausted(
-        "there are as many sessions as there may be, " + std::to_string(options_.sessions_max) +
-        " (max-sessions); the tenant has " + std::to_string(tenants_[tenant].all.sessions));
+  if (tree.MakeRoom(tenant, page_bytes, count, clock_.Now())) {
+    tree.Take(tenant, page_bytes, count, pages);
+    return Status();
   }
-  return Status();
+  const int64_t missing = tree.Missing(tenant, page_bytes, count);
+  if (refusal != nullptr) refusal->missing_bytes = missing;
+  return ResourceExhausted(
+      "sessions need " + std::to_string(count) + " more pages of " + std::to_string(page_bytes) +
+      " bytes, " + std::to_string(missing) + " bytes more than there is room for; the tenant has " +
+      std::to_string(tree.ledger().held(tenant)) + " bytes, may have at most " +
+      std::to_string(tree.ledger().most(tenant)) + " (session-memory), of which " +
+      std::to_string(tree.ledger().own(tenant)) + " are for it alone");
 }
 
 }  // namespace attend

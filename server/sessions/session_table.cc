@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions come and go. How they are forked and cut is in session_cuts.cc, what requests do with
-// them in cache_hold.cc, how memory is taken from those that have it idle in eviction.cc, how the
-// tables have room for them in session_room.cc, what is always true of them all in
-// session_audit.cc.
+// Sessions come and go, and take pages. How they are forked and cut is in session_cuts.cc, what
+// requests do with them in cache_hold.cc, what is always true of them all in session_audit.cc.
 
 #include "server/sessions/session_table.h"
 
@@ -40,17 +38,8 @@ Status CheckLayer(const LayerShape& shape, int64_t index, int64_t page_rows, int
 // A list looks at so many sessions, or layers of those that it lists, before others get their turn.
 constexpr int64_t kListSlice = 1024;
 
-// A session whose lease ends while it is in use is looked at again so much later, so that those of
-// many requests that take their time do not make each call look at them.
+// A session whose lease ends while it is in use is looked at again so much later.
 constexpr std::chrono::seconds kLookInterval(1);
-
-// The first ones: forks begin with the same pages, and every session loses pages from its end, so
-// that whoever shares a page shares all before it.
-int64_t SharedPages(const PagePool& pool, const Layer& layer) {
-  const auto shared = [&pool](PageNumber page) { return pool.references(page) > 1; };
-  if (layer.pages.empty() || !shared(layer.pages.front())) return 0;
-  return std::partition_point(layer.pages.begin(), layer.pages.end(), shared) - layer.pages.begin();
-}
 
 }  // namespace
 
@@ -59,36 +48,43 @@ SessionTable::SessionTable(const SessionOptions& options, const Clock& clock, To
     : options_(options),
       clock_(clock),
       tokens_(std::move(tokens)),
-      tenants_(options.tenant_weights.size()) {
+      places_(options.sessions_max, options.tenant_weights),
+      tables_(options.table_bytes_max, options.tenant_weights) {
   stats_.appended_tokens.resize(options.tenant_weights.size());
   for (const SessionDevice& device : devices) {
-    Pool pool;
-    pool.arena = device.arena;
     const HostSpan memory = device.arena == nullptr ? HostSpan() : device.arena->memory();
-    pool.pages = std::make_unique<PagePool>(memory, options.slab_bytes, device.on_free);
-    pool.tenant_bytes.resize(options.tenant_weights.size());
-    pool.tenant_coming.resize(options.tenant_weights.size());
-    pool.claims.resize(options.tenant_weights.size());
-    pools_.push_back(std::move(pool));
+    devices_.push_back({std::make_unique<PageTree>(memory, options.slab_bytes, device.on_free,
+                                                   options.tenant_weights, tables_),
+                        device.arena});
   }
 }
 
 SessionTable::~SessionTable() = default;
 
-bool SessionTable::Over(const Session& session) const {
-  return session.in_use == 0 && session.last_used + session.lease <= clock_.Now();
+void SessionTable::Settle(Session& session) {
+  PageTree::Branch& leaf = *session.leaf;
+  TreeOf(session).Settle(leaf);
+  for (size_t n = 0; n < session.layers.size(); ++n) {
+    Layer& layer = session.layers[n];
+    const int64_t left = PageTree::PagesOf(leaf, n) * options_.page_rows;
+    if (layer.length <= left) continue;
+    layer.length = layer.evicted_from = left;
+    layer.append_id.clear();
+  }
 }
 
-SessionTable::SessionRef SessionTable::Look(int tenant, const std::string& id) const {
+SessionTable::SessionRef SessionTable::Look(int tenant, const std::string& id) {
   const auto found = sessions_.find(id);
   const bool own = found != sessions_.end() && found->second->tenant == tenant;
-  return own && !Over(*found->second) ? found->second : nullptr;
+  if (!own || Over(*found->second)) return nullptr;
+  Settle(*found->second);
+  return found->second;
 }
 
 Result<SessionTable::SessionRef> SessionTable::Find(int tenant, const std::string& id) {
   SessionRef session = Look(tenant, id);
   if (session == nullptr) return NoSuchSession();
-  if (pools_[session->device].lost) {
+  if (devices_[session->device].lost) {
     return Unavailable("session " + HexText(id) + " has ended: its device is lost");
   }
   Touch(*session);
@@ -96,30 +92,15 @@ Result<SessionTable::SessionRef> SessionTable::Find(int tenant, const std::strin
 }
 
 void SessionTable::Touch(Session& session) {
-  auto use = by_use_.extract({session.last_used, &session});
-  session.last_used = clock_.Now();
-  if (use.empty()) {
-    session.look_again = session.last_used + session.lease;
-    by_use_.insert({session.last_used, &session});
-    by_lease_end_.insert({session.look_again, &session});
-    by_tenant_.emplace(std::pair(session.tenant, std::string_view(session.id)), &session);
-    return;
-  }
-  use.value().first = session.last_used;
-  by_use_.insert(std::move(use));
-  LookAgain(session, session.last_used + session.lease);
+  const TimePoint now = clock_.Now();
+  leases_.Renew(session, now);
+  TreeOf(session).Touch(*session.leaf, now);
 }
 
-void SessionTable::LookAgain(Session& session, TimePoint when) {
-  auto lease_end = by_lease_end_.extract({session.look_again, &session});
-  lease_end.value().first = session.look_again = when;
-  by_lease_end_.insert(std::move(lease_end));
-}
-
-void SessionTable::Forget(Session& session) {
-  by_use_.erase({session.last_used, &session});
-  by_lease_end_.erase({session.look_again, &session});
-  by_tenant_.erase({session.tenant, session.id});
+void SessionTable::Use(Session& session, int64_t more) {
+  session.in_use += more;
+  if (session.leaf == nullptr) return;
+  TreeOf(session).Keep(*session.leaf, session.pinned || session.in_use > 0);
 }
 
 SessionInfo SessionTable::Insert(const SessionRef& session) {
@@ -127,46 +108,47 @@ SessionInfo SessionTable::Insert(const SessionRef& session) {
   SessionInfo info = InfoOf(*session);  // first, as it may fail
   const auto placed = sessions_.emplace(session->id, session).first;
   try {
-    Touch(*session);
+    by_tenant_.emplace(std::pair(session->tenant, std::string_view(session->id)), session.get());
+    leases_.Begin(*session, session->last_used);
   } catch (const std::bad_alloc&) {
-    Forget(*session);
+    by_tenant_.erase({session->tenant, session->id});
     sessions_.erase(placed);
     throw;
   }
   ++stats_.created;
-  Count(*session, {1, FixedBytes(std::ssize(session->layers))});
+  places_.Add(session->tenant, 1);
+  tables_.Add(session->tenant, FixedBytes(std::ssize(session->layers)));
   return info;
 }
 
 void SessionTable::Remove(const SessionRef& session) {
-  Forget(*session);
+  leases_.End(*session);
+  by_tenant_.erase({session->tenant, session->id});
   sessions_.erase(session->id);
-  Count(*session, {-1, -FixedBytes(std::ssize(session->layers))});
+  places_.Add(session->tenant, -1);
+  tables_.Add(session->tenant, -FixedBytes(std::ssize(session->layers)));
   session->place.Release();
-  for (Layer& layer : session->layers) {
-    if (layer.readers.empty() && !layer.changing) {
-      Shorten(*session, layer, 0);
-      continue;
-    }
-    layer.leaving = true;
-    LeavePages(*session, layer, layer.pages);
-    DoomAppend(*session, layer);
-  }
+  TreeOf(*session).Leave(*std::exchange(session->leaf, nullptr));
+}
+
+int64_t SessionTable::PageCount(const Session& session) const {
+  int64_t count = 0;
+  for (size_t n = 0; n < session.layers.size(); ++n) count += PageTree::PagesOf(*session.leaf, n);
+  return count;
 }
 
 bool SessionTable::ExpireLocked() {
   const TimePoint now = clock_.Now();
   [[maybe_unused]] const int64_t before = stats_.expired;
   int64_t pages = 0;
-  auto next = by_lease_end_.begin();
-  while (next != by_lease_end_.end() && next->first <= now && pages < options_.pages_slice) {
-    Session& session = *(next++)->second;
-    if (session.in_use > 0) {
-      LookAgain(session, now + kLookInterval);
+  for (Session* due = leases_.Due(now); due != nullptr && pages < options_.pages_slice;
+       due = leases_.Due(now)) {
+    if (due->in_use > 0) {
+      leases_.LookAgain(*due, now + kLookInterval);
       continue;
     }
-    pages += session.page_count() + std::ssize(session.layers);
-    Remove(SessionRef(sessions_.at(session.id)));
+    pages += PageCount(*due) + std::ssize(due->layers);
+    Remove(SessionRef(sessions_.at(due->id)));
     ++stats_.expired;
   }
   assert(stats_.expired == before || ConsistentLocked());
@@ -196,16 +178,16 @@ SessionInfo SessionTable::InfoOf(const Session& session) const {
 }
 
 void SessionTable::Update(const Session& session, SessionInfo& info) const {
-  const Pool& pool = pools_[session.device];
   info.length = session.length();
   info.lease_left = std::max(Duration::zero(), session.last_used + session.lease - clock_.Now());
-  info.bytes = session.page_bytes;
-  info.shared_bytes = 0;
-  info.lost = pool.lost;
+  info.bytes = info.shared_bytes = 0;
+  info.lost = devices_[session.device].lost;
   for (size_t n = 0; n < session.layers.size(); ++n) {
     const Layer& layer = session.layers[n];
     info.layer_lengths[n] = layer.length;
-    info.shared_bytes += SharedPages(*pool.pages, layer) * layer.layout.page_bytes;
+    info.bytes += PageTree::PagesOf(*session.leaf, n) * layer.layout.page_bytes;
+    // What comes before its leaf others have too.
+    info.shared_bytes += session.leaf->begin * layer.layout.page_bytes;
   }
 }
 
@@ -239,20 +221,28 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec,
   session->lease = spec.lease == Duration::zero() ? options_.lease_default : spec.lease;
   session->pinned = spec.pinned;
 
+  auto page_bytes = std::make_shared<std::vector<int64_t>>();
+  for (const Layer& layer : session->layers) page_bytes->push_back(layer.layout.page_bytes);
+
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   ExpireLocked();
-  const Pool& pool = pools_[spec.device];
-  if (pool.lost) return Unavailable("the device for the session is lost");
-  if (pool.pages->stats().total_bytes == 0) {
+  const Device& device = devices_[spec.device];
+  if (device.lost) return Unavailable("the device for the session is lost");
+  if (device.pages->stats().total_bytes == 0) {
     return Unimplemented("the device has no memory for sessions (session-memory)");
   }
   ATTEND_RETURN_IF_ERROR(TakePlace(*session, refusal));
-  const TableUse more = {1, FixedBytes(layers)};
-  ATTEND_RETURN_IF_ERROR(MakeRoom(tenant, more, spec.pinned ? more : TableUse()));
-  SessionInfo info = Insert(session);
-  assert(ConsistentLocked());
-  return info;
+  ATTEND_RETURN_IF_ERROR(CheckRoom(tenant, layers));
+  session->leaf = device.pages->Plant(tenant, std::move(page_bytes), spec.pinned, clock_.Now());
+  try {
+    SessionInfo info = Insert(session);
+    assert(ConsistentLocked());
+    return info;
+  } catch (const std::bad_alloc&) {
+    device.pages->Leave(*session->leaf);
+    throw;
+  }
 }
 
 Status SessionTable::Free(int tenant, const std::string& id) {
@@ -287,11 +277,7 @@ SessionTable::Listed SessionTable::List(int tenant, const std::string& after, in
   return list;
 }
 
-SessionTable::Range SessionTable::Of(int tenant) const {
-  return {by_tenant_.lower_bound({tenant, {}}), by_tenant_.lower_bound({tenant + 1, {}})};
-}
-
-const Session* SessionTable::After(std::optional<int> tenant, const std::string& last) const {
+Session* SessionTable::After(std::optional<int> tenant, const std::string& last) const {
   if (!tenant) {
     const auto next = sessions_.upper_bound(last);
     return next == sessions_.end() ? nullptr : next->second.get();
@@ -305,7 +291,7 @@ bool SessionTable::ListSlice(std::optional<int> tenant, int64_t count_max, std::
   const MutexLock lock(mutex_);
   ExpireLocked();
   int64_t looked = 0;
-  while (const Session* const session = After(tenant, last)) {
+  while (Session* const session = After(tenant, last)) {
     const auto listed = std::ssize(list.sessions);
     const auto layers = std::ssize(session->layers);
     list.more = listed >= count_max || (listed > 0 && layers > kListedLayersMax - list.layers);
@@ -314,6 +300,7 @@ bool SessionTable::ListSlice(std::optional<int> tenant, int64_t count_max, std::
     last = session->id;
     ++looked;
     if (Over(*session)) continue;
+    Settle(*session);
     list.sessions.push_back(InfoOf(*session));
     list.layers += layers;
     looked += layers;
@@ -323,37 +310,41 @@ bool SessionTable::ListSlice(std::optional<int> tenant, int64_t count_max, std::
 
 void SessionTable::LoseDevice(int device) {
   const MutexLock lock(mutex_);
-  pools_[device].lost = true;
+  devices_[device].lost = true;
 }
 
 SessionTable::Stats SessionTable::stats() const {
   const MutexLock lock(mutex_);
   Stats stats = stats_;
   stats.sessions = std::ssize(sessions_);
+  for (const Device& device : devices_) stats.Add(device.pages->evictions());
   return stats;
 }
 
-PagePool::Stats SessionTable::memory(int device) const {
+PageTree::Stats SessionTable::memory(int device) const {
   const MutexLock lock(mutex_);
-  return pools_[device].pages->stats();
+  return devices_[device].pages->stats();
 }
 
 std::vector<int64_t> SessionTable::tenant_bytes(int device) const {
   const MutexLock lock(mutex_);
-  return pools_[device].tenant_bytes;
+  const Ledger& ledger = devices_[device].pages->ledger();
+  std::vector<int64_t> bytes;
+  for (int tenant = 0; tenant < ledger.tenants(); ++tenant) bytes.push_back(ledger.held(tenant));
+  return bytes;
 }
 
 int64_t SessionTable::table_bytes() const {
   const MutexLock lock(mutex_);
-  return table_.bytes;
+  return tables_.held();
 }
 
 int SessionTable::ChooseDevice(const std::vector<bool>& healthy) const {
   const MutexLock lock(mutex_);
   int best = -1;
   int64_t most = -1;
-  for (size_t n = 0; n < pools_.size() && n < healthy.size(); ++n) {
-    const PagePool::Stats& stats = pools_[n].pages->stats();
+  for (size_t n = 0; n < devices_.size() && n < healthy.size(); ++n) {
+    const PageTree::Stats stats = devices_[n].pages->stats();
     const int64_t left = stats.total_bytes - stats.used_bytes;
     if (!healthy[n] || stats.total_bytes == 0 || left <= most) continue;
     best = static_cast<int>(n);

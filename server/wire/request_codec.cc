@@ -306,9 +306,7 @@ void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request
 Status ReservePages(const MemoryPlan& plan, Request& request) {
   CacheHold* const cache = request.source.cache();
   if (cache == nullptr) return Status();
-  const auto firmness = request.transport == Transport::kChunked ? CacheHold::Firmness::kProvisional
-                                                                 : CacheHold::Firmness::kFirm;
-  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache), &request.refusal, firmness);
+  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache), &request.refusal);
 }
 
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long the table of sessions is locked when pages are taken from a tenant whose sessions share
-// theirs: a session fills the memory, others are forks of it, and another tenant, which is within
-// its share, asks for pages. Every answer is checked; a wrong one prints no time.
+// How long the table of sessions is locked when pages are evicted of a tenant whose sessions share
+// theirs: a session has its tenant's own part of the memory and all that is in common, others are
+// forks of it, and another tenant, which has its own part, asks for pages. Every answer is checked;
+// a wrong one prints no time.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -50,14 +51,16 @@ T Require(Result<T> result) {
 
 class FullTable {
  public:
-  explicit FullTable(const Case& c, int rounds)
+  FullTable(const Case& c, int rounds)
       : page_bytes_(LayoutOf(kShape, kRows).page_bytes),
-        arena_(PagesOf(c) * page_bytes_ + kPageUnitBytes),
-        pages_(static_cast<size_t>(std::max(c.pages + c.own, c.evicted * rounds) + 1)) {
+        all_((PagesOf(c) + 2) / 3 * 4),
+        arena_(all_ * page_bytes_ + kPageUnitBytes),
+        pages_(static_cast<size_t>(all_)) {
+    Require(c.evicted * rounds <= all_ / 2, "there is enough in common");
     SessionOptions options{.tenant_weights = {1, 1}};
     options.page_rows = kRows;
     options.slab_bytes = page_bytes_;
-    options.sessions_max = 2 * c.forks + 2;
+    options.sessions_max = 4 * c.forks + 8;
     table_ = std::make_unique<SessionTable>(
         options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
         std::vector{SessionDevice{&arena_, {}}});
@@ -70,8 +73,10 @@ class FullTable {
       for (int64_t layer = 0; layer < c.layers; ++layer) Append(kFull, fork, layer, length, c.own);
       Require(table_->Fork(kFull, fork, length + c.own));
     }
-    needy_ = Create(kNeedy, 1);
-    Require(UsedPages() == PagesOf(c), "the memory is full");
+    needy_ = Create(kNeedy, 1, /*pinned=*/true);
+    taken_ = all_ - PagesOf(c);
+    Append(kNeedy, needy_, 0, 0, taken_);
+    Require(UsedPages() == all_, "the memory is full");
   }
 
   // Seconds until the needy tenant has `pages` more.
@@ -90,9 +95,9 @@ class FullTable {
   static int64_t PagesOf(const Case& c) { return (c.pages + c.forks * c.own) * c.layers; }
   int64_t UsedPages() const { return table_->memory(0).used_bytes / page_bytes_; }
 
-  std::string Create(int tenant, int64_t layers) {
+  std::string Create(int tenant, int64_t layers, bool pinned = false) {
     const std::vector<LayerShape> shapes(static_cast<size_t>(layers), kShape);
-    return Require(table_->Create(tenant, {0, shapes, std::chrono::hours(1), false})).id;
+    return Require(table_->Create(tenant, {0, shapes, std::chrono::hours(1), pinned})).id;
   }
 
   // Seconds that taking the pages took.
@@ -108,6 +113,7 @@ class FullTable {
   }
 
   const int64_t page_bytes_;
+  const int64_t all_;  // pages
   SteadyClock clock_;
   test::TestArena arena_;
   std::vector<PageNumber> pages_;  // outlives the holds

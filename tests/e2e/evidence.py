@@ -59,7 +59,6 @@ SEEN = {
     "it_restarts": Seen(None, "", "process_start_time_seconds", {}),
     "sessions_push_each_other_out": Seen(
         None, "", "attend_sessions_evicted_idle_seconds_count", {}),
-    "sessions_end_for_others": Seen(None, "", "attend_sessions_displaced_total", {}),
     "sessions_have_no_room": Seen(None, "", "attend_rejected_requests_total",
                                   {"reason": "sessions"}),
 }

@@ -10,7 +10,7 @@ import harness
 import sessions
 
 
-def grow(server, tenant, rows, keep=True, **fields):
+def grow(server, tenant, rows, **fields):
     """A new session of so many tokens, or a refusal."""
     with sessions.client(server.address, tenant) as caller, \
             contextlib.suppress(grpc.RpcError):
@@ -18,29 +18,12 @@ def grow(server, tenant, rows, keep=True, **fields):
         if rows:
             sequence = sessions.Sequence(np.random.default_rng(), session)
             caller.attend(sessions.step(np.random.default_rng(), [sequence], rows, 0)[0])
-        if not keep:
-            caller.call("FreeSession", session=session.id)
 
 
 @contextlib.contextmanager
 def sessions_push_each_other_out(watched, _):
     server = watched("--session-memory", "16MiB")
     with harness.at_once(1, lambda: grow(server, "default", 20000)):
-        yield server
-
-
-@contextlib.contextmanager
-def sessions_end_for_others(watched, _):
-    """One tenant takes all places again and again, of which some are the other's."""
-    server = watched("--tenant", "a=1,b=1", "--max-sessions", "6")
-    for _ in range(5):
-        grow(server, "a", 0)
-
-    def turn():
-        grow(server, "a", 0)
-        grow(server, "b", 0, keep=False)
-
-    with harness.at_once(1, turn):
         yield server
 
 

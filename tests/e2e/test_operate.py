@@ -340,7 +340,6 @@ SCENARIOS = {
     it_is_down: ["AttendDown"],
     it_restarts: ["AttendRestarting"],
     session_scenarios.sessions_push_each_other_out: ["AttendSessionsEvictedEarly"],
-    session_scenarios.sessions_end_for_others: ["AttendSessionsDisplaced"],
     session_scenarios.sessions_have_no_room: ["AttendSessionsRefused"],
 }
 

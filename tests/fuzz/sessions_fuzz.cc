@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Histories of a session table, each choice of which is a byte of the input, or two: create,
-// append, fork, truncate, free, read, give up, give way, time that passes and memory that runs out.
+// append, fork, truncate, free, read, give up, time that passes and memory that runs out.
 // A model says what must be there after every step (tests/server/support/table_history.h).
 
 #include <gtest/gtest.h>

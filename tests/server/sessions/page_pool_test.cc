@@ -43,7 +43,7 @@ TEST_F(PagePoolTest, PagesAreWithinTheMemoryAndApart) {
       EXPECT_NE(page, 0);
       char* const data = pool_.data(page);
       EXPECT_GE(data, pool_.base());
-      EXPECT_LE(data + bytes, pool_.base() + pool_.memory().bytes);
+      EXPECT_LE(data + bytes, pool_.base() + 4 * kSlabBytes + kPageUnitBytes);
       const auto next = begins.insert(data).first;
       std::fill(data, data + bytes, static_cast<char>(begins.size()));
       EXPECT_TRUE(next == begins.begin() || *std::prev(next) < data);
@@ -60,30 +60,11 @@ TEST_F(PagePoolTest, AnyShapeTakesAndGivesBackAllOfIt) {
     const std::vector<PageNumber> pages = MustTake(bytes, room);
     EXPECT_EQ(pool_.Room(bytes), 0);
     EXPECT_EQ(pool_.Room(256), 0) << "every slab serves the other size";
-    EXPECT_EQ(pool_.DropReferences(pages).freed, room);
+    pool_.Give(pages);
     taken_.clear();
     EXPECT_TRUE(pool_.Consistent({}));
     EXPECT_EQ(pool_.stats().free_bytes, pool_.stats().total_bytes);
   }
-}
-
-// A page comes back once all of its references are leaving, however that comes about.
-TEST_F(PagePoolTest, WhatIsOnlyWaitedForIsComingBack) {
-  const std::vector<PageNumber> pages = MustTake(1024, 2);
-  pool_.AddReferences(pages);
-  EXPECT_EQ(pool_.Leave(pages), 0) << "others keep them";
-  EXPECT_EQ(pool_.Leave(std::span(pages).first(1)), 1);
-  const PagePool::Change kept = pool_.DropReferences(std::span(pages).last(1));
-  EXPECT_EQ(kept.freed, 0);
-  EXPECT_EQ(kept.coming, 1);
-  EXPECT_TRUE(pool_.Consistent({pages[0], pages[0], pages[1]}, {pages[0], pages[0], pages[1]}));
-  EXPECT_FALSE(pool_.Consistent({pages[0], pages[0], pages[1]}, {pages[0], pages[1]}));
-  const PagePool::Change change = pool_.DropReferences(pages, true);
-  EXPECT_EQ(change.freed, 1);
-  EXPECT_EQ(change.coming, -1);
-  EXPECT_EQ(pool_.leaving(pages[0]), 1);
-  EXPECT_EQ(pool_.DropReferences(std::span(pages).first(1), true).coming, -1);
-  EXPECT_TRUE(pool_.Consistent({}));
 }
 
 TEST_F(PagePoolTest, AllPagesOrNone) {
@@ -98,27 +79,16 @@ TEST_F(PagePoolTest, AllPagesOrNone) {
   EXPECT_TRUE(pool_.Consistent(most));
 }
 
-TEST_F(PagePoolTest, APageIsFreeWhenNobodyRefersToIt) {
+TEST_F(PagePoolTest, APageThatIsLostOrGivenBackTooEarlyIsSeen) {
   const std::vector<PageNumber> pages = MustTake(4096, 3);
-  pool_.AddReferences(std::span(pages).first(2));
-  EXPECT_EQ(pool_.stats().shared_bytes, 2 * 4096);
-  EXPECT_EQ(pool_.DropReferences(pages).freed, 1);
-  EXPECT_EQ(pool_.stats().shared_bytes, 0);
-  EXPECT_EQ(pool_.stats().used_bytes, 2 * 4096);
-  EXPECT_EQ(pool_.references(pages[0]), 1);
-  EXPECT_EQ(pool_.DropReferences(std::span(pages).first(2)).freed, 2);
+  EXPECT_TRUE(pool_.Consistent({pages[1], pages[2], pages[0]}));
+  EXPECT_FALSE(pool_.Consistent({pages[0], pages[1]}));
+  EXPECT_FALSE(pool_.Consistent({pages[0], pages[1], pages[1], pages[2]}));
+  pool_.Give(std::span(pages).first(1));
+  EXPECT_FALSE(pool_.Consistent(pages));
+  EXPECT_TRUE(pool_.Consistent({pages[1], pages[2]}));
+  pool_.Give(std::span(pages).last(2));
   EXPECT_TRUE(pool_.Consistent({}));
-}
-
-TEST_F(PagePoolTest, AReferenceTooManyOrTooFewIsSeen) {
-  const std::vector<PageNumber> pages = MustTake(4096, 3);
-  pool_.AddReferences({&pages[1], 1});
-  EXPECT_TRUE(pool_.Consistent({pages[1], pages[2], pages[0], pages[1]}));
-  EXPECT_FALSE(pool_.Consistent(pages)) << "a reference that nobody has";
-  EXPECT_FALSE(pool_.Consistent({pages[0], pages[1], pages[1]})) << "a page that nobody has";
-  EXPECT_FALSE(pool_.Consistent({pages[0], pages[0], pages[1], pages[1], pages[2]}));
-  EXPECT_FALSE(pool_.Consistent({pages[0], pages[1], pages[1], pages[2], pages[2] + 16}))
-      << "a page that is free";
 }
 
 TEST(PagePoolSizeTest, LessThanASlabHoldsNothing) {

@@ -96,7 +96,7 @@ TEST_F(SessionLimitsTest, AnEvictionIsToldWithTheLengthThatIsLeft) {
   Make(0, 10 * kRows);
   CacheRefusal refusal;
   EXPECT_EQ(Append(0, idle, 10 * kRows, 1, &refusal).code(), Code::kOutOfRange);
-  EXPECT_THAT(refusal.lengths, ElementsAre(6 * kRows));
+  EXPECT_THAT(refusal.lengths, ElementsAre(2 * kRows));
 }
 
 TEST_F(SessionLimitsTest, WhatIsMissingIsTold) {
@@ -128,77 +128,12 @@ TEST_F(SessionLimitsTest, WhatAForkOrATruncationMissesIsTold) {
   EXPECT_EQ(truncation.missing_bytes, 2 * kPageBytes);
 }
 
-TEST_F(SessionLimitsTest, APinnedSessionGrowsNoFurtherThanItsTenantsShare) {
-  const std::string pinned = Make(0, 8 * kRows, true);
-  CacheRefusal refusal;
-  const Status status = Append(0, pinned, 8 * kRows, 1, &refusal);
-  EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_EQ(refusal.missing_bytes, 0) << "there is memory";
-  EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 36864 bytes, may have at "
-                                          "most 32768"));
-  Make(0, 4 * kRows);  // what is not pinned may: others can take it
-  EXPECT_TRUE(Append(1, Make(1), 0, 8 * kRows).ok());
-}
-
-// Whichever is named first.
-TEST_F(SessionLimitsTest, OfOneRequestsSessionsThePinnedOnesCount) {
-  const std::string pinned = Make(0, 4 * kRows, true), other = Make(0);
-  std::vector<PageNumber> pages(512);
-  const auto append = [&](const std::vector<CacheUse>& uses, int64_t rows) {
-    const auto hold = table_->Hold(0, uses, rows);
-    return hold.ok() ? (*hold)->Reserve(pages.data(), 256) : hold.status();
-  };
-  const CacheUse to_pinned{pinned, 0, 4 * kRows, ""}, to_other{other, 0, 0, ""};
-  for (const bool first : {true, false}) {
-    const auto uses = first ? std::vector{to_pinned, to_other} : std::vector{to_other, to_pinned};
-    EXPECT_EQ(append(uses, 5 * kRows).code(), Code::kResourceExhausted) << "pinned first " << first;
-    EXPECT_TRUE(append(uses, 4 * kRows).ok()) << "pinned first " << first;
-  }
-}
-
-// They count whatever else the tenant has, until they are given up.
-TEST_F(SessionLimitsTest, AppendsToPinnedSessionsThatAreUnderWayCount) {
-  const CacheUse one{Make(0, 0, true), 0, 0, ""}, two{Make(0, 0, true), 0, 0, ""};
-  std::vector<PageNumber> pages(512);
-  auto first = table_->Hold(0, {&one, 1}, 5 * kRows);
-  const auto second = table_->Hold(0, {&two, 1}, 5 * kRows);
-  ASSERT_TRUE(first.ok() && second.ok());
-  ASSERT_TRUE((*first)->Reserve(pages.data(), 256).ok());
-  const Status status = (*second)->Reserve(pages.data() + 256, 256);
-  EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 40960 bytes"));
-  first->reset();
-  EXPECT_TRUE((*second)->Reserve(pages.data() + 256, 256).ok());
-}
-
-TEST_F(SessionLimitsTest, AllThatAForkOfAPinnedSessionCopiesCounts) {
-  const Result<SessionInfo> made =
-      table_->Create(0, {0, {kShape, kShape, kShape}, std::chrono::seconds(60), true});
-  ASSERT_TRUE(made.ok());
-  for (const int64_t layer : {0, 1, 2}) {
-    ASSERT_TRUE(Append(0, made->id, 0, kRows, nullptr, layer).ok());
-  }
-  Make(0, 4 * kRows);  // so the tenant has more than its share with them
-  Make(0, 4 * kRows, true);
-  const Status status = table_->Fork(0, made->id, 5).status();
-  EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 40960 bytes"));
-  EXPECT_TRUE(table_->Fork(0, made->id, {}).ok()) << "copies nothing";
-}
-
-// A fork meanwhile may keep the page that it copies.
-TEST_F(SessionLimitsTest, ATruncationOfAPinnedSessionThatCopiesCounts) {
-  const std::string pinned = Make(0, 7 * kRows, true), other = Make(0, 0, true);
-  const CacheUse use{pinned, 0, 7 * kRows, ""};
-  std::vector<PageNumber> pages(16);
-  const auto reader = table_->Hold(0, {&use, 1}, 0);
-  ASSERT_TRUE(reader.ok() && (*reader)->Reserve(pages.data(), std::ssize(pages)).ok());
-  Status meanwhile;
-  arena_.on_copy = [&] { meanwhile = Append(0, other, 0, 1); };
-  ASSERT_TRUE(table_->Truncate(0, pinned, 6 * kRows + 1).ok());
-  EXPECT_EQ(meanwhile.code(), Code::kResourceExhausted);
-  EXPECT_THAT(meanwhile.message(), HasSubstr("pinned sessions would have 36864 bytes"));
-  EXPECT_TRUE(Append(0, other, 0, 1).ok());
+// They are never idle, but take from nobody.
+TEST_F(SessionLimitsTest, PinnedSessionsGrowAsFarAsOthers) {
+  const std::string pinned = Make(0, 12 * kRows, true);
+  EXPECT_EQ(Append(0, Make(0), 0, 1).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(Append(1, Make(1), 0, 4 * kRows).ok());
+  EXPECT_EQ(table_->Get(0, pinned)->length, 12 * kRows);
 }
 
 TEST_F(SessionLimitsTest, WhatIsOnALostDeviceCanBeListedAndFreed) {

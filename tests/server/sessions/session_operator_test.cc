@@ -104,7 +104,7 @@ TEST_F(SessionOperatorTest, AFreedSessionInUseGoesWithItsLastUse) {
   std::unique_ptr<CacheHold> hold = Hold(0, id, 0, 2 * kRows, 0, table, false);
   ASSERT_NE(hold, nullptr);
   EXPECT_EQ(table_->FreeTenant(0), 1);
-  EXPECT_EQ(table_->memory(0).used_bytes, 2 * kPageBytes);  // of the layer that is read
+  EXPECT_EQ(table_->memory(0).used_bytes, 4 * kPageBytes);
   hold.reset();
   EXPECT_EQ(table_->memory(0).used_bytes, 0);
 }

@@ -25,35 +25,30 @@ using test::kShape;
 
 class SessionRoomTest : public test::TwoTenantsTest {};
 
-TEST_F(SessionRoomTest, AFullTableHasRoomForWhoHasFewerThanItsShare) {
-  std::vector<std::string> greedy;
-  for (int n = 0; n < 8; ++n) greedy.push_back(Make(0, 1, n == 0));
+// Of 8 places, 2 are for each tenant alone, and 4 in common.
+TEST_F(SessionRoomTest, EachTenantHasPlacesOfItsOwn) {
+  std::vector<CacheUse> uses;
+  for (int n = 0; n < 6; ++n) uses.push_back({Make(0, 1, n == 0), 0, 1, ""});
+  std::vector<PageNumber> pages(8);
+  const auto hold = table_->Hold(0, uses, 1);  // which may take its time
+  ASSERT_TRUE(hold.ok() && (*hold)->Reserve(pages.data(), 1).ok());
+  const Status refused = Create(0).status();
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_THAT(refused.message(), HasSubstr("as there may be, 8 (max-sessions); the tenant has 6, "
+                                           "its own part is 2"));
+  const std::string origin = Make(1, 1);
+  EXPECT_TRUE(table_->Fork(1, origin, {}).ok());
+  EXPECT_EQ(Create(1).status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(table_->Fork(1, origin, {}).status().code(), Code::kResourceExhausted);
+  for (const CacheUse& use : uses) EXPECT_TRUE(Exists(0, use.session)) << "none ends for another";
+  EXPECT_TRUE(table_->Free(0, uses[0].session).ok());
+  EXPECT_TRUE(Create(1).ok()) << "of the common ones";
   EXPECT_EQ(Create(0).status().code(), Code::kResourceExhausted);
-  const CacheUse use{greedy[1], 0, 1, ""};
-  const auto in_use = table_->Hold(0, {&use, 1}, 0);  // and so used last
-  ASSERT_TRUE(in_use.ok());
-  for (int n = 0; n < 4; ++n) Make(1);
-  EXPECT_EQ(table_->stats().displaced, 4);
-  // Gone are those that were used longest ago, but not the pinned one or the one in use.
-  const bool there[] = {true, true, false, false, false, false, true, true};
-  for (int n = 0; n < 8; ++n) EXPECT_EQ(Exists(0, greedy[n]), there[n]) << n;
-  // Now each has its share.
-  for (const int tenant : {0, 1})
-    EXPECT_EQ(Create(tenant).status().code(), Code::kResourceExhausted);
-}
-
-TEST_F(SessionRoomTest, AForkToo) {
-  const std::string origin = Make(1, 3);
-  for (int n = 0; n < 7; ++n) Make(0);
-  const Result<SessionInfo> fork = table_->Fork(1, origin, {});
-  ASSERT_TRUE(fork.ok()) << fork.status().ToString();
-  EXPECT_EQ(table_->stats().sessions, 8);
-  EXPECT_EQ(table_->stats().displaced, 1);
 }
 
 TEST_F(SessionRoomTest, TheTablesMemoryIsBounded) {
-  SessionOptions options = TwoTenants();
-  options.table_bytes_max = 2 * FixedBytes(1) + 6 * kPageEntryBytes;
+  SessionOptions options{.tenant_weights = {1}};
+  options.table_bytes_max = 2 * FixedBytes(1) + 3 * kPageEntryBytes;
   Start(options);
   const std::string id = Make(0, 3 * kRows);
   EXPECT_EQ(table_->table_bytes(), FixedBytes(1) + 3 * kPageEntryBytes);
@@ -75,7 +70,7 @@ class LongListTest : public test::TwoTenantsTest {
  protected:
   static constexpr int64_t kMany = 1000;  // pages
   LongListTest() {
-    SessionOptions options = TwoTenants();
+    SessionOptions options{.tenant_weights = {1}};
     options.page_rows = kRows;
     options.slab_bytes = 4 * kPageBytes;
     table_ = std::make_unique<SessionTable>(
@@ -106,7 +101,7 @@ TEST_F(LongListTest, WhatIsCutOffIsNotKept) {
       ASSERT_TRUE(fork.ok() && table_->Truncate(0, fork->id, length).ok());
     }
   }
-  EXPECT_EQ(table_->table_bytes(), before + 80 * FixedBytes(1) + 40 * kPageEntryBytes);
+  EXPECT_EQ(table_->table_bytes(), before + 80 * FixedBytes(1)) << "what they share counts once";
   EXPECT_LE(heap.held_bytes(), table_->table_bytes() - before + kSlackBytes);
 }
 
@@ -176,68 +171,6 @@ TEST_F(SessionRoomTest, SessionsWhoseLeasesEndWhileTheyAreUsedKeepNobodyWaiting)
   EXPECT_LT(least_time(), 10 * before);
 }
 
-TEST_F(SessionRoomTest, FullTablesHaveRoomForWhoHasLessThanItsShare) {
-  SessionOptions options = TwoTenants();
-  options.table_bytes_max = 4 * FixedBytes(1) + 4 * kPageEntryBytes;
-  Start(options);
-  const std::string pinned = Make(0, kRows, true), idle = Make(0, kRows), used = Make(0, kRows);
-  Make(0, kRows);
-  EXPECT_EQ(Create(0).status().code(), Code::kResourceExhausted);
-  const std::string first = Make(1);  // in place of the one that was not used for longest
-  EXPECT_EQ(table_->stats().displaced, 1);
-  EXPECT_FALSE(Exists(0, idle));
-  EXPECT_TRUE(Append(1, first, 0, 2 * kRows).ok());
-  EXPECT_FALSE(Exists(0, used));
-  EXPECT_TRUE(table_->Fork(1, first, 0).ok());
-  // Now each has its share.
-  EXPECT_TRUE(Exists(0, pinned));
-  for (const int tenant : {0, 1}) {
-    const Status status = Create(tenant).status();
-    EXPECT_EQ(status.code(), Code::kResourceExhausted) << tenant;
-    EXPECT_THAT(status.message(), HasSubstr("(memory-budget)"));
-  }
-  EXPECT_EQ(table_->stats().displaced, 2);
-}
-
-TEST_F(SessionRoomTest, RequestsThatTakeTheirTimeKeepNobodyOut) {
-  std::vector<CacheUse> uses;
-  for (int n = 0; n < 8; ++n) uses.push_back({Make(0, 1), 0, 1, ""});
-  std::vector<PageNumber> pages(8);
-  const auto hold = table_->Hold(0, uses, 1);
-  ASSERT_TRUE(hold.ok() && (*hold)->Reserve(pages.data(), 1).ok());
-  for (int n = 0; n < 4; ++n) Make(1);
-  EXPECT_EQ(table_->stats().displaced, 4);
-  EXPECT_EQ(Create(1).status().code(), Code::kResourceExhausted);
-  (*hold)->Commit();
-  (*hold)->End();
-  EXPECT_EQ(table_->memory(0).used_bytes, 4 * kPageBytes);
-}
-
-TEST_F(SessionRoomTest, NoTenantPinsMoreSessionsThanItsShare) {
-  for (int n = 0; n < 4; ++n) Make(0, 0, true);
-  for (const Status& status : {Create(0, true).status(), table_->Fork(0, "1", {}).status()}) {
-    EXPECT_EQ(status.code(), Code::kResourceExhausted);
-    EXPECT_THAT(status.message(), HasSubstr("the tenant has 4 pinned sessions, may have at most 4, "
-                                            "its share of the sessions (max-sessions)"));
-  }
-  for (int n = 0; n < 4; ++n) Make(0);  // which others may end
-  for (int n = 0; n < 4; ++n) Make(1, 0, true);
-  EXPECT_EQ(table_->stats().displaced, 4);
-}
-
-TEST_F(SessionRoomTest, NoTenantPinsMoreOfTheTablesThanItsShare) {
-  SessionOptions options = TwoTenants();
-  options.table_bytes_max = 4 * FixedBytes(1) + 8 * kPageEntryBytes;
-  Start(options);
-  const std::string id = Make(0, 3 * kRows, true);  // and a share of 2, with 4 pages
-  for (const Status& status :
-       {table_->Fork(0, id, {}).status(), Append(0, Make(0, 0, true), 0, 2 * kRows)}) {
-    EXPECT_EQ(status.code(), Code::kResourceExhausted);
-    EXPECT_THAT(status.message(), HasSubstr("its share of the tables (memory-budget)"));
-  }
-  EXPECT_TRUE(Append(0, id, 3 * kRows, kRows).ok());
-}
-
 TEST_F(SessionRoomTest, ATenantMayHaveALimitOfSessions) {
   std::vector<TenantBounds> bounds(2);
   bounds[0][Limit::kSessions] = 2;
@@ -277,7 +210,8 @@ TEST_F(SessionRoomTest, ARefusalTellsNothingOfOtherTenants) {
   EXPECT_EQ(of_two, "there is no room for " + std::to_string(FixedBytes(1)) +
                         " bytes more in the tables of sessions, which may have at most " +
                         std::to_string(4 * FixedBytes(1)) + " (memory-budget); the tenant's have " +
-                        std::to_string(2 * FixedBytes(1)));
+                        std::to_string(2 * FixedBytes(1)) + ", its own part is " +
+                        std::to_string(FixedBytes(1)));
 }
 
 }  // namespace

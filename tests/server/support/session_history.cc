@@ -144,8 +144,7 @@ void SessionHistory::Create() {
   if (request.device() == "cpu1" && lost_[1]) {
     EXPECT_EQ(status.error_code(), StatusCode::UNAVAILABLE) << status.error_message();
   } else if (!status.ok()) {
-    EXPECT_TRUE(std::ssize(sessions_) == kSessionsMax ||
-                (request.pinned() && PinsItsShare(tenant)));
+    EXPECT_TRUE(HasAllPlaces(tenant));
     EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   } else {
     Model session{.id = made.id(),
@@ -163,11 +162,10 @@ void SessionHistory::Create() {
   Settle(-1);
 }
 
-bool SessionHistory::PinsItsShare(int tenant) const {
-  const auto pinned = std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& each) {
-    return each.second.pinned && each.second.tenant == tenant;
-  });
-  return pinned >= kSessionsMax * kWeights[tenant] / (kWeights[0] + kWeights[1]);
+bool SessionHistory::HasAllPlaces(int tenant) const {
+  Ledger places(kSessionsMax, kWeights);
+  for (const auto& [id, session] : sessions_) places.Add(session.tenant, 1);
+  return places.Room(tenant) == 0;
 }
 
 void SessionHistory::Fork() {
@@ -190,9 +188,7 @@ void SessionHistory::Fork() {
     Touch(fork);
     EXPECT_TRUE(sessions_.emplace(fork.id, fork).second);
     ++counts_["forked"];
-  } else if (origin->pinned && PinsItsShare(origin->tenant)) {
-    EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
-  } else if (std::ssize(sessions_) < kSessionsMax) {
+  } else if (!HasAllPlaces(origin->tenant)) {
     ExpectExhausted(status);
   }
   Settle(origin->tenant, {origin->id});
@@ -263,20 +259,18 @@ void SessionHistory::Settle(int needy, const std::set<std::string>& kept) {
     Model& session = it->second;
     const auto found = listed.find(session.id);
     if (found == listed.end()) {
-      // Its lease is over, or it ended for another tenant's.
-      EXPECT_TRUE(Over(session) ? !in_flight_.contains(session.id) : !session.pinned);
+      EXPECT_TRUE(Over(session) && !in_flight_.contains(session.id));
       gone_.push_back(session.id);
-      ++counts_[Over(session) ? "expired" : "displaced"];
+      ++counts_["expired"];
       it = sessions_.erase(it);
       continue;
     }
     const bool may_lose = needy >= 0 && !session.pinned && !kept.contains(session.id) &&
-                          (session.tenant != needy || !in_flight_.contains(session.id));
+                          !in_flight_.contains(session.id);
     TakeEvictions(session, found->second, needy, may_lose);
     ++it;
   }
   const SessionTable& table = *server_.server().sessions();
-  EXPECT_EQ(counts_["displaced"], table.stats().displaced);
   EXPECT_LE(std::ssize(sessions_), kSessionsMax);
   EXPECT_TRUE(table.Consistent());
 }
@@ -299,16 +293,12 @@ void SessionHistory::TakeEvictions(Model& session, const v1::Session& listed, in
   if (!evicted) return;
   ++counts_["evicted"];
   if (session.tenant == needy) return;
-  // Only of what it had beyond its share.
+  // Only of what it had beyond its own part.
   ++counts_["evicted by others"];
-  const int64_t share = kMemory * kWeights[session.tenant] / (kWeights[0] + kWeights[1]);
+  const int64_t own = DivideByWeight(kMemory, kWeights).own[session.tenant];
   const auto tenant = static_cast<size_t>(session.tenant);
-  EXPECT_GT(tenant_bytes_[static_cast<size_t>(session.device)][tenant], share);
-  EXPECT_GE(server_.server().sessions()->tenant_bytes(session.device)[tenant], share);
-}
-
-bool SessionHistory::EvictedMeanwhile(const Request& request, size_t n, const Layer& layer) {
-  return layer.tokens.length() + request.step.rows < request.step.problem.spec.kv_lengths[n];
+  EXPECT_GT(tenant_bytes_[static_cast<size_t>(session.device)][tenant], own);
+  EXPECT_GE(server_.server().sessions()->tenant_bytes(session.device)[tenant], own);
 }
 
 void SessionHistory::Append(const Request& request) {
@@ -316,7 +306,6 @@ void SessionHistory::Append(const Request& request) {
     const auto found = sessions_.find(request.uses[n].id);
     if (found == sessions_.end()) continue;
     Layer& layer = found->second.layers[static_cast<size_t>(request.uses[n].layer)];
-    if (EvictedMeanwhile(request, n, layer)) continue;
     layer.tokens.k += request.step.k_rows[n];
     layer.tokens.v += request.step.v_rows[n];
     if (request.step.rows > 0) layer.evicted = false;

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "server/memory/ledger.h"
 #include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/session_calls.h"
 #include "tests/server/support/session_steps.h"
@@ -42,7 +43,7 @@ class SessionHistory {
  private:
   static constexpr int kTenants = 2, kDevices = 2;
   static constexpr std::array<const char*, kTenants> kNames = {"default", "other"};
-  static constexpr std::array<int64_t, kTenants> kWeights = {3, 1};
+  static inline const TenantWeights kWeights = {3, 1};
   static constexpr int64_t kMemory = int64_t{16} << 20;
   static constexpr int64_t kSessionsMax = 16;
   static constexpr int64_t kPageTokens = 64;
@@ -102,15 +103,12 @@ class SessionHistory {
   // What the server says of lost devices' sessions.
   void ExpectLost(int tenant, const std::string& id);
   void ExpectExhausted(const grpc::Status& status);
-  // Then it may pin no more.
-  bool PinsItsShare(int tenant) const;
+  // As far as the ledger of sessions goes.
+  bool HasAllPlaces(int tenant) const;
   // Without `rows`: as many as lead to the end of the first layer's page, or one more or less.
   Request MakeRequest(Model& first, std::optional<int64_t> rows, int64_t len_q);
   void Judge(Request& request, const v1::AttendResponse& response);
-  // Tokens that its n-th sequence had when it began.
-  static bool EvictedMeanwhile(const Request& request, size_t n, const Layer& layer);
-  // The rows are the sessions'; those that were freed meanwhile have none, and those of which
-  // tokens were evicted meanwhile have not these.
+  // The rows are the sessions'; those that were freed meanwhile have none.
   void Append(const Request& request);
   void AskAgain(Request& request, const v1::AttendResponse& first);
   // While a request of these sessions is under way.

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 namespace attend::test {
@@ -104,7 +105,6 @@ TableHistory::Counts TableHistory::counts() const {
   Counts counts = counts_;
   const SessionTable::Stats stats = table_->stats();
   counts["expired"] = stats.expired;
-  counts["displaced"] = stats.displaced;
   counts["evictions"] = stats.evictions_own;
   counts["evictions of others"] = stats.evictions_others;
   return counts;
@@ -127,22 +127,12 @@ void TableHistory::Meanwhile() {
   short_ = nullptr;
   if (!copying_) {
     copying_ = true;
-    NoteGivenWay(copies_.tenant, copies_.device);
-    Settle();  // others may have given way for the copies
+    NoteEvicted(tenant_, device_);
+    Settle();
     for (int64_t steps = Range(0, 3); steps > 0; --steps) Step();
     copying_ = false;
   }
   if (BeginShortage() != nullptr) throw std::bad_alloc();
-}
-
-TableHistory::PinnedCopies TableHistory::CopiesOf(const ModelSession& session, int64_t length,
-                                                  int64_t tokens) {
-  PinnedCopies copies{session.tenant, session.device};
-  for (const ModelLayer& layer : session.layers) {
-    if (!session.pinned || length % kRows == 0 || layer.length() < tokens) continue;
-    copies.bytes += LayoutOf(layer.shape, kRows).page_bytes;
-  }
-  return copies;
 }
 
 void TableHistory::Create() {
@@ -158,7 +148,14 @@ void TableHistory::Create() {
   }
   const Result<SessionInfo> made = Try([&] { return table_->Create(session.tenant, spec); });
   if (lost_ && session.device == 1) return ExpectCode(made.status(), Code::kUnavailable);
-  if (!made.ok()) return ExpectCode(made.status(), Code::kResourceExhausted);
+  if (!made.ok()) {
+    const TenantParts parts =
+        DivideByWeight(table_->options().sessions_max, table_->options().tenant_weights);
+    const int64_t count = table_->tenant_sessions()[session.tenant];
+    EXPECT_TRUE(shortage_ || count >= parts.own[session.tenant]) << "its own part is free for it";
+    ++counts_["sessions refused"];
+    return ExpectCode(made.status(), Code::kResourceExhausted);
+  }
   session.last_used = clock_.Now();
   ++created_;
   sessions_[made->id] = std::move(session);
@@ -173,15 +170,15 @@ void TableHistory::Fork() {
   const int64_t length = Range(0, whole + 1);
   const bool lost = lost_ && origin.device == 1;
   if (!lost) Touch(id);
-  const PinnedCopies outer = std::exchange(copies_, CopiesOf(origin, length, length));
+  const auto outer =
+      std::pair(std::exchange(tenant_, origin.tenant), std::exchange(device_, origin.device));
   const Result<SessionInfo> fork = Try([&] { return table_->Fork(origin.tenant, id, length); });
-  copies_ = outer;
-  NoteGivenWay(origin.tenant, origin.device);
+  std::tie(tenant_, device_) = outer;
+  NoteEvicted(origin.tenant, origin.device);
   if (shortage_ && !fork.ok()) Renew(origin.tenant, id);
   if (lost) return ExpectCode(fork.status(), Code::kUnavailable);
   if (length > whole) return ExpectCode(fork.status(), Code::kOutOfRange);
   if (!fork.ok()) {
-    NoteClaim(origin.tenant, origin.device, fork.status());
     ++counts_["exhausted"];
     return ExpectCode(fork.status(), Code::kResourceExhausted);
   }
@@ -208,11 +205,12 @@ void TableHistory::Truncate() {
   const bool lost = lost_ && before.device == 1;
   if (!lost) Touch(id);
   std::string outer = std::exchange(truncating_, changing || lost ? truncating_ : id);
-  const PinnedCopies copies = std::exchange(copies_, CopiesOf(before, length, length + 1));
+  const auto whose =
+      std::pair(std::exchange(tenant_, before.tenant), std::exchange(device_, before.device));
   const Result<SessionInfo> cut = Try([&] { return table_->Truncate(before.tenant, id, length); });
   truncating_ = std::move(outer);
-  copies_ = copies;
-  NoteGivenWay(before.tenant, before.device);
+  std::tie(tenant_, device_) = whose;
+  NoteEvicted(before.tenant, before.device);
   if (shortage_ && !cut.ok()) Renew(before.tenant, id);
   const auto now = sessions_.find(id);
   if (!cut.ok()) {
@@ -222,7 +220,6 @@ void TableHistory::Truncate() {
                       : now == sessions_.end() ? Code::kNotFound
                                                : Code::kResourceExhausted;
     if (code == Code::kResourceExhausted) ++counts_["exhausted"];
-    NoteClaim(before.tenant, before.device, cut.status());
     return ExpectCode(cut.status(), code);
   }
   ASSERT_TRUE(!lost && length <= longest && !changing && now != sessions_.end());

@@ -2,11 +2,11 @@
 //
 // A history of a session table, and a model that keeps each layer's tokens in a vector. Requests
 // are taken step by step, so that several are under way at once, and steps come between while a
-// fork or a truncation copies its pages; the bytes of some still arrive, and those may have to give
-// way. What becomes free is poisoned. After each step the table
+// fork or a truncation copies its pages. What becomes free is poisoned. After each step the table
 // must list exactly the model's sessions, each open request must find its rows as they were, and
-// the pools' sums must be those of what refers to their pages. Memory may run out in the middle of
-// any operation: that is then refused, and has changed nothing.
+// the pools' sums must be those of what has their pages. No tenant is refused what is its own part,
+// nothing in use is evicted, and of another tenant only what is beyond its part. Memory may run out
+// in the middle of any operation: that is then refused, and has changed nothing.
 
 #pragma once
 
@@ -82,21 +82,15 @@ class TableHistory {
   };
   // One that is under way.
   struct Open {
-    enum class State { kLooked, kArriving, kGaveWay, kReserved, kCommitted };
+    enum class State { kLooked, kReserved, kCommitted };
     Request request;
     std::vector<Tokens> tokens;  // of each sequence, with what is appended
     State state = State::kLooked;
     std::vector<PageNumber> table = {};  // outlives the hold
     std::unique_ptr<CacheHold> hold = {};
-    int64_t pinned_bytes = 0;  // taken for pinned sessions, and not yet theirs
+    bool alike = true;  // all layers of its sessions, which may stay with it, have its pages' size
   };
   using OpenRef = std::list<Open>::iterator;
-  // What is taken for the copies of a cut, if its session is pinned.
-  struct PinnedCopies {
-    int tenant = 0;
-    int device = 0;
-    int64_t bytes = 0;
-  };
 
   int64_t Range(int64_t low, int64_t high) { return choose_(low, high); }
   std::shared_ptr<void> BeginShortage() const { return shortage_ ? shortage_() : nullptr; }
@@ -104,7 +98,6 @@ class TableHistory {
   template <class Call>
   auto Try(const Call& call) -> decltype(call()) {
     try {
-      for (int n = 0; n < kDevices; ++n) held_[n] = table_->tenant_bytes(n);
       short_ = BeginShortage();
       auto result = call();
       short_ = nullptr;
@@ -148,8 +141,6 @@ class TableHistory {
 
   // While pages are copied.
   void Meanwhile();
-  // Of layers that have as many tokens at least.
-  static PinnedCopies CopiesOf(const ModelSession& session, int64_t length, int64_t tokens);
   Request MakeRequest();
   // What the table should say to a request that is looked at (`hold` is null), or whose pages are
   // taken, if there is room. `there`: how many of its appends have been made.
@@ -157,26 +148,20 @@ class TableHistory {
   bool Fits(const Request& request, int64_t rows) const;
   // Of the pages that the request's append takes for its n-th sequence.
   static int64_t FreshBytes(const Open& open, size_t n);
-  // Of those that are in the model.
-  int64_t PinnedFreshBytes(const Open& open) const;
-  int64_t ShareOf(int device, int tenant) const;
-  bool PinnedFits(const Open& open) const;
-  // How many pages can be taken at least; exactly, if all in use have this size.
-  int64_t RoomFor(int device, int64_t page_bytes) const;
-  // That the pages were refused because there are fewer.
-  void ExpectShort(const Open& open, const CacheRefusal& refusal) const;
+  // Which part of the memory for sessions is the tenant's own, and what it can have at most.
+  int64_t OwnBytes(int device, int tenant) const;
+  int64_t MostBytes(int device, int tenant) const;
+  // Whether all pages there are have this size.
+  bool Alike(int device, int64_t page_bytes) const;
+  // That the pages were refused because there are fewer, with all that may be evicted.
+  void ExpectShort(const Open& open, const CacheRefusal& refusal);
   void Reserve(OpenRef open);
-  void Confirm(OpenRef open);
   // The hold has its pages, for the tokens that its sessions have now.
   void TakeTokens(Open& open);
-  // Reserve or Confirm was refused; but for memory, `code` was to be expected. `fits`: what is
-  // pinned does.
-  void CloseRefused(OpenRef open, const Status& status, Code code, bool fits,
-                    const CacheRefusal& refusal);
-  // Finds out which requests have given way for that tenant's pages, and what others have lost.
-  void NoteGivenWay(int tenant, int device);
-  // Room is being made for it.
-  void NoteClaim(int tenant, int device, const Status& status);
+  // Reserve was refused; but for memory, `code` was to be expected.
+  void CloseRefused(OpenRef open, const Status& status, Code code, const CacheRefusal& refusal);
+  // What others have lost to that tenant.
+  void NoteEvicted(int tenant, int device);
   void Commit(Open& open);
   void Close(OpenRef open);
   void ReadAll();
@@ -199,16 +184,13 @@ class TableHistory {
   std::unique_ptr<SessionTable> table_;
   Sessions sessions_;
   std::list<Open> open_;
-  std::vector<Request> requests_;                    // the last ones, which may be sent again
-  std::string truncating_;                           // the session of a truncation that copies
-  PinnedCopies copies_;                              // while that one copies, or a fork
-  std::array<std::vector<int64_t>, kDevices> held_;  // by tenant, before the last call
-  // Until when room may be kept for a tenant.
-  std::array<std::array<TimePoint, kTenants>, kDevices> claims_{};
+  std::vector<Request> requests_;  // the last ones, which may be sent again
+  std::string truncating_;         // the session of a truncation that copies
+  int tenant_ = 0, device_ = 0;    // whose cut it is that copies
   bool copying_ = false;
   bool lost_ = false;  // device 1 is
   int64_t ids_ = 0, settled_ = 0;
-  int64_t created_ = 0, expired_ = 0, displaced_ = 0;
+  int64_t created_ = 0, expired_ = 0;
   int64_t evicted_ = 0;                                             // for another tenant
   std::vector<int64_t> appended_ = std::vector<int64_t>(kTenants);  // tokens, by tenant
   uint32_t token_ = 0;

@@ -80,6 +80,11 @@ void TableHistory::Begin() {
     for (int64_t n = 0; n < rows; ++n) tokens.push_back(static_cast<uint16_t>(++token_ & 0x7bff));
   }
   open.hold = *std::move(hold);
+  for (const CacheUse& use : open.request.uses) {
+    for (const ModelLayer& layer : sessions_.at(use.session).layers) {
+      open.alike &= LayoutOf(layer.shape, kRows).page_bytes == open.hold->layout().page_bytes;
+    }
+  }
   open_.push_back(std::move(open));
   for (int64_t steps = Range(0, 3); steps > 0; --steps) {
     if (!open_.empty()) GoOn(std::prev(open_.end()));
@@ -91,14 +96,6 @@ void TableHistory::GoOn(OpenRef open) {
   switch (open->state) {
     case Open::State::kLooked:
       return Reserve(open);
-    case Open::State::kArriving:
-    case Open::State::kGaveWay: {
-      const int64_t step = Range(0, 9);
-      if (step < 6) return;  // its bytes take their time
-      if (step < 9) return Confirm(open);
-      ++counts_["given up"];
-      return Close(open);
-    }
     case Open::State::kReserved:
       if (open->hold->append_rows() == 0) return Close(open);
       if (Range(0, 3) > 0) return;  // it still runs
@@ -118,51 +115,19 @@ void TableHistory::Reserve(OpenRef open) {
   open->table.assign(static_cast<size_t>(stride * std::ssize(open->tokens)), -1);
   int64_t there = 0;
   const Code code = Judge(open->request, &hold, there);
-  const bool fits = code != Code::kOk || PinnedFits(*open);
-  const bool arriving = Range(0, 1) == 1;
-  const auto firmness = arriving ? CacheHold::Firmness::kProvisional : CacheHold::Firmness::kFirm;
   CacheRefusal refusal;
-  const Status status =
-      Try([&] { return hold.Reserve(open->table.data(), stride, &refusal, firmness); });
-  NoteGivenWay(open->request.tenant, hold.device());
-  if (!fits || !status.ok()) return CloseRefused(open, status, code, fits, refusal);
-  open->state = arriving ? Open::State::kArriving : Open::State::kReserved;
-  TakeTokens(*open);
-  if (!arriving) Write(*open);
-}
-
-void TableHistory::Confirm(OpenRef open) {
-  CacheHold& hold = *open->hold;
-  const bool gave_way = open->state == Open::State::kGaveWay;
-  Code code = Code::kOk;
-  if (gave_way) {
-    int64_t there = 0;
-    code = Judge(open->request, nullptr, there);
-    const int64_t rows = there > 0 ? 0 : open->request.rows;
-    if (code == Code::kOk && rows != hold.append_rows()) code = Code::kUnavailable;
-  }
-  const bool fits = code != Code::kOk || !gave_way || PinnedFits(*open);
-  CacheRefusal refusal;
-  const Status status = Try([&] { return hold.Confirm(&refusal); });
-  NoteGivenWay(open->request.tenant, hold.device());
-  if (gave_way) {
-    for (const CacheUse& use : open->request.uses) Renew(open->request.tenant, use.session);
-    ++counts_[status.ok() ? "had all after giving way" : "refused after giving way"];
-  }
-  if (!fits || !status.ok()) return CloseRefused(open, status, code, fits, refusal);
+  const Status status = Try([&] { return hold.Reserve(open->table.data(), stride, &refusal); });
+  NoteEvicted(open->request.tenant, hold.device());
+  if (!status.ok()) return CloseRefused(open, status, code, refusal);
+  EXPECT_EQ(code, Code::kOk);
   open->state = Open::State::kReserved;
-  if (gave_way) TakeTokens(*open);
+  TakeTokens(*open);
   Write(*open);
 }
 
-void TableHistory::CloseRefused(OpenRef open, const Status& status, Code code, bool fits,
+void TableHistory::CloseRefused(OpenRef open, const Status& status, Code code,
                                 const CacheRefusal& refusal) {
-  if (!fits) {
-    ExpectCode(status, Code::kResourceExhausted);
-    EXPECT_EQ(refusal.missing_bytes, 0);
-    ++counts_["pinned refused"];
-  } else if (code == Code::kOk && status.code() == Code::kResourceExhausted) {
-    NoteClaim(open->request.tenant, open->hold->device(), status);
+  if (code == Code::kOk && status.code() == Code::kResourceExhausted) {
     if (!shortage_) ExpectShort(*open, refusal);
     ++counts_["exhausted"];
   } else {
@@ -174,7 +139,6 @@ void TableHistory::CloseRefused(OpenRef open, const Status& status, Code code, b
 
 // Its tokens may be others than when it was looked at: lengths are all that was compared.
 void TableHistory::TakeTokens(Open& open) {
-  open.pinned_bytes = PinnedFreshBytes(open);
   const size_t stride = open.table.size() / open.tokens.size();
   for (size_t n = 0; n < open.tokens.size(); ++n) {
     const CacheUse& use = open.request.uses[n];
@@ -184,51 +148,22 @@ void TableHistory::TakeTokens(Open& open) {
   }
 }
 
-void TableHistory::NoteClaim(int tenant, int device, const Status& status) {
-  if (status.message().find("room is being made") == std::string::npos) return;
-  claims_[device][tenant] = clock_.Now() + table_->options().claim_time;
-  ++counts_["claims"];
-}
-
-// Those that began first.
-void TableHistory::NoteGivenWay(int tenant, int device) {
-  int64_t more = table_->stats().gave_way - counts_["gave way"];
+void TableHistory::NoteEvicted(int tenant, int device) {
   const int other = 1 - tenant;
-  EXPECT_TRUE(more == 0 || held_[device][other] > ShareOf(device, other)) << "within its share";
   const int64_t evicted = table_->stats().evictions_others;
-  // Who gives way lets go of all that it has taken.
-  if (std::exchange(evicted_, evicted) < evicted && more == 0) {
-    EXPECT_GE(table_->tenant_bytes(device)[other], ShareOf(device, other)) << "evicted below it";
-  }
-  for (Open& open : open_) {
-    if (more == 0) break;
-    if (open.state != Open::State::kArriving || open.request.tenant != other ||
-        open.hold->device() != device) {
-      continue;
-    }
-    open.state = Open::State::kGaveWay;
-    open.pinned_bytes = 0;
-    for (const CacheUse& use : open.request.uses) Touch(use.session);
-    ++counts_["gave way"];
-    --more;
-  }
-  EXPECT_EQ(more, 0);
+  if (std::exchange(evicted_, evicted) == evicted) return;
+  EXPECT_GE(table_->tenant_bytes(device)[other], OwnBytes(device, other)) << "evicted below it";
 }
 
 void TableHistory::Commit(Open& open) {
   Must([&] { open.hold->Commit(); });
   open.state = Open::State::kCommitted;
-  open.pinned_bytes -= PinnedFreshBytes(open);  // those of what was freed are nobody's
   for (size_t n = 0; n < open.tokens.size(); ++n) {
     const CacheUse& use = open.request.uses[n];
     const auto session = sessions_.find(use.session);
     if (session == sessions_.end()) continue;
     ModelLayer& layer = session->second.layers[use.layer];
-    if (layer.length() + open.hold->append_rows() < std::ssize(open.tokens[n])) {
-      EXPECT_TRUE(layer.evicted);
-      ++counts_["evicted before the commit"];
-      continue;
-    }
+    ASSERT_EQ(layer.length() + open.hold->append_rows(), std::ssize(open.tokens[n]));
     layer.append_begin = layer.length();
     layer.append_id = use.append_id;
     layer.evicted = false;
@@ -239,9 +174,7 @@ void TableHistory::Commit(Open& open) {
 
 void TableHistory::Close(OpenRef open) {
   ExpectTokens(*open, 0, 1);
-  if (open->state != Open::State::kGaveWay) {
-    for (const CacheUse& use : open->request.uses) Touch(use.session);
-  }
+  for (const CacheUse& use : open->request.uses) Touch(use.session);
   Must([&] { open_.erase(open); });
 }
 

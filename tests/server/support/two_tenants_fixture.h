@@ -27,7 +27,7 @@ class TwoTenantsTest : public ::testing::Test {
   TwoTenantsTest() { Start(TwoTenants()); }
   ~TwoTenantsTest() override { EXPECT_TRUE(table_->Consistent()); }
 
-  // With equal shares.
+  // With equal weights.
   static SessionOptions TwoTenants() { return {.tenant_weights = {1, 1}}; }
   void Start(SessionOptions options, int64_t sessions_max = 8) {
     options.page_rows = kRows;
