@@ -62,31 +62,26 @@ std::vector<MetricFamily> SharedMemoryStats::Collect() const {
   if (registry_ != nullptr) stats = registry_->stats();
   MetricFamily bytes = EmptyFamily(
       MetricType::Gauge, "attend_shared_memory_bytes",
-      "Shared memory of regions that are open, of those being made or no longer named but in use, "
-      "and of those that were taken from clients that keep them");
+      "Shared memory of regions that clients have, and of those being made or released but in use");
   for (const auto& [state, value] :
-       {std::pair{"open", stats.bytes}, std::pair{"changing", stats.changing_bytes},
-        std::pair{"kept", stats.kept_bytes}}) {
+       {std::pair{"open", stats.bytes}, std::pair{"changing", stats.changing_bytes}}) {
     AddMetric(bytes, "state", state).gauge.value = static_cast<double>(value);
   }
-  return {
-      std::move(bytes),
-      GaugeFamily("attend_shared_memory_limit_bytes", "Bound of shared memory; 0: off",
-                  registry_ == nullptr ? 0 : registry_->limits().bytes_max),
-      GaugeFamily("attend_shared_memory_regions", "Shared regions that requests can name",
-                  stats.regions),
-      GaugeFamily("attend_shared_memory_clients", "Connections to the shared memory's socket",
-                  stats.clients),
-      CounterFamily("attend_shared_memory_regions_created_total", "Shared regions created",
-                    stats.created),
-      CounterFamily("attend_shared_memory_regions_refused_total",
-                    "Shared regions asked for and not created", stats.refused),
-      CounterFamily("attend_shared_memory_regions_displaced_total",
-                    "Shared regions that made room for those of other tenants", stats.displaced),
-      GaugeFamily("attend_cuda_ipc_regions", "Regions of GPUs' memory that clients lend",
-                  stats.lent_regions),
-      GaugeFamily("attend_cuda_ipc_bytes", "Bytes of GPUs' memory that clients lend",
-                  stats.lent_bytes)};
+  return {std::move(bytes),
+          GaugeFamily("attend_shared_memory_limit_bytes", "Bound of shared memory; 0: off",
+                      registry_ == nullptr ? 0 : registry_->limits().bytes_max),
+          GaugeFamily("attend_shared_memory_regions", "Shared regions that clients have",
+                      stats.regions),
+          GaugeFamily("attend_shared_memory_clients", "Connections to the shared memory's socket",
+                      stats.clients),
+          CounterFamily("attend_shared_memory_regions_created_total", "Shared regions created",
+                        stats.created),
+          CounterFamily("attend_shared_memory_regions_refused_total",
+                        "Shared regions asked for and not created", stats.refused),
+          GaugeFamily("attend_cuda_ipc_regions", "Regions of GPUs' memory that clients lend",
+                      stats.lent_regions),
+          GaugeFamily("attend_cuda_ipc_bytes", "Bytes of GPUs' memory that clients lend",
+                      stats.lent_bytes)};
 }
 
 std::vector<MetricFamily> DiskStats::Collect() const {

@@ -30,16 +30,8 @@ struct SharedRegion {
   DeviceImport imported;    // if lent
   CountHold counted;        // its bytes among its tenant's; lent ones are not counted
   // The registry's.
-  // Whose room its bytes are: its tenant's, soon others', or others' although its client has it.
-  enum class Room { kTenants, kComing, kOthers };
-  Room room = Room::kTenants;
-  uint64_t last_use = 0;         // which of its uses was the latest
-  bool late = false;             // others' room once a request ends
-  bool kept = false;             // forgotten, and its client's until that gives it up
-  bool reaped = false;           // no request uses it
-  bool unlocked = false;         // nothing here uses it
   Pages pages = Pages::kFreed;   // when it is closed
-  SharedRegion* next = nullptr;  // while it waits to be unlocked or closed
+  SharedRegion* next = nullptr;  // while it waits to be closed
 };
 // Keeps the memory alive.
 using RegionRef = std::shared_ptr<const SharedRegion>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who may be connected to the regions' socket: what the system says of a peer, what it says itself,
-// and who goes where there is no place for all.
+// Which connections the regions' socket has: what the system says of a peer, what it says itself,
+// which has no place, and how a connection ends.
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -16,7 +16,6 @@
 #include "kernels/util/counted.h"
 #include "server/auth/caller.h"
 #include "server/regions/region_socket.h"
-#include "server/util/weight_share.h"
 
 namespace attend {
 namespace {
@@ -25,6 +24,32 @@ namespace {
 constexpr int kAcceptRestMs = 100;
 
 }  // namespace
+
+void RegionSocket::End(Connections::iterator connection) {
+  logger_.Log(LogLevel::debug, "shared memory client disconnected",
+              {{"client", connection->second.client}});
+  registry_.RemoveClient(connection->second.client);
+  if (options_.identify && connection->second.client != 0) {
+    places_.Add(connection->second.tenant, -1);
+  }
+  std::erase(waiting_, connection->first);
+  connections_.erase(connection);
+}
+
+void RegionSocket::Finish(Connections::iterator connection) {
+  const uint64_t client = connection->second.client;
+  const bool has_regions = registry_.EndClient(client);
+  if (registry_.Lends(client)) return;
+  if (!has_regions) return End(connection);
+  shutdown(connection->first, SHUT_WR);
+}
+
+void RegionSocket::FinishEnded() {
+  for (auto each = connections_.begin(); each != connections_.end();) {
+    const auto connection = each++;
+    if (connection->second.ended) Finish(connection);
+  }
+}
 
 bool RegionSocket::EndUnknown(std::optional<uid_t> user) {
   auto oldest = connections_.end();
@@ -89,7 +114,7 @@ Result<uid_t> RegionSocket::CheckPeer(int socket) {
                                                ", must run as the server's, " +
                                                std::to_string(geteuid()));
   }
-  // Those that have said who they are have places of their own (MakePlace).
+  // Those that have said who they are have places of their own (CheckPlace).
   int all = 0;
   int of_user = 0;
   for (const auto& [fd, connection] : connections_) {
@@ -114,52 +139,12 @@ Status RegionSocket::TakePlace(int tenant, CountHold& place) {
   return options_.limits->Take(std::max(0, tenant), Limit::kConnections, place);
 }
 
-int64_t RegionSocket::PlacesOf(int tenant) const {
-  return std::max<int64_t>(1, ShareOf(options_.tenant_weights, tenant, options_.connections_max));
-}
-
-RegionSocket::Connections::iterator RegionSocket::FindBeyondShare(
-    const std::vector<int64_t>& counts) {
-  auto first = connections_.end();
-  std::pair<bool, RegionRegistry::ClientUse> first_use;
-  for (auto each = connections_.begin(); each != connections_.end(); ++each) {
-    const Connection& connection = each->second;
-    if (connection.client == 0 || connection.displaced) continue;
-    if (counts[connection.tenant] <= PlacesOf(connection.tenant)) continue;
-    const std::pair use(!connection.ended, registry_.UseOf(connection.client));
-    if (first != connections_.end() && use >= first_use) continue;
-    first = each;
-    first_use = use;
-  }
-  return first;
-}
-
-Status RegionSocket::MakePlace(int tenant) {
-  std::vector<int64_t> counts(options_.tenant_weights.size());
-  int64_t known = 0;
-  int64_t displaced = 0;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.client == 0) continue;
-    ++(connection.displaced ? displaced : known);
-    if (!connection.displaced) ++counts[connection.tenant];
-  }
-  const bool within = counts[tenant] < PlacesOf(tenant);
-  if (known + (within ? 0 : displaced) < options_.connections_max) return Status();
-  const auto first = within ? FindBeyondShare(counts) : connections_.end();
-  if (first == connections_.end()) {
-    return ResourceExhausted("the socket has as many connections as it takes, " +
-                             std::to_string(options_.connections_max) + "; the tenant has " +
-                             std::to_string(counts[tenant]) + ", its share is " +
-                             std::to_string(PlacesOf(tenant)));
-  }
-  const int beyond = first->second.tenant;
-  first->second.displaced = true;
-  first->second.place.Release();
-  if (first->second.ended) return Status();
-  EndWith(first, ResourceExhausted("the connection makes room: its tenant has " +
-                                   std::to_string(counts[beyond]) + ", more than its share, " +
-                                   std::to_string(PlacesOf(beyond))));
-  return Status();
+Status RegionSocket::CheckPlace(int tenant) const {
+  if (places_.Room(tenant) > 0) return Status();
+  return ResourceExhausted("the socket has as many connections as it takes, " +
+                           std::to_string(options_.connections_max) + "; the tenant has " +
+                           std::to_string(places_.held(tenant)) + ", its own part is " +
+                           std::to_string(places_.own(tenant)));
 }
 
 // Where nobody asks who calls, a token is taken and not looked at.
@@ -176,8 +161,9 @@ v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identif
   if (!tenant.ok()) return Refuse(0, tenant.status());
   CountHold place;
   Status status = TakePlace(*tenant, place);
-  if (status.ok()) status = MakePlace(*tenant);
+  if (status.ok()) status = CheckPlace(*tenant);
   if (!status.ok()) return Refuse(0, status);
+  places_.Add(*tenant, 1);
   connection.client = registry_.AddClient(*tenant);
   connection.said = request;
   connection.tenant = *tenant;

@@ -29,7 +29,7 @@ RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory,
       clock_(clock),
       tokens_(std::move(tokens)),
       importer_(importer),
-      tenant_bytes_(limits.tenant_weights.size()),
+      ledger_(limits.bytes_max, limits.tenant_weights),
       thread_([this] { Run(); }) {}
 
 RegionRegistry::~RegionRegistry() {
@@ -37,11 +37,6 @@ RegionRegistry::~RegionRegistry() {
   {
     const MutexLock lock(mutex_);
     while (!regions_.empty()) forgotten.push_back(ForgetLocked(regions_.begin(), Pages::kKept));
-    for (auto& [number, client] : clients_) {
-      for (const auto& [token, region] : std::exchange(client.kept, {})) {
-        GiveUpLocked(region, Pages::kKept);
-      }
-    }
   }
   forgotten.clear();
   {
@@ -50,15 +45,13 @@ RegionRegistry::~RegionRegistry() {
   }
   changed_.NotifyOne();
   thread_.join();
-  assert(bytes_.taken == 0 && closed_.empty() && "a region outlived its registry");
+  assert(ledger_.held() == 0 && closed_.empty() && "a region outlived its registry");
 }
 
 uint64_t RegionRegistry::AddClient(int tenant) {
   const MutexLock lock(mutex_);
-  assert(static_cast<size_t>(TenantOf(tenant)) < tenant_bytes_.size());
-  Client& client = clients_[++last_client_];
-  client.tenant = tenant;
-  client.last_use = ++uses_;
+  assert(TenantOf(tenant) < ledger_.tenants());
+  clients_[++last_client_].tenant = tenant;
   return last_client_;
 }
 
@@ -70,7 +63,6 @@ void RegionRegistry::RemoveClient(uint64_t client, Pages pages) {
   while (!found->second.tokens.empty()) {
     forgotten.push_back(ForgetLocked(regions_.find(*found->second.tokens.begin()), pages));
   }
-  for (const auto& [token, region] : found->second.kept) GiveUpLocked(region, pages);
   clients_.erase(found);
 }
 
@@ -80,11 +72,12 @@ bool RegionRegistry::EndClient(uint64_t client) {
   const auto found = clients_.find(client);
   if (found == clients_.end()) return false;
   found->second.ended = true;
-  EndWaitLocked(found->second);
-  while (!found->second.tokens.empty()) {
-    forgotten.push_back(KeepLocked(regions_.find(*found->second.tokens.begin())));
+  for (const std::string& token : std::set(found->second.tokens)) {
+    const auto region = regions_.find(token);
+    if (region->second->device == SharedRegion::kHost) continue;
+    forgotten.push_back(ForgetLocked(region, Pages::kFreed));
   }
-  return !found->second.kept.empty();
+  return !found->second.tokens.empty();
 }
 
 bool RegionRegistry::Lends(uint64_t client) const {
@@ -101,36 +94,6 @@ std::shared_ptr<SharedRegion> RegionRegistry::ForgetLocked(Regions::iterator reg
   CountOpenLocked(*forgotten, -1);
   forgotten->pages = pages;
   return forgotten;
-}
-
-std::shared_ptr<SharedRegion> RegionRegistry::KeepLocked(Regions::iterator region) {
-  std::shared_ptr<SharedRegion> kept = ForgetLocked(region, Pages::kFreed);
-  if (kept->device != SharedRegion::kHost) return kept;
-  kept->kept = true;
-  clients_.at(kept->client).kept.emplace(kept->token, kept.get());
-  return kept;
-}
-
-void RegionRegistry::GiveUpLocked(SharedRegion* region, Pages pages) {
-  region->kept = false;
-  region->pages = pages;
-  if (!region->unlocked) return;  // it is on its way
-  stats_.kept_bytes -= region->bytes;
-  PushLocked(region);
-}
-
-RegionRegistry::ClientUse RegionRegistry::UseOf(uint64_t client) const {
-  const MutexLock lock(mutex_);
-  ClientUse use;
-  const auto found = clients_.find(client);
-  if (found == clients_.end()) return use;
-  use.last = found->second.last_use;
-  for (const std::string& token : found->second.tokens) {
-    const auto& region = regions_.at(token);  // a RegionRef would be a use of its own
-    use.in_use |= region.use_count() > 1;
-    use.last = std::max(use.last, region->last_use);
-  }
-  return use;
 }
 
 Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t bytes,
@@ -225,7 +188,6 @@ Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
     return token.status();
   }
   owner->second.tokens.insert(*token);
-  region->last_use = ++uses_;
   CountOpenLocked(*region, 1);
   ++stats_.created;
   return token;
@@ -235,28 +197,7 @@ void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
   if (region.device != SharedRegion::kHost) return;
   stats_.regions += sign;
   stats_.bytes += sign * region.bytes;
-  assert(0 <= stats_.bytes && stats_.bytes <= bytes_.taken);
-}
-
-void RegionRegistry::SetComingLocked(SharedRegion& region) {
-  if (region.room == SharedRegion::Room::kTenants) {
-    SetRoomLocked(region, SharedRegion::Room::kComing);
-  }
-}
-
-void RegionRegistry::SetRoomLocked(SharedRegion& region, SharedRegion::Room room) {
-  CountRoomLocked(region, -1);
-  region.room = room;
-  CountRoomLocked(region, 1);
-}
-
-void RegionRegistry::CountRoomLocked(const SharedRegion& region, int sign) {
-  if (region.device != SharedRegion::kHost || region.room == SharedRegion::Room::kTenants) return;
-  for (Bytes* const each : {&bytes_, &tenant_bytes_[TenantOf(region.tenant)]}) {
-    (region.room == SharedRegion::Room::kComing ? each->coming : each->others) +=
-        sign * region.bytes;
-  }
-  assert(bytes_.others <= limits_.bytes_max);
+  assert(0 <= stats_.bytes && stats_.bytes <= ledger_.held());
 }
 
 Status RegionRegistry::Release(uint64_t client, const std::string& token,
@@ -266,10 +207,7 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
     const MutexLock lock(mutex_);
     const auto owner = clients_.find(client);
     const bool found = owner != clients_.end();
-    if (found && owner->second.kept.contains(token)) {
-      GiveUpLocked(owner->second.kept.extract(token).mapped(), Pages::kFreed);
-    } else if (found && owner->second.tokens.contains(token)) {
-      owner->second.last_use = ++uses_;
+    if (found && owner->second.tokens.contains(token)) {
       forgotten = ForgetLocked(regions_.find(token), Pages::kFreed);
       // The client may free lent memory as soon as it is told. The server owns the memory it made.
       if (forgotten->device != SharedRegion::kHost) {
@@ -289,8 +227,7 @@ RegionRef RegionRegistry::Find(const std::string& token, int tenant) const {
   if (found == regions_.end()) return nullptr;
   const int owner = found->second->tenant;
   if (owner != SharedRegion::kAnyTenant && owner != tenant) return nullptr;
-  found->second->last_use = ++uses_;
-  return found->second;
+  return clients_.at(found->second->client).ended ? nullptr : found->second;
 }
 
 void RegionRegistry::OnClosed(std::function<void()> closed) {
@@ -303,19 +240,12 @@ RegionRegistry::Stats RegionRegistry::stats() const {
   Stats stats = stats_;
   stats.clients = std::count_if(clients_.begin(), clients_.end(),
                                 [](const auto& each) { return !each.second.ended; });
-  stats.changing_bytes = bytes_.taken - stats.bytes - stats.kept_bytes;
+  stats.changing_bytes = ledger_.held() - stats.bytes;
   return stats;
 }
 
 void RegionRegistry::Reap(SharedRegion* region) {
   const MutexLock lock(mutex_);
-  PushLocked(region);
-}
-
-void RegionRegistry::PushLocked(SharedRegion* region) {
-  region->reaped = true;
-  if (std::exchange(region->late, false)) late_bytes_ -= region->bytes;
-  if (!region->kept) SetComingLocked(*region);
   region->next = unreaped_;
   unreaped_ = region;
   if (!std::exchange(reaping_, true)) reaping_since_ = clock_.Now();
@@ -323,10 +253,7 @@ void RegionRegistry::PushLocked(SharedRegion* region) {
 }
 
 void RegionRegistry::UncountLocked(uint64_t client, int tenant, int64_t bytes) {
-  bytes_.taken -= bytes;
-  int64_t& tenants = tenant_bytes_[TenantOf(tenant)].taken;
-  tenants -= bytes;
-  assert(bytes_.taken >= tenants && tenants >= 0);
+  ledger_.Add(TenantOf(tenant), -bytes);
   const auto owner = clients_.find(client);
   if (owner == clients_.end()) return;
   owner->second.bytes -= bytes;
@@ -351,20 +278,8 @@ void RegionRegistry::Run() {
     if (unreaped_ == nullptr) return;
     SharedRegion* const region = std::exchange(unreaped_, unreaped_->next);
     reaping_since_ = clock_.Now();
-    if (region->device == SharedRegion::kHost && !region->unlocked) {
-      lock.Unlock();
-      memory_.Unlock(region->data, region->bytes);
-      lock.Lock();
-      region->unlocked = true;
-      if (region->kept) stats_.kept_bytes += region->bytes;
-    }
-    std::function<void()> closed;
-    if (!region->kept) {
-      closed = TakeClosedLocked(*region);
-      CloseLocked(region);
-    } else if (region->room == SharedRegion::Room::kComing) {
-      SetRoomLocked(*region, SharedRegion::Room::kOthers);
-    }
+    const std::function<void()> closed = TakeClosedLocked(*region);
+    CloseLocked(region);
     reaping_ = unreaped_ != nullptr;
     if (on_closed_) on_closed_();
     if (!closed) continue;
@@ -376,15 +291,14 @@ void RegionRegistry::Run() {
 
 void RegionRegistry::CloseLocked(SharedRegion* region) {
   const bool lent = region->device != SharedRegion::kHost;
-  SetComingLocked(*region);
   mutex_.Unlock();
   if (lent) {
     importer_->Release(std::move(region->imported));
   } else {
+    memory_.Unlock(region->data, region->bytes);
     memory_.Unmap(region->data, region->bytes, region->pages);
   }
   mutex_.Lock();
-  CountRoomLocked(*region, -1);
   UncountLocked(region->client, region->tenant, lent ? 0 : region->bytes);
   if (lent) {
     --stats_.lent_regions;

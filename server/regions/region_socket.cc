@@ -61,7 +61,11 @@ int Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
 
 RegionSocket::RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger,
                            const Clock& clock)
-    : options_(options), registry_(registry), logger_(logger), clock_(clock) {}
+    : options_(options),
+      registry_(registry),
+      logger_(logger),
+      clock_(clock),
+      places_(options.connections_max, options.tenant_weights) {}
 
 Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options,
                                                           RegionRegistry& registry, Logger& logger,
@@ -126,7 +130,7 @@ void RegionSocket::Run() {
     for (size_t i = 3; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
       const auto found = connections_.find(polled[i].fd);
-      if (found == connections_.end()) continue;  // it made room for one before it
+      if (found == connections_.end()) continue;  // one before it took its place
       if (found->second.busy()) {
         End(found);
       } else {
@@ -149,14 +153,6 @@ void RegionSocket::Run() {
   changed_.NotifyAll();
 }
 
-void RegionSocket::End(Connections::iterator connection) {
-  logger_.Log(LogLevel::debug, "shared memory client disconnected",
-              {{"client", connection->second.client}});
-  registry_.RemoveClient(connection->second.client);
-  std::erase(waiting_, connection->first);
-  connections_.erase(connection);
-}
-
 void RegionSocket::EndWith(Connections::iterator connection, const Status& status) {
   Connection& ended = connection->second;
   Send(connection->first, Refuse(ended.client, status), UniqueFd());
@@ -165,21 +161,6 @@ void RegionSocket::EndWith(Connections::iterator connection, const Status& statu
   ended.wait.reset();
   std::erase(waiting_, connection->first);
   Finish(connection);
-}
-
-void RegionSocket::Finish(Connections::iterator connection) {
-  const uint64_t client = connection->second.client;
-  const bool kept = registry_.EndClient(client);
-  if (registry_.Lends(client)) return;
-  if (!kept) return End(connection);
-  shutdown(connection->first, SHUT_WR);
-}
-
-void RegionSocket::FinishEnded() {
-  for (auto each = connections_.begin(); each != connections_.end();) {
-    const auto connection = each++;
-    if (connection->second.ended) Finish(connection);
-  }
 }
 
 void RegionSocket::Accept() {
@@ -246,7 +227,7 @@ void RegionSocket::Serve(Connections::iterator connection) {
 void RegionSocket::ServePacket(Connections::iterator connection, const v1::RegionRequest& request) {
   Connection& from = connection->second;
   if (from.ended) {
-    // What it has lost it may release all the same; there are no answers any more.
+    // It may still release what it has; there are no answers any more.
     static_cast<void>(registry_.Release(from.client, request.release().token()));
     return Finish(connection);
   }

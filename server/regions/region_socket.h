@@ -3,13 +3,13 @@
 // The socket from which clients get shared regions: shared_memory.proto on one thread. A connection
 // is a client of the registry; once it is closed, its regions are released with it. A release of
 // lent memory is answered once that is closed, which may take as long as a device does; a region
-// for which room is being made, once there is room or the wait is over. Only that connection waits,
-// including its later packets.
+// for which memory is being closed, once there is room or the wait is over. Only that connection
+// waits, including its later packets.
 //
 // A connection that the server ends gets no more packets, and its regions no more requests. But its
-// client may still want to read what is in them. So they are kept, and the server's end of the
-// connection is only half closed, until the client has released them or closes its end. It is not
-// even that before what the client lent is closed.
+// client may still want to read what is in them. So they stay, and count, and the server's end of
+// the connection is only half closed, until the client has released them or closes its end. It is
+// not even that before what the client lent is closed.
 
 #pragma once
 
@@ -29,6 +29,7 @@
 #include "kernels/util/status.h"
 #include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
+#include "server/memory/ledger.h"
 #include "server/regions/region_registry.h"
 #include "server/regions/unix_listener.h"
 #include "server/util/unique_fd.h"
@@ -44,7 +45,7 @@ class RegionSocket {
     // If any user may connect, one of them has a quarter. If connections must say who they are,
     // that is for those that have not, and there are as many places again for those that have.
     int connections_max = 256;
-    // Their shares of these; what the tenants may have besides, or null.
+    // By which those are divided; what the tenants may have besides, or null.
     TenantWeights tenant_weights;
     TenantLimits* limits = nullptr;
     // The tenant of whoever has the token, speaking for `tenant` if that is not empty. Set: each
@@ -93,9 +94,8 @@ class RegionSocket {
     v1::Identify said = {};
     int tenant = 0;
     uint64_t generation = 0;
-    CountHold place = {};    // among its tenant's connections
-    bool ended = false;      // by the server; its client has not closed it
-    bool displaced = false;  // the same, and its place is another's
+    CountHold place = {};  // among its tenant's connections
+    bool ended = false;    // by the server; its client has not closed it
   };
   using Connections = std::map<int, Connection>;  // by descriptor
   // Completed releases: added by any thread, even when the socket is gone. Woken also when memory
@@ -136,20 +136,13 @@ class RegionSocket {
   // The server ends it, and says why.
   void EndWith(Connections::iterator connection, const Status& status);
   // The end of one that the server has ended: its client sees it once all that it lent is closed,
-  // and may free that then. It is closed once nothing is kept for its client either.
+  // and may free that then. It is closed once its client has no other regions either.
   void Finish(Connections::iterator connection);
   void FinishEnded();  // all of them
   // Takes a place among the tenant's connections.
   Status TakePlace(int tenant, CountHold& place);
-  // One more of those that are known needs a place: within its share, a tenant takes that of
-  // another that has more than its own, first one that has ended already, then one whose regions no
-  // request uses, the longest unused before the others. Displaced connections that are not closed
-  // need none; but as long as they are there, nobody gets more than its share beside them. So there
-  // are never more of them than there are places, as with the bytes of regions.
-  Status MakePlace(int tenant);
-  // The one that makes place for another tenant's; `counts` are of all tenants. end(): none.
-  Connections::iterator FindBeyondShare(const std::vector<int64_t>& counts);
-  int64_t PlacesOf(int tenant) const;  // its share of them
+  // Whether one more of those that are known may have one, by the ledger.
+  Status CheckPlace(int tenant) const;
   // Nothing: AnswerReleases or Retry will answer.
   std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
                                         UniqueFd& file);
@@ -171,6 +164,7 @@ class RegionSocket {
   UniqueFd wake_;  // readable when the thread must end
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
   Connections connections_;   // the thread's
+  Ledger places_;             // the thread's: of connections that have said who they are
   std::vector<int> waiting_;  // the thread's: those with a wait, in the order in which they came
   uint64_t generation_ = 0;   // the thread's: when it last asked of all
   bool accepting_ = true;     // the thread's; false while there are no descriptors

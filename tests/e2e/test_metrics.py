@@ -47,7 +47,6 @@ FAMILIES = HISTOGRAMS | {
     "attend_shared_memory_bytes", "attend_shared_memory_limit_bytes",
     "attend_shared_memory_regions", "attend_shared_memory_clients",
     "attend_shared_memory_regions_created_total", "attend_shared_memory_regions_refused_total",
-    "attend_shared_memory_regions_displaced_total",
     "attend_cuda_ipc_bytes", "attend_cuda_ipc_regions",
     "attend_check_dumps_total", "attend_log_write_errors_total",
     "attend_heartbeat_unanswered_seconds",

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 import harness
-import strangers
-import wire
 
 pytestmark = pytest.mark.usefixtures("libraries")
 KERNEL = "cpu_flash"
@@ -93,43 +91,6 @@ def test_a_session_whose_servers_socket_is_anothers(client, start_server, random
 
 def client_socket(client):
     return client.server_info()["shared_memory"]["socket"]
-
-
-def test_what_another_tenant_takes_can_be_read_as_long_as_its_arrays_are_there(
-        start_server, tmp_path, random):
-    """Arguments and an answer in lost memory are what they were, for the next call too."""
-    tokens = {name: strangers.token() for name in "ab"}
-    (tmp_path / "tokens").write_text("".join(
-        strangers.line(name, token, f"tenant={name}", "scopes=compute")
-        for name, token in tokens.items()))
-    path = tmp_path / "regions" / "sock"
-    server = start_server("--tenant=a=1,b=1", "--tokens", tmp_path / "tokens", "--shared-memory",
-                          "--shared-memory-socket", path, "--shared-memory-max=8MiB")
-
-    def memory(state):
-        return server.metric("attend_shared_memory_bytes", state=state)
-
-    with attend.Client(server.address, timeout=60, token=tokens["a"]) as client:
-        arrays = [client.empty((1, 4, 1024, 64), "float32") for _ in range(3)]
-        for array in arrays:
-            array[:] = random.standard_normal(array.shape)
-        first = client.submit(*arrays, causal=True, kernel=KERNEL).result()
-        more = client.empty((3 << 20,), "uint8")
-        more[:] = 1
-        other = strangers.Regions(path)
-        assert other.identify(tokens["b"]).HasField("identified")
-        reply = other.ask(create=wire.shm.CreateRegion(bytes=4 << 20))
-        assert reply.HasField("created"), reply
-        harness.wait_for("the memory to be unlocked", lambda: memory("changing") == 0)
-        assert memory("kept") >= 3 << 20
-        expected, _ = in_process(*(array.copy() for array in arrays))
-        assert first.transport == "shm" and first.o.tobytes() == expected.tobytes()
-        again = client.submit(*arrays, causal=True, kernel=KERNEL).result()
-        assert again.transport == "inline" and again.o.tobytes() == expected.tobytes()
-        assert more.min() == 1
-        del first, again, arrays, array, more
-        harness.wait_for("what was lost to be given up", lambda: memory("kept") == 0)
-    other.close()
 
 
 def test_sessions_after_the_server_has_come_back(start_server, tmp_path, random):

@@ -64,8 +64,8 @@ def test_who_is_taken_out_of_the_file_computes_no_more(start_server, tmp_path):
         told = wire.shm.RegionReply.FromString(regions[gone].socket.recv(4096)).error
         assert told.message == "the token is not known"
         assert regions[gone].socket.recv(1) == b""
-        harness.wait_for("its regions to go",
-                         lambda: server.metric("attend_shared_memory_regions") == 2)
+        harness.wait_for("its connection to end",
+                         lambda: server.metric("attend_shared_memory_clients") == 1)
         for each in (*streams.values(), *regions.values()):
             each.close()
     assert server.metric("attend_rejected_requests_total", reason="unknown_caller") == 3
@@ -112,8 +112,8 @@ def test_what_is_idle_ends_when_its_caller_is_taken_out(start_server, tmp_path):
         told = wire.shm.RegionReply.FromString(regions[gone].socket.recv(4096)).error
         assert told.message == "the token is not known"
         assert regions[gone].socket.recv(1) == b""
-        harness.wait_for("its region to go",
-                         lambda: server.metric("attend_shared_memory_regions") == 1)
+        harness.wait_for("its connection to end",
+                         lambda: server.metric("attend_shared_memory_clients") == 1)
         assert server.metric("attend_tenant_used", tenant="default", limit="streams") == 4
         assert open_streams[kept][0].ask(wire.small_request()).raw
         assert open_streams[kept][3].ask(strangers.LIST_SERVICES)

@@ -238,16 +238,14 @@ def _attend_in_region(caller, region, tenant):
         request, timeout=SECONDS, metadata=caller.metadata(tenant)))
     caller.end("shared memory", code)
     caller.note(request.request_id, code)
-    # A region ends where another tenant wants its share.
-    displaced = code is CODE.NOT_FOUND and caller.target.locks is not None
     if wrong:
-        check(displaced or code is CODE.INVALID_ARGUMENT or code in caller.target.refusals,
+        check(code is CODE.INVALID_ARGUMENT or code in caller.target.refusals,
               f"a wrong offset: {code.name}: {details}")
     elif code is CODE.OK:
         got = [region.bytes_of(each) for each in (answer.o, answer.lse)]
         check(got == problem.answer, "shared memory: the answer has other bits")
     else:
-        check(displaced or code in caller.target.refusals, f"shared memory: {code.name}: {details}")
+        check(code in caller.target.refusals, f"shared memory: {code.name}: {details}")
 
 
 def oip(caller):

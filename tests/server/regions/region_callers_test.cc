@@ -50,93 +50,44 @@ TEST_F(RegionCallersTest, WhoDoesNotSayWhoItIsMakesRoom) {
   v1::RegionReply refused;
   EXPECT_FALSE(Identify(fourth, "0", &refused));
   EXPECT_EQ(refused.error().code(), static_cast<int>(Code::kResourceExhausted));
-  EXPECT_EQ(refused.error().message(),
-            "the socket has as many connections as it takes, 3; the tenant has 3, its share is 3");
+  EXPECT_EQ(
+      refused.error().message(),
+      "the socket has as many connections as it takes, 3; the tenant has 3, its own part is 0");
   EXPECT_NE(known.Create(1), nullptr);
 }
 
-// A tenant may have all places, and gives up what is beyond its share when another comes.
-TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsShareOfTheConnections) {
+// Of 4 places one is for each tenant alone.
+TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsOwnPlaces) {
   options_.connections_max = 4;
   options_.identify = TenantOf;
   options_.tenant_weights = {1, 1};
   ASSERT_TRUE(Start().ok());
   std::vector<std::unique_ptr<RegionClient>> blue;
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 3; ++n) {
     blue.push_back(std::make_unique<RegionClient>(options_.path));
     ASSERT_TRUE(Identify(*blue.back(), "0"));
   }
-  const auto used = blue[0]->Create(1);
-  const RegionRef request = registry_.Find(used->token(), 0);  // longer ago than any other
-  const auto idle = blue[2]->Create(1);
-  const auto lost = blue[3]->Create(1);
-  lost->data()[0] = 'a';
-  EXPECT_NE(registry_.Find(idle->token(), 0), nullptr);  // later than the other
-  const auto expect_ended = [&](int n) {
-    const auto told = blue[n]->Receive();
-    ASSERT_TRUE(told.has_value());
-    EXPECT_EQ(told->error().code(), static_cast<int>(Code::kResourceExhausted));
-    EXPECT_NE(told->error().message().find("more than its share, 2"), std::string::npos);
-    EXPECT_FALSE(blue[n]->Receive());
-  };
-  RegionClient green(options_.path), second(options_.path), third(options_.path);
+  RegionClient more(options_.path), green(options_.path), second(options_.path);
+  v1::RegionReply refused;
+  EXPECT_FALSE(Identify(more, "0", &refused));
+  EXPECT_NE(refused.error().message().find("the tenant has 3, its own part is 1"),
+            std::string::npos);
   ASSERT_TRUE(Identify(green, "1"));
-  expect_ended(1);
-  ASSERT_TRUE(Identify(second, "1"));
-  ASSERT_EQ(registry_.Find(lost->token(), 0), nullptr) << "no request uses it";
-  expect_ended(3);
-  WaitUntilKept(lost->bytes());
-  EXPECT_EQ(lost->data()[0], 'a') << "an answer there may not have been read";
-  v1::RegionReply refused;
-  EXPECT_FALSE(Identify(third, "1", &refused)) << "more is another's share";
-  EXPECT_NE(refused.error().message().find("the tenant has 2, its share is 2"), std::string::npos);
-  EXPECT_FALSE(Identify(third, "0", &refused));
-  EXPECT_NE(registry_.Find(idle->token(), 0), nullptr);
-  green.Create(1);
-  blue[3]->Close();
-  WaitUntilKept(0);
-  EXPECT_EQ(lost->data()[0], 0) << "and has gone with its client";
+  EXPECT_FALSE(Identify(second, "1"));
+  for (const auto& each : blue) EXPECT_NE(each->Create(1), nullptr) << "none has made room";
+  blue[0]->Close();
+  WaitForClients(3);
+  EXPECT_TRUE(Identify(second, "1"));
 }
 
-// As the bytes of regions: what lost its place is in nobody's way, but nobody has more than its
-// share beside it.
-TEST_F(RegionCallersTest, ConnectionsThatMadePlaceCountUntilTheyAreClosed) {
-  options_.connections_max = 2;
-  options_.identify = TenantOf;
-  options_.tenant_weights = {1, 1};
-  ASSERT_TRUE(Start().ok());
-  RegionClient first(options_.path), second(options_.path);
-  ASSERT_TRUE(Identify(first, "0"));
-  ASSERT_TRUE(Identify(second, "0"));
-  const auto lost = first.Create(1), open = second.Create(1);
-  auto other = std::make_unique<RegionClient>(options_.path);
-  ASSERT_TRUE(Identify(*other, "1"));
-  EXPECT_TRUE(first.Receive()->has_error());
-  other.reset();
-  WaitForClients(1);
-  RegionClient third(options_.path);
-  v1::RegionReply refused;
-  EXPECT_FALSE(Identify(third, "0", &refused));
-  EXPECT_NE(refused.error().message().find("the tenant has 1, its share is 1"), std::string::npos);
-  other = std::make_unique<RegionClient>(options_.path);
-  EXPECT_TRUE(Identify(*other, "1")) << "within its share";
-  other.reset();
-  WaitForClients(1);
-  EXPECT_NE(registry_.Find(open->token(), 0), nullptr);
-  first.Close();
-  WaitUntilKept(0);
-  EXPECT_TRUE(Identify(third, "0"));
-}
-
-// It has nothing to lose but its place.
-TEST_F(RegionCallersTest, WhatHasEndedMakesPlaceBeforeAnythingElse) {
+// It has its place, and its regions are as they were, until its client closes it.
+TEST_F(RegionCallersTest, WhatTheServerHasEndedKeepsItsPlaceUntilItIsClosed) {
   std::atomic<bool> known = true;
   std::atomic<uint64_t> generation = 1;
   options_.connections_max = 2;
-  options_.tenant_weights = {1, 1};
   options_.identify = [&](const std::string& token, const std::string&) -> Result<int> {
     if (token == "2" && !known) return Status(Code::kPermissionDenied, "no more");
-    return token == "1" ? 1 : 0;
+    return 0;
   };
   options_.generation = [&] { return generation.load(); };
   ASSERT_TRUE(Start().ok());
@@ -151,12 +102,13 @@ TEST_F(RegionCallersTest, WhatHasEndedMakesPlaceBeforeAnythingElse) {
   EXPECT_EQ(goes.Receive()->error().message(), "no more");
   EXPECT_FALSE(goes.Receive());
   RegionClient other(options_.path);
-  ASSERT_TRUE(Identify(other, "1"));
-  EXPECT_NE(registry_.Find(open->token(), 0), nullptr);
-  EXPECT_EQ(kept->data()[0], 'a');
+  EXPECT_FALSE(Identify(other, "1"));
+  EXPECT_EQ(registry_.Find(kept->token(), 0), nullptr);
+  EXPECT_EQ(kept->data()[0], 'a') << "an answer there may not have been read";
   goes.Close();
-  WaitUntilKept(0);
+  WaitUntilHeld(open->bytes());
   EXPECT_EQ(kept->data()[0], 0);
+  EXPECT_TRUE(Identify(other, "1"));
   socket_.reset();  // before what it asks
 }
 
@@ -242,10 +194,10 @@ TEST_F(RegionCallersTest, ARevokedCallersReleaseIsTaken) {
   EXPECT_EQ(goes.Receive()->error().message(), "no more");
   EXPECT_FALSE(goes.Receive());
   // The revocation may have been seen before the packet was.
-  for (int n = 0; n < 10'000 && registry_.stats().kept_bytes != other->bytes(); ++n) {
+  for (int n = 0; n < 10'000 && registry_.stats().bytes != other->bytes(); ++n) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  EXPECT_EQ(registry_.stats().kept_bytes, other->bytes()) << "one was released";
+  EXPECT_EQ(registry_.stats().bytes, other->bytes()) << "one was released";
   socket_.reset();
 }
 

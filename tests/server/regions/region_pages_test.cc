@@ -57,10 +57,10 @@ TEST_F(RegionPagesTest, WhatTheServerTakesAwayStaysUntilItsClientGivesItUp) {
   while (registry_.stats().clients > 0) ASSERT_TRUE(client.Send(request.SerializeAsString()));
   EXPECT_EQ(registry_.Find(left->token(), 0), nullptr);
   EXPECT_TRUE(released->data()[0] == 'a' && left->data()[0] == 'a');
-  WaitUntilKept(16384);
+  WaitUntilHeld(16384);
   request.mutable_release()->set_token(released->token());
   ASSERT_TRUE(client.Send(request.SerializeAsString()));
-  WaitUntilKept(8192);
+  WaitUntilHeld(8192);
   EXPECT_TRUE(released->data()[0] == 0 && left->data()[0] == 'a');
   while (const auto reply = client.Receive()) EXPECT_TRUE(reply->has_error());
   client.Close();
@@ -81,7 +81,7 @@ TEST_F(RegionPagesTest, ARegionWhoseClientNeverHearsOfItIsNotKept) {
   int64_t heard_of = 1;
   while (client.Receive()) ++heard_of;
   while (registry.stats().changing_bytes > 0) std::this_thread::yield();
-  EXPECT_EQ(registry.stats().kept_bytes, heard_of * 4096);
+  EXPECT_EQ(registry.stats().bytes, heard_of * 4096);
   EXPECT_EQ(registry.stats().created, heard_of + 1);
 }
 

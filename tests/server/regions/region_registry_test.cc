@@ -240,29 +240,6 @@ TEST_F(RegionRegistryTest, MakingARegionIsChargedToItsTenant) {
   EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 0);
 }
 
-TEST_F(RegionRegistryTest, WhoMayMakeNoneAnyMoreClaimsNoRoom) {
-  std::vector<TenantBounds> bounds(2);
-  bounds[1].bytes = {kPage, kPage};
-  TenantLimits tenants(bounds, clock_);
-  RegionLimits limits{{1, 1}, 16 * kPage, 16 * kPage, 9};
-  limits.tenants = &tenants;
-  Restart(limits);
-  const uint64_t one = registry_->AddClient(0);
-  const uint64_t other = registry_->AddClient(1);
-  const std::string used = MustCreate(one, 16 * kPage);
-  RegionRef request = registry_->Find(used, 0);
-  EXPECT_NE(WaitFor(other, 8 * kPage), TimePoint());
-  request.reset();
-  WaitUntilKept(16 * kPage);
-  ASSERT_TRUE(tenants.Spend(1, 9 * kPage).ok());
-  ExpectRefused(other, 8 * kPage, Code::kResourceExhausted, "tenant limit bytes-per-second");
-  ASSERT_TRUE(registry_->Release(one, used).ok());
-  MustCreate(one, 16 * kPage);
-  ExpectRefused(other, 8 * kPage, Code::kResourceExhausted, "tenant limit bytes-per-second");
-  EXPECT_EQ(registry_->stats().displaced, 1) << "and displaces nobody's";
-  registry_.reset();
-}
-
 TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   MustCreate(client, 1);

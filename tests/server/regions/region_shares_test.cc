@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of all regions' bytes is whose, where several tenants want them.
+// Which of all regions' bytes a tenant may have, where several want them, and what becomes of those
+// of a client that the server ends.
 
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "tests/server/support/region_registry_fixture.h"
 
@@ -13,13 +13,12 @@ namespace attend {
 namespace {
 
 using test::kPage;
-using test::kReturnWait;
 
 class RegionSharesTest : public test::RegionRegistryFixture {
  protected:
-  // Two tenants of the same weight; the first has two clients.
-  void RestartForTwo(int64_t client_bytes_max) {
-    Restart({{1, 1}, 16 * kPage, client_bytes_max, 9});
+  // Two tenants of the same weight: of 16 pages 4 are for each alone, and 8 in common.
+  RegionSharesTest() {
+    Restart({{1, 1}, 16 * kPage, 16 * kPage, 9});
     one_ = registry_->AddClient(0);
     two_ = registry_->AddClient(0);
     other_ = registry_->AddClient(1);
@@ -30,165 +29,70 @@ class RegionSharesTest : public test::RegionRegistryFixture {
   uint64_t other_ = 0;
 };
 
-// What nobody else wants, a tenant may have; beyond its share it keeps it only as long.
-TEST_F(RegionSharesTest, WhatIsBeyondATenantsShareMakesRoomWithinAnothers) {
-  RestartForTwo(8 * kPage);
-  std::vector<std::string> tokens;
-  for (const uint64_t client : {one_, one_, two_, two_}) {
-    tokens.push_back(MustCreate(client, 4 * kPage));
-  }
-  const auto found = [&](int n) { return registry_->Find(tokens[n], 0) != nullptr; };
-  EXPECT_TRUE(found(0));  // now the second has been unused for longest
-  ExpectRefused(other_, 8 * kPage + 1, Code::kInvalidArgument, "shared-memory-client-max");
-  EXPECT_EQ(taken(), 16 * kPage) << "what is refused displaces nothing";
-  const std::string first = MustCreate(other_, 4 * kPage);
-  EXPECT_FALSE(found(1));
-  MustCreate(other_, 1);
-  EXPECT_FALSE(found(2));
-  EXPECT_TRUE(found(0) && found(3));
-  EXPECT_EQ(registry_->stats().displaced, 2);
-  EXPECT_EQ(registry_->stats().kept_bytes, 8 * kPage) << "their clients may still read there";
-  MustCreate(other_, 3 * kPage);
-  ExpectRefused(registry_->AddClient(1), kPage, Code::kResourceExhausted,
-                "has too little left; the tenant has 32768, its share is 32768");
-  ASSERT_TRUE(registry_->Release(two_, tokens[2]).ok());
-  ExpectRefused(two_, kPage, Code::kResourceExhausted, "has too little left");
-  ASSERT_TRUE(registry_->Release(one_, tokens[1]).ok());
-  ASSERT_TRUE(registry_->Release(other_, first).ok());
-  MustCreate(two_, kPage);  // beyond its share, as long as nobody wants it
-  EXPECT_EQ(registry_->stats().displaced, 2);
-}
-
-// What is being closed comes back anyway.
-TEST_F(RegionSharesTest, NobodyLosesARegionForBytesThatAreComingBack) {
-  RestartForTwo(16 * kPage);
-  const std::string stays = MustCreate(two_, 8 * kPage);
-  const std::string released = MustCreate(one_, 8 * kPage);
-  memory_.Hold();
-  ASSERT_TRUE(registry_->Release(one_, released).ok());
-  memory_.WaitForUnlocking(1);
-  EXPECT_NE(WaitFor(other_, 8 * kPage), TimePoint());
-  memory_.Release();
+TEST_F(RegionSharesTest, ATenantsOwnPartIsFreeAndTheRestGoesToWhoeverComesFirst) {
+  const std::string first = MustCreate(one_, 8 * kPage), second = MustCreate(two_, 4 * kPage);
+  ExpectRefused(two_, 1, Code::kResourceExhausted,
+                "the bound of all regions (shared-memory-max), 65536, has too little left; the "
+                "tenant has 49152, its own part is 16384");
+  const std::string others = MustCreate(other_, 4 * kPage);
+  ExpectRefused(other_, 1, Code::kResourceExhausted, "the tenant has 16384");
+  EXPECT_NE(registry_->Find(first, 0), nullptr);
+  EXPECT_NE(registry_->Find(second, 0), nullptr) << "none makes room for another's";
+  ASSERT_TRUE(registry_->Release(one_, first).ok());
   MustCreate(other_, 8 * kPage);
-  EXPECT_NE(registry_->Find(stays, 0), nullptr);
-  EXPECT_EQ(registry_->stats().displaced, 0);
+  ExpectRefused(one_, kPage, Code::kResourceExhausted, "too little left");
+  ASSERT_TRUE(registry_->Release(other_, others).ok());
+  MustCreate(one_, 4 * kPage);
 }
 
-TEST_F(RegionSharesTest, WhatARequestUsesMakesRoomLastAndWhenTheRequestEnds) {
-  RestartForTwo(8 * kPage);
-  const std::string used = MustCreate(one_, 8 * kPage);
-  const std::string idle = MustCreate(two_, 8 * kPage);
+TEST_F(RegionSharesTest, WhatIsReleasedCountsForItsTenantUntilItIsClosed) {
+  const std::string token = MustCreate(one_, 12 * kPage);
+  RegionRef request = registry_->Find(token, 0);
+  ASSERT_TRUE(registry_->Release(one_, token).ok());
+  EXPECT_EQ(registry_->stats().changing_bytes, 12 * kPage);
+  EXPECT_EQ(WaitFor(two_, kPage), TimePoint()) << "nothing waits for a request";
+  MustCreate(other_, 4 * kPage);
+  EXPECT_EQ(WaitFor(other_, kPage), TimePoint());
+  request.reset();
+  MustCreate(other_, 8 * kPage);
+}
+
+// They may hold an answer that it has not read.
+TEST_F(RegionSharesTest, AnEndedClientsRegionsStayUntilItGivesThemUp) {
+  const std::string lost = MustCreate(one_, 8 * kPage), used = MustCreate(one_, 4 * kPage);
   RegionRef request = registry_->Find(used, 0);
-  EXPECT_TRUE(registry_->UseOf(one_).in_use);
-  EXPECT_TRUE(registry_->UseOf(two_) < registry_->UseOf(one_));
-  MustCreate(other_, kPage);
-  EXPECT_EQ(registry_->Find(idle, 0), nullptr);
-  ASSERT_TRUE(registry_->Release(two_, idle).ok());
-  const std::string more = MustCreate(two_, 7 * kPage);
-  RegionRef second = registry_->Find(more, 0);
-  const TimePoint until = clock_.Now() + kReturnWait;
-  EXPECT_EQ(WaitFor(other_, kPage), until);
-  EXPECT_EQ(registry_->Find(used, 0), nullptr) << "it makes room";
-  EXPECT_NE(registry_->Find(more, 0), nullptr) << "one is enough";
-  clock_.Advance(kReturnWait / 2);
-  EXPECT_EQ(WaitFor(other_, kPage), until) << "asking again makes the wait no longer";
-  request->data[0] = 'x';  // and is the request's until that ends
-  request.reset();
-  MustCreate(other_, kPage);
-  second.reset();
-}
-
-TEST_F(RegionSharesTest, ARequestThatDoesNotEndIsWaitedForNoLongerThanItMay) {
-  RestartForTwo(16 * kPage);
-  const RegionRef request = registry_->Find(MustCreate(one_, 16 * kPage), 0);
-  EXPECT_NE(WaitFor(other_, kPage), TimePoint());
-  clock_.Advance(kReturnWait);
-  ExpectRefused(other_, kPage, Code::kResourceExhausted, "has too little left");
-  EXPECT_NE(WaitFor(other_, kPage), TimePoint()) << "the room still belongs to it";
-}
-
-// Who makes room cannot take it again, however small what it asks for; others within their share
-// may.
-TEST_F(RegionSharesTest, WhoIsBeyondItsShareLeavesTheRoomThatAnotherWaitsFor) {
-  RestartForTwo(16 * kPage);
-  std::vector<RegionRef> requests;
-  for (int n = 0; n < 8; ++n) {
-    requests.push_back(registry_->Find(MustCreate(n % 2 == 0 ? one_ : two_, 2 * kPage), 0));
-  }
-  const uint64_t second = registry_->AddClient(1);
-  EXPECT_NE(WaitFor(other_, 6 * kPage), TimePoint());
-  EXPECT_EQ(registry_->stats().displaced, 3);
-  EXPECT_NE(WaitFor(second, 2 * kPage), TimePoint());
-  EXPECT_EQ(registry_->stats().displaced, 4) << "both may have what they ask for";
-  const uint64_t third = registry_->AddClient(1);
-  EXPECT_EQ(WaitFor(third, kPage), TimePoint()) << "its tenant's share is asked for already";
-  EXPECT_EQ(registry_->stats().displaced, 4);
-  requests[0].reset();
-  WaitUntilTaken(14 * kPage);
-  ExpectRefused(one_, 1, Code::kResourceExhausted, "has too little left");
-  MustCreate(second, 2 * kPage);
-  for (int n = 1; n < 4; ++n) {
-    requests[n].reset();
-    WaitUntilTaken((16 - 2 * n) * kPage);
-    ExpectRefused(one_, 1, Code::kResourceExhausted, "has too little left");
-  }
-  MustCreate(other_, 6 * kPage);
-  EXPECT_EQ(registry_->stats().displaced, 4);
-}
-
-// What is released is its tenant's until no request uses it, and not a way around the share.
-TEST_F(RegionSharesTest, WhatIsReleasedAndStillInUseCountsAmongItsTenants) {
-  RestartForTwo(16 * kPage);
-  std::vector<RegionRef> requests;
-  for (int n = 0; n < 2; ++n) {
-    const std::string token = MustCreate(one_, 8 * kPage);
-    requests.push_back(registry_->Find(token, 0));
-    ASSERT_TRUE(registry_->Release(one_, token).ok());
-  }
-  EXPECT_EQ(WaitFor(two_, kPage), TimePoint()) << "its tenant has all that it may";
-  EXPECT_EQ(WaitFor(other_, 8 * kPage), clock_.Now() + kReturnWait);
-  requests[0].reset();
-  WaitUntilTaken(8 * kPage);
-  ExpectRefused(two_, kPage, Code::kResourceExhausted, "the tenant has 32768, its share is 32768");
-  MustCreate(other_, 8 * kPage);
-  EXPECT_EQ(registry_->stats().displaced, 0);
-}
-
-// As long as a tenant has enough that no request uses, nobody waits for a request.
-TEST_F(RegionSharesTest, WhatNoRequestUsesMakesRoomBeforeWhatIsReleasedAndStillInUse) {
-  RestartForTwo(16 * kPage);
-  const std::string used = MustCreate(one_, 8 * kPage);
-  const RegionRef request = registry_->Find(used, 0);
+  EXPECT_TRUE(registry_->EndClient(one_));
+  EXPECT_EQ(registry_->stats().clients, 2);
+  EXPECT_EQ(registry_->Find(lost, 0), nullptr);
+  EXPECT_FALSE(registry_->Create(one_, kPage).ok()) << "it gets nothing any more";
+  ExpectRefused(two_, kPage, Code::kResourceExhausted, "the tenant has 49152");
+  EXPECT_EQ(registry_->stats().bytes, 12 * kPage);
+  ASSERT_TRUE(registry_->Release(one_, lost).ok());
+  EXPECT_EQ(registry_->Release(one_, lost).code(), Code::kNotFound);
+  EXPECT_TRUE(registry_->EndClient(one_)) << "it has some left";
   ASSERT_TRUE(registry_->Release(one_, used).ok());
-  std::vector<std::string> idle;
-  for (int n = 0; n < 4; ++n) idle.push_back(MustCreate(one_, 2 * kPage));
-  const auto found = [&](int n) { return registry_->Find(idle[n], 0) != nullptr; };
-  EXPECT_TRUE(found(0));
-  MustCreate(other_, 4 * kPage);
-  EXPECT_EQ(registry_->stats().displaced, 2);
-  EXPECT_TRUE(found(0) && found(3)) << "no more than is needed";
-  MustCreate(other_, 4 * kPage);
-  EXPECT_EQ(registry_->stats().displaced, 4);
+  EXPECT_FALSE(registry_->EndClient(one_));
+  request->data[0] = 'a';
+  request.reset();
+  WaitUntilTaken(0);
+  EXPECT_EQ(memory_.kept(), 0) << "what a client gives up is emptied";
 }
 
-// A claim ends with the wait, with what was asked for, and with the client.
-TEST_F(RegionSharesTest, WhoNoLongerWaitsLeavesTheRoomToOthers) {
-  RestartForTwo(16 * kPage);
-  std::string lost = MustCreate(one_, 16 * kPage);
-  RegionRef request = registry_->Find(lost, 0);
-  EXPECT_NE(WaitFor(other_, 8 * kPage), TimePoint());
-  registry_->RemoveClient(other_);
-  request.reset();
-  ASSERT_TRUE(registry_->Release(one_, lost).ok());
-  lost = MustCreate(one_, 16 * kPage);
-  request = registry_->Find(lost, 0);
-  const uint64_t second = registry_->AddClient(1);
-  EXPECT_NE(WaitFor(second, 8 * kPage), TimePoint());
-  clock_.Advance(kReturnWait);
-  EXPECT_EQ(WaitFor(second, 8 * kPage), TimePoint());
-  request.reset();
-  ASSERT_TRUE(registry_->Release(one_, lost).ok());
-  MustCreate(one_, 16 * kPage);
+TEST_F(RegionSharesTest, TheyGoWithTheirClient) {
+  MustCreate(one_, 8 * kPage);
+  EXPECT_TRUE(registry_->EndClient(one_));
+  registry_->RemoveClient(one_);
+  WaitUntilTaken(0);
+  EXPECT_EQ(memory_.kept(), 0);
+}
+
+TEST_F(RegionSharesTest, TheServersEndLeavesThemAsTheyAre) {
+  MustCreate(one_, 8 * kPage);
+  MustCreate(other_, 4 * kPage);
+  EXPECT_TRUE(registry_->EndClient(one_));
+  registry_.reset();
+  EXPECT_EQ(memory_.kept(), 12 * kPage);
+  EXPECT_EQ(memory_.mapped(), 0u);
 }
 
 }  // namespace

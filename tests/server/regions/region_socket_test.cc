@@ -283,66 +283,61 @@ TEST_F(RegionSocketTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
   EXPECT_TRUE(fs::exists(options_.path));
 }
 
-// Memory that comes only when the test lets it.
+// Memory that comes, or goes, only when the test lets it.
 class SlowMemory final : public RegionMemory {
  public:
-  explicit SlowMemory(RegionMemory& memory) : memory_(memory) {}
+  enum class When { kComes, kGoes };
+  explicit SlowMemory(RegionMemory& memory, When when = When::kComes)
+      : memory_(memory), when_(when) {}
   Result<RegionMapping> Map(int64_t bytes) override {
-    asked_.set_value();
-    released_.wait();
+    if (when_ == When::kComes) Wait();
     return memory_.Map(bytes);
   }
-  void Unlock(void* data, int64_t bytes) override { memory_.Unlock(data, bytes); }
+  void Unlock(void* data, int64_t bytes) override {
+    if (when_ == When::kGoes && !passed_) Wait();
+    memory_.Unlock(data, bytes);
+  }
   void Unmap(void* data, int64_t bytes, Pages pages) override { memory_.Unmap(data, bytes, pages); }
   int64_t page_bytes() const override { return memory_.page_bytes(); }
   void WaitUntilAsked() { asked_.get_future().wait(); }
   void Release() { release_.set_value(); }
 
  private:
+  void Wait() {
+    passed_ = true;
+    asked_.set_value();
+    released_.wait();
+  }
+
   RegionMemory& memory_;
+  const When when_;
+  bool passed_ = false;
   std::promise<void> asked_, release_;
   std::future<void> released_ = release_.get_future();
 };
 
-// Whoever waits for room that others must make, or for memory that is being closed, waits alone.
-TEST_F(RegionSocketTest, AClientThatWaitsForRoomKeepsNobodyElseWaiting) {
-  RegionLimits limits{{1, 1, 2}, 16 << 12, 16 << 12, 4};
+TEST_F(RegionSocketTest, AClientThatWaitsForMemoryKeepsNoOtherWaiting) {
+  RegionLimits limits{{1}, 16 << 12, 16 << 12, 4};
   limits.return_wait = std::chrono::hours(1);
-  RegionRegistry registry(limits, memory_, clock_, RandomToken);
-  options_.tenant_weights = limits.tenant_weights;
-  options_.identify = [](const std::string& token, const std::string&) -> Result<int> {
-    return std::stoi(token);
-  };
+  SlowMemory slow(memory_, SlowMemory::When::kGoes);
+  RegionRegistry registry(limits, slow, clock_, RandomToken);
   Result<std::unique_ptr<RegionSocket>> socket =
       RegionSocket::Start(options_, registry, logger_, clock_);
   ASSERT_TRUE(socket.ok());
-  const auto connect = [this](const char* tenant) {
-    auto client = std::make_unique<RegionClient>(options_.path);
-    v1::RegionRequest request;
-    request.mutable_identify()->set_token(tenant);
-    EXPECT_TRUE(client->Send(request.SerializeAsString()) && client->Receive().has_value());
-    return client;
-  };
-  const auto ask = [](RegionClient& client, uint64_t bytes) {
+  RegionClient waiting(options_.path), other(options_.path);
+  const auto ask = [&](uint64_t bytes) {
     v1::RegionRequest request;
     request.mutable_create()->set_bytes(bytes);
-    ASSERT_TRUE(client.Send(request.SerializeAsString()));
+    ASSERT_TRUE(waiting.Send(request.SerializeAsString()));
   };
-  const auto greedy = connect("0"), leaving = connect("1"), waiting = connect("2");
-  RegionRef request = registry.Find(greedy->Create(14 << 12)->token(), 0);
-  ASSERT_NE(request, nullptr);
-  ask(*leaving, 3 << 12);
-  ask(*waiting, 3 << 12);
-  while (registry.stats().displaced == 0) std::this_thread::yield();
-  ask(*waiting, 1);  // its later packets wait too
-  const auto third = connect("2");
-  const auto small = third->Create(1);
-  EXPECT_NE(registry.Find(small->token(), 2), nullptr);
-  leaving->Close();
-  while (registry.stats().clients != 3) std::this_thread::yield();
-  request.reset();  // wakes the socket's thread
+  ASSERT_TRUE(waiting.Release(waiting.Create(12 << 12)->token()).has_released());
+  slow.WaitUntilAsked();
+  ask(12 << 12);
+  ask(1);  // its later packets wait too
+  EXPECT_NE(other.Create(1), nullptr);
+  slow.Release();
   for (int n = 0; n < 2; ++n) {
-    const auto reply = waiting->Receive();
+    const auto reply = waiting.Receive();
     ASSERT_TRUE(reply.has_value() && reply->has_created()) << reply->error().message();
   }
   EXPECT_EQ(registry.stats().refused, 0);

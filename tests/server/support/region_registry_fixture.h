@@ -117,7 +117,7 @@ class RegionRegistryFixture : public ::testing::Test {
     };
     registry_ = std::make_unique<RegionRegistry>(limits, memory_, clock_, tokens);
   }
-  // Asks again for as long as room is being made.
+  // Asks again for as long as memory is being closed.
   Result<RegionRegistry::Created> Create(uint64_t client, uint64_t bytes) {
     for (;;) {
       TimePoint until = {};
@@ -144,9 +144,6 @@ class RegionRegistryFixture : public ::testing::Test {
   // What is being given back is: only a thread does it.
   void WaitUntilTaken(int64_t bytes) {
     while (taken() != bytes) std::this_thread::yield();
-  }
-  void WaitUntilKept(int64_t bytes) {
-    while (registry_->stats().kept_bytes != bytes) std::this_thread::yield();
   }
   int64_t taken() const {
     const RegionRegistry::Stats stats = registry_->stats();

@@ -41,11 +41,11 @@ class RegionSocketFixture : public ::testing::Test {
   void WaitForClients(int64_t clients) {
     while (registry_.stats().clients != clients) std::this_thread::yield();
   }
-  // What is being closed or unlocked is, and that much is left to clients.
-  void WaitUntilKept(int64_t bytes) {
+  // What is being closed is, and clients have so much.
+  void WaitUntilHeld(int64_t bytes) {
     for (;;) {
       const RegionRegistry::Stats stats = registry_.stats();
-      if (stats.changing_bytes == 0 && stats.kept_bytes == bytes) return;
+      if (stats.changing_bytes == 0 && stats.bytes == bytes) return;
       std::this_thread::yield();
     }
   }
@@ -53,7 +53,7 @@ class RegionSocketFixture : public ::testing::Test {
     WaitForClients(0);
     for (;;) {
       const RegionRegistry::Stats stats = registry_.stats();
-      if (stats.bytes + stats.changing_bytes + stats.kept_bytes == 0) return;
+      if (stats.bytes + stats.changing_bytes == 0) return;
       std::this_thread::yield();
     }
   }
