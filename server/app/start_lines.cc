@@ -41,7 +41,7 @@ std::string Count(int64_t number, const std::string& thing) {
   return std::to_string(number) + " " + thing + (number == 1 ? "" : "s");
 }
 
-// What of the memory budget each tenant has to itself.
+// Logs the part of the memory budget that each tenant has to itself.
 void LogParts(const Config& config, Logger& logger) {
   const TenantParts parts = DivideByWeight(config.memory_budget_bytes, config.tenants.weights(),
                                            RangeAllocator::kUnitBytes);
@@ -49,8 +49,8 @@ void LogParts(const Config& config, Logger& logger) {
   for (size_t i = 0; i < parts.own.size(); ++i) {
     of_tenants.push_back(config.tenants.list()[i].name + " " + RoundByteSize(parts.own[i]));
   }
-  logger.info("memory of one tenant alone: {}; of whoever comes first: {}",
-              fmt::join(of_tenants, ", "), RoundByteSize(parts.common));
+  logger.info("memory of one tenant alone: {}; in common: {}", fmt::join(of_tenants, ", "),
+              RoundByteSize(parts.common));
 }
 
 const char* OnOff(bool on) { return on ? "on" : "off"; }
