@@ -97,7 +97,7 @@ class LimitStats final : public prometheus::Collectable {
   const Tenants tenants_;
 };
 
-// attend_sessions, attend_sessions_created_total, _expired_total, _displaced_total,
+// attend_sessions, attend_sessions_created_total, _expired_total,
 // _evictions_total, _evicted_bytes_total, _evicted_idle_seconds,
 // attend_session_appended_tokens_total{tenant}, attend_session_memory_bytes{device,state} and
 // attend_session_tenant_bytes{device,tenant}; zeros without a table.

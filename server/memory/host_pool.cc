@@ -65,7 +65,7 @@ HostPool::~HostPool() {
   allocator_.Free(memory_, budget_bytes_);
 }
 
-// What others use is told by the metrics.
+// The message does not tell what others use: the metrics do.
 Status HostPool::Refusal(int tenant, int64_t bytes) const {
   const int64_t own_bytes = division_.own[tenant];
   return ResourceExhausted(

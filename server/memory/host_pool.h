@@ -63,7 +63,7 @@ class HostPool {
   // A block of at least `bytes` (0 gives an empty block), of the tenant's own part as long as that
   // has room. RESOURCE_EXHAUSTED names bytes and budget.
   Result<HostBlock> Take(int tenant, int64_t bytes);
-  // What is for the tenant alone; 0 where there is no other.
+  // The tenant's own part; 0 where there is no other tenant.
   int64_t own_bytes(int tenant) const { return division_.own[tenant]; }
   // The largest block that a tenant can ever have, and whether it can have two such blocks.
   int64_t block_bytes_max() const { return division_.common; }  // no tenant has more alone

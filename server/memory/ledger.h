@@ -53,7 +53,7 @@ class Ledger {
   // The tenant's own part, and the most that it can hold while no other holds anything.
   int64_t own(int tenant) const { return parts_.own[tenant]; }
   int64_t most(int tenant) const { return parts_.own[tenant] + parts_.common; }
-  // What the tenant holds of the common rest.
+  // How much the tenant holds of the common rest.
   int64_t Beyond(int tenant) const {
     return std::max<int64_t>(0, held_[tenant] - parts_.own[tenant]);
   }

@@ -33,7 +33,7 @@ class UploadBudget {
     std::unique_ptr<UploadBudget, Returner> share_;
   };
 
-  // Of `budget_bytes`, uploads may hold three quarters.
+  // Uploads may hold three quarters of `budget_bytes`.
   UploadBudget(int64_t budget_bytes, const TenantWeights& tenant_weights);
   UploadBudget(const UploadBudget&) = delete;
   UploadBudget& operator=(const UploadBudget&) = delete;

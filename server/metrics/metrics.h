@@ -41,7 +41,7 @@ enum class Rejection {
   kUnknownMethod,
   kSessions,  // no room for a session, or for what it would hold
   kRegions,   // its tenant has as many regions of the Open Inference Protocol as it may
-  // Of callers (server/auth):
+  // About callers (server/auth):
   kNoCredentials,
   kUnknownCaller,
   kExpired,

@@ -147,7 +147,7 @@ Status RegionSocket::CheckPlace(int tenant) const {
                            std::to_string(places_.own(tenant)));
 }
 
-// Where nobody asks who calls, a token is taken and not looked at.
+// Where callers are not authenticated, a token is taken and not looked at.
 v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identify& request) {
   v1::RegionReply reply;
   reply.mutable_identified();

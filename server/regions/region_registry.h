@@ -53,8 +53,8 @@ struct RegionLimits {
   int64_t bytes_max = int64_t{4} << 30;
   int64_t client_bytes_max = int64_t{4} << 30;
   int64_t client_regions_max = 64;  // lent ones too, whose bytes are not counted
-  // What tenants may have besides; null: no such limits. Must outlive the registry. What is no
-  // tenant's counts as the first one's, like calls that name none.
+  // Tenants' limits besides; null: there are none. Must outlive the registry. Regions without a
+  // tenant count as the first one's, like calls that name none.
   TenantLimits* tenants = nullptr;
   // How long a client may wait for regions that are being closed.
   Duration return_wait = std::chrono::seconds(3);
@@ -133,9 +133,9 @@ class RegionRegistry {
     TimePoint waits_since = {};    // none: it waits for no room
   };
   using Regions = std::unordered_map<std::string, std::shared_ptr<SharedRegion>>;
-  // What is no tenant's counts as the first one's.
+  // Regions without a tenant count as the first one's.
   static int TenantOf(int tenant) { return tenant < 0 ? 0 : tenant; }
-  // What a region that is being made has of its tenant's limits.
+  // The part of its tenant's limits that a region has while it is being made.
   struct TenantHold {
     CountHold bytes;                        // as long as its memory is there
     int tenant = SharedRegion::kAnyTenant;  // whose it is
@@ -174,14 +174,14 @@ class RegionRegistry {
   std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
   uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
   Ledger ledger_ ATTEND_GUARDED_BY(mutex_);  // bytes of host memory, until they are closed
-  Stats stats_ ATTEND_GUARDED_BY(mutex_);    // but for clients and changing_bytes
+  Stats stats_ ATTEND_GUARDED_BY(mutex_);    // except clients and changing_bytes
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   // From the first unreaped region until the last one's bytes are free.
   bool reaping_ ATTEND_GUARDED_BY(mutex_) = false;
   // While reaping_: when returning the current one began.
   TimePoint reaping_since_ ATTEND_GUARDED_BY(mutex_);
   std::function<void()> on_closed_ ATTEND_GUARDED_BY(mutex_);
-  // What to call when a lent region is closed, by token.
+  // Called when a lent region is closed, by token.
   std::unordered_map<std::string, std::function<void()>> closed_ ATTEND_GUARDED_BY(mutex_);
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   std::thread thread_;

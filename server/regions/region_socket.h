@@ -48,7 +48,7 @@ class RegionSocket {
     // By which those are divided; what the tenants may have besides, or null.
     TenantWeights tenant_weights;
     TenantLimits* limits = nullptr;
-    // The tenant of whoever has the token, speaking for `tenant` if that is not empty. Set: each
+    // The tenant of the token's caller, speaking for `tenant` if that is not empty. Set: each
     // connection must say who it is before anything else. Empty: all regions are for any tenant.
     std::function<Result<int>(const std::string& token, const std::string& tenant)> identify = {};
     // With it: called when a connection asked for something else, or for nothing, before it said
@@ -56,7 +56,7 @@ class RegionSocket {
     std::function<void()> on_nobody = {};
     // With it: another number once what it says may be something else.
     std::function<uint64_t()> generation = {};
-    // How long a connection may take for that. Meanwhile a newer one may take its place.
+    // How long a connection may take for that. Until then a newer one may take its place.
     Duration identify_time = std::chrono::seconds(10);
   };
 
@@ -83,14 +83,14 @@ class RegionSocket {
   };
   struct Connection {
     UniqueFd socket;
-    uint64_t client = 0;  // 0: nobody knows who it is
+    uint64_t client = 0;  // 0: it has not said who it is
     uid_t user = 0;
     TimePoint since = {};
     // One of these must be answered before anything else is read.
     bool releasing = false;
     std::optional<Wait> wait = {};
     bool busy() const { return releasing || wait; }
-    // Where somebody asks: what it said, for whom, and when that was looked at last.
+    // With `identify`: what it said, for whom, and when that was looked at last.
     v1::Identify said = {};
     int tenant = 0;
     uint64_t generation = 0;
@@ -116,7 +116,8 @@ class RegionSocket {
   void Accept();
   // The user of the peer's process, if it may connect.
   Result<uid_t> CheckPeer(int socket);
-  // Ends the oldest connection that nobody knows, of that user or of any. False: there is none.
+  // Ends the oldest connection that has not said who it is, of that user or of any. False: there
+  // is none.
   bool EndUnknown(std::optional<uid_t> user);
   // Ends those that are no longer who they said.
   void EndRevoked();

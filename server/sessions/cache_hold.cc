@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What requests do with sessions: they hold caches, append to them and let them go.
+// Requests on sessions: they hold caches, append to them and let them go.
 
 #include "server/sessions/cache_hold.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 std::string NameOf(int64_t index) { return "sessions[" + std::to_string(index) + "]"; }
 
-// What the client has appended may have been evicted: then it asks for an append, or a length, that
+// The client's last tokens may have been evicted: then it asks for an append, or a length, that
 // ends after the layer's last token.
 Status WrongLength(const Layer& layer, const CacheUse& use, int64_t new_rows,
                    const std::string& name) {
@@ -198,7 +198,7 @@ Status SessionTable::CheckHold(CacheHold& hold) {
 Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
                              CacheRefusal* refusal) {
   const size_t count = hold.sessions_.size();
-  // What is large is allocated before anything is changed, and may fail.
+  // Large allocations, which may fail, are made before anything is changed.
   int64_t needed = 0;
   std::vector<size_t> own(count);
   for (size_t n = 0; n < count; ++n) {

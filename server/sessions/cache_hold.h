@@ -3,8 +3,8 @@
 // A request's lease on the sessions it reads or appends to. A hold is made by SessionTable::Hold,
 // which takes no memory, but renews the leases; once the request has been admitted, Reserve takes
 // the pages of what is appended. From then on the pages stay as they are until End: what is
-// truncated or freed meanwhile stays where the request reads it, and nothing of it is evicted. Rows
-// that are appended count only once the hold is committed, those of all sequences at once.
+// truncated or freed until then stays where the request reads it, and nothing of it is evicted.
+// Rows that are appended count only once the hold is committed, those of all sequences at once.
 //
 //   held --1--> reserved --2--> committed
 //     |             |               |
@@ -13,7 +13,7 @@
 //   1  Reserve, if OK: the hold has its pages and reads each layer. If it appends, no other append
 //      and no truncation may begin.
 //   2  Commit: the new rows are the sessions', and others may append. Those of a session that was
-//      freed meanwhile go with the hold.
+//      freed since go with the hold.
 //   3  End: the hold no longer uses the sessions. Pages whose rows were not committed go at once.
 //
 // Used by one thread at a time.
@@ -34,7 +34,7 @@ namespace attend {
 
 class SessionTable;
 
-// What one sequence of a request uses.
+// The session and layer that one sequence of a request uses.
 struct CacheUse {
   std::string session;
   int64_t layer = 0;
@@ -42,7 +42,7 @@ struct CacheUse {
   std::string append_id;  // chosen by the client; empty: an append cannot be asked for again
 };
 
-// What programs need to know of a refusal.
+// A refusal's details for programs.
 struct CacheRefusal {
   std::vector<int64_t> lengths =
       {};                     // of all sequences' layers, if one was wrong; -1: no such layer

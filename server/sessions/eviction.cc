@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is evicted from a tree of pages, and what is always true of it.
+// Evicting pages from a tree of them, and the check of what is always true of it.
 
 #include <algorithm>
 #include <cassert>
@@ -104,7 +104,7 @@ void PageTree::Evict(Branch& branch, int tenant, const std::function<int64_t()>&
   Update(branch);
 }
 
-// Of one branch: all that it says of itself and those after it.
+// Whether all that one branch says of itself, and of those after it, is true.
 bool PageTree::Consistent(const Branch& branch) const {
   int64_t children = 0, blockers = 0, bytes = 0;
   const Branch* previous = nullptr;

@@ -76,7 +76,7 @@ PageNumber PagePool::TakeOne(int64_t page_bytes) {
 }
 
 void PagePool::Open(int64_t slab, int64_t page_bytes) {
-  // What may fail comes first.
+  // Steps that may fail come first.
   const int64_t count = PagesOf(page_bytes);
   Slab opened;
   opened.page_bytes = page_bytes;

@@ -15,20 +15,20 @@
 //        /    \                                                                             .
 //   [5, 5)    [5, 9)                   two leaves: forks that have 5 pages in common
 //
-// Who may have how many pages is the ledger's to say. What is idle may be evicted: a branch from
+// The ledger says which tenant may have how many pages. An idle branch may be evicted: one from
 // which no other goes on, which no request reads and which no session that is pinned or in use ends
-// with; of the needy tenant's own, or of a tenant that holds more than its own part, and then only
-// what is beyond it. It loses pages from its end, of all layers alike; the one that was used
-// longest ago goes first. What many have in common was used when the last of them was, and goes
-// after all that follows it. A session is not told: its leaf is empty then, and Settle says where
-// it ends now.
+// with. It is the needy tenant's own, or that of a tenant that holds more than its own part, and
+// then only what is beyond it may go. It loses pages from its end, of all layers alike; the one
+// that was used longest ago goes first. What many have in common was used when the last of them
+// was, and goes after all that follows it. A session is not told: its leaf is empty then, and
+// Settle says where it ends now.
 //
 // A branch costs its tenant's tables nothing but its pages' entries: a session's room there has
 // room for its leaf and one branch before it, and there are never more, as each has two after it.
 //
 // Not thread-safe: under the session table's lock. Unless a line says otherwise, a call is
 // O(log n) in the number of branches and O(1) in pages beside those that it gives, takes or moves.
-// What may fail for want of memory comes before anything is changed.
+// Steps that may fail for want of memory come before anything is changed.
 
 #pragma once
 
@@ -133,7 +133,7 @@ class PageTree {
   void Leave(Branch& leaf);
   // Finds out what eviction has left of what comes before an empty leaf.
   void Settle(Branch& leaf);
-  // What is appended has been taken. After Reserve for as many it takes no memory.
+  // The pages that are appended have been taken. After Reserve for as many it takes no memory.
   static void Reserve(Branch& leaf, size_t layer, int64_t more);
   void Append(Branch& leaf, size_t layer, std::span<const PageNumber> pages);
   // A list that needs less than half of its memory moves to less, if it can.
@@ -145,7 +145,7 @@ class PageTree {
   void Unpin(Branch& branch);
   void Touch(Branch& leaf, TimePoint now);
 
-  // Of a leaf that is settled: the pages of a layer, which page is where, and all of them. Both of
+  // For a leaf that is settled: the pages of a layer, which page is where, and all of them. Both of
   // the latter are O(depth).
   static int64_t PagesOf(const Branch& leaf, size_t layer) {
     return leaf.begin + std::ssize(leaf.pages[layer]);

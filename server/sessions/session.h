@@ -72,11 +72,11 @@ struct Session {
   int64_t longest() const;  // the length of its longest layer
 };
 
-// What counts towards a table's memory for a session without its pages: with its leaf and a branch
+// The part of a table's memory that a session without its pages takes, with its leaf and a branch
 // before it.
 int64_t FixedBytes(int64_t layers);
 
-// What a session is made as, and what is said of it.
+// How a session is made, and what is said of it.
 struct SessionSpec {
   int device = 0;
   std::vector<LayerShape> layers;

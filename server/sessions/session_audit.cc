@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is always true of all sessions. It is found out from what each of them, and each hold, fork
-// and truncation under way, really has, so that a page that is lost, or given back while something
+// Checks what is always true of all sessions, by what each of them, and each hold, fork and
+// truncation under way, really has, so that a page that is lost, or given back while something
 // still has it, is seen with the operation that does it.
 
 #include <algorithm>
@@ -26,7 +26,7 @@ bool SessionTable::ConsistentLocked() const {
   }
 }
 
-// What holds and cuts have taken is in no branch yet.
+// Pages that holds and cuts have taken are in no branch yet.
 bool SessionTable::PagesAddUp() const {
   const size_t tenants = options_.tenant_weights.size();
   std::vector<std::vector<std::vector<PageNumber>>> taken(

@@ -2,7 +2,7 @@
 //
 // Forks and truncations. Both cut a sequence after some tokens. The page that the cut goes through
 // will be written to, so a session that shares it needs a copy. The copies are made while the table
-// is not locked, in three steps: take pages, copy, finish. Meanwhile the origin's leaf is pinned,
+// is not locked, in three steps: take pages, copy, finish. In between, the origin's leaf is pinned,
 // so that what is copied stays as it is. No layer of a session that is truncated may be appended to
 // (`changing`), but its pages may be read, and come to be shared: so if one of its pages is copied,
 // all that it cuts are.
@@ -81,7 +81,7 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   Session& origin = **found;
   const int64_t whole = origin.length();
   if (!length && origin.longest() > whole) {
-    // What sessions have in common they have of all layers alike (page_tree.h).
+    // Sessions have the same pages of all layers in common (page_tree.h).
     return Status(Code::kFailedPrecondition,
                   "length is not given, but the session's layers have " + std::to_string(whole) +
                       " to " + std::to_string(origin.longest()) + " tokens: give one in [0, " +
@@ -101,7 +101,7 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   return ForkLayers(kept, cut, refusal);
 }
 
-// Of each size all at once. If there is no memory, what is missing is told for the sizes that
+// Takes all of one size at once. If there is no memory, what is missing is told for the sizes that
 // follow too.
 Status SessionTable::TakeCopies(const CopyLayers& layers, int64_t length, Cut& cut,
                                 CacheRefusal* refusal) {
@@ -145,7 +145,7 @@ Status SessionTable::ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal)
   return TakeCopies(copied, length, cut, refusal);
 }
 
-// What throws here has changed nothing that the next call does not see.
+// A step that throws here has changed nothing that the next call does not see.
 Result<SessionInfo> SessionTable::EndFork(Cut& cut, Status status) {
   const MutexLock lock(mutex_);
   if (cut.origin == nullptr) return status;
@@ -231,7 +231,7 @@ Status SessionTable::CopyShared(int64_t length, Cut& cut, CacheRefusal* refusal)
   return TakeCopies(cuts, length, cut, refusal);
 }
 
-// What is copied ends before the page that the cut goes through.
+// The copy ends before the page that the cut goes through.
 void SessionTable::CutLayers(int64_t length, Cut& cut) {
   Session& session = *cut.origin;
   PageTree& tree = TreeOf(session);

@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-// A lease ends at most so much late, if nobody names or uses its session.
+// A lease ends at most so much late, if no call names or uses its session.
 constexpr std::chrono::seconds kExpireInterval(1);
 
 // Debug builds poison what becomes free with NaN in every dtype: an answer that read it shows it.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an operator does to sessions, whoever's they are.
+// An operator's actions on the sessions of all tenants.
 
 #include <cassert>
 #include <thread>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a table of sessions is made with.
+// The options of a table of sessions.
 
 #pragma once
 
@@ -34,7 +34,7 @@ struct SessionOptions {
   TenantWeights tenant_weights;
   int64_t table_bytes_max = int64_t{1} << 60;  // host memory that says which pages whose are
   TenantLimits* limits = nullptr;  // what tenants may have besides; null: no such limits
-  // What ends many sessions lets others have their turn after so many pages.
+  // A call that ends many sessions lets others have their turn after so many pages.
   int64_t pages_slice = int64_t{1} << 18;
 };
 

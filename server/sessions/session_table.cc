@@ -186,7 +186,7 @@ void SessionTable::Update(const Session& session, SessionInfo& info) const {
     const Layer& layer = session.layers[n];
     info.layer_lengths[n] = layer.length;
     info.bytes += PageTree::PagesOf(*session.leaf, n) * layer.layout.page_bytes;
-    // What comes before its leaf others have too.
+    // Others have the pages before its leaf too.
     info.shared_bytes += session.leaf->begin * layer.layout.page_bytes;
   }
 }

@@ -16,7 +16,7 @@
 //
 //   1  In use while it has a hold (cache_hold.h) or is being truncated. Nothing in use is evicted,
 //      and nothing of a pinned session.
-//   2  Free; or the lease is over. Its pages go, but for those that others have too.
+//   2  Free; or the lease is over. Its pages go, except those that others have too.
 //   3  Free: it is not found any more. Its pages stay as long as they are read.
 //   4  Its last use has ended.
 //
@@ -98,7 +98,7 @@ class SessionTable {
   };
   // At most `count_max` of the tenant's, by id, from the first after `after` on.
   Listed List(int tenant, const std::string& after, int64_t count_max);
-  // For an operator, whoever's they are. As List, of every tenant.
+  // For an operator: sessions of all tenants. As List, of every tenant.
   Listed ListAll(const std::string& after, int64_t count_max);
   // Whether there was one with this id.
   bool FreeAny(const std::string& id);
@@ -133,7 +133,7 @@ class SessionTable {
   PageTree::Stats memory(int device) const;
   // The pages in use, by tenant.
   std::vector<int64_t> tenant_bytes(int device) const;
-  // What counts towards SessionOptions::table_bytes_max.
+  // The bytes that count towards SessionOptions::table_bytes_max.
   int64_t table_bytes() const;
   // Whether everything adds up: each page is free, or one branch, hold or truncation has it, and
   // all sums are those of what is there. Debug builds ask after every change.
@@ -163,7 +163,7 @@ class SessionTable {
   // To be used: its lease is renewed.
   Result<SessionRef> Find(int tenant, const std::string& id) ATTEND_REQUIRES(mutex_);
   SessionInfo InfoOf(const Session& session) const ATTEND_REQUIRES(mutex_);
-  // What may have changed since InfoOf. Takes no memory.
+  // Sets again what may have changed since InfoOf. Takes no memory.
   void Update(const Session& session, SessionInfo& info) const ATTEND_REQUIRES(mutex_);
   // The next of one tenant's sessions, or of all; null: there is none.
   Session* After(std::optional<int> tenant, const std::string& last) const ATTEND_REQUIRES(mutex_);
@@ -182,7 +182,7 @@ class SessionTable {
   // Whether there may be more.
   bool ExpireLocked() ATTEND_REQUIRES(mutex_);
   bool ExpireSlice();
-  // Of the tenant's sessions after `last`, which it moves on.
+  // For the tenant's sessions after `last`, which it moves on.
   bool FreeSlice(int tenant, std::string& last, int64_t& freed);
   bool EvictSlice(int tenant, bool pinned, std::string& last, Evicted& evicted);
   // Takes pages for a session, and evicts others for it. `refusal` is told what is missing.
@@ -235,7 +235,7 @@ class SessionTable {
                   bool& there) const ATTEND_REQUIRES(mutex_);
   Status CheckFits(const CacheHold& hold) const ATTEND_REQUIRES(mutex_);
   Status FillHold(int tenant, int64_t new_rows, CacheHold& hold) ATTEND_REQUIRES(mutex_);
-  // What `refusal` says of a request that ends with `status`.
+  // Sets what `refusal` says of a request that ends with `status`.
   void Explain(const Status& status, int tenant, std::span<const CacheUse> uses,
                CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   Status ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal);
@@ -256,7 +256,7 @@ class SessionTable {
   std::map<std::string, SessionRef> sessions_ ATTEND_GUARDED_BY(mutex_);
   std::map<std::pair<int, std::string_view>, Session*> by_tenant_ ATTEND_GUARDED_BY(mutex_);
   Leases leases_ ATTEND_GUARDED_BY(mutex_);
-  // What uses sessions now.
+  // The holds and cuts that use sessions now.
   std::set<const CacheHold*> holds_ ATTEND_GUARDED_BY(mutex_);
   std::set<const Cut*> cuts_ ATTEND_GUARDED_BY(mutex_);
   Stats stats_ ATTEND_GUARDED_BY(mutex_);

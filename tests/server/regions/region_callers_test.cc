@@ -56,7 +56,7 @@ TEST_F(RegionCallersTest, WhoDoesNotSayWhoItIsMakesRoom) {
   EXPECT_NE(known.Create(1), nullptr);
 }
 
-// Of 4 places one is for each tenant alone.
+// Each tenant has one of 4 places alone.
 TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsOwnPlaces) {
   options_.connections_max = 4;
   options_.identify = TenantOf;

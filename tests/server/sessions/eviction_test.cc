@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What requests that run, and their tenants, mean for what is evicted. How pages go that several
-// sessions share is in page_tree_test.
+// How requests that run, and their tenants, bear on evictions. How pages go that several sessions
+// share is in page_tree_test.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

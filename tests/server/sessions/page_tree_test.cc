@@ -48,7 +48,7 @@ class PageTreeTest : public ::testing::Test {
     tree_.Unpin(leaf);
     --pins_;
   }
-  // Of each layer.
+  // In each layer.
   int64_t Pages(Branch& leaf) {
     tree_.Settle(leaf);
     EXPECT_EQ(PageTree::PagesOf(leaf, 0), PageTree::PagesOf(leaf, 1));

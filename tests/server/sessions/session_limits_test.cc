@@ -128,7 +128,7 @@ TEST_F(SessionLimitsTest, WhatAForkOrATruncationMissesIsTold) {
   EXPECT_EQ(truncation.missing_bytes, 2 * kPageBytes);
 }
 
-// They are never idle, but take from nobody.
+// They are never idle, but take nothing from other tenants.
 TEST_F(SessionLimitsTest, PinnedSessionsGrowAsFarAsOthers) {
   const std::string pinned = Make(0, 12 * kRows, true);
   EXPECT_EQ(Append(0, Make(0), 0, 1).code(), Code::kResourceExhausted);

@@ -25,7 +25,7 @@ using test::kShape;
 
 class SessionRoomTest : public test::TwoTenantsTest {};
 
-// Of 8 places, 2 are for each tenant alone, and 4 in common.
+// Each tenant has 2 of 8 places alone, and 4 are in common.
 TEST_F(SessionRoomTest, EachTenantHasPlacesOfItsOwn) {
   std::vector<CacheUse> uses;
   for (int n = 0; n < 6; ++n) uses.push_back({Make(0, 1, n == 0), 0, 1, ""});

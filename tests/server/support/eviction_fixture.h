@@ -15,7 +15,7 @@
 
 namespace attend::test {
 
-// Of 16 pages, 4 are for each tenant alone, and 8 in common.
+// Each tenant has 4 of 16 pages alone, and 8 are in common.
 class EvictionTest : public test::TwoTenantsTest {
  protected:
   std::string Fork(int tenant, const std::string& id, int64_t tokens, int64_t more = 0) {

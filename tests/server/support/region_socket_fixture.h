@@ -41,7 +41,7 @@ class RegionSocketFixture : public ::testing::Test {
   void WaitForClients(int64_t clients) {
     while (registry_.stats().clients != clients) std::this_thread::yield();
   }
-  // What is being closed is, and clients have so much.
+  // Waits until all that is being closed is closed, and clients have so much.
   void WaitUntilHeld(int64_t bytes) {
     for (;;) {
       const RegionRegistry::Stats stats = registry_.stats();

@@ -108,7 +108,7 @@ class SessionHistory {
   // Without `rows`: as many as lead to the end of the first layer's page, or one more or less.
   Request MakeRequest(Model& first, std::optional<int64_t> rows, int64_t len_q);
   void Judge(Request& request, const v1::AttendResponse& response);
-  // The rows are the sessions'; those that were freed meanwhile have none.
+  // The rows are the sessions'; those that have been freed have none.
   void Append(const Request& request);
   void AskAgain(Request& request, const v1::AttendResponse& first);
   // While a request of these sessions is under way.

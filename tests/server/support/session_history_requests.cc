@@ -377,7 +377,7 @@ void SessionHistory::EndInFlight(Request& request, const grpc::Status& status,
     if (!sessions_.contains(use.id)) continue;
     const grpc::Status found = calls(request.tenant).Get(use.id, now);
     if (!found.ok()) continue;             // the device is lost, and its sessions with it
-    if (request.step.rows == 0) continue;  // it may have been cut meanwhile
+    if (request.step.rows == 0) continue;  // it may have been cut since
     const int64_t length = now.layer_lengths(static_cast<int>(use.layer));
     const int64_t longer = request.step.problem.spec.kv_lengths[n];
     EXPECT_TRUE(length == longer || length == longer - request.step.rows) << length;

@@ -158,9 +158,9 @@ class TableHistory {
   void Reserve(OpenRef open);
   // The hold has its pages, for the tokens that its sessions have now.
   void TakeTokens(Open& open);
-  // Reserve was refused; but for memory, `code` was to be expected.
+  // Reserve was refused. Unless for want of memory, `code` was to be expected.
   void CloseRefused(OpenRef open, const Status& status, Code code, const CacheRefusal& refusal);
-  // What others have lost to that tenant.
+  // Notes the tokens that others have lost to that tenant.
   void NoteEvicted(int tenant, int device);
   void Commit(Open& open);
   void Close(OpenRef open);
