@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cassert>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,7 +34,8 @@ enum class Code {
 // "INVALID_ARGUMENT" and so on.
 std::string_view CodeName(Code code);
 
-// OK, or a code and a message that names the field, the value and the bound.
+// OK, or a code and a message that names the field, the value and the bound. A program that counts
+// its refusals may give a status a reason of its own numbering; 0: none.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -44,10 +46,13 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
+  uint8_t reason() const { return reason_; }
+  void set_reason(uint8_t reason) { reason_ = reason; }
   std::string ToString() const;
 
  private:
   Code code_ = Code::kOk;
+  uint8_t reason_ = 0;
   std::string message_;
 };
 

@@ -77,11 +77,11 @@ std::optional<gid_t> FindGroup(const std::string& group) {
 }
 
 // The most that the shared memory's socket may have. Of callers that have said who they are there
-// may be as many again, and of those that made room for others, too.
+// may be as many again.
 int64_t RegionConnections(const Config& config) {
   if (!config.shared_memory) return 0;
   const int connections_max = MakeSharedMemoryOptions(config).socket.connections_max;
-  return connections_max * (config.tokens.empty() ? 1 : 3);
+  return connections_max * (config.tokens.empty() ? 1 : 2);
 }
 
 }  // namespace

@@ -44,7 +44,9 @@ bool SocketsArePrivate(const Config& config) {
 }
 
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config) {
-  const TenantWeights weights = config.tenants.weights();
+  TenantWeights weights = config.tenants.weights();
+  // Without tokens, the socket's clients are no tenant's, and one has all.
+  if (config.tokens.empty()) std::fill(weights.begin() + 1, weights.end(), 0);
   return {.socket = {.path = config.shared_memory_socket.empty() ? DefaultSocketPath()
                                                                  : config.shared_memory_socket,
                      .any_user = config.shared_memory_any_user,

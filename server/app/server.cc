@@ -113,9 +113,8 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   LockReceiveMemory(receive_blocks);
   workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
   reader_ = std::make_unique<RequestReader>(
-      *engine_, *workers_, metrics_, clock_, MakeReaderLimits(config_, receive_memory_.get()),
-      limits_, shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(),
-      sessions());
+      *engine_, *workers_, clock_, MakeReaderLimits(config_, receive_memory_.get()), limits_,
+      shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), sessions());
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
   answers_ =
       std::make_unique<AnswerWatch>(WriteTimeout(config_), clock_, [this](const std::string& peer) {

@@ -10,6 +10,7 @@
 #include "kernels/contract/cost.h"
 #include "kernels/util/trace_range.h"
 #include "server/engine/least_refusal.h"
+#include "server/util/rejection.h"
 #include "server/util/thresholds.h"
 
 namespace attend {
@@ -21,8 +22,6 @@ double CostMax(const EngineOptions& options, const DeviceInfo& info) {
       options.request_cost_max.value_or(thresholds::kRequestSecondsMax * CostPerSecond(info));
   return max > 0 ? max : std::numeric_limits<double>::infinity();
 }
-
-Status DrainingStatus() { return Unavailable("the server is draining and takes no new requests"); }
 
 }  // namespace
 
@@ -110,7 +109,7 @@ int64_t Engine::lost_devices() const {
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
                                 int64_t input_bytes, int64_t output_bytes, int tenant, int pinned,
                                 Pass pass) {
-  if (draining()) return DrainingStatus();
+  if (draining()) return Draining();
   Admission admission;
   // Counted first: a device lost meanwhile makes the candidates stale.
   admission.placement.candidates_lost = lost_devices();
@@ -150,11 +149,8 @@ bool Engine::MayCheck(const Request& request) const {
 }
 
 Status Engine::CheckSubmit(const Request& request) const {
-  if (draining()) return DrainingStatus();
-  if (request.deadline != kNever && request.deadline <= clock_.Now()) {
-    return Status(Code::kDeadlineExceeded, "the deadline had passed when the request arrived");
-  }
-  return Status();
+  if (draining()) return Draining();
+  return CheckArrival(request.deadline, clock_.Now());
 }
 
 Status Engine::Submit(std::unique_ptr<Request>& request) {

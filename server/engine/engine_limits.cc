@@ -9,6 +9,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/least_refusal.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/rejection.h"
 
 namespace attend {
 
@@ -33,10 +34,11 @@ Status Engine::PlanCheck(Request& request) {
     metrics_.RecordCheck(CheckResult::kSkipped, request.transport);
     return Status();
   }
-  request.check = AnswerCheck::kSkipped;  // it has no place, and its refusal is told by that
+  request.check = AnswerCheck::kSkipped;
   metrics_.RecordCheck(CheckResult::kRefused, request.transport);
-  return ResourceExhausted("check: " + std::to_string(options_.checker.places_max) +
-                           " requests wait for their reference check, the limit (max-checks)");
+  return ResourceExhausted(Rejection::kChecks,
+                           "check: " + std::to_string(options_.checker.places_max) +
+                               " requests wait for their reference check, the limit (max-checks)");
 }
 
 void Engine::CheckDone(std::unique_ptr<Request> request) {

@@ -22,12 +22,10 @@ class LeastRefusal {
     if (!status_.ok() && rank >= rank_) return;
     status_ = std::move(status);
     rank_ = rank;
-    late_ = refusal.late;
     retry_after_ms_ = refusal.retry_after_ms;
   }
   // OK if none was added.
   Status Tell(Refusal& refusal) const {
-    refusal.late = late_;
     refusal.retry_after_ms = retry_after_ms_;
     return status_;
   }
@@ -41,7 +39,6 @@ class LeastRefusal {
 
   Status status_;
   int64_t rank_ = 0;
-  bool late_ = false;
   int64_t retry_after_ms_ = 0;
 };
 

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <string>
 
+#include "server/util/rejection.h"
+
 namespace attend {
 namespace {
 
@@ -82,9 +84,10 @@ Status TenantLimits::CheckCount(Tenant& tenant, Limit limit, int64_t amount) {
   if (FitsLocked(tenant, limit, amount)) return Status();
   ++tenant.refused[Index(limit)];
   const std::string more = amount == 1 ? "" : " and asks for " + std::to_string(amount) + " more";
-  return ResourceExhausted("tenant limit " + std::string(LimitKey(limit)) + ": the tenant has " +
-                           std::to_string(tenant.used[Index(limit)]) + more +
-                           ", may have at most " + std::to_string(tenant.bounds[limit]));
+  return ResourceExhausted(Rejection::kTenantLimit,
+                           "tenant limit " + std::string(LimitKey(limit)) + ": the tenant has " +
+                               std::to_string(tenant.used[Index(limit)]) + more +
+                               ", may have at most " + std::to_string(tenant.bounds[limit]));
 }
 
 Status TenantLimits::CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket, int64_t own,
@@ -96,11 +99,12 @@ Status TenantLimits::CheckRate(Tenant& tenant, Limit limit, const TokenBucket& b
   hold.retry_after_ms_ = std::chrono::ceil<milliseconds>(wait) / milliseconds(1);
   const Rate& rate = bucket.rate();
   return ResourceExhausted(
+      Rejection::kTenantLimit,
       "tenant limit " + std::string(LimitKey(limit)) + ": the tenant has taken " +
-      std::to_string(bucket.Missing(now) - rate.burst) + " more than its burst of " +
-      std::to_string(rate.burst) + ", may take " + std::to_string(rate.per_second) +
-      (limit == Limit::kBytes ? " bytes" : " FLOPs of cost") + " a second; it may come again in " +
-      std::to_string(hold.retry_after_ms_) + " ms");
+          std::to_string(bucket.Missing(now) - rate.burst) + " more than its burst of " +
+          std::to_string(rate.burst) + ", may take " + std::to_string(rate.per_second) +
+          (limit == Limit::kBytes ? " bytes" : " FLOPs of cost") +
+          " a second; it may come again in " + std::to_string(hold.retry_after_ms_) + " ms");
 }
 
 Status TenantLimits::CheckRates(Tenant& tenant, TimePoint now, LimitHold& hold) {

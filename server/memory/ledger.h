@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which tenant may hold how much of something that all share. Half of it is divided by their
-// weights: each tenant's own part. The rest is common, for the tenant that comes first. One tenant
-// has everything in common with itself.
+// weights: each tenant's own part, of which no weight is too small for one unit. The rest is
+// common, for the tenant that comes first. One tenant has everything in common with itself, and so
+// has one beside others whose weights are 0.
 //
 // Invariant: what tenants hold beyond their own parts never exceeds the common rest. So a tenant's
 // own part is free for it, however much the others hold and for however long, and nothing that is
@@ -19,6 +20,7 @@
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "server/util/weight_share.h"
@@ -30,12 +32,15 @@ struct TenantParts {
   int64_t common = 0;
 };
 
-// Each tenant's own part is a multiple of `unit`.
+// Each tenant's own part is a multiple of `unit`: at least one, if its weight is not 0 and there
+// are two for each tenant.
 inline TenantParts DivideByWeight(int64_t all, const TenantWeights& weights, int64_t unit = 1) {
   TenantParts parts{std::vector<int64_t>(weights.size()), all};
   if (weights.size() < 2) return parts;
+  const int64_t least = all / 2 / unit >= std::ssize(weights) ? unit : 0;
   for (size_t i = 0; i < weights.size(); ++i) {
-    parts.own[i] = ShareOf(weights, static_cast<int>(i), all / 2) / unit * unit;
+    const int64_t share = ShareOf(weights, static_cast<int>(i), all / 2) / unit * unit;
+    parts.own[i] = weights[i] == 0 ? 0 : std::max(least, share);
     parts.common -= parts.own[i];
   }
   return parts;
@@ -62,7 +67,7 @@ class Ledger {
     const int64_t own = std::max<int64_t>(0, parts_.own[tenant] - held_[tenant]);
     return own + parts_.common - common_held_;
   }
-  // The tenant holds so much more, at most its room, or less.
+  // The tenant holds `amount` more, at most its room; less, if that is negative.
   void Add(int tenant, int64_t amount) {
     assert(amount <= Room(tenant));
     const int64_t before = Beyond(tenant);

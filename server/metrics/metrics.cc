@@ -20,7 +20,9 @@ using prometheus::Gauge;
 using prometheus::Histogram;
 using prometheus::Registry;
 
-constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
+// Those that are counted here, from kInvalid on.
+constexpr auto kRejectionFirst = static_cast<size_t>(Rejection::kInvalid);
+constexpr std::array<std::string_view, kRejectionCount - kRejectionFirst> kRejectionNames = {
     "invalid",      "unimplemented",   "memory",         "queue_full",     "checks",
     "draining",     "deadline_passed", "too_large",      "unknown_method", "sessions",
     "regions",      "no_credentials",  "unknown_caller", "expired",        "cleartext_token",
@@ -64,7 +66,8 @@ CheckResult ResultOf(const RowsReport& report) {
 constexpr Duration kShortDeadline = std::chrono::milliseconds(10);
 
 bool IsLate(const Request& request) {
-  return request.refusal.late || request.status.code() == Code::kDeadlineExceeded;
+  return request.status.code() == Code::kDeadlineExceeded ||
+         RejectionOf(request.status) == Rejection::kLate;
 }
 
 bool HadShortDeadline(const Request& request) {
@@ -120,7 +123,7 @@ struct Metrics::Families {
       registry, "attend_early_cancellations_total",
       "Requests that ended with CANCELLED before they were accepted; of chunked ones, before their "
       "header was");
-  const std::array<Counter*, kRejectionCount> rejections = MakeCounters(
+  const std::array<Counter*, kRejectionNames.size()> rejections = MakeCounters(
       registry, "attend_rejected_requests_total",
       "Requests refused before they were accepted, by reason", "reason", kRejectionNames);
   const std::array<Counter*, kDeadlineOutcomeNames.size()> deadlines =
@@ -249,6 +252,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   if (in_short) f.short_deadlines.Increment();
   if (!in_short && !LimitedByTenant(request)) f.objective_requests.Count(request.status.code());
   if (CancelledEarly(request)) f.early_cancellations.Increment();
+  if (request.enqueued == TimePoint()) RecordRejection(RejectionOf(request.status));
   if (request.report.has_value()) {
     RecordCheck(ResultOf(*request.report), request.transport);
     f.check_rows.Increment(static_cast<double>(request.report->rows_checked));
@@ -292,7 +296,8 @@ void Metrics::RecordSmallCall(int tenant, Code code) {
 }
 
 void Metrics::RecordRejection(Rejection reason) {
-  families_->rejections[static_cast<size_t>(reason)]->Increment();
+  const auto index = static_cast<size_t>(reason);
+  if (index >= kRejectionFirst) families_->rejections[index - kRejectionFirst]->Increment();
 }
 
 void Metrics::RecordBatch(int device, int64_t requests, double flops, BatchClosed closed) {

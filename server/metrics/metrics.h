@@ -21,37 +21,13 @@
 #include "server/request/request.h"
 #include "server/schedule/batcher.h"
 #include "server/schedule/tenants.h"
+#include "server/util/rejection.h"
 
 namespace prometheus {
 class Registry;
 }
 
 namespace attend {
-
-// Why a request was refused before it was accepted.
-enum class Rejection {
-  kInvalid = 0,    // bad input
-  kUnimplemented,  // valid, no kernel for it
-  kMemory,         // no host memory within the budget
-  kQueueFull,
-  kChecks,  // too many wait for their check
-  kDraining,
-  kDeadlinePassed,  // already past on arrival
-  kTooLarge,        // message above the limit
-  kUnknownMethod,
-  kSessions,  // no room for a session, or for what it would hold
-  kRegions,   // its tenant has as many regions of the Open Inference Protocol as it may
-  // About callers (server/auth):
-  kNoCredentials,
-  kUnknownCaller,
-  kExpired,
-  kCleartextToken,
-  kOtherTenant,
-  kNoScope,
-  kTenantLimit,  // its tenant has as much as it may (server/limits)
-  kLate,         // could not be answered before its deadline
-};
-inline constexpr int kRejectionCount = 19;
 
 // The outcome of a reference check.
 enum class CheckResult {
@@ -99,7 +75,8 @@ class Metrics {
   // attend_short_deadlines_total, attend_early_cancellations_total,
   // attend_backward_requests_total{code}, attend_deadline_requests_total{outcome},
   // attend_tenant_requests_total{tenant,code}, attend_tenant_flops_total{tenant},
-  // attend_tenant_limited_requests_total{tenant} of what a limit of its tenant's refused,
+  // attend_tenant_limited_requests_total{tenant} of those that a limit of their tenant's refused,
+  // attend_rejected_requests_total{reason} of those refused before they were accepted,
   // attend_phase_duration_seconds{phase}, attend_flops_total and
   // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
   // direction}, attend_reference_checks_total{result,transport}.
@@ -108,7 +85,8 @@ class Metrics {
   int64_t answered() const;
   // attend_tenant_small_calls_total{tenant,code}, of a call that was no request.
   void RecordSmallCall(int tenant, Code code);
-  void RecordRejection(Rejection reason);  // attend_rejected_requests_total{reason}
+  // attend_rejected_requests_total{reason}, of a call that was no request.
+  void RecordRejection(Rejection reason);
   // attend_batch_requests, attend_batch_flops, attend_batches_total{closed}
   void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);
   // attend_device_phase_seconds_total{phase}, attend_device_span_seconds_total,

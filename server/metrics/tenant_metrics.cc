@@ -2,6 +2,8 @@
 
 #include "server/metrics/tenant_metrics.h"
 
+#include "server/util/rejection.h"
+
 namespace attend {
 namespace {
 
@@ -11,7 +13,7 @@ prometheus::Histogram::BucketBoundaries Buckets() { return {1e-3, 1e-2, 0.1, 0.5
 }  // namespace
 
 bool LimitedByTenant(const Request& request) {
-  return request.status.code() == Code::kResourceExhausted && request.refusal.tenant_limit;
+  return RejectionOf(request.status) == Rejection::kTenantLimit;
 }
 
 TenantSeries::TenantSeries(prometheus::Registry& registry, const std::string& name)

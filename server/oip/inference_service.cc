@@ -3,8 +3,6 @@
 #include "server/oip/inference_service.h"
 
 #include <memory>
-#include <new>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,17 +11,30 @@
 #include "server/oip/models.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/open_stream.h"
-#include "server/rpc/small_call.h"
+#include "server/rpc/service_call.h"
 #include "server/rpc/stream_call.h"
 #include "server/rpc/unary_call.h"
 
 namespace attend::oip {
 namespace {
 
+constexpr char kEvent[] = "inference call failed";
 // Far more than any of these messages has.
 constexpr int64_t kRequestBytesMax = int64_t{16} << 10;
 
-constexpr char kEvent[] = "inference call failed";
+constexpr ServiceMethod kModels{.event = kEvent, .request_bytes_max = kRequestBytesMax};
+// A tenant at its limits is no reason to restart a server.
+constexpr ServiceMethod kProbe{.event = kEvent,
+                               .scope = Scope::kAny,
+                               .charge = ServiceMethod::Charge::kBytes,
+                               .request_bytes_max = kRequestBytesMax};
+constexpr ServiceMethod kMemory{
+    .event = kEvent, .scope = Scope::kCompute, .request_bytes_max = kRequestBytesMax};
+// Opening memory of a GPU may wait for it.
+constexpr ServiceMethod kGpuMemory{.event = kEvent,
+                                   .scope = Scope::kCompute,
+                                   .later = true,
+                                   .request_bytes_max = kRequestBytesMax};
 
 // The model, whose version may be left open.
 template <class Request>
@@ -51,70 +62,17 @@ InferenceServiceImpl::InferenceServiceImpl(ServiceContext& context, Options opti
     : context_(context), options_(std::move(options)), regions_(options_.regions) {}
 
 template <class In, class Out, class Answer>
-void InferenceServiceImpl::Respond(Call& call, const CallFacts& facts, LimitHold& place,
-                                   const Bytes& request, Bytes& response, Reactor& reactor,
-                                   const Answer& answer) {
-  Rejection exhausted = Rejection::kMemory;
-  const auto ask = [&](const In& in, Out& out) {
-    Status answered = answer(in, out);
-    if (!answered.ok()) exhausted = Rejection::kRegions;  // only they are bounded
-    return answered;
-  };
-  const Status status = TrySmallCall<In, Out>(request, kRequestBytesMax, ask, response);
-  const OnNoMemory wait(OnNoMemory::kWait);
-  const SmallCallEnd end = SmallCall(kEvent, request, response);
-  EndPlace(context_, facts, end, place);
-  if (!status.ok()) {
-    return RefuseCall(context_, call, facts, end, exhausted, status, {}, reactor);
-  }
-  LogEnd(context_, status, end, call, facts);
-  reactor.Finish(grpc::Status());
-}
-
-template <class In, class Out, class Answer>
-InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondNow(Call* call, const Bytes* request,
-                                                                Bytes* response,
-                                                                const Answer& answer, Scope scope) {
-  Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), scope, *request, *reactor);
-  if (!caller) return reactor;
-  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  std::shared_ptr<LimitHold> place;
-  if (scope == Scope::kAny) {  // probes: a tenant at its limits is no reason to restart a server
-    context_.limits.Came(caller->tenant, static_cast<int64_t>(request->Length()));
-  } else {
-    place = TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
-    if (place == nullptr) return reactor;
-  }
-  LimitHold none;
-  Respond<In, Out>(*call, facts, place == nullptr ? none : *place, *request, *response, *reactor,
-                   answer);
-  return reactor;
-}
-
-template <class In, class Out, class Answer>
-InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondOf(Call* call, const Bytes* request,
-                                                               Bytes* response,
-                                                               const Answer& answer) {
-  Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *request, *reactor);
-  if (!caller) return reactor;
-  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  const auto place =
-      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
-  if (place == nullptr) return reactor;
-  const auto of_tenant = [&](const In& in, Out& out) { return answer(caller->tenant, in, out); };
-  Respond<In, Out>(*call, facts, *place, *request, *response, *reactor, of_tenant);
-  return reactor;
+InferenceServiceImpl::Reactor* InferenceServiceImpl::Run(const ServiceMethod& method, Call* call,
+                                                         const Bytes* request, Bytes* response,
+                                                         const Answer& answer) {
+  return ServiceCall::Run<In, Out>(context_, method, call, request, response, answer);
 }
 
 template <class In, class Out>
 InferenceServiceImpl::Reactor* InferenceServiceImpl::Refuse(Call* call, const Bytes* request,
                                                             Bytes* response, const char* why) {
-  return RespondNow<In, Out>(call, request, response,
-                             [why](const In&, Out&) { return Unimplemented(why); });
+  return Run<In, Out>(kModels, call, request, response,
+                      [why](const In&, Out&) { return Unimplemented(why); });
 }
 
 bool InferenceServiceImpl::Ready() const {
@@ -123,33 +81,31 @@ bool InferenceServiceImpl::Ready() const {
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerLive(Call* call, const Bytes* request,
                                                                 Bytes* response) {
-  return RespondNow<inference::ServerLiveRequest, inference::ServerLiveResponse>(
-      call, request, response, [](const auto&, auto& out) { return out.set_live(true), Status(); },
-      Scope::kAny);
+  return Run<inference::ServerLiveRequest, inference::ServerLiveResponse>(
+      kProbe, call, request, response,
+      [](const auto&, auto& out) { return out.set_live(true), Status(); });
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerReady(Call* call, const Bytes* request,
                                                                  Bytes* response) {
-  return RespondNow<inference::ServerReadyRequest, inference::ServerReadyResponse>(
-      call, request, response,
-      [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); }, Scope::kAny);
+  return Run<inference::ServerReadyRequest, inference::ServerReadyResponse>(
+      kProbe, call, request, response,
+      [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); });
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelReady(Call* call, const Bytes* request,
                                                                 Bytes* response) {
-  return RespondNow<inference::ModelReadyRequest, inference::ModelReadyResponse>(
-      call, request, response,
-      [this](const auto& in, auto& out) {
+  return Run<inference::ModelReadyRequest, inference::ModelReadyResponse>(
+      kProbe, call, request, response, [this](const auto& in, auto& out) {
         return out.set_ready(Named(in).ok() && Ready()), Status();
-      },
-      Scope::kAny);
+      });
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerMetadata(Call* call,
                                                                     const Bytes* request,
                                                                     Bytes* response) {
-  return RespondNow<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
-      call, request, response, [this](const auto&, auto& out) {
+  return Run<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
+      kModels, call, request, response, [this](const auto&, auto& out) {
         out.set_name("attend");
         out.set_version(options_.version);
         for (const char* const each : {"model_configuration", "model_repository", "parameters",
@@ -164,8 +120,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerMetadata(Call* call,
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelMetadata(Call* call, const Bytes* request,
                                                                    Bytes* response) {
-  return RespondNow<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
-      call, request, response, [](const auto& in, auto& out) {
+  return Run<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
+      kModels, call, request, response, [](const auto& in, auto& out) {
         const Result<const Model*> model = Named(in);
         if (model.ok()) FillMetadata(**model, out);
         return model.status();
@@ -174,8 +130,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelMetadata(Call* call, c
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelConfig(Call* call, const Bytes* request,
                                                                  Bytes* response) {
-  return RespondNow<inference::ModelConfigRequest, inference::ModelConfigResponse>(
-      call, request, response, [this](const auto& in, auto& out) {
+  return Run<inference::ModelConfigRequest, inference::ModelConfigResponse>(
+      kModels, call, request, response, [this](const auto& in, auto& out) {
         const Result<const Model*> model = Named(in);
         if (model.ok()) FillConfig(**model, options_.batch_delay_us, *out.mutable_config());
         return model.status();
@@ -185,8 +141,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelConfig(Call* call, con
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelStatistics(Call* call,
                                                                      const Bytes* request,
                                                                      Bytes* response) {
-  return RespondNow<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
-      call, request, response, [this](const auto& in, auto& out) {
+  return Run<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
+      kModels, call, request, response, [this](const auto& in, auto& out) {
         if (in.name().empty()) {
           for (const Model& model : Models()) statistics_.Fill(model, *out.add_model_stats());
           return Status();
@@ -214,8 +170,8 @@ InferenceServiceImpl::Stream* InferenceServiceImpl::ModelStreamInfer(Call* call)
 InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryIndex(Call* call,
                                                                      const Bytes* request,
                                                                      Bytes* response) {
-  return RespondNow<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
-      call, request, response, [this](const auto& in, auto& out) {
+  return Run<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
+      kModels, call, request, response, [this](const auto& in, auto& out) {
         if (!in.repository_name().empty()) {
           return Unimplemented("repository_name is '" + in.repository_name() +
                                "', must be empty: models are built in");
@@ -249,10 +205,11 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryModelUnload(Call*
 InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryStatus(Call* call,
                                                                               const Bytes* request,
                                                                               Bytes* response) {
-  return RespondOf<inference::SystemSharedMemoryStatusRequest,
-                   inference::SystemSharedMemoryStatusResponse>(
-      call, request, response, [&](int tenant, const auto& in, auto& out) {
-        const auto listed = regions_.List(tenant, RegionNames::Kind::kFile, in.name());
+  return Run<inference::SystemSharedMemoryStatusRequest,
+             inference::SystemSharedMemoryStatusResponse>(
+      kMemory, call, request, response,
+      [this](const Caller& caller, const auto& in, auto& out, auto&) {
+        const auto listed = regions_.List(caller.tenant, RegionNames::Kind::kFile, in.name());
         if (!listed.ok()) return listed.status();
         for (const NamedRegionRef& region : *listed) {
           auto& status = (*out.mutable_regions())[region->name];
@@ -267,19 +224,20 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryStatus(Ca
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryRegister(
     Call* call, const Bytes* request, Bytes* response) {
-  return RespondOf<inference::SystemSharedMemoryRegisterRequest,
-                   inference::SystemSharedMemoryRegisterResponse>(
-      call, request, response, [&](int tenant, const auto& in, auto&) {
-        return regions_.RegisterFile(tenant, in.name(), in.key(), in.offset(), in.byte_size());
+  return Run<inference::SystemSharedMemoryRegisterRequest,
+             inference::SystemSharedMemoryRegisterResponse>(
+      kMemory, call, request, response, [this](const Caller& caller, const auto& in, auto&, auto&) {
+        return regions_.RegisterFile(caller.tenant, in.name(), in.key(), in.offset(),
+                                     in.byte_size());
       });
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryUnregister(
     Call* call, const Bytes* request, Bytes* response) {
-  return RespondOf<inference::SystemSharedMemoryUnregisterRequest,
-                   inference::SystemSharedMemoryUnregisterResponse>(
-      call, request, response, [&](int tenant, const auto& in, auto&) {
-        regions_.Unregister(tenant, RegionNames::Kind::kFile, in.name(), nullptr);
+  return Run<inference::SystemSharedMemoryUnregisterRequest,
+             inference::SystemSharedMemoryUnregisterResponse>(
+      kMemory, call, request, response, [this](const Caller& caller, const auto& in, auto&, auto&) {
+        regions_.Unregister(caller.tenant, RegionNames::Kind::kFile, in.name(), nullptr);
         return Status();
       });
 }
@@ -287,10 +245,10 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryUnregiste
 InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryStatus(Call* call,
                                                                             const Bytes* request,
                                                                             Bytes* response) {
-  return RespondOf<inference::CudaSharedMemoryStatusRequest,
-                   inference::CudaSharedMemoryStatusResponse>(
-      call, request, response, [&](int tenant, const auto& in, auto& out) {
-        const auto listed = regions_.List(tenant, RegionNames::Kind::kGpu, in.name());
+  return Run<inference::CudaSharedMemoryStatusRequest, inference::CudaSharedMemoryStatusResponse>(
+      kMemory, call, request, response,
+      [this](const Caller& caller, const auto& in, auto& out, auto&) {
+        const auto listed = regions_.List(caller.tenant, RegionNames::Kind::kGpu, in.name());
         if (!listed.ok()) return listed.status();
         for (const NamedRegionRef& region : *listed) {
           auto& status = (*out.mutable_regions())[region->name];
@@ -302,36 +260,16 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryStatus(Call
       });
 }
 
-// Opening the memory may wait for the device.
 InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Call* call,
                                                                               const Bytes* request,
                                                                               Bytes* response) {
-  using In = inference::CudaSharedMemoryRegisterRequest;
-  using Out = inference::CudaSharedMemoryRegisterResponse;
-  Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *request, *reactor);
-  if (!caller) return reactor;
-  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  const auto place =
-      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
-  if (place == nullptr) return reactor;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context_.workers.Post([this, facts, place, call, request, response, reactor] {
-      Respond<In, Out>(
-          *call, facts, *place, *request, *response, *reactor, [&](const auto& in, auto&) {
-            return regions_.RegisterGpu(facts.caller.tenant, in.name(), in.raw_handle(),
-                                        in.device_id(), in.byte_size());
-          });
-    });
-  } catch (const std::bad_alloc&) {
-    const OnNoMemory wait(OnNoMemory::kWait);
-    place->End(0, true, true);
-    RefuseCall(context_, *call, facts, SmallCall(kEvent, *request, *response), Rejection::kMemory,
-               OutOfMemory(), {}, *reactor);
-  }
-  return reactor;
+  return Run<inference::CudaSharedMemoryRegisterRequest,
+             inference::CudaSharedMemoryRegisterResponse>(
+      kGpuMemory, call, request, response,
+      [this](const Caller& caller, const auto& in, auto&, auto&) {
+        return regions_.RegisterGpu(caller.tenant, in.name(), in.raw_handle(), in.device_id(),
+                                    in.byte_size());
+      });
 }
 
 // Answered once the server has closed the memory: the client may free it then.
@@ -340,37 +278,30 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
   using In = inference::CudaSharedMemoryUnregisterRequest;
   using Out = inference::CudaSharedMemoryUnregisterResponse;
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kCompute, *request, *reactor);
-  if (!caller) return reactor;
-  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  const auto place =
-      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
-  if (place == nullptr) return reactor;
+  const ServiceCall::Ref begun =
+      ServiceCall::Begin(context_, kMemory, MethodOf<In>(), *call, *request, *response, *reactor);
+  if (begun == nullptr) return reactor;
   std::string name;
-  const auto note = [&name](const In& in, auto&) {
+  const Status status = begun->Try<In, Out>([&name](const In& in, auto&) {
     name = in.name();
     return Status();
-  };
-  const Status status = TrySmallCall<In, Out>(*request, kRequestBytesMax, note, *response);
-  const OnNoMemory wait(OnNoMemory::kWait);
-  const SmallCallEnd end = SmallCall(kEvent, *request, *response);
-  EndPlace(context_, facts, end, *place);
+  });
   if (!status.ok()) {
-    RefuseCall(context_, *call, facts, end, Rejection::kMemory, status, {}, *reactor);
-  } else {
-    LogEnd(context_, status, end, *call, facts);
-    regions_.Unregister(facts.caller.tenant, RegionNames::Kind::kGpu, name,
-                        std::make_shared<Finisher>(*reactor));
+    begun->End(status);
+    return reactor;
   }
+  const OnNoMemory wait(OnNoMemory::kWait);
+  begun->Note(status);
+  regions_.Unregister(begun->facts().caller.tenant, RegionNames::Kind::kGpu, name,
+                      std::make_shared<Finisher>(*reactor));
   return reactor;
 }
 
 // Clients that ask for traces go on only if that is accepted. None is written.
 InferenceServiceImpl::Reactor* InferenceServiceImpl::TraceSetting(Call* call, const Bytes* request,
                                                                   Bytes* response) {
-  return RespondNow<inference::TraceSettingRequest, inference::TraceSettingResponse>(
-      call, request, response, [](const auto& in, auto& out) {
+  return Run<inference::TraceSettingRequest, inference::TraceSettingResponse>(
+      kModels, call, request, response, [](const auto& in, auto& out) {
         auto& settings = *out.mutable_settings();
         settings["trace_level"].add_value("OFF");
         for (const auto& [name, setting] : in.settings()) {
@@ -382,8 +313,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::TraceSetting(Call* call, co
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::LogSettings(Call* call, const Bytes* request,
                                                                  Bytes* response) {
-  return RespondNow<inference::LogSettingsRequest, inference::LogSettingsResponse>(
-      call, request, response, [](const auto& in, auto& out) {
+  return Run<inference::LogSettingsRequest, inference::LogSettingsResponse>(
+      kModels, call, request, response, [](const auto& in, auto& out) {
         for (const auto& [name, setting] : in.settings()) {
           auto& echo = (*out.mutable_settings())[name];
           if (setting.has_bool_param()) echo.set_bool_param(setting.bool_param());

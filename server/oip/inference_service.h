@@ -17,6 +17,10 @@
 #include "server/oip/region_names.h"
 #include "server/rpc/call_context.h"
 
+namespace attend {
+struct ServiceMethod;
+}
+
 namespace attend::oip {
 
 using Rpcs = inference::GRPCInferenceService;
@@ -76,17 +80,10 @@ class InferenceServiceImpl final : public RawRpcs {
   Reactor* LogSettings(Call* call, const Bytes* request, Bytes* response) override;
 
  private:
-  // Parses the request, has `answer(request, response)` fill the response, or say why not, and
-  // finishes.
+  // `answer` as ServiceCall::Run has it.
   template <class In, class Out, class Answer>
-  void Respond(Call& call, const CallFacts& facts, LimitHold& place, const Bytes& request,
-               Bytes& response, Reactor& reactor, const Answer& answer);
-  template <class In, class Out, class Answer>
-  Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer,
-                      Scope scope = Scope::kInfo);
-  // Has `answer(tenant, request, response)` say what the caller's tenant has.
-  template <class In, class Out, class Answer>
-  Reactor* RespondOf(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
+  Reactor* Run(const ServiceMethod& method, Call* call, const Bytes* request, Bytes* response,
+               const Answer& answer);
   template <class In, class Out>
   Reactor* Refuse(Call* call, const Bytes* request, Bytes* response, const char* why);
   bool Ready() const;

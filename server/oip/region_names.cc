@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/util/rejection.h"
+
 namespace attend::oip {
 namespace {
 
@@ -95,19 +97,21 @@ Status RegionNames::CheckRoom(const Tenant& tenant, Kind kind, const std::string
     return Status(Code::kAlreadyExists, "shared memory region '" + name + "' already in manager");
   }
   if (std::ssize(tenant.names) >= options_.regions_max) {
-    return ResourceExhausted("the tenant has " + std::to_string(tenant.names.size()) +
-                             " regions, may have at most " + std::to_string(options_.regions_max) +
-                             " (oip-shared-memory-regions)");
+    return ResourceExhausted(
+        Rejection::kRegions,
+        "the tenant has " + std::to_string(tenant.names.size()) + " regions, may have at most " +
+            std::to_string(options_.regions_max) + " (oip-shared-memory-regions)");
   }
   if (kind != Kind::kFile ||
       static_cast<int64_t>(bytes) <= options_.files_bytes_max - tenant.files_bytes) {
     return Status();
   }
-  return ResourceExhausted("byte_size is " + std::to_string(bytes) +
-                           " and the tenant's other regions in system shared memory have " +
-                           std::to_string(tenant.files_bytes) +
-                           " bytes, together may have at most " +
-                           std::to_string(options_.files_bytes_max) + " (oip-shared-memory-bytes)");
+  return ResourceExhausted(
+      Rejection::kRegions,
+      "byte_size is " + std::to_string(bytes) +
+          " and the tenant's other regions in system shared memory have " +
+          std::to_string(tenant.files_bytes) + " bytes, together may have at most " +
+          std::to_string(options_.files_bytes_max) + " (oip-shared-memory-bytes)");
 }
 
 Status RegionNames::RegisterFile(int tenant, const std::string& name, const std::string& key,

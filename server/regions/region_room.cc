@@ -55,6 +55,11 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   Client& owner = found->second;
   const bool counts = limits_.tenants != nullptr && bytes > 0;
   const int tenant = TenantOf(owner.tenant);
+  if (bytes > ledger_.most(tenant)) {  // never, so that it must not come again
+    return InvalidArgument("a region of " + std::to_string(bytes) +
+                           " bytes, the tenant may have at most " +
+                           std::to_string(ledger_.most(tenant)) + " of shared-memory-max");
+  }
   Status status = counts ? limits_.tenants->Spend(tenant, 0) : Status();
   if (status.ok()) {
     status = CheckLocked(owner, bytes);

@@ -29,6 +29,7 @@
 #include "server/request/input_source.h"
 #include "server/request/output_tensors.h"
 #include "server/request/placement.h"
+#include "server/util/rejection.h"
 
 namespace attend {
 
@@ -59,7 +60,6 @@ struct FileBytes {
 
 // Told to a client, beside its status, of a request that was refused.
 struct Refusal : CacheRefusal {
-  bool late = false;           // it could not have been answered before its deadline
   int64_t retry_after_ms = 0;  // when it may come again; 0: not known, the server estimates it
 };
 
@@ -173,6 +173,13 @@ inline void StopRunning(Request& request, Code code) {
   if (request.stop.set()) return;
   request.stop_code = code;
   request.stop.Set();
+}
+
+// DEADLINE_EXCEEDED if a request arrives when its deadline has passed.
+inline Status CheckArrival(TimePoint deadline, TimePoint now) {
+  if (deadline == kNever || deadline > now) return Status();
+  return Because(Rejection::kDeadlinePassed,
+                 Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
 }
 
 // Why a client's cancellation ends its request: gRPC ends a call at its deadline as if the client

@@ -2,7 +2,6 @@
 
 #include "server/rpc/admin_service.h"
 
-#include <new>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -10,22 +9,22 @@
 #include <vector>
 
 #include "kernels/util/counted.h"
-#include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
+#include "server/rpc/service_call.h"
 #include "server/rpc/session_service.h"
-#include "server/rpc/small_call.h"
-#include "server/wire/grpc_status.h"
 #include "server/wire/session_uses.h"
 
 namespace attend {
 namespace {
 
-constexpr int64_t kRequestBytesMax = int64_t{64} << 10;
 constexpr size_t kAskedBytesMax = 200;  // of a request's fields, in the log
 constexpr int64_t kListed = 256;        // sessions in one answer
 constexpr int64_t kFreed = 1024;        // ids in one request
 
-constexpr char kEvent[] = "admin call failed";
+constexpr ServiceMethod kMethod{.event = "admin call failed",
+                                .scope = Scope::kAdmin,
+                                .charge = ServiceMethod::Charge::kNone,
+                                .later = true};
 
 // For the log. Sessions' ids are their tenants' affair.
 template <class In>
@@ -52,51 +51,30 @@ Status AdminServiceImpl::MayComeThisWay(const Call& call) const {
                 "a server is operated over loopback, a Unix socket or with a client certificate");
 }
 
-void AdminServiceImpl::Finish(Call& call, const CallFacts& facts, const Bytes& request,
-                              const Bytes& response, const Status& status, Reactor& reactor,
-                              const std::string& asked) {
-  const std::string peer = call.peer();
-  const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
-  context_.logger.LogAlways("admin call", {{"method", facts.method},
-                                           {"code", CodeName(status.code())},
-                                           {"caller", caller},
-                                           {"peer", peer},
-                                           {"asked", asked}});
-  LogEnd(context_, status, SmallCall(kEvent, request, response), call, facts);
-  reactor.Finish(ToGrpc(status));
-}
-
 template <class In, class Out, class Answer>
 AdminServiceImpl::Reactor* AdminServiceImpl::Respond(Call* call, const Bytes* request,
                                                      Bytes* response, const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAdmin, *request, *reactor);
-  if (!caller) return reactor;
-  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  Status status;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    status = MayComeThisWay(*call);
-    if (status.ok()) {
-      // The call, its messages and its reactor live until Finish.
-      context_.workers.Post([this, call, facts, request, response, reactor, answer] {
-        std::string asked;
-        const auto noted = [&](const In& in, Out& out) {
-          asked = Asked(in);
-          return answer(in, out);
-        };
-        const Status answered = TrySmallCall<In, Out>(*request, kRequestBytesMax, noted, *response);
-        Finish(*call, facts, *request, *response, answered, *reactor, asked);
-      });
-      return reactor;
-    }
-    status = context_.reader.Reject(Rejection::kNoScope, std::move(status));
-  } catch (const std::bad_alloc&) {
-    status = context_.reader.Reject(Rejection::kMemory, OutOfMemory());
-  }
-  const OnNoMemory wait(OnNoMemory::kWait);
-  Finish(*call, facts, *request, *response, status, *reactor);
+  const ServiceCall::Ref begun =
+      ServiceCall::Begin(context_, kMethod, MethodOf<In>(), *call, *request, *response, *reactor);
+  if (begun == nullptr) return reactor;
+  begun->Post([this, begun, answer] {
+    std::string asked;
+    const Status status = begun->Try<In, Out>([&](const In& in, Out& out) {
+      ATTEND_RETURN_IF_ERROR(MayComeThisWay(begun->call()));
+      asked = Asked(in);
+      return answer(in, out);
+    });
+    const CallFacts& facts = begun->facts();
+    const std::string peer = begun->call().peer();
+    const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
+    context_.logger.LogAlways("admin call", {{"method", facts.method},
+                                             {"code", CodeName(status.code())},
+                                             {"caller", caller},
+                                             {"peer", peer},
+                                             {"asked", asked}});
+    begun->End(status);
+  });
   return reactor;
 }
 

@@ -57,13 +57,10 @@ class AdminServiceImpl final
  private:
   // Whether callers with the scope may come from where this one does.
   Status MayComeThisWay(const Call& call) const;
-  // Parses the request, has `answer(request, response)` fill the response, or say why not, and
-  // finishes.
+  // `answer(request, response)` fills the response, or says why not. The log has each call, and by
+  // whom.
   template <class In, class Out, class Answer>
   Reactor* Respond(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
-  // Logs what was done, by whom; `asked` has the request's fields, if they were read.
-  void Finish(Call& call, const CallFacts& facts, const Bytes& request, const Bytes& response,
-              const Status& status, Reactor& reactor, const std::string& asked = {});
   Status List(const v1::ListTenantSessionsRequest& in, v1::ListTenantSessionsResponse& out);
   Status Free(const v1::FreeSessionsRequest& in, v1::FreeSessionsResponse& out);
   Status Evict(const v1::EvictTenantRequest& in, v1::EvictTenantResponse& out);

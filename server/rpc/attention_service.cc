@@ -11,16 +11,21 @@
 #include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_stream.h"
 #include "server/rpc/open_stream.h"
-#include "server/rpc/small_call.h"
+#include "server/rpc/service_call.h"
 #include "server/rpc/stream_call.h"
 #include "server/rpc/unary_call.h"
+#include "server/util/rejection.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
 
-// More than GetServerInfoRequest has, for fields of its future.
-constexpr int64_t kInfoBytesMax = 4096;
+// It says what the limits are, so none refuses it. More bytes than GetServerInfoRequest has, for
+// fields of its future.
+constexpr ServiceMethod kInfo{.event = "info call failed",
+                              .scope = Scope::kAny,
+                              .charge = ServiceMethod::Charge::kBytes,
+                              .request_bytes_max = 4096};
 
 }  // namespace
 
@@ -59,22 +64,11 @@ AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
                                                               const grpc::ByteBuffer* request,
                                                               grpc::ByteBuffer* response) {
-  using In = v1::GetServerInfoRequest;
-  using Out = v1::GetServerInfoResponse;
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kAny, *request, *reactor);
-  if (!caller) return reactor;
-  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  // It says what the limits are, so none refuses it.
-  context_.limits.Came(caller->tenant, static_cast<int64_t>(request->Length()));
-  const auto fill = [&](const In&, Out& out) {
-    return context_.fill_info(*caller, &out), Status();
-  };
-  const Status status = TrySmallCall<In, Out>(*request, kInfoBytesMax, fill, *response);
-  LogEnd(context_, status, SmallCall("info call failed", *request, *response), *call, facts);
-  reactor->Finish(ToGrpc(status));
-  return reactor;
+  return ServiceCall::Run<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
+      context_, kInfo, call, request, response,
+      [this](const Caller& caller, const auto&, auto& out, auto&) {
+        return context_.fill_info(caller, &out), Status();
+      });
 }
 
 grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
@@ -94,8 +88,8 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     SetCaller(*caller, request);
     request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
     request.received = context_.clock.Now();
-    request.status = context_.reader.Reject(Rejection::kUnknownMethod,
-                                            Unimplemented("there is no method " + call->method()));
+    request.status =
+        Because(Rejection::kUnknownMethod, Unimplemented("there is no method " + call->method()));
     CallFacts facts = FactsOf(context_, call->method(), *caller, *call);
     facts.known_method = false;
     RecordEnd(context_, request, 0, 0, *call, facts);

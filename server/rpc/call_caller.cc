@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "server/memory/memory_reserve.h"
+#include "server/util/rejection.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
@@ -152,7 +153,7 @@ Status Refuse(ServiceContext& context, grpc::CallbackServerContext& call, std::s
   refused.peer = call.peer();
   LogRefused(context.logger, context.access_log, decision.status, refused);
   AddRefusal(context, decision.status.code(), Refusal(), call);
-  return std::move(decision.status);
+  return Because(Rejection::kCounted, std::move(decision.status));
 }
 
 }  // namespace

@@ -159,38 +159,4 @@ void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
   call.AddTrailingMetadata(kStatusKey, status.SerializeAsString());
 }
 
-void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const CallFacts& facts,
-                const SmallCallEnd& end, Rejection exhausted, Status status, const Refusal& refusal,
-                grpc::ServerUnaryReactor& reactor) {
-  status = context.reader.RejectRefusal(exhausted, std::move(status));
-  LogEnd(context, status, end, call, facts);
-  AddRefusal(context, status.code(), refusal, call);
-  reactor.Finish(ToGrpc(status));
-}
-
-std::shared_ptr<LimitHold> TakePlace(ServiceContext& context, grpc::CallbackServerContext& call,
-                                     const CallFacts& facts, const SmallCallEnd& end,
-                                     grpc::ServerUnaryReactor& reactor) {
-  Status status;
-  Rejection rejection = Rejection::kTenantLimit;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    auto place = std::make_shared<LimitHold>();
-    status = context.limits.BeginSmall(facts.caller.tenant, *place, end.request_bytes);
-    if (status.ok()) return place;
-  } catch (const std::bad_alloc&) {
-    status = OutOfMemory();
-    rejection = Rejection::kMemory;
-  }
-  const OnNoMemory wait(OnNoMemory::kWait);
-  RefuseCall(context, call, facts, end, rejection, std::move(status), {}, reactor);
-  return nullptr;
-}
-
-void EndPlace(ServiceContext& context, const CallFacts& facts, const SmallCallEnd& end,
-              LimitHold& place) {
-  context.limits.Came(facts.caller.tenant, end.response_bytes);
-  place.End(end.request_bytes, true, true);
-}
-
 }  // namespace attend

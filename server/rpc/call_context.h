@@ -131,19 +131,6 @@ int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& re
 // Tells the call's client that, and what else a program needs to know of a refused request.
 void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
                 grpc::CallbackServerContext& call);
-// Ends a call that is no request to the engine: counts and logs that it was refused. `exhausted`:
-// what RESOURCE_EXHAUSTED is.
-void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const CallFacts& facts,
-                const SmallCallEnd& end, Rejection exhausted, Status status, const Refusal& refusal,
-                grpc::ServerUnaryReactor& reactor);
-// Takes a place among its tenant's requests in flight for such a call, which must give it back
-// before its client hears of the end. Null: there is none, and the call has ended.
-std::shared_ptr<LimitHold> TakePlace(ServiceContext& context, grpc::CallbackServerContext& call,
-                                     const CallFacts& facts, const SmallCallEnd& end,
-                                     grpc::ServerUnaryReactor& reactor);
-// Gives the place back, if it has one, and charges the call's tenant its answer.
-void EndPlace(ServiceContext& context, const CallFacts& facts, const SmallCallEnd& end,
-              LimitHold& place);
 // The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();
 

@@ -11,6 +11,7 @@
 #include "server/log/access_log.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/call_spans.h"
+#include "server/util/rejection.h"
 
 namespace attend {
 namespace {
@@ -184,6 +185,7 @@ void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& e
   const bool line = WantsLine(context, status, total_ns);
   if (facts.own.valid()) EndSpan(context, status, facts);
   context.metrics.RecordSmallCall(facts.caller.tenant, status.code());
+  context.metrics.RecordRejection(RejectionOf(status));
   if (!event && !line) return;
   const std::string& tenant = TenantName(context, facts.caller.tenant);
   const std::string peer = call.peer();

@@ -40,10 +40,6 @@ struct SmallCallEnd {
   int64_t request_bytes = 0;
   int64_t response_bytes = 0;
 };
-inline SmallCallEnd SmallCall(const char* event, const grpc::ByteBuffer& request,
-                              const grpc::ByteBuffer& response) {
-  return {event, static_cast<int64_t>(request.Length()), static_cast<int64_t>(response.Length())};
-}
 void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& end,
             const grpc::CallbackServerContext& call, const CallFacts& facts);
 

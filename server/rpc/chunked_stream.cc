@@ -9,6 +9,7 @@
 #include "server/memory/copy_pieces.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_registry.h"
+#include "server/util/rejection.h"
 #include "server/util/thresholds.h"
 #include "server/wire/grpc_status.h"
 
@@ -16,8 +17,6 @@ namespace attend {
 namespace {
 
 constexpr char kNoFirstMessage[] = "the stream ended before its first message";
-
-Status Draining() { return Unavailable("the server is draining"); }
 
 }  // namespace
 
@@ -134,7 +133,7 @@ void ChunkedStream::EndWhenIdle() {
     transfer = transfer_;
     RefuseLocked(Draining());
   }
-  if (transfer) return transfer->FailUpload(Rejection::kDraining, Draining());
+  if (transfer) return transfer->FailUpload(Draining());
   Advance();
 }
 
@@ -152,7 +151,7 @@ void ChunkedStream::Recheck() {
     transfer = transfer_;
     RefuseLocked(may);
   }
-  if (transfer) return transfer->FailUpload(std::nullopt, may);
+  if (transfer) return transfer->FailUpload(may);
   Advance();
 }
 
@@ -209,7 +208,7 @@ void ChunkedStream::RecordUnread() {
   request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
   request.received = context_.clock.Now();
   request.transport = Transport::kChunked;
-  request.status = context_.reader.Reject(Rejection::kInvalid, InvalidArgument(kNoFirstMessage));
+  request.status = InvalidArgument(kNoFirstMessage);
   RecordEnd(context_, request, 0, 0, call_, facts_);
 }
 
@@ -261,7 +260,7 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
   if (cancelled) {
     transfer->FailCancelled();
   } else if (const Status may = caller_.Check(); !may.ok()) {
-    transfer->FailUpload(std::nullopt, may);
+    transfer->FailUpload(may);
   }
   Advance();
 }
@@ -280,7 +279,7 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t mess
   ChunkPlace place;
   if (status.ok()) status = transfer().Reserve(*chunk, &place);
   if (!status.ok()) {
-    transfer().FailUpload(Rejection::kInvalid, std::move(status), message_bytes);
+    transfer().FailUpload(std::move(status), message_bytes);
   }
   {
     const MutexLock lock(mutex_);

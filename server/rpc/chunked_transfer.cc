@@ -37,7 +37,7 @@ void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
   lock.Unlock();
   request.message_bytes = first.message_bytes();
   if (!parsed.ok()) {
-    FailUpload(Rejection::kInvalid, std::move(parsed));
+    FailUpload(std::move(parsed));
   } else if (Status status = Admit(first.header(), request); !status.ok()) {
     Fail(std::move(status));
   }
@@ -51,11 +51,7 @@ Status ChunkedTransfer::Admit(const RequestMessage& header, Request& request) {
     const MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
   }
-  if (deadline_ != kNever && deadline_ <= context_.clock.Now()) {
-    return context_.reader.Reject(
-        Rejection::kDeadlinePassed,
-        Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
-  }
+  ATTEND_RETURN_IF_ERROR(CheckArrival(deadline_, context_.clock.Now()));
   TensorPlaces places;
   ATTEND_RETURN_IF_ERROR(context_.reader.AcceptHeader(header, request, places));
   Result<std::string> token = context_.chunked.Add(*this);
@@ -127,7 +123,7 @@ void ChunkedTransfer::Placed(int64_t bytes) {
   } else if (phase_ == Phase::kUploading && placed_bytes_ == places_.total_bytes()) {
     rest = LeaveLocked();
   } else if (phase_ == Phase::kUploading && in_hand_ == 0 && open_ == 0) {
-    rest = FailUploadLocked(Rejection::kInvalid, MissingLocked());
+    rest = FailUploadLocked(MissingLocked());
   }
   lock.Unlock();
   Do(std::move(rest));
@@ -137,7 +133,7 @@ void ChunkedTransfer::HalfClosed() {
   MutexLock lock(mutex_);
   --open_;
   if (open_ > 0 || in_hand_ > 0 || phase_ != Phase::kUploading || !failure_.ok()) return;
-  Rest rest = FailUploadLocked(Rejection::kInvalid, MissingLocked());
+  Rest rest = FailUploadLocked(MissingLocked());
   lock.Unlock();
   Do(std::move(rest));
 }
@@ -160,17 +156,16 @@ void ChunkedTransfer::FailCancelled() {
             : Status(Code::kCancelled, "a stream of the request was cancelled or lost"));
 }
 
-void ChunkedTransfer::FailUpload(Reason reason, Status status, int64_t message_bytes) {
+void ChunkedTransfer::FailUpload(Status status, int64_t message_bytes) {
   MutexLock lock(mutex_);
   if (phase_ == Phase::kUploading && request_ != nullptr) request_->message_bytes += message_bytes;
-  Rest rest = FailUploadLocked(reason, std::move(status));
+  Rest rest = FailUploadLocked(std::move(status));
   lock.Unlock();
   Do(std::move(rest));
 }
 
-ChunkedTransfer::Rest ChunkedTransfer::FailUploadLocked(Reason reason, Status status) {
+ChunkedTransfer::Rest ChunkedTransfer::FailUploadLocked(Status status) {
   if (phase_ > Phase::kUploading || !failure_.ok()) return {};
-  if (reason) status = context_.reader.Reject(*reason, std::move(status));
   return FailLocked(std::move(status));
 }
 

@@ -104,12 +104,10 @@ class ChunkedTransfer final : public Call {
   void Fail(Status status);
   // A stream was cancelled, or its connection lost.
   void FailCancelled();
-  // As which an upload's end counts; nothing: it was counted already.
-  using Reason = std::optional<Rejection>;
   // The same, but only if bytes are missing. For bad chunks, which are ignored after that, for
   // draining, which ends no other requests, and for callers that have lost their right.
   // `message_bytes`: of the message that is why.
-  void FailUpload(Reason reason, Status status, int64_t message_bytes = 0);
+  void FailUpload(Status status, int64_t message_bytes = 0);
   // Ends a stalled upload.
   void EndIfIdle(TimePoint now);
   // Whether to cut off a chunk that is still being written: a stream was cancelled or lost, and the
@@ -145,7 +143,7 @@ class ChunkedTransfer final : public Call {
   // `request` is request_, which stays while the header is in hand.
   Status Admit(const RequestMessage& header, Request& request);
   Rest FailLocked(Status status) ATTEND_REQUIRES(mutex_);
-  Rest FailUploadLocked(Reason reason, Status status) ATTEND_REQUIRES(mutex_);
+  Rest FailUploadLocked(Status status) ATTEND_REQUIRES(mutex_);
   Rest LeaveLocked() ATTEND_REQUIRES(mutex_);
   void Do(Rest rest) ATTEND_EXCLUDES(mutex_);
   Status MissingLocked() const ATTEND_REQUIRES(mutex_);

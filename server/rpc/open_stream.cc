@@ -12,8 +12,7 @@ Status TakeStream(ServiceContext& context, std::string_view method, const Caller
   request.id = context.next_id.fetch_add(1, std::memory_order_relaxed);
   request.received = context.clock.Now();
   SetCaller(caller, request);
-  request.refusal.tenant_limit = true;
-  request.status = context.reader.Reject(Rejection::kTenantLimit, std::move(status));
+  request.status = std::move(status);
   RecordEnd(context, request, 0, 0, call, FactsOf(context, method, caller, call));
   AddRefusal(context, request.status.code(), request.refusal, call);
   return request.status;

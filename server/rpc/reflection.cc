@@ -19,6 +19,7 @@
 #include "server/rpc/call_log.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/standing_caller.h"
+#include "server/util/rejection.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
@@ -118,7 +119,7 @@ class Stream final : public RawStream, public OpenCall {
 
   void Begin() { Read(); }
   // OpenCall
-  void EndWhenIdle() override { Stop(Unavailable("the server is draining")); }
+  void EndWhenIdle() override { Stop(Draining()); }
   void Recheck() override {
     if (const Status may = caller_.Check(); !may.ok()) Stop(may);
   }

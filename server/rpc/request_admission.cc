@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "server/rpc/request_reader.h"
+#include "server/util/rejection.h"
 
 namespace attend {
 namespace {
@@ -31,10 +32,8 @@ std::string BoundOf(const HostPool& pool, int tenant) {
 }  // namespace
 
 Status RequestReader::OfTenant(Status status, Request& request) {
-  if (status.ok()) return status;
-  request.refusal.tenant_limit = true;
-  request.refusal.retry_after_ms = request.limits.retry_after_ms();
-  return Reject(Rejection::kTenantLimit, std::move(status));
+  if (!status.ok()) request.refusal.retry_after_ms = request.limits.retry_after_ms();
+  return status;
 }
 
 Status RequestReader::EnterTenant(Request& request) {
@@ -64,10 +63,10 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
       plan.output_bytes -
       (request.lse_for_check ? BytesLse(validated.attention.problem) : int64_t{0});
   if (request.transport != Transport::kChunked && answer_bytes > limits_.answer_bytes_max) {
-    return Reject(Rejection::kTooLarge,
-                  InvalidArgument("the answer would have " + std::to_string(answer_bytes) +
-                                  " tensor bytes, must have at most " +
-                                  std::to_string(limits_.answer_bytes_max)));
+    return Because(Rejection::kTooLarge,
+                   InvalidArgument("the answer would have " + std::to_string(answer_bytes) +
+                                   " tensor bytes, must have at most " +
+                                   std::to_string(limits_.answer_bytes_max)));
   }
   const bool chunked = request.transport == Transport::kChunked;
   const HostPool& pool = engine_.host_pool();
@@ -81,20 +80,20 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
     const std::string uploads = "together more than the tenant's " + std::to_string(bound) +
                                 " for incomplete uploads of the memory budget of " +
                                 std::to_string(pool.budget_bytes());
-    return Reject(Rejection::kTooLarge,
-                  TooLarge(plan, chunked && beyond ? uploads : BoundOf(pool, request.tenant)));
+    return Because(Rejection::kTooLarge,
+                   TooLarge(plan, chunked && beyond ? uploads : BoundOf(pool, request.tenant)));
   }
   UploadBudget::Hold upload;
   if (chunked) {
     Result<UploadBudget::Hold> taken = uploads_.Take(request.tenant, input + output);
-    if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
+    if (!taken.ok()) return taken.status();
     upload = std::move(*taken);
   }
   Result<Admission> admission =
       engine_.Admit(validated.attention.problem, request.kernel, plan.input_bytes,
                     plan.output_bytes, request.tenant, request.source.pinned_device(),
                     validated.gradients ? Pass::kBackward : Pass::kForward);
-  if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
+  if (!admission.ok()) return admission.status();
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);
   request.placement = std::move(admission->placement);

@@ -10,6 +10,7 @@
 #include "kernels/util/trace_range.h"
 #include "server/memory/copy_pieces.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/rejection.h"
 #include "server/util/thresholds.h"
 #include "server/wire/message_slices.h"
 #include "server/wire/session_uses.h"
@@ -62,13 +63,12 @@ struct RequestReader::LargeWork : Work {
   std::unique_ptr<Request> request;
 };
 
-RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, Metrics& metrics,
-                             const Clock& clock, const Limits& limits, TenantLimits& tenants,
+RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, const Clock& clock,
+                             const Limits& limits, TenantLimits& tenants,
                              const RegionRegistry* regions, const ReceiveMemory* receive_memory,
                              SessionTable* sessions)
     : engine_(engine),
       workers_(workers),
-      metrics_(metrics),
       clock_(clock),
       limits_(limits),
       tenants_(tenants),
@@ -85,7 +85,7 @@ void RequestReader::Accept(Call& call, const MessageFormat& format,
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     if (Take(call, format, request, message)) return;
   } catch (const std::bad_alloc&) {
-    if (request != nullptr) Finish(std::move(request), Reject(Rejection::kMemory, OutOfMemory()));
+    if (request != nullptr) Finish(std::move(request), OutOfMemory());
   }
   call.Unref();
 }
@@ -96,14 +96,11 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
   request->message_bytes = static_cast<int64_t>(message.Length());  // whatever becomes of it
   Status status = CheckEarly(call, *request, message);
   if (status.ok() && !work.Take(message)) {
-    status = Reject(Rejection::kInvalid, InvalidArgument("the message cannot be read"));
+    status = InvalidArgument("the message cannot be read");
   }
   if (status.ok()) {
     status = format.Scan(work.message, *request);
-    if (!status.ok()) {
-      NameRequest(std::move(request->request_id), *request);
-      status = RejectRefusal(Rejection::kInvalid, std::move(status));
-    }
+    if (!status.ok()) NameRequest(std::move(request->request_id), *request);
   }
   if (!status.ok()) {
     End(std::move(request), std::move(status));
@@ -131,7 +128,7 @@ void RequestReader::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& la
     status = Decode(*large->request, *large, large->arena);
     if (status.ok()) return CopyLarge(call, large);
   } catch (const std::bad_alloc&) {
-    status = Reject(Rejection::kMemory, OutOfMemory());
+    status = OutOfMemory();
   }
   Finish(std::move(large->request), std::move(status));
   call.Unref();
@@ -179,8 +176,7 @@ Status RequestReader::CopyHere(Work& work, Request& request) {
   CopyTensors(work.message, work.validated, work.plan, request);
   if (request.file_bytes.input == 0) return Status();
   for (const FilePiece& file : TensorFiles(work.message, work.validated, work.plan, request)) {
-    Status status = file.Copy();
-    if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
+    ATTEND_RETURN_IF_ERROR(file.Copy());
   }
   return Status();
 }
@@ -197,7 +193,7 @@ void RequestReader::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& larg
     if (copied.ok()) {
       Submit(call, std::move(large->request));
     } else {
-      End(std::move(large->request), RejectRefusal(Rejection::kMemory, copied));
+      End(std::move(large->request), copied);
     }
     call.Unref();
   });
@@ -208,22 +204,20 @@ Status RequestReader::CheckEarly(const Call& call, const Request& request,
   if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
   const int64_t bytes = static_cast<int64_t>(message.Length());
   if (bytes > limits_.message_bytes_max) {
-    return Reject(Rejection::kTooLarge, InvalidArgument("the message has " + std::to_string(bytes) +
-                                                        " bytes, must have at most " +
-                                                        std::to_string(limits_.message_bytes_max)));
+    return Because(
+        Rejection::kTooLarge,
+        InvalidArgument("the message has " + std::to_string(bytes) + " bytes, must have at most " +
+                        std::to_string(limits_.message_bytes_max)));
   }
-  if (request.deadline != kNever && request.deadline <= clock_.Now()) {
-    return Reject(Rejection::kDeadlinePassed,
-                  Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
-  }
-  return MemoryIsShort() ? Reject(Rejection::kMemory, OutOfMemory()) : Status();
+  ATTEND_RETURN_IF_ERROR(CheckArrival(request.deadline, clock_.Now()));
+  return MemoryIsShort() ? OutOfMemory() : Status();
 }
 
 Status RequestReader::Decode(Request& request, Work& work, google::protobuf::Arena& arena) {
   Status status = work.format.Parse(arena, work.slices, work.message, request);
   if (!status.ok()) {
     NameRequest(std::move(request.request_id), request);
-    return RejectRefusal(Rejection::kMemory, std::move(status));
+    return status;
   }
   return TakeFields(work.format, work.message, request, work.validated, work.plan);
 }
@@ -231,7 +225,7 @@ Status RequestReader::Decode(Request& request, Work& work, google::protobuf::Are
 Status RequestReader::AcceptHeader(const RequestMessage& header, Request& request,
                                    TensorPlaces& places) try {
   const OnNoMemory no_memory(OnNoMemory::kThrow);
-  if (MemoryIsShort()) return Reject(Rejection::kMemory, OutOfMemory());
+  if (MemoryIsShort()) return OutOfMemory();
   Validated validated;
   MemoryPlan plan;
   ATTEND_RETURN_IF_ERROR(TakeFields(AttendFormat(), header, request, validated, plan));
@@ -248,7 +242,7 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   if (input != nullptr) engine_.Stage(request, tensors);
   return Status();
 } catch (const std::bad_alloc&) {
-  return Reject(Rejection::kMemory, OutOfMemory());
+  return OutOfMemory();
 }
 
 Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessage& message,
@@ -262,50 +256,32 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
 
   const bool chunked = request.transport == Transport::kChunked;
   const bool ending = fields.sessions_size() > 0 && engine_.draining();
-  Status status = ending ? SessionsAreEnding() : HoldSessions(fields, sessions_, request);
-  if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
+  ATTEND_RETURN_IF_ERROR(ending ? SessionsAreEnding() : HoldSessions(fields, sessions_, request));
   const CacheHold* const cache = request.source.cache();
-  status = CheckPass(fields, request.asked);
-  if (status.ok()) status = Validate(fields, message.arrays(), validated, cache);
-  if (status.ok()) status = CheckSources(message, request.transport, validated);
-  if (status.ok() && !chunked) status = CheckRaw(message, validated);
-  if (status.ok()) {
-    Result<MemoryPlan> planned = PlanMemory(message, validated, cache);
-    status = planned.status();
-    if (planned.ok()) plan = *planned;
-  }
-  if (status.ok()) status = format.CheckPlaces(validated, request);
-  if (!status.ok()) return RejectRefusal(Rejection::kInvalid, std::move(status));
+  ATTEND_RETURN_IF_ERROR(CheckPass(fields, request.asked));
+  ATTEND_RETURN_IF_ERROR(Validate(fields, message.arrays(), validated, cache));
+  ATTEND_RETURN_IF_ERROR(CheckSources(message, request.transport, validated));
+  if (!chunked) ATTEND_RETURN_IF_ERROR(CheckRaw(message, validated));
+  Result<MemoryPlan> planned = PlanMemory(message, validated, cache);
+  if (!planned.ok()) return planned.status();
+  plan = *planned;
+  ATTEND_RETURN_IF_ERROR(format.CheckPlaces(validated, request));
   ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
   if (engine_.MayCheck(request)) {
-    status = PlanLseForCheck(validated, plan, request);
-    if (!status.ok()) return RejectRefusal(Rejection::kInvalid, std::move(status));
+    ATTEND_RETURN_IF_ERROR(PlanLseForCheck(validated, plan, request));
   }
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
   PlaceArrays(message, validated, plan, request);
-  status = engine_.Place(request);
-  if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
-  status = engine_.CheckInTime(request);
-  if (!status.ok()) return Reject(Rejection::kLate, std::move(status));
+  ATTEND_RETURN_IF_ERROR(engine_.Place(request));
+  ATTEND_RETURN_IF_ERROR(engine_.CheckInTime(request));
   ATTEND_RETURN_IF_ERROR(ChargeTenant(validated, request));
-  // Last, so that nobody's session loses pages to a request that is refused.
-  return OfSessions(ReservePages(plan, request), request);
-}
-
-Status RequestReader::OfSessions(Status status, const Request& request) {
-  if (status.ok()) return status;
-  const bool limited = request.refusal.tenant_limit;
-  return RejectRefusal(limited ? Rejection::kTenantLimit : Rejection::kSessions, std::move(status));
+  // Last, so that no session loses pages to a request that is refused.
+  return ReservePages(plan, request);
 }
 
 Status RequestReader::TakeToEngine(const Call& call, std::unique_ptr<Request>& request) {
   if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
-  const bool asked = request->check == AnswerCheck::kAsked;
-  Status status = engine_.Submit(request);
-  if (status.ok()) return status;
-  const bool unchecked = asked && !request->to_be_checked();
-  if (request->refusal.late) return Reject(Rejection::kLate, std::move(status));
-  return RejectRefusal(unchecked ? Rejection::kChecks : Rejection::kQueueFull, std::move(status));
+  return engine_.Submit(request);
 }
 
 Status RequestReader::FindShared(const v1::AttendRequest& message, const Validated& validated,
@@ -320,11 +296,7 @@ Status RequestReader::FindShared(const v1::AttendRequest& message, const Validat
     return status;
   }
   // Draining forgets every region, and a client must learn that it may try elsewhere.
-  if (status.code() == Code::kNotFound && engine_.draining()) {
-    return Reject(Rejection::kDraining, Unavailable("the server is draining"));
-  }
-  const bool off = status.code() == Code::kUnimplemented;
-  return Reject(off ? Rejection::kUnimplemented : Rejection::kInvalid, std::move(status));
+  return status.code() == Code::kNotFound && engine_.draining() ? Draining() : status;
 }
 
 void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
@@ -338,39 +310,12 @@ void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
     status = TakeToEngine(call, request);
   } catch (const std::bad_alloc&) {
     if (request == nullptr) std::terminate();  // it was accepted, and nobody could end it
-    status = Reject(Rejection::kMemory, OutOfMemory());
+    status = OutOfMemory();
   }
   const OnNoMemory wait(OnNoMemory::kWait);
   if (!status.ok()) return Finish(std::move(request), std::move(status));
   // A cancellation that came before the request was queued found nothing to cancel.
   if (call.cancelled()) engine_.Cancel(id);
-}
-
-Status RequestReader::Reject(Rejection reason, Status status) {
-  metrics_.RecordRejection(reason);
-  return status;
-}
-
-Status RequestReader::RejectRefusal(Rejection exhausted, Status status) {
-  switch (status.code()) {
-    case Code::kResourceExhausted:
-      return Reject(exhausted, std::move(status));
-    case Code::kInvalidArgument:
-    case Code::kNotFound:  // sessions
-    case Code::kOutOfRange:
-    case Code::kFailedPrecondition:
-      return Reject(Rejection::kInvalid, std::move(status));
-    case Code::kPermissionDenied:  // sessions, by their scope, or a file that is not the client's
-      return Reject(Rejection::kNoScope, std::move(status));
-    case Code::kUnimplemented:
-      return Reject(Rejection::kUnimplemented, std::move(status));
-    case Code::kDeadlineExceeded:
-      return Reject(Rejection::kDeadlinePassed, std::move(status));
-    case Code::kUnavailable:  // without a healthy device it is a failure of the server's
-      return engine_.draining() ? Reject(Rejection::kDraining, std::move(status)) : status;
-    default:
-      return status;
-  }
 }
 
 }  // namespace attend

@@ -18,7 +18,6 @@
 #include "server/engine/engine.h"
 #include "server/memory/receive_memory.h"
 #include "server/memory/upload_budget.h"
-#include "server/metrics/metrics.h"
 #include "server/regions/region_registry.h"
 #include "server/request/request.h"
 #include "server/rpc/call.h"
@@ -51,8 +50,8 @@ class RequestReader {
   // `regions` is null if shared memory
   // is off, `receive_memory` if messages arrive in memory that no device reads, `sessions` if no
   // device has memory for them.
-  RequestReader(Engine& engine, WorkerThreads& workers, Metrics& metrics, const Clock& clock,
-                const Limits& limits, TenantLimits& tenants, const RegionRegistry* regions,
+  RequestReader(Engine& engine, WorkerThreads& workers, const Clock& clock, const Limits& limits,
+                TenantLimits& tenants, const RegionRegistry* regions,
                 const ReceiveMemory* receive_memory, SessionTable* sessions);
 
   // Takes the message to the engine, or ends the request with the reason why not. Either way the
@@ -67,10 +66,6 @@ class RequestReader {
   // Takes a request that has all its bytes to the engine, or ends it. Either way it ends by one
   // call of its responder, which is `call`.
   void Submit(Call& call, std::unique_ptr<Request> request);
-  // Counts a refusal and returns its status.
-  Status Reject(Rejection reason, Status status);
-  // The same, for the reason that the status's code says; `exhausted`: what RESOURCE_EXHAUSTED is.
-  Status RejectRefusal(Rejection exhausted, Status status);
 
  private:
   struct Work;       // one message while it is decoded
@@ -95,10 +90,8 @@ class RequestReader {
   // The request takes its place among its tenant's, and is charged once it is placed.
   Status EnterTenant(Request& request);
   Status ChargeTenant(const Validated& validated, Request& request);
-  // Counts a refusal by a limit, and says when to come again.
-  Status OfTenant(Status status, Request& request);
-  // Counts a refusal for want of pages, or because sessions are not as they were.
-  Status OfSessions(Status status, const Request& request);
+  // Says of a refusal by a limit when to come again.
+  static Status OfTenant(Status status, Request& request);
   // The request, which has all its bytes, is the engine's if that is OK.
   Status TakeToEngine(const Call& call, std::unique_ptr<Request>& request);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
@@ -106,7 +99,6 @@ class RequestReader {
 
   Engine& engine_;
   WorkerThreads& workers_;
-  Metrics& metrics_;
   const Clock& clock_;
   const Limits limits_;
   TenantLimits& tenants_;

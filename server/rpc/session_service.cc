@@ -2,30 +2,27 @@
 
 #include "server/rpc/session_service.h"
 
-#include <google/protobuf/arena.h>
-
 #include <chrono>
 #include <cmath>
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "server/memory/memory_reserve.h"
-#include "server/rpc/call_caller.h"
-#include "server/rpc/small_call.h"
-#include "server/wire/grpc_status.h"
+#include "server/rpc/service_call.h"
 #include "server/wire/session_uses.h"
 
 namespace attend {
 namespace {
 
-// A shape for each of many layers is the most that a request has.
-constexpr int64_t kRequestBytesMax = int64_t{64} << 10;
 // Sessions in one answer.
 constexpr int64_t kListed = 256;
 
 constexpr char kEvent[] = "session call failed";
+constexpr ServiceMethod kHere{.event = kEvent, .scope = Scope::kSessions};
+constexpr ServiceMethod kAtLimits{
+    .event = kEvent, .scope = Scope::kSessions, .charge = ServiceMethod::Charge::kBytes};
+// They may copy a page of each layer.
+constexpr ServiceMethod kCopying{.event = kEvent, .scope = Scope::kSessions, .later = true};
 
 Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
   if (!IsDType(shape.dtype())) {
@@ -53,91 +50,14 @@ void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& res
 }
 
 template <class In, class Out, class Answer>
-Status SessionServiceImpl::AnswerTo(const Caller& caller, const Bytes& request,
-                                    const Answer& answer, Bytes& response, Refusal& refusal) {
-  if (sessions_ == nullptr) return SessionsAreOff();
-  return AnswerSmallCall<In, Out>(
-      request, kRequestBytesMax,
-      [&](const In& in, Out& out) { return answer(caller.tenant, in, out, refusal); }, response);
-}
-
-template <class In, class Out, class Answer>
-void SessionServiceImpl::Respond(Call& call, const CallFacts& facts, LimitHold& place,
-                                 const Bytes& request, Bytes& response, Reactor& reactor,
-                                 const Answer& answer) {
-  Status status;
-  Rejection exhausted = Rejection::kSessions;
-  Refusal refusal;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (!MemoryIsShort()) {
-      status = AnswerTo<In, Out>(facts.caller, request, answer, response, refusal);
-    } else {
-      status = OutOfMemory();
-      exhausted = Rejection::kMemory;
-    }
-  } catch (const std::bad_alloc&) {
-    status = OutOfMemory();
-    exhausted = Rejection::kMemory;
-  }
-  if (refusal.tenant_limit) exhausted = Rejection::kTenantLimit;
-  const OnNoMemory wait(OnNoMemory::kWait);
-  const SmallCallEnd end = SmallCall(kEvent, request, response);
-  EndPlace(context_, facts, end, place);
-  if (!status.ok()) {
-    return RefuseCall(context_, call, facts, end, exhausted, std::move(status), refusal, reactor);
-  }
-  LogEnd(context_, status, end, call, facts);
-  reactor.Finish(grpc::Status());
-}
-
-template <class In, class Out, class Answer>
-SessionServiceImpl::Reactor* SessionServiceImpl::RespondNow(Call* call, const Bytes* request,
-                                                            Bytes* response, const Answer& answer,
-                                                            InFlight in_flight) {
-  Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *request, *reactor);
-  if (!caller) return reactor;
-  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  std::shared_ptr<LimitHold> place;
-  if (in_flight == InFlight::kPlace) {
-    place = TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
-    if (place == nullptr) return reactor;
-  } else {
-    context_.limits.Came(caller->tenant, static_cast<int64_t>(request->Length()));
-  }
-  LimitHold none;
-  Respond<In, Out>(*call, facts, place == nullptr ? none : *place, *request, *response, *reactor,
-                   answer);
-  return reactor;
-}
-
-// The call, its messages and its reactor live until Finish.
-template <class In, class Out, class Answer>
-SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const Bytes* request,
-                                                              Bytes* response,
-                                                              const Answer& answer) {
-  Reactor* const reactor = call->DefaultReactor();
-  const std::optional<Caller> caller =
-      AdmitCaller(context_, *call, MethodOf<In>(), Scope::kSessions, *request, *reactor);
-  if (!caller) return reactor;
-  const CallFacts facts = FactsOf(context_, MethodOf<In>(), *caller, *call);
-  const auto place =
-      TakePlace(context_, *call, facts, SmallCall(kEvent, *request, *response), *reactor);
-  if (place == nullptr) return reactor;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context_.workers.Post([this, call, facts, place, request, response, reactor, answer] {
-      Respond<In, Out>(*call, facts, *place, *request, *response, *reactor, answer);
-    });
-  } catch (const std::bad_alloc&) {
-    const OnNoMemory wait(OnNoMemory::kWait);
-    place->End(0, true, true);
-    RefuseCall(context_, *call, facts, SmallCall(kEvent, *request, *response), Rejection::kMemory,
-               OutOfMemory(), {}, *reactor);
-  }
-  return reactor;
+SessionServiceImpl::Reactor* SessionServiceImpl::Run(const ServiceMethod& method, Call* call,
+                                                     const Bytes* request, Bytes* response,
+                                                     const Answer& answer) {
+  return ServiceCall::Run<In, Out>(
+      context_, method, call, request, response,
+      [this, answer](const Caller& caller, const In& in, Out& out, Refusal& refusal) {
+        return sessions_ == nullptr ? SessionsAreOff() : answer(caller.tenant, in, out, refusal);
+      });
 }
 
 Status SessionServiceImpl::Fill(const Result<SessionInfo>& info, v1::Session& response) const {
@@ -152,7 +72,7 @@ Status SessionServiceImpl::MayBegin() const {
 }
 
 Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& request,
-                                  v1::Session& response, Refusal& refusal) {
+                                  v1::Session& response) {
   ATTEND_RETURN_IF_ERROR(MayBegin());
   SessionSpec spec;
   spec.pinned = request.pinned();
@@ -194,21 +114,21 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
     return InvalidArgument("device is \"" + request.device().substr(0, 64) +
                            "\", must be one of the server's (GetServerInfo), or empty");
   }
-  return Fill(sessions_->Create(tenant, spec, &refusal), response);
+  return Fill(sessions_->Create(tenant, spec), response);
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::CreateSession(Call* call, const Bytes* request,
                                                                Bytes* response) {
-  return RespondNow<v1::CreateSessionRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out, auto& refusal) {
-        return Create(tenant, in, out, refusal);
-      });
+  return Run<v1::CreateSessionRequest, v1::Session>(
+      kHere, call, request, response,
+      [this](int tenant, const auto& in, auto& out, auto&) { return Create(tenant, in, out); });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::ForkSession(Call* call, const Bytes* request,
                                                              Bytes* response) {
-  return RespondLater<v1::ForkSessionRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out, auto& refusal) {
+  return Run<v1::ForkSessionRequest, v1::Session>(
+      kCopying, call, request, response,
+      [this](int tenant, const auto& in, auto& out, auto& refusal) {
         ATTEND_RETURN_IF_ERROR(MayBegin());
         std::optional<int64_t> length;
         if (in.has_length()) length = in.length();
@@ -218,34 +138,34 @@ SessionServiceImpl::Reactor* SessionServiceImpl::ForkSession(Call* call, const B
 
 SessionServiceImpl::Reactor* SessionServiceImpl::TruncateSession(Call* call, const Bytes* request,
                                                                  Bytes* response) {
-  return RespondLater<v1::TruncateSessionRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out, auto& refusal) {
+  return Run<v1::TruncateSessionRequest, v1::Session>(
+      kCopying, call, request, response,
+      [this](int tenant, const auto& in, auto& out, auto& refusal) {
         return Fill(sessions_->Truncate(tenant, in.session(), in.length(), &refusal), out);
       });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::FreeSession(Call* call, const Bytes* request,
                                                              Bytes* response) {
-  return RespondNow<v1::FreeSessionRequest, v1::FreeSessionResponse>(
-      call, request, response,
-      [this](int tenant, const auto& in, auto&, auto&) {
+  return Run<v1::FreeSessionRequest, v1::FreeSessionResponse>(
+      kAtLimits, call, request, response, [this](int tenant, const auto& in, auto&, auto&) {
         return sessions_->Free(tenant, in.session());
-      },
-      InFlight::kNone);
+      });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::GetSession(Call* call, const Bytes* request,
                                                             Bytes* response) {
-  return RespondNow<v1::GetSessionRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out, auto&) {
+  return Run<v1::GetSessionRequest, v1::Session>(
+      kHere, call, request, response, [this](int tenant, const auto& in, auto& out, auto&) {
         return Fill(sessions_->Get(tenant, in.session()), out);
       });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const Bytes* request,
                                                               Bytes* response) {
-  return RespondNow<v1::ListSessionsRequest, v1::ListSessionsResponse>(
-      call, request, response, [this](int tenant, const auto& in, auto& out, auto&) -> Status {
+  return Run<v1::ListSessionsRequest, v1::ListSessionsResponse>(
+      kHere, call, request, response,
+      [this](int tenant, const auto& in, auto& out, auto&) -> Status {
         const int64_t count = in.page_size() == 0 ? kListed : in.page_size();
         if (count < 1 || count > kListed) {
           return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
@@ -262,12 +182,10 @@ SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const 
 
 SessionServiceImpl::Reactor* SessionServiceImpl::KeepAlive(Call* call, const Bytes* request,
                                                            Bytes* response) {
-  return RespondNow<v1::KeepAliveRequest, v1::Session>(
-      call, request, response,
-      [this](int tenant, const auto& in, auto& out, auto&) {
+  return Run<v1::KeepAliveRequest, v1::Session>(
+      kAtLimits, call, request, response, [this](int tenant, const auto& in, auto& out, auto&) {
         return Fill(sessions_->KeepAlive(tenant, in.session()), out);
-      },
-      InFlight::kNone);
+      });
 }
 
 }  // namespace attend

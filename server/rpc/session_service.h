@@ -8,11 +8,12 @@
 #include <grpcpp/grpcpp.h>
 
 #include "attend/v1/session.grpc.pb.h"
-#include "server/metrics/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/sessions/session_table.h"
 
 namespace attend {
+
+struct ServiceMethod;
 
 // What a client is told of a session.
 void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& response);
@@ -44,26 +45,13 @@ class SessionServiceImpl final
   Reactor* KeepAlive(Call* call, const Bytes* request, Bytes* response) override;
 
  private:
-  // What a call takes of its tenant's requests in flight.
-  enum class InFlight { kPlace, kNone };
-
-  // Parses the request, has `answer(tenant, request, response, refusal)` fill the response, or say
-  // why not, and finishes.
+  // `answer(tenant, request, response, refusal)` fills the response, or says why not.
   template <class In, class Out, class Answer>
-  void Respond(Call& call, const CallFacts& facts, LimitHold& place, const Bytes& request,
-               Bytes& response, Reactor& reactor, const Answer& answer);
-  template <class In, class Out, class Answer>
-  Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer,
-                      InFlight in_flight = InFlight::kPlace);
-  template <class In, class Out, class Answer>
-  Reactor* RespondLater(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
-  template <class In, class Out, class Answer>
-  Status AnswerTo(const Caller& caller, const Bytes& request, const Answer& answer, Bytes& response,
-                  Refusal& refusal);
+  Reactor* Run(const ServiceMethod& method, Call* call, const Bytes* request, Bytes* response,
+               const Answer& answer);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
-  Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response,
-                Refusal& refusal);
+  Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);
   Status Fill(const Result<SessionInfo>& info, v1::Session& response) const;
 
   ServiceContext& context_;

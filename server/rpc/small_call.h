@@ -35,10 +35,12 @@ const std::string& MethodOf() {
 }
 
 // Has `answer(request, response)` fill the response, or say why not. Messages above `bytes_max`
-// bytes are refused. May throw std::bad_alloc.
+// bytes are refused; RESOURCE_EXHAUSTED: there is no memory.
 template <class In, class Out, class Answer>
 Status AnswerSmallCall(const grpc::ByteBuffer& request, int64_t bytes_max, const Answer& answer,
-                       grpc::ByteBuffer& response) {
+                       grpc::ByteBuffer& response) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
+  if (MemoryIsShort()) return OutOfMemory();
   const auto bytes = static_cast<int64_t>(request.Length());
   if (bytes > bytes_max) {
     return InvalidArgument("the message has " + std::to_string(bytes) +
@@ -55,19 +57,8 @@ Status AnswerSmallCall(const grpc::ByteBuffer& request, int64_t bytes_max, const
   bool own = false;
   const grpc::Status written = grpc::SerializationTraits<Out>::Serialize(*out, &response, &own);
   return written.ok() ? Status() : Internal("the answer cannot be written");
-}
-
-// The same, and RESOURCE_EXHAUSTED where there is no memory.
-template <class In, class Out, class Answer>
-Status TrySmallCall(const grpc::ByteBuffer& request, int64_t bytes_max, const Answer& answer,
-                    grpc::ByteBuffer& response) {
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (MemoryIsShort()) return OutOfMemory();
-    return AnswerSmallCall<In, Out>(request, bytes_max, answer, response);
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory();
-  }
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace attend

@@ -10,6 +10,7 @@
 
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
+#include "server/util/rejection.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
@@ -91,7 +92,7 @@ void StreamCall::Do(Step step) {
   } else if (stopped) {
     status = std::move(*stopped);
   } else if (cut_off) {
-    status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining");
+    status = ToGrpc(Draining());
   }
   TellLoad(context_, call_);
   hold_.Release();  // before the client hears of it and opens another

@@ -106,8 +106,6 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void RecordUnread() {
     if (call_.IsCancelled()) {
       unread_->status = Status(Code::kCancelled, "the call ended before its message was whole");
-    } else {
-      unread_->status = context_.reader.Reject(Rejection::kInvalid, std::move(unread_->status));
     }
     RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
               call_, facts_, format_);

@@ -8,6 +8,8 @@
 #include <new>
 #include <string>
 
+#include "server/util/rejection.h"
+
 namespace attend {
 
 RequestQueue::RequestQueue(const QueueOptions& options)
@@ -16,8 +18,9 @@ RequestQueue::RequestQueue(const QueueOptions& options)
 Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   if (full()) {
     request->enqueued = TimePoint();
-    return ResourceExhausted("queue: " + std::to_string(size()) + " requests wait, the limit is " +
-                             std::to_string(options_.capacity));
+    return ResourceExhausted(Rejection::kQueueFull, "queue: " + std::to_string(size()) +
+                                                        " requests wait, the limit is " +
+                                                        std::to_string(options_.capacity));
   }
   Request& r = *request;
   assert(!by_id_.contains(r.id) && "an id came twice");

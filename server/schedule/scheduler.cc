@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "server/util/rejection.h"
 #include "server/util/thresholds.h"
 
 namespace attend {
@@ -30,17 +31,16 @@ int64_t RetryAfterMs(Duration duration) {
 // that another try is of no use: it would come after the deadline, or the request was too late when
 // it came, even for a device that did nothing else.
 Status Late(Request& request, TimePoint now, TimePoint end) {
-  request.refusal.late = true;
   const std::string why = "deadline: it is in " + Ms(request.deadline - now) +
                           " ms, and the request would be done in " + Ms(end - now) +
                           " ms, of which it runs for " + Ms(request.expected);
   const int64_t retry_after_ms = RetryAfterMs(end - request.deadline);
   if (request.expected > request.deadline - request.received ||
       std::chrono::milliseconds(retry_after_ms) >= request.deadline - now) {
-    return Status(Code::kDeadlineExceeded, why);
+    return Because(Rejection::kLate, Status(Code::kDeadlineExceeded, why));
   }
   request.refusal.retry_after_ms = retry_after_ms;
-  return ResourceExhausted(why);
+  return ResourceExhausted(Rejection::kLate, why);
 }
 
 // Whether a client gives up at its own deadline, when the answer was about to come at best. One
@@ -98,8 +98,7 @@ void Scheduler::Classify(Request& request) const {
 
 Status Scheduler::Judge(Request& request, TimePoint now) {
   Classify(request);
-  request.refusal.late = false;  // another device may have said so
-  request.refusal.retry_after_ms = 0;
+  request.refusal.retry_after_ms = 0;  // another device may have set it
   if (request.deadline == kNever) return Status();
   const Duration left = std::min<Duration>(request.deadline - now, std::chrono::hours(24));
   const LaneState state = lanes();

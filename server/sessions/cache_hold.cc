@@ -102,8 +102,9 @@ void SessionTable::Explain(const Status& status, int tenant, std::span<const Cac
 // However many pages are evicted, a sequence needs all of its own at once, and all sequences the
 // new ones.
 Status SessionTable::CheckFits(const CacheHold& hold) const {
-  const int64_t bytes = devices_[hold.device_].pages->ledger().most(hold.sessions_[0]->tenant);
-  const int64_t page_bytes = hold.layout_.page_bytes;
+  const PageTree& tree = *devices_[hold.device_].pages;
+  const int64_t bytes = tree.ledger().most(hold.sessions_[0]->tenant);
+  const int64_t page_bytes = tree.Charge(hold.layout_.page_bytes);
   int64_t fresh = 0;
   for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
     const int64_t pages = hold.PagesOf(n);
@@ -198,17 +199,21 @@ Status SessionTable::CheckHold(CacheHold& hold) {
 Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
                              CacheRefusal* refusal) {
   const size_t count = hold.sessions_.size();
-  // Large allocations, which may fail, are made before anything is changed.
   int64_t needed = 0;
   std::vector<size_t> own(count);
   for (size_t n = 0; n < count; ++n) {
     assert(hold.PagesOf(n) <= stride);
     const int64_t layer = hold.uses_[n].layer;
-    PageTree::Branch& leaf = *hold.sessions_[n]->leaf;
-    const int64_t pages = PageTree::PagesOf(leaf, layer);
+    const int64_t pages = PageTree::PagesOf(*hold.sessions_[n]->leaf, layer);
     own[n] = static_cast<size_t>(pages);
     needed += hold.PagesOf(n) - pages;
-    PageTree::Reserve(leaf, layer, hold.PagesOf(n) - pages);
+  }
+  ATTEND_RETURN_IF_ERROR(CheckTables(hold.sessions_[0]->tenant, needed * kPageEntryBytes));
+  // Large allocations, which may fail, are made before anything is changed. EndHold gives back what
+  // remains unused of them.
+  for (size_t n = 0; n < count; ++n) {
+    PageTree::Reserve(*hold.sessions_[n]->leaf, hold.uses_[n].layer,
+                      hold.PagesOf(n) - static_cast<int64_t>(own[n]));
   }
   hold.leaves_.reserve(count);
   std::vector<PageNumber> fresh;
@@ -264,11 +269,15 @@ void SessionTable::EndHold(CacheHold& hold) {
   for (size_t n = 0; n < hold.sessions_.size(); ++n) {
     Session& session = *hold.sessions_[n];
     PageTree& tree = TreeOf(session);
+    const bool given_up = hold.append_rows_ > 0 && !hold.committed_;
+    Layer& layer = session.layers[hold.uses_[n].layer];
     if (!hold.own_.empty()) {
-      const bool given_up = hold.append_rows_ > 0 && !hold.committed_;
-      if (given_up) session.layers[hold.uses_[n].layer].changing = false;
+      if (given_up) layer.changing = false;
       tree.Give(session.tenant, hold.OwnPages(n));
-      if (given_up && session.leaf != nullptr) PageTree::Fit(*session.leaf, hold.uses_[n].layer);
+    }
+    // Another append to the layer has reserved what it needs there.
+    if (given_up && session.leaf != nullptr && !layer.changing) {
+      PageTree::Fit(*session.leaf, hold.uses_[n].layer);
     }
     if (!hold.leaves_.empty()) tree.Unpin(*hold.leaves_[n]);
     Use(session, -1);

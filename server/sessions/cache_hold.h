@@ -47,7 +47,6 @@ struct CacheRefusal {
   std::vector<int64_t> lengths =
       {};                     // of all sequences' layers, if one was wrong; -1: no such layer
   int64_t missing_bytes = 0;  // if there was no memory for the pages
-  bool tenant_limit = false;  // a limit of the tenant's own refused it (tenant_limits.h)
 };
 
 // Ends without appending anything unless it was committed. The table must outlive it.

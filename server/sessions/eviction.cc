@@ -21,8 +21,8 @@ void EvictionStats::Add(const EvictionStats& other) {
 }
 
 int64_t PageTree::Missing(int tenant, int64_t page_bytes, int64_t count) const {
-  const int64_t bytes = count * page_bytes;
-  return std::max(bytes - ledger_.Room(tenant), bytes - pool_.Room(page_bytes) * page_bytes);
+  const int64_t charge = Charge(page_bytes);
+  return std::max(count * charge - ledger_.Room(tenant), (count - pool_.Room(page_bytes)) * charge);
 }
 
 bool PageTree::MayMakeRoom(int tenant, int64_t bytes) const {
@@ -35,7 +35,7 @@ bool PageTree::MayMakeRoom(int tenant, int64_t bytes) const {
 
 bool PageTree::MakeRoom(int tenant, int64_t page_bytes, int64_t count, TimePoint now) {
   const auto missing = [&] { return Missing(tenant, page_bytes, count); };
-  const bool enough = MayMakeRoom(tenant, count * page_bytes);
+  const bool enough = MayMakeRoom(tenant, count * Charge(page_bytes));
   while (missing() > 0) {
     Branch* const oldest = enough ? Oldest(tenant, true) : nullptr;
     if (oldest == nullptr) return false;
@@ -135,7 +135,7 @@ bool PageTree::Consistent(const std::vector<std::vector<PageNumber>>& taken, int
   int64_t shared_bytes = 0;
   for (size_t tenant = 0; tenant < taken.size(); ++tenant) {
     all.insert(all.end(), taken[tenant].begin(), taken[tenant].end());
-    for (const PageNumber page : taken[tenant]) held[tenant] += pool_.page_bytes(page);
+    for (const PageNumber page : taken[tenant]) held[tenant] += Charge(pool_.page_bytes(page));
     idle += idle_[tenant].size();
   }
   std::vector<const Branch*> left = {&root_};

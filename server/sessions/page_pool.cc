@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "server/util/rejection.h"
+
 namespace attend {
 
 PagePool::PagePool(HostSpan memory, int64_t slab_bytes, std::function<void(char*, int64_t)> on_free)
@@ -44,10 +46,12 @@ int64_t PagePool::Room(int64_t page_bytes) const {
 Status PagePool::Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages) {
   assert(page_bytes > 0 && page_bytes % kPageUnitBytes == 0);
   if (const int64_t room = Room(page_bytes); count > room) {
-    return ResourceExhausted(
-        "sessions need " + std::to_string(count) + " more pages of " + std::to_string(page_bytes) +
-        " bytes, " + std::to_string((count - room) * page_bytes) + " bytes more than are free of " +
-        std::to_string(stats_.total_bytes) + " (session-memory)");
+    return ResourceExhausted(Rejection::kSessions,
+                             "sessions need " + std::to_string(count) + " more pages of " +
+                                 std::to_string(page_bytes) + " bytes, " +
+                                 std::to_string((count - room) * page_bytes) +
+                                 " bytes more than are free of " +
+                                 std::to_string(stats_.total_bytes) + " (session-memory)");
   }
   const size_t before = pages.size();
   pages.reserve(before + static_cast<size_t>(count));

@@ -52,6 +52,8 @@ class PagePool {
   // From the last to the first, so that the front of a sequence is what is taken again first.
   void Give(std::span<const PageNumber> pages);
   int64_t page_bytes(PageNumber page) const { return slabs_[PlaceOf(page).slab].page_bytes; }
+  // A page's part of a slab, with what is left over there: at least page_bytes.
+  int64_t Charge(int64_t page_bytes) const { return slab_bytes_ / PagesOf(page_bytes); }
 
   char* base() const { return static_cast<char*>(memory_.data); }
   char* data(PageNumber page) const { return base() + int64_t{page} * kPageUnitBytes; }

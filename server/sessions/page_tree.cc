@@ -31,12 +31,12 @@ PageTree::~PageTree() {
 void PageTree::Take(int tenant, int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages) {
   [[maybe_unused]] const Status taken = pool_.Take(page_bytes, count, pages);
   assert(taken.ok());
-  ledger_.Add(tenant, count * page_bytes);
+  ledger_.Add(tenant, count * Charge(page_bytes));
   lists_.Add(tenant, count * kPageEntryBytes);
 }
 
 void PageTree::Give(int tenant, std::span<const PageNumber> pages) {
-  for (const PageNumber page : pages) ledger_.Add(tenant, -pool_.page_bytes(page));
+  for (const PageNumber page : pages) ledger_.Add(tenant, -Charge(pool_.page_bytes(page)));
   lists_.Add(tenant, -std::ssize(pages) * kPageEntryBytes);
   pool_.Give(pages);
 }

@@ -74,7 +74,7 @@ class PageTree {
   // Others read what comes first; the tree alone changes it.
   struct Branch {
     int tenant = 0;
-    std::shared_ptr<const std::vector<int64_t>> page_bytes;  // by layer
+    std::shared_ptr<const std::vector<int64_t>> page_bytes;  // by layer, as charged
     int64_t begin = 0;                                       // pages of each layer before it
     std::vector<std::vector<PageNumber>> pages;              // by layer
 
@@ -121,7 +121,7 @@ class PageTree {
   // The same for so many bytes of the tenant's own.
   bool EvictOwn(int tenant, int64_t bytes, TimePoint now);
 
-  // A new session's leaf, without pages.
+  // A new session's leaf, without pages; `page_bytes` are charges.
   Branch* Plant(int tenant, std::shared_ptr<const std::vector<int64_t>> page_bytes, bool kept,
                 TimePoint now);
   // Another one, which begins with the first `pages` pages of each layer. All of these are full.
@@ -157,6 +157,8 @@ class PageTree {
 
   char* data(PageNumber page) const { return pool_.data(page); }
   const Ledger& ledger() const { return ledger_; }
+  // What a page counts there: its part of a slab.
+  int64_t Charge(int64_t page_bytes) const { return pool_.Charge(page_bytes); }
   Stats stats() const { return {pool_.stats(), shared_bytes_}; }
   const EvictionStats& evictions() const { return evictions_; }
   // Whether all of the above is so. `taken`, by tenant: the pages that are in no branch; `pins`:

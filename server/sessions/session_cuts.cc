@@ -95,7 +95,7 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   cut.fork->device = origin.device;
   cut.fork->lease = origin.lease;
   cut.fork->pinned = origin.pinned;
-  ATTEND_RETURN_IF_ERROR(TakePlace(*cut.fork, refusal));
+  ATTEND_RETURN_IF_ERROR(TakePlace(*cut.fork));
   ATTEND_RETURN_IF_ERROR(CheckRoom(tenant, std::ssize(origin.layers)));
   BeginCut(*found, cut);  // so that it is not evicted for its own fork
   return ForkLayers(kept, cut, refusal);

@@ -7,31 +7,33 @@
 #include <vector>
 
 #include "server/sessions/session_table.h"
+#include "server/util/rejection.h"
 
 namespace attend {
 
-Status SessionTable::TakePlace(Session& session, CacheRefusal* refusal) {
+Status SessionTable::TakePlace(Session& session) {
   if (options_.limits == nullptr) return Status();
-  Status status = options_.limits->Take(session.tenant, Limit::kSessions, session.place);
-  if (!status.ok() && refusal != nullptr) refusal->tenant_limit = true;
-  return status;
+  return options_.limits->Take(session.tenant, Limit::kSessions, session.place);
 }
 
 Status SessionTable::CheckRoom(int tenant, int64_t layers) const {
   if (places_.Room(tenant) > 0) return CheckTables(tenant, FixedBytes(layers));
   return ResourceExhausted(
+      Rejection::kSessions,
       "there are as many sessions as there may be, " + std::to_string(options_.sessions_max) +
-      " (max-sessions); the tenant has " + std::to_string(places_.held(tenant)) +
-      ", its own part is " + std::to_string(places_.own(tenant)));
+          " (max-sessions); the tenant has " + std::to_string(places_.held(tenant)) +
+          ", its own part is " + std::to_string(places_.own(tenant)));
 }
 
 Status SessionTable::CheckTables(int tenant, int64_t bytes) const {
   if (bytes <= tables_.Room(tenant)) return Status();
-  return ResourceExhausted("there is no room for " + std::to_string(bytes) +
-                           " bytes more in the tables of sessions, which may have at most " +
-                           std::to_string(tables_.all()) + " (memory-budget); the tenant's have " +
-                           std::to_string(tables_.held(tenant)) + ", its own part is " +
-                           std::to_string(tables_.own(tenant)));
+  return ResourceExhausted(Rejection::kSessions,
+                           "there is no room for " + std::to_string(bytes) +
+                               " bytes more in the tables of sessions, which may have at most " +
+                               std::to_string(tables_.all()) +
+                               " (memory-budget); the tenant's have " +
+                               std::to_string(tables_.held(tenant)) + ", its own part is " +
+                               std::to_string(tables_.own(tenant)));
 }
 
 Status SessionTable::KeepLimit(const Session& session, int64_t bytes, CacheRefusal* refusal) {
@@ -40,14 +42,12 @@ Status SessionTable::KeepLimit(const Session& session, int64_t bytes, CacheRefus
   const int64_t most = options_.limits->most(session.tenant, Limit::kSessionMemory);
   const auto missing = [&] { return tree.ledger().held(session.tenant) + bytes - most; };
   if (missing() <= 0 || tree.EvictOwn(session.tenant, missing(), clock_.Now())) return Status();
-  if (refusal != nullptr) {
-    refusal->missing_bytes = missing();
-    refusal->tenant_limit = true;
-  }
+  if (refusal != nullptr) refusal->missing_bytes = missing();
   options_.limits->CountRefusal(session.tenant, Limit::kSessionMemory);
-  return ResourceExhausted("tenant limit session-memory: the tenant's sessions would have " +
-                           std::to_string(most + missing()) +
-                           " bytes on a device, may have at most " + std::to_string(most));
+  return ResourceExhausted(Rejection::kTenantLimit,
+                           "tenant limit session-memory: the tenant's sessions would have " +
+                               std::to_string(most + missing()) +
+                               " bytes on a device, may have at most " + std::to_string(most));
 }
 
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
@@ -58,7 +58,7 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   ATTEND_RETURN_IF_ERROR(CheckTables(tenant, count * kPageEntryBytes));
   while (tree.Missing(tenant, page_bytes, count) > 0 && ExpireLocked()) {
   }
-  const int64_t bytes = count * page_bytes;
+  const int64_t bytes = count * tree.Charge(page_bytes);
   if (tree.MayMakeRoom(tenant, bytes)) {
     ATTEND_RETURN_IF_ERROR(KeepLimit(session, bytes, refusal));
   }
@@ -69,11 +69,13 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   const int64_t missing = tree.Missing(tenant, page_bytes, count);
   if (refusal != nullptr) refusal->missing_bytes = missing;
   return ResourceExhausted(
+      Rejection::kSessions,
       "sessions need " + std::to_string(count) + " more pages of " + std::to_string(page_bytes) +
-      " bytes, " + std::to_string(missing) + " bytes more than there is room for; the tenant has " +
-      std::to_string(tree.ledger().held(tenant)) + " bytes, may have at most " +
-      std::to_string(tree.ledger().most(tenant)) + " (session-memory), of which " +
-      std::to_string(tree.ledger().own(tenant)) + " are for it alone");
+          " bytes, " + std::to_string(missing) +
+          " bytes more than there is room for; the tenant has " +
+          std::to_string(tree.ledger().held(tenant)) + " bytes, may have at most " +
+          std::to_string(tree.ledger().most(tenant)) + " (session-memory), of which " +
+          std::to_string(tree.ledger().own(tenant)) + " are for it alone");
 }
 
 }  // namespace attend

@@ -196,8 +196,7 @@ Status SessionTable::CheckLayers(int64_t layers) const {
   return InvalidArgument(OutOfBounds("layers", layers, 1, options_.layers_max));
 }
 
-Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec,
-                                         CacheRefusal* refusal) {
+Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
   const auto layers = std::ssize(spec.layers);
   ATTEND_RETURN_IF_ERROR(CheckLayers(layers));
   if (spec.lease < Duration::zero() || spec.lease > options_.lease_max) {
@@ -221,9 +220,6 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec,
   session->lease = spec.lease == Duration::zero() ? options_.lease_default : spec.lease;
   session->pinned = spec.pinned;
 
-  auto page_bytes = std::make_shared<std::vector<int64_t>>();
-  for (const Layer& layer : session->layers) page_bytes->push_back(layer.layout.page_bytes);
-
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   ExpireLocked();
@@ -232,8 +228,12 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec,
   if (device.pages->stats().total_bytes == 0) {
     return Unimplemented("the device has no memory for sessions (session-memory)");
   }
-  ATTEND_RETURN_IF_ERROR(TakePlace(*session, refusal));
+  ATTEND_RETURN_IF_ERROR(TakePlace(*session));
   ATTEND_RETURN_IF_ERROR(CheckRoom(tenant, layers));
+  auto page_bytes = std::make_shared<std::vector<int64_t>>();
+  for (const Layer& layer : session->layers) {
+    page_bytes->push_back(device.pages->Charge(layer.layout.page_bytes));
+  }
   session->leaf = device.pages->Plant(tenant, std::move(page_bytes), spec.pinned, clock_.Now());
   try {
     SessionInfo info = Insert(session);

@@ -73,7 +73,7 @@ class SessionTable {
   Status CheckLayers(int64_t layers) const;
   // INVALID_ARGUMENT names the field, the value and the bound. RESOURCE_EXHAUSTED: there are as
   // many sessions as there may be. UNIMPLEMENTED: the device has no memory for sessions.
-  Result<SessionInfo> Create(int tenant, const SessionSpec& spec, CacheRefusal* refusal = nullptr);
+  Result<SessionInfo> Create(int tenant, const SessionSpec& spec);
   // A session of its own with the first `length` tokens (all, if not given), which shares full
   // pages. OUT_OF_RANGE beyond the session's length. FAILED_PRECONDITION: no length is given, and
   // the layers have different ones.
@@ -196,7 +196,7 @@ class SessionTable {
   // Whether its tables may have so many bytes more.
   Status CheckTables(int tenant, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   // A place among those that the tenant's limit allows.
-  Status TakePlace(Session& session, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
+  Status TakePlace(Session& session) ATTEND_REQUIRES(mutex_);
 
   // The page that a cut after `length` tokens goes through, of one layer.
   struct CutPage {

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/util/rejection.h"
+
 namespace attend {
 namespace {
 
@@ -26,7 +28,8 @@ Status SessionsAreOff() {
 }
 
 Status SessionsAreEnding() {
-  return Unavailable("the server is draining, and its sessions end with it");
+  return Because(Rejection::kDraining,
+                 Unavailable("the server is draining, and its sessions end with it"));
 }
 
 Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Request& request) {

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/util/rejection.h"
 #include "tests/server/support/engine_fixture.h"
 
 namespace attend {
@@ -196,7 +197,7 @@ class Schedule {
             << request.status.message();
         break;
       case Code::kResourceExhausted:
-        EXPECT_TRUE(request.refusal.late);
+        EXPECT_EQ(RejectionOf(request.status), Rejection::kLate);
         break;
       default:
         ++coverage_.failed;

@@ -11,21 +11,19 @@ TEST(LeastRefusal, OfSeveralDevicesTheOneThatAsksForTheShortestWait) {
   LeastRefusal refused;
   Refusal told;
   EXPECT_TRUE(refused.Tell(told).ok());
-  const auto add = [&](const Status& status, bool late, int64_t retry_after_ms) {
+  const auto add = [&](const Status& status, int64_t retry_after_ms) {
     Refusal refusal;
-    refusal.late = late;
     refusal.retry_after_ms = retry_after_ms;
     refused.Add(status, refusal);
     return std::string(refused.Tell(told).message());
   };
-  EXPECT_EQ(add(Unavailable("it is lost"), false, 0), "it is lost");
-  EXPECT_EQ(add(ResourceExhausted("it is full"), false, 0), "it is full");
-  EXPECT_EQ(add(ResourceExhausted("in 20 ms"), true, 20), "in 20 ms");
-  EXPECT_TRUE(told.late);
-  EXPECT_EQ(add(ResourceExhausted("in 8 ms"), true, 8), "in 8 ms");
-  EXPECT_EQ(add(ResourceExhausted("in 9 ms"), true, 9), "in 8 ms");
-  EXPECT_EQ(add(Status(Code::kDeadlineExceeded, "never"), true, 0), "in 8 ms");
-  EXPECT_EQ(add(ResourceExhausted("it is full"), false, 0), "in 8 ms");
+  EXPECT_EQ(add(Unavailable("it is lost"), 0), "it is lost");
+  EXPECT_EQ(add(ResourceExhausted("it is full"), 0), "it is full");
+  EXPECT_EQ(add(ResourceExhausted("in 20 ms"), 20), "in 20 ms");
+  EXPECT_EQ(add(ResourceExhausted("in 8 ms"), 8), "in 8 ms");
+  EXPECT_EQ(add(ResourceExhausted("in 9 ms"), 9), "in 8 ms");
+  EXPECT_EQ(add(Status(Code::kDeadlineExceeded, "never"), 0), "in 8 ms");
+  EXPECT_EQ(add(ResourceExhausted("it is full"), 0), "in 8 ms");
   EXPECT_EQ(told.retry_after_ms, 8);
 }
 

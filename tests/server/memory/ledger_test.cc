@@ -46,6 +46,22 @@ TEST(LedgerTest, WhatIsDividedRoundsDown) {
   EXPECT_EQ(ledger.most(0), 9);
 }
 
+TEST(LedgerTest, NoWeightIsTooSmallForAPlace) {
+  const Ledger ledger(256, {1000, 1, 0});
+  EXPECT_EQ(ledger.own(0), 127);
+  EXPECT_EQ(ledger.own(1), 1);
+  EXPECT_EQ(ledger.own(2), 0);
+  EXPECT_EQ(ledger.most(2), 128);
+  const Ledger few(5, {1000, 1, 1});
+  EXPECT_EQ(few.own(1), 0);
+  EXPECT_EQ(few.most(1), 4);
+}
+
+TEST(LedgerTest, OneTenantWithAWeightMayHoldAll) {
+  const Ledger ledger(7, {3, 0, 0});
+  EXPECT_EQ(ledger.most(0), 7);
+}
+
 // Whatever tenants do: each can have its own part at any time, and all together never hold more.
 TEST(LedgerTest, AnOwnPartIsAlwaysFree) {
   std::mt19937_64 random(test::FreshSeed());

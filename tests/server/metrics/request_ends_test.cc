@@ -10,6 +10,7 @@
 #include <string>
 
 #include "server/metrics/metrics.h"
+#include "server/util/rejection.h"
 
 namespace attend {
 namespace {
@@ -64,7 +65,7 @@ TEST_F(RequestEndsTest, DeadlinesAreKeptOrItIsCountedWhereTheyWereNot) {
   const auto count = [&](Code code, bool late, bool queued, bool started) {
     Request request;
     request.deadline = kReceived + milliseconds(10);
-    request.refusal.late = late;
+    if (late) request.status = Because(Rejection::kLate, Status(code, ""));
     if (queued) request.enqueued = kReceived;
     if (started) request.started = kReceived;
     return Count(request, code, "attend_deadline_requests_total");
@@ -86,7 +87,7 @@ TEST_F(RequestEndsTest, DeadlinesAreKeptOrItIsCountedWhereTheyWereNot) {
   EXPECT_EQ(Count(request, Code::kOk, "attend_deadline_requests_total"), 5);
   request.deadline = kReceived + milliseconds(9);
   EXPECT_EQ(Count(request, Code::kDeadlineExceeded, "attend_deadline_requests_total"), 5);
-  request.refusal.late = true;
+  request.status = Because(Rejection::kLate, ResourceExhausted(""));
   EXPECT_EQ(Count(request, Code::kResourceExhausted, "attend_short_deadlines_total"), 2);
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "server/metrics/metrics.h"
+#include "server/util/rejection.h"
 
 namespace attend {
 namespace {
@@ -36,7 +37,7 @@ void Finish(Metrics& metrics, Code code, bool tenant_limit) {
   Request request;
   request.tenant = 1;
   if (code != Code::kOk) request.status = Status(code, "");
-  request.refusal.tenant_limit = tenant_limit;
+  if (tenant_limit) request.status = Because(Rejection::kTenantLimit, request.status);
   metrics.RecordFinished(request, 1, 0);
 }
 
@@ -51,7 +52,7 @@ TEST_F(TenantMetricsTest, OnlyARequestThatEndedForItsTenantsLimitIsLimited) {
   Finish(metrics_, Code::kResourceExhausted, true);
   EXPECT_EQ(Value(metrics_, limited), 1);
   Finish(metrics_, Code::kResourceExhausted, false);  // no memory
-  Finish(metrics_, Code::kCancelled, true);           // its client did not wait for the refusal
+  Finish(metrics_, Code::kCancelled, false);          // its client did not wait for the refusal
   Finish(metrics_, Code::kOk, false);
   EXPECT_EQ(Value(metrics_, limited), 1);
   EXPECT_EQ(Value(metrics_, "attend_tenant_requests_total", "RESOURCE_EXHAUSTED"), 2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who may be connected to the regions' socket, and who goes when there is no place for all.
+// Connections to the regions' socket: their callers, places and ends.
 
 #include <gtest/gtest.h>
 

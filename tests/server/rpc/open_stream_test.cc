@@ -110,9 +110,8 @@ class OpenStreamTest : public EngineTest {
   WorkerThreads workers_{"test", 1};
   ChunkedRegistry chunked_{ChunkedOptions(), clock_, RandomToken};
   AnswerWatch answers_{Duration::zero(), clock_, [](const std::string&) {}};
-  RequestReader reader_{
-      Started(), workers_, metrics_, clock_, RequestReader::Limits{.tenant_weights = {1}},
-      limits_,   nullptr,  nullptr,  nullptr};
+  RequestReader reader_{Started(), workers_, clock_,  RequestReader::Limits{.tenant_weights = {1}},
+                        limits_,   nullptr,  nullptr, nullptr};
   ServiceContext context_{*engine_, reader_, metrics_, workers_, chunked_, answers_,
                           clock_,   logger_, limits_,  64,       {}};
 };

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/util/rejection.h"
 #include "tests/server/support/queue_requests.h"
 
 namespace attend::test {
@@ -242,8 +243,9 @@ class LateTest : public testing::Test {
 
 TEST_F(LateTest, WhatWouldBeLateIsRefusedWithTheTimeAfterWhichItWouldNotBe) {
   EXPECT_TRUE(Push(2, kNow + milliseconds(10)).ok());
-  EXPECT_EQ(Push(3, kNow + milliseconds(15)).code(), Code::kResourceExhausted);
-  EXPECT_TRUE(refused_->refusal.late);
+  const Status late = Push(3, kNow + milliseconds(15));
+  EXPECT_EQ(late.code(), Code::kResourceExhausted);
+  EXPECT_EQ(RejectionOf(late), Rejection::kLate);
   EXPECT_EQ(refused_->refusal.retry_after_ms, 8) << "10 ms, a quarter of them, and 10 for itself";
   EXPECT_EQ(scheduler_.queue().size(), 1) << "it is not taken";
   EXPECT_EQ(Push(5, kNow + milliseconds(11)).code(), Code::kDeadlineExceeded) << "12 ms more";
@@ -251,8 +253,9 @@ TEST_F(LateTest, WhatWouldBeLateIsRefusedWithTheTimeAfterWhichItWouldNotBe) {
 }
 
 TEST_F(LateTest, WhatIsHopelessEvenAloneHasNoUseForAnotherTry) {
-  EXPECT_EQ(Push(2, kNow + milliseconds(9)).code(), Code::kDeadlineExceeded);
-  EXPECT_TRUE(refused_->refusal.late);
+  const Status hopeless = Push(2, kNow + milliseconds(9));
+  EXPECT_EQ(hopeless.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(RejectionOf(hopeless), Rejection::kLate);
   EXPECT_EQ(refused_->refusal.retry_after_ms, 0);
 }
 

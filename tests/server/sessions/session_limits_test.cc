@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "server/util/rejection.h"
 #include "tests/server/support/two_tenants_fixture.h"
 
 namespace attend {
@@ -54,7 +55,7 @@ TEST_F(SessionLimitsTest, BeyondItsLimitATenantIsRefusedAndLosesNothing) {
                                           "would have 24576 bytes on a device, may have at most "
                                           "16384"));
   EXPECT_EQ(refusal.missing_bytes, 2 * kPageBytes);
-  EXPECT_TRUE(refusal.tenant_limit);
+  EXPECT_EQ(RejectionOf(status), Rejection::kTenantLimit);
   EXPECT_EQ(table_->Get(0, idle)->length, kRows);
   EXPECT_EQ(limits_.use(0, Limit::kSessionMemory).refused, 1);
   EXPECT_TRUE(Append(1, Make(1), 0, 8 * kRows).ok());

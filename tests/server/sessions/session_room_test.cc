@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "server/util/rejection.h"
 #include "tests/kernels/support/counted_new.h"
 #include "tests/server/support/two_tenants_fixture.h"
 
@@ -73,6 +74,7 @@ class LongListTest : public test::TwoTenantsTest {
     SessionOptions options{.tenant_weights = {1}};
     options.page_rows = kRows;
     options.slab_bytes = 4 * kPageBytes;
+    options.limits = &limits_;
     table_ = std::make_unique<SessionTable>(
         options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
         std::vector{SessionDevice{&many_, {}}});
@@ -128,6 +130,21 @@ TEST_F(LongListTest, WhatIsReservedInVainIsNotKept) {
   EXPECT_LE(heap.held_bytes(), table_->table_bytes() - before + kSlackBytes);
 }
 
+TEST_F(LongListTest, ARefusedAppendKeepsNoList) {
+  std::vector<TenantBounds> bounds(2);
+  bounds[0][Limit::kSessionMemory] = kPageBytes;
+  limits_.Set(bounds);
+  const int64_t before = table_->table_bytes();
+  const test::HeapWatch heap;
+  for (int n = 0; n < 80; ++n) {
+    const CacheUse use{Make(0), 0, 0, ""};
+    const auto hold = table_->Hold(0, {&use, 1}, kMany * kRows);
+    ASSERT_TRUE(hold.ok()) << hold.status().ToString();
+    ASSERT_EQ((*hold)->Reserve(pages_.data(), kMany).code(), Code::kResourceExhausted);
+  }
+  EXPECT_LE(heap.held_bytes(), table_->table_bytes() - before + kSlackBytes);
+}
+
 TEST_F(LongListTest, WhatAReaderKeepsIsAsLongAsWhatWasCutOff) {
   const std::string origin = Make(0);
   Reserve(origin, 0, kMany * kRows / 2)->Commit();
@@ -176,13 +193,11 @@ TEST_F(SessionRoomTest, ATenantMayHaveALimitOfSessions) {
   bounds[0][Limit::kSessions] = 2;
   limits_.Set(bounds);
   const std::string first = Make(0), second = Make(0);
-  CacheRefusal refusal, of_fork;
-  const Status status = table_->Create(0, {0, {kShape}}, &refusal).status();
+  const Status status = table_->Create(0, {0, {kShape}}).status();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("tenant limit sessions: the tenant has 2, may have"));
-  EXPECT_TRUE(refusal.tenant_limit);
-  EXPECT_FALSE(table_->Fork(0, first, {}, &of_fork).ok());
-  EXPECT_TRUE(of_fork.tenant_limit);
+  EXPECT_EQ(RejectionOf(status), Rejection::kTenantLimit);
+  EXPECT_EQ(RejectionOf(table_->Fork(0, first, {}).status()), Rejection::kTenantLimit);
   EXPECT_EQ(limits_.use(0, Limit::kSessions).refused, 2);
   for (int n = 0; n < 3; ++n) Make(1);
   ASSERT_TRUE(table_->Free(0, first).ok());

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/service_call.h"
+
+#include <optional>
+
+#include "server/rpc/call_caller.h"
+#include "server/rpc/call_log.h"
+#include "server/wire/grpc_status.h"
+
+namespace attend {
+
+ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod& method,
+                                    const std::string& name, Call& call, const Bytes& request,
+                                    Bytes& response, Reactor& reactor) {
+  const std::optional<Caller> caller =
+      AdmitCaller(context, call, name, method.scope, request, reactor);
+  if (!caller) return nullptr;
+  const CallFacts facts = FactsOf(context, name, *caller, call);
+  const auto came = static_cast<int64_t>(request.Length());
+  Ref begun;
+  Status status;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    begun = std::make_shared<ServiceCall>(context, method, facts, call, request, response, reactor);
+    if (method.charge == ServiceMethod::Charge::kPlace) {
+      status = context.limits.BeginSmall(caller->tenant, begun->place_, came);
+    }
+  } catch (const std::bad_alloc&) {
+    status = OutOfMemory();
+  }
+  if (method.charge == ServiceMethod::Charge::kBytes) context.limits.Came(caller->tenant, came);
+  if (status.ok()) return begun;
+  ServiceCall(context, method, facts, call, request, response, reactor).End(status);
+  return nullptr;
+}
+
+void ServiceCall::Note(const Status& status) {
+  const SmallCallEnd end{method_.event, static_cast<int64_t>(request_.Length()),
+                         static_cast<int64_t>(response_.Length())};
+  if (method_.charge != ServiceMethod::Charge::kNone) {
+    context_.limits.Came(facts_.caller.tenant, end.response_bytes);
+  }
+  place_.End(end.request_bytes, true, true);
+  LogEnd(context_, status, end, call_, facts_);
+}
+
+void ServiceCall::End(const Status& status, const Refusal& refusal) {
+  const OnNoMemory wait(OnNoMemory::kWait);
+  Note(status);
+  if (!status.ok()) AddRefusal(context_, status.code(), refusal, call_);
+  reactor_.Finish(ToGrpc(status));
+}
+
+}  // namespace attend

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A call with one small message each way, from its caller's admission to its end. SessionService,
+// AdminService and the Open Inference Protocol's small calls differ in a ServiceMethod alone: each
+// service has a few, its table.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "server/auth/caller.h"
+#include "server/limits/tenant_limits.h"
+#include "server/memory/memory_reserve.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/small_call.h"
+
+namespace attend {
+
+// What calls of a method take.
+struct ServiceMethod {
+  enum class Charge {
+    kPlace,  // a place among their tenant's requests in flight, and their bytes
+    kBytes,  // for calls that a tenant at its limits may make all the same
+    kNone,
+  };
+  const char* event;  // the log line's, if a call fails
+  Scope scope = Scope::kInfo;
+  Charge charge = Charge::kPlace;
+  bool later = false;  // they are answered on the copy threads, as they may copy or wait
+  int64_t request_bytes_max = int64_t{64} << 10;
+};
+
+class ServiceCall {
+ public:
+  using Reactor = grpc::ServerUnaryReactor;
+  using Call = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+  using Ref = std::shared_ptr<ServiceCall>;
+
+  // Admits the caller and takes what the method takes. Null: the call has ended. gRPC keeps the
+  // call and its messages until End; `method` must outlive it too. `name` is as gRPC's paths have
+  // it, `reactor` the call's default one.
+  static Ref Begin(ServiceContext& context, const ServiceMethod& method, const std::string& name,
+                   Call& call, const Bytes& request, Bytes& response, Reactor& reactor);
+
+  // A whole call: `answer(caller, request, response, refusal)`, or `answer(request, response)`,
+  // fills the response, or says why not.
+  template <class In, class Out, class Answer>
+  static Reactor* Run(ServiceContext& context, const ServiceMethod& method, Call* call,
+                      const Bytes* request, Bytes* response, const Answer& answer) {
+    Reactor* const reactor = call->DefaultReactor();
+    const Ref begun = Begin(context, method, MethodOf<In>(), *call, *request, *response, *reactor);
+    if (begun == nullptr) return reactor;
+    if (method.later) {
+      begun->Post([begun, answer] { begun->template Respond<In, Out>(answer); });
+    } else {
+      begun->template Respond<In, Out>(answer);
+    }
+    return reactor;
+  }
+
+  const CallFacts& facts() const { return facts_; }
+  Call& call() const { return call_; }
+
+  // Parses the request and has `answer(request, response)` fill the response, or say why not.
+  template <class In, class Out, class Answer>
+  Status Try(const Answer& answer) {
+    return AnswerSmallCall<In, Out>(request_, method_.request_bytes_max, answer, response_);
+  }
+
+  // Calls `work` on the copy threads; ends the call if there is no memory for that.
+  template <class Work>
+  void Post(Work work) {
+    try {
+      const OnNoMemory no_memory(OnNoMemory::kThrow);
+      return context_.workers.Post(std::move(work));
+    } catch (const std::bad_alloc&) {
+    }
+    End(OutOfMemory());
+  }
+
+  // Gives back what was taken, counts and logs the end, and tells the client.
+  void End(const Status& status, const Refusal& refusal = {});
+  // All of it but the last.
+  void Note(const Status& status);
+
+  ServiceCall(ServiceContext& context, const ServiceMethod& method, CallFacts facts, Call& call,
+              const Bytes& request, Bytes& response, Reactor& reactor)
+      : context_(context),
+        method_(method),
+        facts_(std::move(facts)),
+        call_(call),
+        request_(request),
+        response_(response),
+        reactor_(reactor) {}
+
+ private:
+  template <class In, class Out, class Answer>
+  void Respond(const Answer& answer) {
+    Refusal refusal;
+    const auto ask = [&](const In& in, Out& out) -> Status {
+      if constexpr (std::is_invocable_v<const Answer&, const In&, Out&>) {
+        return answer(in, out);
+      } else {
+        return answer(facts_.caller, in, out, refusal);
+      }
+    };
+    End(Try<In, Out>(ask), refusal);
+  }
+
+  ServiceContext& context_;
+  const ServiceMethod& method_;
+  const CallFacts facts_;
+  Call& call_;
+  const Bytes& request_;
+  Bytes& response_;
+  Reactor& reactor_;
+  LimitHold place_;
+};
+
+}  // namespace attend

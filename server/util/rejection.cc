@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/util/rejection.h"
+
+namespace attend {
+
+Rejection RejectionOf(const Status& status) {
+  if (status.reason() != 0) return static_cast<Rejection>(status.reason());
+  switch (status.code()) {
+    case Code::kResourceExhausted:
+      return Rejection::kMemory;
+    case Code::kInvalidArgument:
+    case Code::kNotFound:  // sessions
+    case Code::kOutOfRange:
+    case Code::kFailedPrecondition:
+      return Rejection::kInvalid;
+    case Code::kPermissionDenied:  // sessions, by their scope, or a file that is not the client's
+      return Rejection::kNoScope;
+    case Code::kUnimplemented:
+      return Rejection::kUnimplemented;
+    default:
+      return Rejection::kNone;
+  }
+}
+
+}  // namespace attend
