@@ -44,7 +44,7 @@ ROOMS = {
     "server/memory": "util proto/process", "server/regions": "auth limits log memory util",
     "server/sessions": "limits memory util",
     "server/request": "auth limits memory regions sessions util",
-    "server/schedule": "request util", "server/metrics": "request schedule",
+    "server/schedule": "request util", "server/metrics": "request schedule util",
     "server/net": "log memory metrics util",
     "server/tls": "log metrics net util",
     "server/wire": "auth memory regions request sessions util",

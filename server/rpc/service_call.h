@@ -23,7 +23,7 @@
 
 namespace attend {
 
-// What calls of a method take.
+// How calls of a method are charged.
 struct ServiceMethod {
   enum class Charge {
     kPlace,  // a place among their tenant's requests in flight, and their bytes

@@ -157,7 +157,7 @@ class PageTree {
 
   char* data(PageNumber page) const { return pool_.data(page); }
   const Ledger& ledger() const { return ledger_; }
-  // What a page counts there: its part of a slab.
+  // The bytes that a page is charged there: its part of a slab.
   int64_t Charge(int64_t page_bytes) const { return pool_.Charge(page_bytes); }
   Stats stats() const { return {pool_.stats(), shared_bytes_}; }
   const EvictionStats& evictions() const { return evictions_; }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions at their limits: what is refused, and what that costs nobody; leases, eviction."""
+"""Sessions at their limits: each refusal leaves other work as it was; leases, eviction."""
 
 import time
 
