@@ -75,7 +75,7 @@ PageNumber PagePool::TakeOne(int64_t page_bytes) {
   if (from.free.empty()) from.entry = open.extract(slab);
   from.taken[index] = true;
   --free_pages_[page_bytes];
-  stats_.used_bytes += page_bytes;
+  stats_.used_bytes += Charge(page_bytes);
   return NumberOf(slab, index, page_bytes);
 }
 
@@ -105,7 +105,7 @@ void PagePool::GiveOne(PageNumber page) {
   assert(slab.taken[place.index]);
   slab.taken[place.index] = false;
   if (on_free_) on_free_(data(page), page_bytes);
-  stats_.used_bytes -= page_bytes;
+  stats_.used_bytes -= Charge(page_bytes);
   slab.free.push_back(static_cast<int32_t>(place.index));
   SlabSet& open = with_room_[page_bytes];
   if (!slab.entry.empty()) open.insert(std::move(slab.entry));
@@ -135,7 +135,7 @@ bool PagePool::Consistent(std::vector<PageNumber> taken) const {
       if (slab.taken[index] == free.contains(static_cast<int32_t>(index))) return false;
       if (!slab.taken[index]) continue;
       if (next == taken.cend() || *next++ != NumberOf(n, index, slab.page_bytes)) return false;
-      sums.used_bytes += slab.page_bytes;
+      sums.used_bytes += Charge(slab.page_bytes);
     }
     free_pages[slab.page_bytes] += std::ssize(slab.free);
     const auto open = with_room_.find(slab.page_bytes);

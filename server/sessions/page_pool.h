@@ -33,7 +33,7 @@ class PagePool {
  public:
   struct Stats {
     int64_t total_bytes = 0;  // of the slabs
-    int64_t used_bytes = 0;   // of taken pages
+    int64_t used_bytes = 0;   // charged for taken pages
     int64_t free_bytes = 0;   // of slabs that serve no size
   };
 

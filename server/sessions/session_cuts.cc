@@ -186,7 +186,8 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
     }
     assert(ConsistentLocked());
     // At once, if nothing is copied: a page may come to be shared while the table is not locked.
-    if (!status.ok() || cut.pieces.empty()) return EndTruncate(length, cut, status, info);
+    if (!status.ok() || cut.pieces.empty())
+      return EndTruncate(length, cut, std::move(status), info);
   }
   try {
     status = cut.arena->Copy(cut.pieces);
@@ -194,7 +195,7 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
     status = OutOfMemory();
   }
   const MutexLock lock(mutex_);
-  return EndTruncate(length, cut, status, info);
+  return EndTruncate(length, cut, std::move(status), info);
 }
 
 // If it is OK, EndTruncate must follow.

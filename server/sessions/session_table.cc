@@ -183,11 +183,11 @@ void SessionTable::Update(const Session& session, SessionInfo& info) const {
   info.bytes = info.shared_bytes = 0;
   info.lost = devices_[session.device].lost;
   for (size_t n = 0; n < session.layers.size(); ++n) {
-    const Layer& layer = session.layers[n];
-    info.layer_lengths[n] = layer.length;
-    info.bytes += PageTree::PagesOf(*session.leaf, n) * layer.layout.page_bytes;
+    const int64_t page_bytes = (*session.leaf->page_bytes)[n];
+    info.layer_lengths[n] = session.layers[n].length;
+    info.bytes += PageTree::PagesOf(*session.leaf, n) * page_bytes;
     // Others have the pages before its leaf too.
-    info.shared_bytes += session.leaf->begin * layer.layout.page_bytes;
+    info.shared_bytes += session.leaf->begin * page_bytes;
   }
 }
 

@@ -26,7 +26,9 @@ class RequestEndsTest : public testing::Test {
   // Ends the request so, and returns what the family has counted.
   double Count(Request& request, Code code, const std::string& family) {
     request.received = kReceived;
+    const uint8_t reason = request.status.reason();
     request.status = code == Code::kOk ? Status() : Status(code, "");
+    request.status.set_reason(reason);
     metrics_.RecordFinished(request, 1, 0);
     return Counted(family);
   }

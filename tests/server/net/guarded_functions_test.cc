@@ -2,12 +2,14 @@
 
 #include "server/net/guarded_functions.h"
 
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 namespace attend {
 namespace {
 
 TEST(GuardedFunctions, TheLibrariesHaveThem) {
+  EXPECT_NE(grpc::Version(), "");  // or the linker leaves its library out
   const Status status = CheckFunctions(kGuardedFunctions);
   EXPECT_TRUE(status.ok()) << status.ToString();
 }

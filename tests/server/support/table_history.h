@@ -51,6 +51,8 @@ class TableHistory {
   static constexpr int64_t kRows = 16;
   static constexpr int64_t kSlabBytes = 16 * 1024;
   static constexpr int64_t kBytes = 6 * kSlabBytes + kPageUnitBytes;
+  // A page's part of a slab, with what is left over there.
+  static int64_t ChargeOf(int64_t page_bytes) { return kSlabBytes / (kSlabBytes / page_bytes); }
 
   // Every element of a token's rows of K and V is its own number.
   using Tokens = std::vector<uint16_t>;

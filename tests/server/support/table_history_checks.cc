@@ -90,7 +90,7 @@ bool TableHistory::Fits(const Request& request, int64_t rows) const {
     const int64_t pages = PagesOf(layer.length() + rows, kRows);
     fresh += pages - PagesOf(layer.length(), kRows);
     longest = std::max(longest, pages);
-    page_bytes = LayoutOf(layer.shape, kRows).page_bytes;
+    page_bytes = ChargeOf(LayoutOf(layer.shape, kRows).page_bytes);
   }
   const int device = sessions_.at(request.uses[0].session).device;
   return rows == 0 || std::max(fresh, longest) <= MostBytes(device, request.tenant) / page_bytes;
@@ -99,7 +99,8 @@ bool TableHistory::Fits(const Request& request, int64_t rows) const {
 int64_t TableHistory::FreshBytes(const Open& open, size_t n) {
   const int64_t length = std::ssize(open.tokens[n]);
   const int64_t before = length - open.hold->append_rows();
-  return (PagesOf(length, kRows) - PagesOf(before, kRows)) * open.hold->layout().page_bytes;
+  return (PagesOf(length, kRows) - PagesOf(before, kRows)) *
+         ChargeOf(open.hold->layout().page_bytes);
 }
 
 int64_t TableHistory::OwnBytes(int device, int tenant) const {
@@ -142,7 +143,7 @@ void TableHistory::ExpectShort(const Open& open, const CacheRefusal& refusal) {
   const std::vector<int64_t> held = table_->tenant_bytes(device);
   for (int n = 0; n < kTenants; ++n) ledger.Add(n, held[n]);
   const int64_t pages = memory.total_bytes / kSlabBytes * (kSlabBytes / page_bytes);
-  int64_t least = std::min(ledger.Room(tenant), pages * page_bytes - memory.used_bytes);
+  int64_t least = std::min(ledger.Room(tenant), pages * ChargeOf(page_bytes) - memory.used_bytes);
   for (const SessionInfo& info : table_->List(tenant, "", INT64_MAX).sessions) {
     if (info.device != device || info.pinned || InUse(info.id)) continue;
     least += info.bytes - info.shared_bytes;
