@@ -18,7 +18,6 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/server/support/infer_messages.h"
 #include "tests/server/support/messages.h"
-#include "tests/server/support/table_history.h"
 #include "tests/server/support/wire_gradients.h"
 
 namespace attend::fuzz {
@@ -130,22 +129,6 @@ void Sessions() {
     }
     Write("request", name, Join({request.SerializeAsString()}));
     Write("chunked", name, InChunks(request));
-  }
-}
-
-// Random ones, as the bytes that sessions_fuzz.cc reads their choices from.
-void Histories() {
-  for (uint64_t seed = 0; seed < 8; ++seed) {
-    std::mt19937_64 random(seed);
-    std::string input;
-    test::TableHistory history([&](int64_t low, int64_t high) {
-      const int64_t choice = static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
-      if (high - low >= 256) input += static_cast<char>(choice >> 8);
-      input += static_cast<char>(choice);
-      return low + choice;
-    });
-    while (input.size() < 400 + 200 * seed) history.Step();
-    Write("sessions", std::to_string(seed), input);
   }
 }
 
@@ -392,8 +375,8 @@ int main(int argc, char** argv) {
   }
   attend::fuzz::folder = argv[1];
   using namespace attend::fuzz;
-  for (void (*const write)() : {Requests, Infers, Sessions, Histories, Chunked, Regions, Settings,
-                                Connections, Names, Answers, Files}) {
+  for (void (*const write)() : {Requests, Infers, Sessions, Chunked, Regions, Settings, Connections,
+                                Names, Answers, Files}) {
     write();
   }
   return 0;

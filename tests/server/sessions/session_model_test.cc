@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random histories of sessions against a model (tests/server/support/table_history.h).
-// tests/fuzz/sessions_fuzz.cc searches for histories.
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,6 @@
 #include <optional>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "attend/v1/session.grpc.pb.h"
@@ -24,32 +23,24 @@ class SessionCalls {
   explicit SessionCalls(const TestServer& server, std::string tenant = "");
 
   grpc::Status Create(const v1::CreateSessionRequest& request, v1::Session& session);
-  grpc::Status Fork(const std::string& id, std::optional<int64_t> length, v1::Session& fork);
+  grpc::Status Fork(const std::string& id, std::optional<int64_t> length = {});
   grpc::Status Truncate(const std::string& id, int64_t length);
   grpc::Status Free(const std::string& id);
   grpc::Status Get(const std::string& id, v1::Session& session);
-  grpc::Status KeepAlive(const std::string& id);
-  // All of the tenant's, asked for in pages of `page_size`.
-  std::vector<v1::Session> List(int page_size = 256);
-
-  // The ways that a request can go.
-  enum class Way { kUnary, kStream, kChunks };
-  grpc::Status Attend(Way way, const v1::AttendRequest& request, v1::AttendResponse& response,
-                      std::mt19937_64& random);
-  // As unary; `context` can cancel it.
-  grpc::Status Attend(grpc::ClientContext& context, const v1::AttendRequest& request,
-                      v1::AttendResponse& response);
+  grpc::Status Attend(const v1::AttendRequest& request, v1::AttendResponse& response);
   // The header and some of its bytes; then the client goes.
   grpc::Status AbandonChunks(const v1::AttendRequest& request, std::mt19937_64& random);
 
+  // From the metadata of the last fork, truncation or request.
+  const v1::RequestStatus& refusal() const { return refusal_; }
+
  private:
   void Name(grpc::ClientContext& context) const;
-  grpc::Status AttendOnStream(const v1::AttendRequest& request, v1::AttendResponse& response);
-  grpc::Status AttendInChunks(const v1::AttendRequest& request, v1::AttendResponse& response,
-                              std::mt19937_64& random);
+  void ReadRefusal(const grpc::ClientContext& context);
 
   const TestServer& server_;
   const std::string tenant_;
+  v1::RequestStatus refusal_;
   std::unique_ptr<v1::SessionService::Stub> sessions_;
   std::unique_ptr<v1::AttentionService::Stub> attention_;
 };

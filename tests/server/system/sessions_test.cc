@@ -9,16 +9,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 
-#include "attend/v1/attention.grpc.pb.h"
-#include "attend/v1/session.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/sessions/session_table.h"
 #include "tests/server/support/messages.h"
+#include "tests/server/support/session_calls.h"
 #include "tests/server/support/test_server.h"
 
 namespace attend::test {
@@ -31,12 +28,12 @@ constexpr int64_t kDim = 16;
 
 void WithSessions(Config& config) { config.session_memory_bytes = int64_t{32} << 20; }
 
-class SessionCalls {
+// Sessions with the shape of PlainWireProblem.
+class PlainSessions : public SessionCalls {
  public:
-  explicit SessionCalls(const TestServer& server)
-      : sessions_(v1::SessionService::NewStub(server.Connect())), attention_(server.Stub()) {}
+  using SessionCalls::Attend;
+  using SessionCalls::SessionCalls;
 
-  // With the shape of PlainWireProblem.
   grpc::Status Create(v1::Session& session, const std::string& device = "", bool pinned = false) {
     v1::CreateSessionRequest request;
     v1::LayerShape* const shape = request.add_shapes();
@@ -45,41 +42,7 @@ class SessionCalls {
     shape->set_dim(kDim);
     request.set_device(device);
     request.set_pinned(pinned);
-    grpc::ClientContext context;
-    return sessions_->CreateSession(&context, request, &session);
-  }
-  grpc::Status Fork(const v1::Session& session, std::optional<int64_t> length = {}) {
-    v1::ForkSessionRequest request;
-    request.set_session(session.id());
-    if (length.has_value()) request.set_length(*length);
-    v1::Session fork;
-    grpc::ClientContext context;
-    const grpc::Status status = sessions_->ForkSession(&context, request, &fork);
-    ReadRefusal(context);
-    return status;
-  }
-  grpc::Status Truncate(const v1::Session& session, int64_t length) {
-    v1::TruncateSessionRequest request;
-    request.set_session(session.id());
-    request.set_length(length);
-    v1::Session now;
-    grpc::ClientContext context;
-    const grpc::Status status = sessions_->TruncateSession(&context, request, &now);
-    ReadRefusal(context);
-    return status;
-  }
-  grpc::Status Get(const v1::Session& session, v1::Session& now) {
-    v1::GetSessionRequest request;
-    request.set_session(session.id());
-    grpc::ClientContext context;
-    return sessions_->GetSession(&context, request, &now);
-  }
-  grpc::Status Free(const v1::Session& session) {
-    v1::FreeSessionRequest request;
-    request.set_session(session.id());
-    v1::FreeSessionResponse response;
-    grpc::ClientContext context;
-    return sessions_->FreeSession(&context, request, &response);
+    return SessionCalls::Create(request, session);
   }
   // The problem with its K and V appended to the session. If that was empty: the same answer.
   grpc::Status Attend(const v1::Session& session, WireProblem& problem,
@@ -87,13 +50,9 @@ class SessionCalls {
     v1::SessionUse* const use = problem.request.add_sessions();
     use->set_session(session.id());
     use->set_length(length);
-    grpc::ClientContext context;
-    const grpc::Status status = attention_->Attend(&context, problem.request, &response);
-    ReadRefusal(context);
-    return status;
+    return Attend(problem.request, response);
   }
-
-  // Appends so many tokens of zeros.
+  // Appends `tokens` tokens of zeros.
   grpc::Status Append(const v1::Session& session, int64_t tokens, int64_t length = 0) {
     WireProblem problem = PlainWireProblem(1);
     v1::AttendRequest& request = problem.request;
@@ -111,27 +70,11 @@ class SessionCalls {
     v1::AttendResponse response;
     return Attend(session, problem, response, length);
   }
-
-  // What the metadata of the last call said.
-  const v1::RequestStatus& refusal() const { return refusal_; }
-
- private:
-  void ReadRefusal(const grpc::ClientContext& context) {
-    refusal_.Clear();
-    const auto& trailers = context.GetServerTrailingMetadata();
-    if (const auto found = trailers.find("attend-status-bin"); found != trailers.end()) {
-      EXPECT_TRUE(refusal_.ParseFromString({found->second.data(), found->second.size()}));
-    }
-  }
-
-  v1::RequestStatus refusal_;
-  std::unique_ptr<v1::SessionService::Stub> sessions_;
-  std::unique_ptr<v1::AttentionService::Stub> attention_;
 };
 
 TEST(Sessions, ACheckFetchesKeysThatAreNotOnTheHost) {
   TestServer server(WithSessions, 1, TestServer::Devices::kFarSessions);
-  SessionCalls calls(server);
+  PlainSessions calls(server);
   for (const bool wrong : {false, true}) {
     if (wrong) {
       server.backend().Corrupt([](const Attention& a) { static_cast<float*>(a.o.data)[3] += 1; });
@@ -165,7 +108,7 @@ TEST(Sessions, ACheckWithoutRoomForItsKeysIsSkippedAndCounted) {
           config.metrics_listen = "127.0.0.1:0";
         },
         1, TestServer::Devices::kFarSessions);
-    SessionCalls calls(server);
+    PlainSessions calls(server);
     const auto checks = [&](const std::string& result) {
       return server.Metric("attend_reference_checks_total{result=\"" + result +
                            "\",transport=\"inline\"}");
@@ -200,7 +143,7 @@ TEST(Sessions, ACheckWithoutRoomForItsKeysIsSkippedAndCounted) {
 
 TEST(Sessions, ALostDeviceEndsItsSessionsAndNoOthers) {
   TestServer server(WithSessions, 2);
-  SessionCalls calls(server);
+  PlainSessions calls(server);
   v1::Session lost, kept;
   ASSERT_TRUE(calls.Create(lost, "cpu").ok());
   ASSERT_TRUE(calls.Create(kept, "cpu1").ok());
@@ -209,24 +152,40 @@ TEST(Sessions, ALostDeviceEndsItsSessionsAndNoOthers) {
   v1::AttendResponse response;
   EXPECT_EQ(calls.Attend(lost, first, response).error_code(), grpc::StatusCode::UNAVAILABLE);
   v1::Session now;
-  const grpc::Status status = calls.Get(lost, now);
+  const grpc::Status status = calls.Get(lost.id(), now);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(status.error_message(), AllOf(HasSubstr("session "), HasSubstr("device is lost")));
-  EXPECT_EQ(calls.Fork(lost).error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(calls.Fork(lost.id()).error_code(), grpc::StatusCode::UNAVAILABLE);
   WireProblem second = PlainWireProblem(2);
   ASSERT_TRUE(calls.Attend(kept, second, response).ok());
   EXPECT_EQ(Judge(second, response), "");
-  EXPECT_TRUE(calls.Free(lost).ok());
-  EXPECT_EQ(calls.Get(lost, now).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_TRUE(calls.Free(lost.id()).ok());
+  EXPECT_EQ(calls.Get(lost.id(), now).error_code(), grpc::StatusCode::NOT_FOUND);
   v1::Session fresh;
   EXPECT_EQ(calls.Create(fresh, "cpu").error_code(), grpc::StatusCode::UNAVAILABLE);
   ASSERT_TRUE(calls.Create(fresh).ok());
   EXPECT_EQ(fresh.device(), "cpu1");
 }
 
+TEST(Sessions, AnAppendThatFailsAppendsNothing) {
+  TestServer server(WithSessions);
+  PlainSessions calls(server);
+  v1::Session session;
+  ASSERT_TRUE(calls.Create(session).ok());
+  server.backend().FailItem(1, Internal("planted"));
+  v1::AttendResponse response;
+  WireProblem failed = PlainWireProblem(1);
+  EXPECT_EQ(calls.Attend(session, failed, response).error_code(), grpc::StatusCode::INTERNAL);
+  ASSERT_TRUE(calls.Get(session.id(), session).ok());
+  EXPECT_EQ(session.length(), 0);
+  WireProblem good = PlainWireProblem(1);
+  ASSERT_TRUE(calls.Attend(session, good, response).ok());
+  EXPECT_EQ(Judge(good, response), "");
+}
+
 TEST(Sessions, ARefusalSaysToProgramsWhatItSaysInWords) {
   TestServer server(WithSessions);
-  SessionCalls calls(server);
+  PlainSessions calls(server);
   v1::Session session;
   ASSERT_TRUE(calls.Create(session).ok());
   WireProblem problem = PlainWireProblem(1);
@@ -247,27 +206,27 @@ TEST(Sessions, ARefusalSaysToProgramsWhatItSaysInWords) {
 
 TEST(Sessions, AForkAndATruncationSayWhatMemoryTheyMiss) {
   TestServer server([](Config& config) { config.session_memory_bytes = int64_t{8} << 20; });
-  SessionCalls calls(server);
+  PlainSessions calls(server);
   constexpr int64_t kPageTokens = 64;
   constexpr int64_t kPageBytes = kPageTokens * 2 * 2 * kDim * 4;  // K and V of two heads
   v1::Session session, rest;
   ASSERT_TRUE(calls.Create(session).ok());
   ASSERT_TRUE(calls.Create(rest, "", true).ok());
   ASSERT_TRUE(calls.Append(session, kPageTokens).ok());
-  ASSERT_TRUE(calls.Fork(session).ok());  // shares the page
+  ASSERT_TRUE(calls.Fork(session.id()).ok());  // shares the page
   constexpr int64_t kTokens = (int64_t{8} << 20) / kPageBytes * kPageTokens;
   ASSERT_TRUE(calls.Append(rest, kTokens - kPageTokens).ok());
-  EXPECT_EQ(calls.Fork(session, 5).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(calls.Fork(session.id(), 5).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(calls.refusal().missing_bytes(), kPageBytes);
-  EXPECT_EQ(calls.Truncate(session, 5).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(calls.Truncate(session.id(), 5).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(calls.refusal().missing_bytes(), kPageBytes);
-  EXPECT_EQ(calls.Fork(session, 65).error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(calls.Fork(session.id(), 65).error_code(), grpc::StatusCode::OUT_OF_RANGE);
   EXPECT_EQ(calls.refusal().missing_bytes(), 0);
 }
 
 TEST(Sessions, WhatRunsWhileTheServerDrainsIsToldThatTheyEnd) {
   TestServer server(WithSessions);
-  SessionCalls calls(server);
+  PlainSessions calls(server);
   v1::Session session;
   ASSERT_TRUE(calls.Create(session).ok());
   server.backend().Hold();
@@ -284,18 +243,18 @@ TEST(Sessions, WhatRunsWhileTheServerDrainsIsToldThatTheyEnd) {
 
 TEST(Sessions, ADrainingServerSaysThatTheyEnd) {
   TestServer server(WithSessions);
-  SessionCalls calls(server);
+  PlainSessions calls(server);
   v1::Session session, now;
   ASSERT_TRUE(calls.Create(session).ok());
   EXPECT_FALSE(session.ending());
   server.server().engine().Drain();
-  ASSERT_TRUE(calls.Get(session, now).ok());
+  ASSERT_TRUE(calls.Get(session.id(), now).ok());
   EXPECT_TRUE(now.ending());
   v1::Session fresh;
   WireProblem problem = PlainWireProblem(1);
   v1::AttendResponse response;
   for (const grpc::Status& refused :
-       {calls.Create(fresh), calls.Fork(session), calls.Attend(session, problem, response)}) {
+       {calls.Create(fresh), calls.Fork(session.id()), calls.Attend(session, problem, response)}) {
     EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
     EXPECT_THAT(refused.error_message(),
                 AllOf(HasSubstr("draining"), HasSubstr("its sessions end")));
