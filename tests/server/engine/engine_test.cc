@@ -130,51 +130,6 @@ TEST_F(EngineTest, ABatchMayMixKernelsAndShapes) {
   EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 3}));
 }
 
-// Answers of small requests must not wait for the parts of a large one, whatever the budgets say.
-TEST_F(EngineTest, WhatADeviceCutsIntoPartsHasABatchOfItsOwn) {
-  options_.worker.batcher = {
-      .batch_requests_max = 8, .batch_flops_max = 1e15, .batch_bytes_max = int64_t{1} << 40};
-  Start();
-  devices_[0]->CutItems([](const Problem& p) { return p.len_q == 71; }, 3);
-  HoldLane();
-  const auto submit = [this](int64_t length) {
-    MustSubmit(NewRequest(test::MakeSpec(1, 2, 1, length, 70, 16, 16)));
-  };
-  for (const int64_t length : {70, 71, 70, 72}) submit(length);
-  devices_[0]->Release();
-  for (uint64_t id = 1; id <= last_id_; ++id) {
-    EXPECT_TRUE(collector_.WaitFor(id).status.ok());
-    EXPECT_EQ(collector_.WaitFor(id).large, id == 3);
-  }
-  EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 1, 1, 2}));
-}
-
-TEST_F(EngineTest, TenantsShareALaneByWeight) {
-  options_.tenants = *Tenants::Parse({"heavy=2"});
-  options_.worker.queue_requests_max = 100;
-  Start();
-  HoldLane();
-  // All of one tenant's work comes before the other's.
-  for (const int tenant : {0, 1}) {
-    for (int i = 0; i < 12; ++i) {
-      auto request = NewRequest();
-      request->tenant = tenant;
-      MustSubmit(std::move(request));
-    }
-  }
-  devices_[0]->Release();
-  EXPECT_TRUE(engine_->WaitIdle(kNever));
-  std::vector<std::pair<TimePoint, int>> order;
-  for (uint64_t id = 2; id <= 25; ++id) {
-    const Request& request = collector_.WaitFor(id);
-    order.emplace_back(request.started, request.tenant);
-  }
-  std::sort(order.begin(), order.end());
-  int heavy = 0;
-  for (int i = 0; i < 9; ++i) heavy += order[i].second;
-  EXPECT_EQ(heavy, 6) << "two of each three";
-}
-
 TEST_F(EngineTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   Start();
   const uint64_t running = HoldLane();
@@ -188,20 +143,6 @@ TEST_F(EngineTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   EXPECT_TRUE(engine_->WaitIdle(kNever));
   EXPECT_TRUE(collector_.WaitFor(running).status.ok());
   EXPECT_TRUE(collector_.WaitFor(queued).status.ok());
-}
-
-TEST_F(EngineTest, StopEndsWhatIsQueued) {
-  Start();
-  const uint64_t running = HoldLane();
-  const uint64_t queued = MustSubmit(NewRequest());
-  std::thread release([&] {
-    collector_.WaitFor(queued);
-    devices_[0]->Release();
-  });
-  engine_->Stop();
-  release.join();
-  EXPECT_EQ(collector_.WaitFor(queued).status.code(), Code::kUnavailable);
-  EXPECT_TRUE(collector_.WaitFor(running).status.ok());
 }
 
 TEST_F(EngineTest, AnyFailedSubmissionFailsItsOwnRequestsOnly) {
@@ -277,18 +218,6 @@ TEST_F(EngineTest, WithNoHealthyDeviceTheServerSaysUnavailable) {
   EXPECT_EQ(Submit(NewRequest()).code(), Code::kUnavailable);
 }
 
-TEST_F(EngineTest, WorkGoesToTheDeviceWithTheLeastOutstanding) {
-  Start(/*devices=*/2);
-  devices_[0]->Hold();
-  devices_[1]->Hold();
-  for (int i = 0; i < 6; ++i) MustSubmit(NewRequest());
-  devices_[0]->Release();
-  devices_[1]->Release();
-  EXPECT_TRUE(engine_->WaitIdle(kNever));
-  EXPECT_EQ(devices_[0]->submitted_items(), 3);
-  EXPECT_EQ(devices_[1]->submitted_items(), 3);
-}
-
 TEST_F(EngineTest, AFullDevicePassesOnToAnother) {
   options_.worker.queue_requests_max = 1;
   options_.worker.batcher.batch_flops_max = 1e5;
@@ -307,16 +236,6 @@ TEST_F(EngineTest, AFullDevicePassesOnToAnother) {
   EXPECT_EQ(collector_.WaitFor(passed_on).device_name, "cpu");
   EXPECT_TRUE(engine_->WaitIdle(kNever));
   for (const auto& device : engine_->Devices()) EXPECT_EQ(device.outstanding_batches, 0);
-}
-
-TEST_F(EngineTest, AnUnknownKernelIsNamed) {
-  Start();
-  auto request = NewRequest();
-  request->kernel = "cuda_flash_fp32";
-  EXPECT_EQ(Submit(std::move(request)).code(), Code::kUnimplemented);
-  request = NewRequest();
-  request->kernel = "no_such";
-  EXPECT_EQ(Submit(std::move(request)).code(), Code::kInvalidArgument);
 }
 
 TEST_F(EngineTest, ADeviceWithoutLanesIsAnErrorAtStart) {

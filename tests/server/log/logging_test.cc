@@ -219,57 +219,6 @@ TEST_F(LoggerTest, RateZeroAndLevelsBelowAreNotLimited) {
   EXPECT_EQ(Lines().size(), 100u);
 }
 
-TEST(LogFileTest, AFileThatWasMovedAwayIsMadeAnew) {
-  const TemporaryDirectory directory;
-  const fs::path folder = directory.path() / "logs";
-  LogSettings settings;
-  settings.file = folder / "server.log";
-  const auto none = MakeLogger(settings);
-  ASSERT_FALSE(none.ok());  // nobody asked for the folder to be made
-  EXPECT_FALSE(fs::exists(folder));
-  EXPECT_EQ(none.status().message(),
-            "log-file " + settings.file + " cannot be opened: No such file or directory");
-
-  fs::create_directory(folder);
-  const auto logger = MakeLogger(settings);
-  ASSERT_TRUE(logger.ok()) << logger.status().ToString();
-  (*logger)->info("first");
-  fs::rename(settings.file, folder / "server.log.1");
-  (*logger)->info("second");
-  (*logger)->WaitUntilWritten(seconds(30));
-  (*logger)->Reopen();
-  (*logger)->info("third");
-  (*logger)->WaitUntilWritten(seconds(30));
-  EXPECT_NE(ReadFile(folder / "server.log.1").find("second"), std::string::npos);
-  const std::string anew = ReadFile(settings.file);
-  EXPECT_EQ(anew.find("second"), std::string::npos);
-  EXPECT_NE(anew.find("third"), std::string::npos);
-  // Where it cannot be made the old one goes on.
-  fs::rename(folder, directory.path() / "away");
-  (*logger)->Reopen();
-  (*logger)->info("fourth");
-  (*logger)->WaitUntilWritten(seconds(30));
-  const std::string same = ReadFile(directory.path() / "away" / "server.log");
-  EXPECT_NE(same.find("the log file was not reopened"), std::string::npos);
-  EXPECT_NE(same.find("fourth"), std::string::npos);
-}
-
-TEST(LogFileTest, NoThreadThatLogsWaitsForAReader) {
-  const TemporaryDirectory directory;
-  LogSettings settings;
-  settings.file = directory.path() / "pipe";
-  ASSERT_EQ(mkfifo(settings.file.c_str(), 0600), 0);
-  const UniqueFd reader(open(settings.file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  const auto logger = MakeLogger(settings);
-  ASSERT_TRUE(logger.ok()) << logger.status().ToString();
-  EXPECT_EQ((*logger)->lost_lines(), 0);
-  const std::string text(1000, 'x');
-  while ((*logger)->lost_lines() == 0) (*logger)->info("{}", text);
-  (*logger)->SayLeftOut(/*all=*/true);
-  (*logger)->WaitUntilWritten(milliseconds(1));
-  EXPECT_FALSE((*logger)->written());
-}
-
 TEST(LogFileTest, ALogThatLostLinesSaysSoOnceItIsWrittenAgain) {
   const TemporaryDirectory directory;
   LogSettings settings;

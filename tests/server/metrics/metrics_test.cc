@@ -288,43 +288,19 @@ TEST(MetricsTest, BatchesAddUpToPhasesSpanAndParts) {
   EXPECT_EQ(now.samples.at("attend_device_memory_limit_bytes{device=\"cuda:0\"}"), 9);
 }
 
-TEST(MetricsTest, AServersScrapeIsCleanAndCountsItsRequests) {
-  test::TestServer server([](Config& config) {
-    config.metrics_listen = "127.0.0.1:0";
-    config.memory_budget_bytes = 1 << 20;
-  });
+TEST(MetricsTest, AServersScrapeHasItsDevicesMemoryAndParts) {
+  test::TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   server.backend().CutItems([](const Problem&) { return true; }, 7);
   server.backend().SetMemoryUse({1000, 4000});
-  const test::WireProblem problem = test::PlainWireProblem(1);
   v1::AttendResponse response;
   grpc::ClientContext context;
-  ASSERT_TRUE(server.Stub()->Attend(&context, problem.request, &response).ok());
-  const std::string text = server.Metrics();
-  const Exposition scrape(text);
-  for (const char* family : kFamilies) EXPECT_TRUE(scrape.families.contains(family)) << family;
-  for (const char* family :
-       {"attend_gpu_utilization_ratio", "attend_gpu_memory_used_bytes", "attend_gpu_power_watts"}) {
-    EXPECT_TRUE(scrape.families.contains(family)) << family;
-  }
-  EXPECT_EQ(scrape.samples.at("attend_requests_total{code=\"OK\"}"), 1);
-  EXPECT_EQ(scrape.samples.at("attend_host_memory_budget_bytes"), 1 << 20);
+  const v1::AttendRequest request = test::PlainWireProblem(1).request;
+  ASSERT_TRUE(server.Stub()->Attend(&context, request, &response).ok());
+  const Exposition scrape(server.Metrics());
   EXPECT_EQ(scrape.samples.at("attend_cut_parts_total{device=\"cpu\"}"), 7);
   EXPECT_EQ(scrape.samples.at("attend_batches_total{closed=\"large\",device=\"cpu\"}"), 1);
   EXPECT_EQ(scrape.samples.at("attend_device_memory_used_bytes{device=\"cpu\"}"), 1000);
   EXPECT_EQ(scrape.samples.at("attend_device_memory_limit_bytes{device=\"cpu\"}"), 4000);
-  const double span = scrape.samples.at("attend_device_span_seconds_total{device=\"cpu\"}");
-  EXPECT_GT(span, 0);
-  EXPECT_EQ(scrape.samples.at("attend_device_phase_seconds_total{device=\"cpu\",phase=\"kernel\"}"),
-            span);
-  EXPECT_EQ(scrape.samples.at("attend_transport_bytes_total{direction=\"out\",transport="
-                              "\"inline\"}"),
-            response.raw(0).size() + (response.has_lse() ? response.raw(1).size() : 0));
-  if (std::system("command -v promtool >/dev/null") != 0) {
-    GTEST_SKIP() << "promtool is not installed; the rest was checked";
-  }
-  FILE* promtool = popen("promtool check metrics", "w");
-  fwrite(text.data(), 1, text.size(), promtool);
-  EXPECT_EQ(pclose(promtool), 0);
 }
 
 // Names in calls' metadata that the settings do not know make no label sets: they are "default"'s.

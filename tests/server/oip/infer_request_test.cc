@@ -270,22 +270,5 @@ TEST_F(InferRequestTest, RefusesWrongOutputs) {
       Code::kUnimplemented, "attention has no classes");
 }
 
-// Whatever the bytes are, there is a status, and a refusal names a reason.
-TEST_F(InferRequestTest, TakesAnyBytes) {
-  const uint64_t seed = test::FreshSeed();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937_64 random(seed);
-  for (int i = 0; i < 20000; ++i) {
-    std::string bytes = PlainInfer().SerializeAsString();
-    const int changes = 1 + static_cast<int>(random() % 4);
-    for (int n = 0; n < changes; ++n) {
-      bytes[random() % (random() % 2 == 0 ? 200 : bytes.size())] = static_cast<char>(random());
-    }
-    if (random() % 4 == 0) bytes.resize(random() % bytes.size());
-    const Status status = Refusal(bytes);
-    ASSERT_EQ(status.ok(), status.message().empty());
-  }
-}
-
 }  // namespace
 }  // namespace attend

@@ -56,30 +56,6 @@ TEST_F(RegionCallersTest, WhoDoesNotSayWhoItIsMakesRoom) {
   EXPECT_NE(known.Create(1), nullptr);
 }
 
-// Each tenant has one of 4 places alone.
-TEST_F(RegionCallersTest, NoTenantKeepsAnotherFromItsOwnPlaces) {
-  options_.connections_max = 4;
-  options_.identify = TenantOf;
-  options_.tenant_weights = {1, 1};
-  ASSERT_TRUE(Start().ok());
-  std::vector<std::unique_ptr<RegionClient>> blue;
-  for (int n = 0; n < 3; ++n) {
-    blue.push_back(std::make_unique<RegionClient>(options_.path));
-    ASSERT_TRUE(Identify(*blue.back(), "0"));
-  }
-  RegionClient more(options_.path), green(options_.path), second(options_.path);
-  v1::RegionReply refused;
-  EXPECT_FALSE(Identify(more, "0", &refused));
-  EXPECT_NE(refused.error().message().find("the tenant has 3, its own part is 1"),
-            std::string::npos);
-  ASSERT_TRUE(Identify(green, "1"));
-  EXPECT_FALSE(Identify(second, "1"));
-  for (const auto& each : blue) EXPECT_NE(each->Create(1), nullptr) << "none has made room";
-  blue[0]->Close();
-  WaitForClients(3);
-  EXPECT_TRUE(Identify(second, "1"));
-}
-
 // It has its place, and its regions are as they were, until its client closes it.
 TEST_F(RegionCallersTest, WhatTheServerHasEndedKeepsItsPlaceUntilItIsClosed) {
   std::atomic<bool> known = true;
@@ -147,31 +123,6 @@ TEST_F(RegionCallersTest, WhoDoesNotSayInTimeWhoItIsMustGo) {
   EXPECT_FALSE(silent.Receive());
   EXPECT_EQ(nobodies, 1);
   socket_.reset();  // before what it calls
-}
-
-// Also of those that say nothing more.
-TEST_F(RegionCallersTest, WhoIsNotKnownAnyMoreMustGo) {
-  std::atomic<bool> known = true;
-  std::atomic<uint64_t> generation = 1;
-  options_.identify = [&](const std::string& token, const std::string&) -> Result<int> {
-    if (token == "0" || known) return 0;
-    return Status(Code::kPermissionDenied, "no more");
-  };
-  options_.generation = [&] { return generation.load(); };
-  ASSERT_TRUE(Start().ok());
-  RegionClient stays(options_.path), goes(options_.path);
-  ASSERT_TRUE(Identify(stays, "0"));
-  ASSERT_TRUE(Identify(goes, "1"));
-  const auto region = goes.Create(1);
-  known = false;
-  ++generation;
-  socket_->RecheckAll();
-  EXPECT_EQ(goes.Receive()->error().message(), "no more");
-  EXPECT_FALSE(goes.Receive());
-  WaitForClients(1);
-  EXPECT_EQ(registry_.Find(region->token(), 0), nullptr);
-  stays.Create(1);
-  socket_.reset();  // before what it asks
 }
 
 TEST_F(RegionCallersTest, ARevokedCallersReleaseIsTaken) {

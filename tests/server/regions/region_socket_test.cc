@@ -31,30 +31,6 @@ using test::MappedRegion;
 using test::RegionClient;
 using RegionSocketTest = test::RegionSocketFixture;
 
-TEST_F(RegionSocketTest, ARegionIsMemoryOfBothSides) {
-  ASSERT_TRUE(Start().ok());
-  RegionClient client(options_.path);
-  const auto region = client.Create(10000);
-  EXPECT_EQ(region->bytes() % 4096, 0);
-  EXPECT_EQ(region->token().size(), 16u);
-  const auto other = client.Create(1);
-  EXPECT_NE(region->token(), other->token());
-  {
-    const RegionRef found = registry_.Find(region->token(), 0);
-    ASSERT_NE(found, nullptr);
-    region->data()[9999] = 'x';
-    EXPECT_EQ(found->data[9999], 'x');
-    found->data[0] = 'y';
-    EXPECT_EQ(region->data()[0], 'y');
-  }
-  EXPECT_TRUE(client.Release(region->token()).has_released());
-  EXPECT_EQ(registry_.Find(region->token(), 0), nullptr);
-  EXPECT_EQ(client.Release(region->token()).error().code(), static_cast<int>(Code::kNotFound));
-  client.Close();
-  WaitUntilEmpty();
-  EXPECT_EQ(region->data()[9999], '\0') << "the client's own mapping stays, without what was there";
-}
-
 TEST_F(RegionSocketTest, RefusalsLeaveTheConnectionAsItWas) {
   ASSERT_TRUE(Start().ok());
   RegionClient client(options_.path), other(options_.path);
@@ -126,46 +102,6 @@ TEST_F(RegionSocketTest, DescriptorsFromClientsAreRefusedAndDropped) {
   }
 }
 
-TEST_F(RegionSocketTest, TokensGoWithTheConnection) {
-  ASSERT_TRUE(Start().ok());
-  RegionClient staying(options_.path), leaving(options_.path);
-  const auto kept = staying.Create(4096);
-  const auto lost = leaving.Create(4096);
-  EXPECT_NE(registry_.Find(lost->token(), 0), nullptr);
-  leaving.Close();
-  WaitForClients(1);
-  EXPECT_EQ(registry_.Find(lost->token(), 0), nullptr);
-  EXPECT_NE(registry_.Find(kept->token(), 0), nullptr);
-}
-
-TEST_F(RegionSocketTest, AKilledProcessLeavesNothing) {
-  ASSERT_TRUE(Start().ok());
-  int ready[2];
-  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    // Nothing but system calls here: other threads of the parent may have held any lock.
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path, options_.path.data(), options_.path.size());
-    const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
-    connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-    const char create[] = {0x0a, 0x03, 0x08, '\x80', 0x20};  // create {bytes: 4096}
-    send(socket, create, sizeof(create), 0);
-    char reply[256];
-    if (recv(socket, reply, sizeof(reply), 0) > 0) (void)!write(ready[1], "!", 1);
-    for (;;) pause();
-  }
-  char byte;
-  ASSERT_EQ(read(ready[0], &byte, 1), 1);
-  EXPECT_EQ(registry_.stats().regions, 1);
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  WaitUntilEmpty();
-  close(ready[0]);
-  close(ready[1]);
-}
-
 TEST_F(RegionSocketTest, AnotherUsersProcessIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_TRUE(Start().ok());
@@ -217,24 +153,6 @@ TEST_F(RegionSocketTest, ABoundOnEachUser) {
       << refused->error().message();
 }
 
-TEST_F(RegionSocketTest, ABoundOnConnections) {
-  options_.connections_max = 2;
-  ASSERT_TRUE(Start().ok());
-  auto first = std::make_unique<RegionClient>(options_.path);
-  RegionClient second(options_.path);
-  first->Create(1);
-  second.Create(1);
-  RegionClient third(options_.path);
-  const auto refused = third.Receive();
-  ASSERT_TRUE(refused.has_value());
-  EXPECT_EQ(refused->error().code(), static_cast<int>(Code::kResourceExhausted));
-  EXPECT_FALSE(third.Receive().has_value());
-  first.reset();
-  WaitForClients(1);
-  RegionClient fourth(options_.path);
-  fourth.Create(1);
-}
-
 TEST_F(RegionSocketTest, StoppingEndsConnectionsAndRemovesTheSocket) {
   ASSERT_TRUE(Start().ok());
   RegionClient client(options_.path);
@@ -251,36 +169,6 @@ TEST_F(RegionSocketTest, StoppingEndsConnectionsAndRemovesTheSocket) {
   WaitUntilEmpty();
   EXPECT_EQ(region->data()[0], 'z') << "an answer there may not have been read";
   socket_->Stop();  // once more does nothing
-}
-
-TEST_F(RegionSocketTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
-  ASSERT_TRUE(Start().ok());
-  RegionClient client(options_.path);
-  Result<std::unique_ptr<RegionSocket>> second =
-      RegionSocket::Start(options_, registry_, logger_, clock_);
-  ASSERT_FALSE(second.ok());
-  EXPECT_NE(second.status().message().find("another server owns it"), std::string::npos)
-      << second.status().message();
-  client.Create(1);
-  socket_.reset();
-
-  {
-    // As a killed server leaves it: the file without a listener.
-    UnixListenOptions options;
-    options.path = options_.path;
-    options.type = SOCK_SEQPACKET;
-    Result<UnixListener> dead = ListenAt(options);
-    ASSERT_TRUE(dead.ok());
-  }
-  EXPECT_TRUE(fs::exists(options_.path));
-  EXPECT_TRUE(Start().ok());
-  RegionClient(options_.path).Create(1);
-  socket_.reset();
-
-  std::ofstream(options_.path) << "precious";
-  const Status refused = Start();
-  EXPECT_NE(refused.message().find("not a socket"), std::string::npos) << refused.message();
-  EXPECT_TRUE(fs::exists(options_.path));
 }
 
 // Memory that comes, or goes, only when the test lets it.

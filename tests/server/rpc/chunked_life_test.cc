@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // AttendChunked when things go wrong or slowly: memory, lost streams, cancellation, deadlines, idle
-// clients, slow readers, drain; and seeded random mixtures of all. Nothing may be left.
+// clients, drain; and seeded random mixtures of all. Nothing may be left.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -49,29 +49,6 @@ struct TwoStreams {
   }
   std::unique_ptr<ChunkedStreamClient> first, second;
 };
-
-TEST(ChunkedLifeTest, MemoryIsTakenAtTheHeaderAndRefusedThere) {
-  TestServer server([](Config& config) { config.memory_budget_bytes = 12000; });
-  const WireProblem problem = test::PlainWireProblem(1);  // 4 KiB in all
-  ChunkedStreamClient holder(server), refused(server);
-  ASSERT_TRUE(holder.SendHeader(ChunkedHeader(problem.request)));
-  EXPECT_TRUE(holder.Receive().has_grant());
-  const int64_t held = UsedBytes(server);
-  EXPECT_GE(held, 4096);
-  WireProblem big = test::PlainWireProblem(2, 14);  // 7 KiB: fits, but not now
-  ASSERT_TRUE(refused.SendHeader(ChunkedHeader(big.request)));
-  EXPECT_EQ(refused.Finish().error_code(), StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_GE(refused.PushbackMs(), 100) << "memory comes back with whole uploads";
-  EXPECT_EQ(UsedBytes(server), held);
-  ChunkedStreamClient never(server);
-  ASSERT_TRUE(never.SendHeader(ChunkedHeader(test::PlainWireProblem(3, 64).request)));
-  const grpc::Status status = never.Finish();
-  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
-  EXPECT_NE(status.error_message().find("memory budget of 12000"), std::string::npos);
-  for (int i = 0; i < 3; ++i) holder.SendChunk(i + 1, 0, problem.request.raw(i));
-  EXPECT_TRUE(holder.Finish().ok());
-  WaitUntilEmpty(server);
-}
 
 TEST(ChunkedLifeTest, AFullQueueRefusesTheCompleteRequest) {
   TestServer server([](Config& config) {
@@ -167,18 +144,6 @@ TEST(ChunkedLifeTest, AClientThatStopsSendingLosesItsMemory) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedLifeTest, TricklingIsNoProgress) {
-  TestServer server([](Config& config) { config.chunked_idle_timeout_seconds = 0.2; });
-  const WireProblem problem = test::PlainWireProblem(5, 4096, 64);  // 1 MiB a tensor
-  ChunkedStreamClient client(server);
-  ASSERT_TRUE(client.SendHeader(ChunkedHeader(problem.request)));
-  for (uint64_t i = 0; client.SendChunk(1, i, "x"); ++i) std::this_thread::yield();
-  const grpc::Status status = client.Finish();
-  // If that were progress, it would end behind the tensor's last byte.
-  EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED) << status.error_message();
-  WaitUntilEmpty(server);
-}
-
 TEST(ChunkedLifeTest, ARunningRequestIsNotIdle) {
   const auto clock = std::make_shared<test::ManualClock>();
   TestServer server([](Config& config) { config.chunked_idle_timeout_seconds = 0.1; }, 1,
@@ -206,49 +171,6 @@ TEST(ChunkedLifeTest, TheDeadlineEndsAnUpload) {
   client.SendChunk(1, 0, problem.request.raw(0));
   EXPECT_EQ(client.Finish().error_code(), StatusCode::DEADLINE_EXCEEDED);
   WaitUntilEmpty(server);
-}
-
-TEST(ChunkedLifeTest, ASlowReaderHoldsItsOwnAnswerAndNoMore) {
-  // Room for one large request at a time, or for two held answers and a small request: uploads may
-  // have three quarters of the budget.
-  // An answer larger than what lies in sockets and windows while nobody reads.
-  const WireProblem large = test::PlainWireProblem(8, 65536, 64);  // 32 MiB a tensor
-  const WireProblem small = test::PlainWireProblem(9);
-  int64_t large_in = 0;
-  for (const std::string& raw : large.request.raw()) large_in += static_cast<int64_t>(raw.size());
-  const int64_t large_out = large_in / 3 + 2 * 65536 * 4;  // and LSE
-  TestServer server([&](Config& config) {
-    config.memory_budget_bytes =
-        (HostPool::BlockBytes(large_in) + HostPool::BlockBytes(large_out)) / 3 * 4 + 4;
-  });
-  server.backend().SetCompute([](const Attention& a) {
-    std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
-  });
-  std::mt19937_64 random(1);
-  ChunkedStreamClient slow[2] = {ChunkedStreamClient(server), ChunkedStreamClient(server)};
-  int64_t held = 0;
-  for (ChunkedStreamClient& each : slow) {
-    ASSERT_TRUE(each.SendHeader(ChunkedHeader(large.request)));
-    for (const test::Chunk& chunk : test::CutToChunks(large.request, 1 << 20, random)) {
-      ASSERT_TRUE(each.SendChunk(chunk.tensor, chunk.offset, chunk.data));
-    }
-    EXPECT_TRUE(each.Receive().has_grant());
-    EXPECT_TRUE(each.Receive().has_response());
-    // It reads no more. Its input is back, its output is not.
-    held += HostPool::BlockBytes(large_out);
-    while (UsedBytes(server) > held) std::this_thread::yield();
-  }
-  ChunkedStreamClient refused(server);
-  ASSERT_TRUE(refused.SendHeader(ChunkedHeader(large.request)));
-  EXPECT_EQ(refused.Finish().error_code(), StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_TRUE(test::AttendOverStreams(server, small.request, 2, 1000, 1).ok());
-  EXPECT_EQ(UsedBytes(server), held);
-  for (ChunkedStreamClient& each : slow) {
-    each.Cancel();
-    EXPECT_EQ(each.Finish().error_code(), StatusCode::CANCELLED);
-  }
-  WaitUntilEmpty(server);
-  EXPECT_TRUE(test::AttendOverStreams(server, large.request, 2, 1 << 20, 1).ok());
 }
 
 TEST(ChunkedLifeTest, AStreamLostWhileTheAnswerLeavesEndsTheOthers) {

@@ -160,35 +160,5 @@ TEST(ChunkedLimitsTest, ARequestIsRejectedOnce) {
   EXPECT_EQ(server.Metric("attend_rejected_requests_total{reason=\"invalid\"}"), kRounds);
 }
 
-// In an order that no generated class writes.
-TEST(ChunkedLimitsTest, LargeMessagesInAnyOrderAreTaken) {
-  TestServer server;
-  server.backend().SetCompute([](const Attention& a) {
-    std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
-  });
-  WireProblem problem = test::PlainWireProblem(1, 8192, 64);  // 4 MiB a tensor
-  ChunkedStreamClient client(server);
-  v1::AttendRequest header = ChunkedHeader(problem.request);
-  header.GetReflection()->MutableUnknownFields(&header)->AddLengthDelimited(5000,
-                                                                            std::string(400, 'u'));
-  ASSERT_TRUE(client.SendHeader(header));
-  for (int i = 0; i < 3; ++i) {
-    v1::AttendChunkedRequest chunk;
-    chunk.set_tensor(static_cast<v1::TensorName>(i + 1));
-    chunk.set_data(problem.request.raw(i));
-    chunk.GetReflection()->MutableUnknownFields(&chunk)->AddVarint(5000, 1);  // behind the data
-    client.Send(chunk);
-  }
-  client.HalfClose();
-  test::AnswerBuilder answer;
-  v1::AttendChunkedResponse message;
-  while (client.Receive(&message)) answer.Add(message);
-  const grpc::Status status = client.Finish();
-  ASSERT_TRUE(status.ok()) << status.error_message();
-  std::string fault;
-  EXPECT_TRUE(answer.Build(&fault).raw(0) == problem.request.raw(2));
-  EXPECT_EQ(fault, "");
-}
-
 }  // namespace
 }  // namespace attend

@@ -87,38 +87,6 @@ TEST(ChunkedOrderTest, TheTenantIsThatOfTheHeadersStream) {
   EXPECT_EQ(server.Metric("attend_tenant_flops_total{tenant=\"b\"}"), 0);
 }
 
-TEST(ChunkedOrderTest, HigherPriorityRunsFirst) {
-  TestServer server([](Config& config) {
-    config.lanes = 1;
-    config.max_batch_requests = 1;
-  });
-  std::mutex mutex;
-  std::vector<int64_t> order;  // told apart by their lengths
-  server.backend().SetCompute([&](const Attention& a) {
-    const std::lock_guard lock(mutex);
-    order.push_back(a.problem.len_q);
-  });
-  server.backend().Hold();
-  const struct {
-    int64_t length;
-    int32_t priority;
-  } requests[] = {{3, 0}, {4, -7}, {5, 0}, {6, 7}};
-  std::vector<std::unique_ptr<ChunkedStreamClient>> clients;
-  for (const auto& [length, priority] : requests) {
-    WireProblem problem = test::PlainWireProblem(1, length);
-    problem.request.set_priority(priority);
-    clients.push_back(std::make_unique<ChunkedStreamClient>(server));
-    clients.back()->SendHeader(ChunkedHeader(problem.request));
-    SendTensors(*clients.back(), problem.request);
-    if (clients.size() == 1) server.backend().WaitForWaiting(1);
-    server.WaitForQueued(static_cast<int64_t>(clients.size()) - 1);
-  }
-  server.backend().Release();
-  for (const auto& client : clients) EXPECT_TRUE(client->Finish().ok());
-  const std::lock_guard lock(mutex);
-  EXPECT_EQ(order, (std::vector<int64_t>{3, 6, 5, 4}));
-}
-
 TEST(ChunkedOrderTest, AnUploadIsAPhaseOfItsOwn) {
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   const WireProblem problem = test::PlainWireProblem(1);
@@ -144,36 +112,6 @@ TEST(ChunkedOrderTest, AnUploadIsAPhaseOfItsOwn) {
   cancelled.Finish();
   AwaitNothingHeld(server);
   EXPECT_EQ(phase("count", "upload"), 1) << "of answered requests";
-}
-
-TEST(ChunkedOrderTest, DrainEndsStreamsThatHaveNotJoinedAndNotTheirRequest) {
-  TestServer server([](Config& config) { config.lanes = 1; });
-  server.backend().Hold();
-  WireProblem problem = test::PlainWireProblem(2);
-  ChunkedStreamClient first(server), silent(server);
-  ASSERT_TRUE(first.SendHeader(ChunkedHeader(problem.request)));
-  const v1::AttendChunkedResponse grant = first.Receive();
-  SendTensors(first, problem.request);
-  first.HalfClose();
-  server.backend().WaitForWaiting(1);
-  std::future<bool> drained = std::async(
-      std::launch::async, [&] { return server.server().Drain(std::chrono::seconds(60)); });
-  EXPECT_EQ(silent.Finish().error_code(), StatusCode::UNAVAILABLE);
-  EXPECT_GT(silent.PushbackMs(), 0);
-  silent.SendToken(grant.grant().token());  // as a client does that has not heard of it
-  ChunkedStreamClient later(server);
-  later.SendToken(grant.grant().token());
-  EXPECT_EQ(later.Finish().error_code(), StatusCode::UNAVAILABLE);
-  server.backend().Release();
-  test::AnswerBuilder answer;
-  v1::AttendChunkedResponse message;
-  while (first.Receive(&message)) answer.Add(message);
-  EXPECT_TRUE(first.Finish().ok());
-  std::string fault;
-  EXPECT_EQ(test::Judge(problem, answer.Build(&fault)), "");
-  EXPECT_EQ(fault, "");
-  EXPECT_TRUE(drained.get());
-  AwaitNothingHeld(server);
 }
 
 // Whether the server has read the token when it begins to drain is chance: the stream joins, or it

@@ -90,24 +90,6 @@ TEST(ChunkedStagingTest, EveryFeatureOverAnyNumberOfStreams) {
   AwaitNothingHeld(*server, 2);
 }
 
-// Chunks above 1 MiB go through the copy threads, several pieces are complete at once.
-TEST(ChunkedStagingTest, LargeChunks) {
-  const auto server = StagingServer();
-  server->backend().SetCompute([](const Attention& a) {
-    std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
-  });
-  for (const int streams : {1, 3}) {
-    WireProblem problem = test::PlainWireProblem(7, 9000, 64);  // 4.4 MiB each
-    const test::ChunkedOutcome outcome = test::AttendOverStreams(
-        *server, problem.request, streams, int64_t{3} << 20, test::FreshSeed());
-    ASSERT_TRUE(outcome.ok()) << outcome.fault << outcome.statuses[0].error_message();
-    EXPECT_EQ(outcome.response.raw(0), problem.request.raw(2)) << "O is V";
-    EXPECT_EQ(outcome.response.transport(), "chunked");
-  }
-  EXPECT_EQ(Budget(*server).ends(StagingEnd::kUsed), 2);
-  AwaitNothingHeld(*server);
-}
-
 // Rows that a session is to be appended go on to the device as they arrive, and from there to its
 // pages; without the copy, or with bytes missing, all of them are appended or none.
 TEST(ChunkedStagingTest, AppendsToSessions) {
@@ -212,37 +194,6 @@ TEST(ChunkedStagingTest, AnUploadIsBrokenOffUnderItsCopies) {
   EXPECT_GT(server->backend().staging().counts().copies, 0);
   server->backend().staging().Release();
   AwaitNothingHeld(*server);
-}
-
-TEST(ChunkedStagingTest, AnyCallOfTheDeviceMayFailUnseen) {
-  const auto server = StagingServer();
-  FakeStream& stream = server->backend().staging();
-  using Fail = void (FakeStream::*)(int, Status);
-  const std::pair<Fail, int64_t FakeStream::Counts::*> calls[] = {
-      {&FakeStream::FailMake, &FakeStream::Counts::makes},
-      {&FakeStream::FailCopy, &FakeStream::Counts::copies},
-      {&FakeStream::FailFinish, &FakeStream::Counts::finishes}};
-  std::vector<WireProblem> problems;
-  for (int i = 0; i < 3; ++i) problems.push_back(test::PlainWireProblem(i, 20 + 9 * i));
-  for (const auto& [fail, count] : calls) {
-    for (int n = 1; n <= 4; ++n) {
-      SCOPED_TRACE("call " + std::to_string(n));
-      const int64_t before = stream.counts().*count;
-      (stream.*fail)(n, ResourceExhausted("cudaErrorPretend"));
-      for (int i = 0; i < 3; ++i) {
-        const test::ChunkedOutcome outcome =
-            test::AttendOverStreams(*server, problems[i].request, 1 + i, 700, 1);
-        ASSERT_TRUE(outcome.ok()) << outcome.statuses[0].error_message();
-        EXPECT_EQ(test::Judge(problems[i], outcome.response), "");
-      }
-      EXPECT_GE(stream.counts().*count - before, std::min(n, 3));
-      AwaitNothingHeld(*server);
-      stream.ForgetFaults();
-    }
-  }
-  EXPECT_EQ(Budget(*server).ends(StagingEnd::kNoMemory), 3);
-  // Each upload is one Finish and, since it is less than a piece, one copy.
-  EXPECT_EQ(Budget(*server).ends(StagingEnd::kCopyFailed), 3 + 3);
 }
 
 // One upload that goes well, or stops somewhere for some reason.

@@ -73,28 +73,6 @@ TEST(ChunkedTest, LargeTensorsOverEightStreamsAndTheCopyThreads) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedTest, ManyRequestsAtOnceStayApart) {
-  const uint64_t seed = test::FreshSeed();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  TestServer server;
-  std::vector<std::thread> clients;
-  for (int c = 0; c < 4; ++c) {
-    clients.emplace_back([&, c] {
-      for (int i = 0; i < 8; ++i) {
-        const uint64_t each = seed + static_cast<uint64_t>(100 * c + i);
-        WireProblem problem = test::RandomWireProblem(each, 2e4);
-        const ChunkedOutcome outcome =
-            test::AttendOverStreams(server, problem.request, 1 + c, 3000, each);
-        EXPECT_TRUE(outcome.ok()) << outcome.fault << outcome.statuses[0].error_message();
-        if (!outcome.ok()) continue;
-        EXPECT_EQ(test::Judge(problem, outcome.response), "");
-      }
-    });
-  }
-  for (std::thread& client : clients) client.join();
-  WaitUntilEmpty(server);
-}
-
 TEST(ChunkedTest, EmptyTensorsNeedNoChunk) {
   TestServer server;
   const WireProblem problem = test::PlainWireProblem(1, 0);

@@ -77,6 +77,9 @@ std::vector<BadRequest> BadShapes() {
          SetDim(r.mutable_v(), 1, 3);
        },
        {"Hq is 2, must be a multiple of key/value heads Hkv 3"}},
+      {"no shape",
+       [](auto& r) { r.mutable_q()->clear_shape(); },
+       {"has 0 dimensions, must have 4"}},
       {"no heads", [](auto& r) { SetDim(r.mutable_q(), 1, 0); }, {"query heads Hq is 0"}},
       {"no kv heads",
        [](auto& r) {
@@ -113,6 +116,9 @@ std::vector<BadRequest> BadMatches() {
          SetDim(r.mutable_k(), 3, 257);
        },
        {"head dim D is 257, must be in [1, 256]"}},
+      {"Dv 0",
+       [](auto& r) { SetDim(r.mutable_v(), 3, 0); },
+       {"value head dim Dv is 0, must be in [1, 256]"}},
       {"Dv 257",
        [](auto& r) { SetDim(r.mutable_v(), 3, 257); },
        {"value head dim Dv is 257, must be in [1, 256]"}},
@@ -231,6 +237,12 @@ std::vector<BadRequest> BadTerms() {
       {"q of bits",
        [](auto& r) { r.mutable_q()->set_dtype(v1::DTYPE_BIT); },
        {"q.dtype is 4, must be FLOAT16 (1), BFLOAT16 (2) or FLOAT32 (3)"}},
+      {"o of another 16 bits",
+       [](auto& r) { r.set_o_dtype(v1::DTYPE_FLOAT16); },
+       {"o_dtype is 1, must be q.dtype float32 or FLOAT32 (3)"}},
+      {"o of a negative dtype",
+       [](auto& r) { r.set_o_dtype(static_cast<v1::DType>(-1)); },
+       {"o_dtype is -1"}},
       {"o of bits",
        [](auto& r) { r.set_o_dtype(v1::DTYPE_BIT); },
        {"o_dtype is 4, must be q.dtype float32 or FLOAT32 (3)"}},

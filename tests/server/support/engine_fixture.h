@@ -80,16 +80,6 @@ class EngineTest : public ::testing::Test {
     }
     StartOn(std::move(backends));
   }
-  // GPUs, as far as the server can see, that compute in memory of their own.
-  void StartGpus(int devices) {
-    std::vector<std::unique_ptr<test::FakeBackend>> backends;
-    for (int i = 0; i < devices; ++i) {
-      backends.push_back(
-          std::make_unique<test::FakeBackend>("cuda:" + std::to_string(i), DeviceKind::kCuda));
-      backends.back()->MoveSpans();
-    }
-    StartOn(std::move(backends));
-  }
   void StartOn(std::vector<std::unique_ptr<test::FakeBackend>> fakes) {
     std::vector<std::unique_ptr<Backend>> backends;
     for (auto& fake : fakes) {

@@ -118,7 +118,6 @@ class FakeBackend final : public Backend {
   Calls calls() const;
   int64_t submitted_batches() const;
   int64_t submitted_items() const;
-  int64_t waiting_batches() const;  // at the gate now
   // Sizes of the accepted batches, in order.
   std::vector<int64_t> batch_sizes() const;
   // Waits until that many batches were accepted since the start.

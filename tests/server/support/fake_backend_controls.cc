@@ -147,11 +147,6 @@ int64_t FakeBackend::submitted_items() const {
   return items_accepted_;
 }
 
-int64_t FakeBackend::waiting_batches() const {
-  const std::lock_guard lock(mutex_);
-  return waiting_;
-}
-
 std::vector<int64_t> FakeBackend::batch_sizes() const {
   const std::lock_guard lock(mutex_);
   return batch_sizes_;

@@ -93,14 +93,6 @@ bool BytesStream::Read(std::string* message) {
   return true;
 }
 
-HealthWatch::HealthWatch(const std::shared_ptr<grpc::Channel>& channel, const std::string& service)
-    : stream_(channel, "/grpc.health.v1.Health/Watch", StringField(1, service)) {}
-
-Health HealthWatch::Next() {
-  std::string message;
-  return stream_.Read(&message) ? HealthOf(message) : Health::kFailed;
-}
-
 std::vector<std::string> ListServices(const std::shared_ptr<grpc::Channel>& channel) {
   constexpr int kListServices = 7;          // of ServerReflectionRequest
   constexpr int kListServicesResponse = 6;  // of ServerReflectionResponse

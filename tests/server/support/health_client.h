@@ -37,15 +37,6 @@ class BytesStream {
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
 };
 
-class HealthWatch {
- public:
-  HealthWatch(const std::shared_ptr<grpc::Channel>& channel, const std::string& service);
-  Health Next();  // waits for the next state
-
- private:
-  BytesStream stream_;
-};
-
 std::vector<std::string> ListServices(const std::shared_ptr<grpc::Channel>& channel);
 
 }  // namespace attend::test

@@ -130,26 +130,6 @@ TEST_F(CudaIpcTest, ARequestWaitsForTheEventsOfAllItsRegions) {
   EXPECT_EQ(test::Judge(problem, test::WithBytes(*first, response)), "");
 }
 
-TEST_F(CudaIpcTest, DrainingForgetsImportsAndFinishesWhatUsesThem) {
-  StartIpc();
-  server_->backend().Hold();
-  RegionClient client(path());
-  const auto region = Lend(client, Allocate(65536));
-  WireProblem problem = Shared(*region, 13);
-  v1::AttendResponse response;
-  auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
-  server_->backend().WaitForWaiting(1);
-  auto drained = std::async(std::launch::async,
-                            [&] { return server_->server().Drain(std::chrono::seconds(60)); });
-  EXPECT_FALSE(client.Receive().has_value()) << "the connection ends";
-  server_->backend().Release();
-  ASSERT_TRUE(call.get().ok());
-  EXPECT_TRUE(drained.get());
-  EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
-  WaitUntilEmpty();
-  EXPECT_EQ(imported(), 0);
-}
-
 // A device that gives memory back only when the test lets it; it computes nothing.
 class HeldDevice final : public Backend {
  public:

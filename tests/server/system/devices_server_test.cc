@@ -25,32 +25,6 @@ void WithMetrics(Config& config) {
   config.lanes = 1;
 }
 
-// As a GPU does it: the batch that finds the device lost ends with INTERNAL and CUDA's words, which
-// a client must not take for a fault of its request.
-TEST(DevicesServerTest, ADeviceLostWithInternalIsUnavailableToClients) {
-  TestServer server(WithMetrics, /*devices=*/2);
-  const auto stub = server.Stub();
-  const uint64_t seed = test::FreshSeed();
-  server.backend(0).LoseDevice(1, Internal("a batch on cpu: cudaErrorIllegalAddress (700)"));
-  WireProblem small = test::PlainWireProblem(seed, 16);
-  const auto attend = [&](v1::AttendResponse* response) {
-    grpc::ClientContext context;
-    return stub->Attend(&context, small.request, response);
-  };
-  v1::AttendResponse response;
-  const grpc::Status lost = attend(&response);
-  EXPECT_EQ(lost.error_code(), StatusCode::UNAVAILABLE);
-  EXPECT_NE(lost.error_message().find("device cpu is lost"), std::string::npos);
-  EXPECT_NE(lost.error_message().find("cudaErrorIllegalAddress (700)"), std::string::npos);
-  EXPECT_EQ(server.Metric("attend_device_healthy{device=\"cpu\"}"), 0);
-  EXPECT_EQ(server.Metric("attend_requests_total{code=\"INTERNAL\"}"), 0);
-  EXPECT_EQ(server.Metric("attend_requests_total{code=\"UNAVAILABLE\"}"), 1);
-  EXPECT_NE(server.log().find("device is lost device=\"cpu\"\n"), std::string::npos);
-  ASSERT_TRUE(attend(&response).ok());
-  EXPECT_EQ(response.device(), "cpu1");
-  EXPECT_EQ(test::Judge(small, response), "");
-}
-
 TEST(DevicesServerTest, ALostDeviceIsReportedAndTheOtherServes) {
   TestServer server(WithMetrics, /*devices=*/2);
   const auto stub = server.Stub();

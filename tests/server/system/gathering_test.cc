@@ -95,14 +95,6 @@ TEST_F(GatheringTest, SmallOnesAndCheckedOnesAreCopied) {
   }
 }
 
-TEST_F(GatheringTest, SampledOnesAreCopied) {
-  Start([](Config& config) {
-    config.reference_check = "all";
-    config.check_sample = 1;
-  });
-  EXPECT_FALSE(IsGathered(Medium(5)));
-}
-
 TEST_F(GatheringTest, WhatRunsInPartsIsCopied) {
   Start();
   server_->backend().CutItems([](const Problem& problem) { return problem.len_q == 256; }, 2);
@@ -114,13 +106,6 @@ TEST_F(GatheringTest, WhatArrivedElsewhereIsCopied) {
   Start({}, 1, ReceiveBlocks{nullptr, 4096});
   EXPECT_FALSE(IsGathered(Medium(50)));
   EXPECT_FALSE(IsGathered(Large(51)));
-}
-
-TEST_F(GatheringTest, WhereOneDeviceCannotAllIsCopied) {
-  Start({}, 2);
-  server_->backend(1).StopGathering();
-  for (int i = 0; i < 4; ++i) EXPECT_FALSE(IsGathered(Medium(60 + i)));
-  EXPECT_EQ(server_->backend(1).gathered_items(), 0);
 }
 
 TEST_F(GatheringTest, MessagesInAnyOrderAreReadInPlace) {

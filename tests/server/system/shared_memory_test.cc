@@ -196,66 +196,6 @@ TEST_F(SharedMemoryTest, RefusesPlacesThatAreNotTheRequests) {
   WaitUntilEmpty();
 }
 
-TEST_F(SharedMemoryTest, StaleTokensAndThoseOfTheGoneAreNotFound) {
-  Start();
-  RegionClient client(path());
-  auto gone = std::make_unique<RegionClient>(path());
-  const auto region = client.Create(65536);
-  const auto released = client.Create(65536);
-  const auto lost = gone->Create(65536);
-  WireProblem problem = Shared(*region, 8);
-  const WireProblem stale = Shared(*released, 8);
-  const WireProblem orphaned = Shared(*lost, 8);
-  ASSERT_TRUE(client.Release(released->token()).has_released());
-  gone.reset();
-  while (stats().clients > 1) std::this_thread::yield();
-  ExpectRefused(stale.request, StatusCode::NOT_FOUND, "q.shared_memory.region names no region");
-  ExpectRefused(orphaned.request, StatusCode::NOT_FOUND, "its connection has ended");
-  v1::AttendResponse response;
-  ASSERT_TRUE(Attend(problem.request, &response).ok()) << "others go on";
-  EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
-  client.Close();
-  WaitUntilEmpty();
-}
-
-TEST_F(SharedMemoryTest, OffItIsUnimplementedAndSaysHowToTurnItOn) {
-  TestServer off;
-  WireProblem problem = test::PlainWireProblem(9);
-  problem.request.mutable_q()->mutable_shared_memory()->set_region(std::string(16, 'x'));
-  problem.request.mutable_raw()->DeleteSubrange(0, 1);
-  v1::AttendResponse response;
-  grpc::ClientContext context, context2;
-  const grpc::Status status = off.Stub()->Attend(&context, problem.request, &response);
-  EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
-  EXPECT_NE(status.error_message().find("--shared-memory"), std::string::npos);
-  v1::GetServerInfoResponse info;
-  ASSERT_TRUE(off.Stub()->GetServerInfo(&context2, {}, &info).ok());
-  EXPECT_FALSE(info.has_shared_memory());
-  EXPECT_EQ(info.transports_size(), 2);
-}
-
-TEST_F(SharedMemoryTest, TheServerSaysWhatItAllows) {
-  Start([](Config& config) {
-    config.shared_memory_max_bytes = 5 << 20;
-    config.shared_memory_client_max_bytes = 3 << 20;
-    config.shared_memory_client_regions = 2;
-  });
-  grpc::ClientContext context;
-  v1::GetServerInfoResponse info;
-  ASSERT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
-  EXPECT_EQ(info.shared_memory().socket(), folder_ / "shm.sock");
-  EXPECT_EQ(info.shared_memory().offset_alignment(), 256);
-  EXPECT_EQ(info.shared_memory().bytes_max(), 5 << 20);
-  EXPECT_EQ(info.shared_memory().client_bytes_max(), 3 << 20);
-  EXPECT_EQ(info.shared_memory().client_regions_max(), 2);
-  EXPECT_EQ(info.transports(2), "shm");
-  RegionClient first(path()), second(path());
-  first.Create(3 << 20);
-  EXPECT_TRUE(first.TryCreate(1).has_error());
-  EXPECT_TRUE(second.TryCreate(3 << 20).has_error());
-  second.Create(2 << 20);
-}
-
 TEST_F(SharedMemoryTest, ChunkedRequestsTakeNone) {
   Start();
   const auto expect = [&](const std::function<void(v1::AttendRequest&)>& change,

@@ -156,60 +156,6 @@ TEST_F(CodecTest, AgreesWithTheGeneratedParserOnEveryTruncation) {
   }
 }
 
-TEST_F(CodecTest, RandomBytesAndMutationsNeverDoHarm) {
-  const uint64_t seed = test::FreshSeed();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  google::protobuf::LogSilencer silence;
-  std::mt19937_64 random(seed);
-  int parsed = 0;
-  const int rounds = static_cast<int>(20000 * test::TestScale());
-  std::string base;
-  for (int i = 0; i < rounds; ++i) {
-    if (i % 50 == 0) {
-      do {
-        base = test::RandomWireProblem(random(), 500).request.SerializeAsString();
-      } while (base.size() > 4000);
-    }
-    std::string bytes = base;
-    if (i % 5 == 0) {
-      bytes.resize(random() % 200);
-      for (char& c : bytes) c = static_cast<char>(random());
-    } else {
-      for (int change = 0; change < 1 + static_cast<int>(random() % 4); ++change) {
-        // Mostly in front, where the structure is; now and then in the tensors.
-        const size_t range = random() % 4 == 0 ? bytes.size() : std::min<size_t>(bytes.size(), 200);
-        const size_t at = random() % range;
-        if (random() % 3 == 0) bytes.erase(at, random() % 8);
-        if (random() % 3 == 0) bytes.insert(at, 1, static_cast<char>(random()));
-        if (at < bytes.size()) bytes[at] = static_cast<char>(random());
-      }
-    }
-    Decoded decoded;
-    Decode(Pieces(bytes, random), (i & 1) != 0, decoded);
-    v1::AttendRequest generated;
-    const bool is_message = generated.ParseFromString(bytes);
-    const bool malformed =
-        decoded.status.message().find("not an AttendRequest") != std::string::npos;
-    // Refused without a look at the rest of the message.
-    const bool unlike = decoded.status.message().find("is a group") != std::string::npos ||
-                        decoded.status.message().find("fields beside raw") != std::string::npos;
-    if (!unlike) {
-      ASSERT_EQ(malformed, !is_message) << "round " << i << ": " << decoded.status.ToString();
-    }
-    if (!decoded.status.ok()) {
-      const Code code = decoded.status.code();
-      ASSERT_TRUE(code == Code::kInvalidArgument || code == Code::kUnimplemented);
-      continue;
-    }
-    ++parsed;
-    for (int t = 0, raw = 0; t < kTensorsMax; ++t) {
-      if (!decoded.validated.present[t]) continue;
-      ASSERT_EQ(TensorBytes(decoded, t), generated.raw(raw++));
-    }
-  }
-  EXPECT_GT(parsed, rounds / 100);  // the loop also meets requests that are still good
-}
-
 // `count` times the bytes of a field.
 std::string Times(int64_t count, std::string_view field) {
   std::string all;
