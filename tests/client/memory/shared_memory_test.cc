@@ -243,42 +243,5 @@ TEST_F(SharedMemoryTest, ManyThreadsMakeRegionsAndCalls) {
   EXPECT_EQ(good, 32);
 }
 
-TEST_F(SharedMemoryTest, ALoadOverIt) {
-  for (const bool stream : {false, true}) {
-    LoadOptions options;
-    options.client.server = server_->address();
-    options.client.connections = 2;
-    options.client.retry.attempts_max = 1;
-    options.mix = {*ParseCallSpec("B1,H2,L32,D32,lse"), *ParseCallSpec("B1,H1,L50,D16,causal")};
-    options.count = 60;
-    options.warmup_s = 0;
-    options.verify_share = 1;
-    options.check_share = 0.3;
-    options.stream = stream;
-    options.quiet = true;
-    options.shared_memory_socket.path = folder_ / "shm.sock";
-    {
-      const Result<Workload> workload = Workload::Make(options);
-      ASSERT_TRUE(workload.ok()) << workload.status().ToString();
-      VerifyQueue verify(options.verify_bytes_max);
-      const std::atomic<bool> interrupted{false};
-      LoadRunner runner(options, *workload, &verify, &interrupted);
-      const Result<LoadResult> result = runner.Run({/*concurrency=*/6, 0});
-      ASSERT_TRUE(result.ok()) << result.status().ToString();
-      EXPECT_FALSE(result->failed()) << result->verified.first_failure;
-      EXPECT_EQ(result->verified.passed, 60);
-      EXPECT_EQ(stats().regions, 1) << "answers' places go with the measurement";
-    }
-    WaitUntilEmpty();
-  }
-  LoadOptions large;
-  large.client.server = server_->address();
-  large.mix = {*ParseCallSpec("B1,H8,L4096,D64")};  // 8 MiB a tensor
-  large.pool = 1;
-  large.shared_memory_socket.path = folder_ / "shm.sock";
-  EXPECT_NE(Workload::Make(large).status().message().find("shared-memory-client-max"),
-            std::string::npos);
-}
-
 }  // namespace
 }  // namespace attend::client

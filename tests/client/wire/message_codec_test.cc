@@ -377,24 +377,5 @@ TEST(DecodeResponse, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused("\x12\x02\x08\x08\xc9\xf2\xa7\xb6\xa5\x05********"));
 }
 
-TEST(DecodeResponse, TruncatedAndRandomBytesNeverCrash) {
-  ATTEND_FRESH_SEED(seed);
-  Random random(seed);
-  const std::string whole = RandomResponse(random, true).SerializeAsString();
-  for (size_t size = 0; size < whole.size(); size += 1 + size / 40) {
-    grpc::ByteBuffer buffer = Fragmented(whole.substr(0, size), random);
-    EXPECT_FALSE(DecodeResponse(&buffer, Payload::kCopy).ok()) << size;
-  }
-  for (int round = 0; round < 2000; ++round) {
-    std::string bytes = whole.substr(0, 400);
-    for (int flips = 0; flips < 6; ++flips) {
-      bytes[static_cast<size_t>(random.Below(static_cast<int64_t>(bytes.size())))] =
-          static_cast<char>(random.Bits());
-    }
-    grpc::ByteBuffer buffer = BufferOf(bytes);
-    (void)DecodeResponse(&buffer, Payload::kCopy);
-  }
-}
-
 }  // namespace
 }  // namespace attend::client
