@@ -28,34 +28,6 @@ def server(start_server, tmp_path):
                         "--access-log", tmp_path / "access.log")
 
 
-def test_drain_and_undrain(server, tmp_path):
-    own = f"unix:{tmp_path}/own.sock"
-    assert "takes new work" in admin(own, "status").stdout
-    assert admin(own, "drain", "--wait-s", "10").stdout == "draining, 0 requests to finish\n"
-    assert "draining" in admin(own, "status").stdout
-    assert server.metric("attend_draining") == 1
-    with wire.connect(server.address) as service, pytest.raises(grpc.RpcError) as refused:
-        service.Attend(wire.small_request(), timeout=wire.SECONDS)
-    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert harness.run_client("--server", own, "info", "--health", check=False).returncode == 1
-    admin(own, "undrain")
-    wire.assert_serves(server.address)
-    assert server.metric("attend_draining") == 0
-    assert harness.run_client("--server", own, "info", "--health").stdout == "SERVING\n"
-    assert server.stop() == 0  # nor does a drain keep the process from its end
-    assert server.log().count("admin call") >= 4
-
-
-def test_log_level(server, tmp_path):
-    own = f"unix:{tmp_path}/own.sock"
-    wire.assert_serves(server.address)
-    assert "request done" not in server.log()
-    assert admin(own, "log-level", "debug").stdout == "log level debug, was info\n"
-    wire.assert_serves(server.address)
-    harness.wait_for("a line", lambda: "request done" in server.log())
-    assert admin(own, "log-level", "loud", check=False).returncode == 2
-
-
 def test_no_level_hides_what_an_operator_did(server, tmp_path):
     own = f"unix:{tmp_path}/own.sock"
     admin(own, "log-level", "off")

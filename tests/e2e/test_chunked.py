@@ -3,7 +3,6 @@
 
 import concurrent.futures
 import contextlib
-import signal
 
 import grpc
 import numpy as np
@@ -125,76 +124,3 @@ def test_bad_uploads(start_server):
     harness.wait_for("the memory to be back",
                      lambda: server.metric("attend_host_memory_used_bytes") == 0)
     wire.assert_serves(server.address)
-
-
-def test_memory_is_refused_at_the_header(start_server):
-    server = start_server("--memory-budget", "1MiB")
-    request = wire.small_request(seed=5, length=600)  # 600 KiB with its answer
-    first = wire.pb.AttendChunkedRequest(header=header_of(request))
-    with wire.connect(server.address) as service:
-        holder = Stream(service, first)
-        assert next(holder.call).HasField("grant")
-        refused = Stream(service, first)
-        assert refused.fail()[0] is CODE.RESOURCE_EXHAUSTED
-        retry = dict(refused.call.trailing_metadata())["grpc-retry-pushback-ms"]
-        assert 0 < int(retry) < 60_000
-        for chunk in chunks_of(request, 50_000):
-            holder.send(chunk)
-        holder.half_close()
-        assert any(m.HasField("response") for m in holder.call)
-
-
-def test_uploads_of_one_tenant_keep_no_other_out(start_server):
-    """What a tenant holds by headers alone leaves another its part."""
-    server = start_server("--tenant=a=1,b=1", "--memory-budget=8MiB")
-    request = wire.small_request(seed=5, length=500)
-    header = wire.pb.AttendChunkedRequest(header=header_of(request))
-    with wire.connect(server.address) as service:
-        held = []
-        for _ in range(100):
-            upload = Stream(service, header, metadata=[("x-attend-tenant", "a")])
-            held.append(upload)
-            try:
-                assert next(upload.call).HasField("grant")
-            except grpc.RpcError:
-                break
-        assert upload.call.code() is CODE.RESOURCE_EXHAUSTED
-        assert "for its incomplete uploads" in upload.call.details()
-        other = Stream(service, header, metadata=[("x-attend-tenant", "b")])
-        for chunk in chunks_of(request, 50_000):
-            other.send(chunk)
-        other.half_close()
-        assert any(m.HasField("response") for m in other.call)
-        for each in held:
-            each.call.cancel()
-            each.half_close()
-
-
-def test_sigterm_during_an_upload(start_server):
-    """What is not complete is refused as new work is; the server ends well and at once."""
-    server = start_server("--drain-timeout", "20")
-    request = wire.small_request(seed=6)
-    with wire.connect(server.address) as service:
-        upload = Stream(service, wire.pb.AttendChunkedRequest(header=header_of(request)))
-        assert next(upload.call).HasField("grant")
-        server.signal(signal.SIGTERM)
-        assert upload.fail()[0] is CODE.UNAVAILABLE
-    assert server.wait(10) == 0, server.log()
-
-
-def test_a_client_that_dies(start_server):
-    """Its connection closes in the middle: the request ends once, its memory returns."""
-    server = start_server()
-    request = wire.small_request(seed=7)
-    with wire.connect(server.address) as service:
-        with wire.connect(server.address) as dying:
-            first = Stream(service, wire.pb.AttendChunkedRequest(header=header_of(request)))
-            token = next(first.call).grant.token
-            second = Stream(dying, wire.pb.AttendChunkedRequest(token=token))
-            assert next(second.call).HasField("grant")
-            second.call.cancel()
-            second.half_close()
-        assert first.fail()[0] is CODE.CANCELLED
-    harness.wait_for("the memory to be back",
-                     lambda: server.metric("attend_host_memory_used_bytes") == 0)
-    assert server.metric("attend_requests_total", code="CANCELLED") == 1

@@ -168,19 +168,6 @@ def test_an_append_whose_answer_is_lost_is_there_once(start_server, random, tmp_
     assert "tokens 60 " in session(server, "info", name).stdout
 
 
-@pytest.mark.parametrize("args,words", [
-    ([], ["session"]), (["info", "12"], ["12", "32 hexadecimal digits"]),
-    (["append", "0" * 32], ["--k"]), (["attend", "0" * 32], ["--q"]),
-    (["truncate", "0" * 32], ["--length"]), (["create", "--dtype", "float8"], ["float8"]),
-    (["fork"], ["id"]), (["append", "0" * 32, "--layout", "lhd"], ["lhd"]),
-], ids=str)
-def test_bad_use_of_sessions(args, words):
-    done = run_client("session", *args, check=False)
-    assert done.returncode == 2, (done.returncode, done.stderr)
-    assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
-    assert all(word in done.stderr for word in words), done.stderr
-
-
 @pytest.mark.parametrize("method", ["Attend", "AttendStream"])
 def test_load_of_sessions(server, tmp_path, method):
     report = tmp_path / "load.json"
@@ -202,27 +189,3 @@ def test_load_of_sessions(server, tmp_path, method):
     assert "4 sequences at once, prompts of 100 tokens" in done.stdout
     assert "verified by the client: passed" in done.stdout
     assert session(server, "list").stdout == ""
-
-
-def test_load_of_more_and_more_sessions(server, tmp_path):
-    report, plot = tmp_path / "load.json", tmp_path / "load.svg"
-    done = run_client("load", "--server", server.address, "--sessions", "1:4:x2", "--context", "20",
-                      "--decode", "3", "--shape", "H2,D64", "--json", report, "--plot", plot)
-    steps = json.loads(report.read_text())["steps"]
-    assert [step["sessions"] for step in steps] == [1, 2, 4]
-    assert [step["tokens"] for step in steps] == [3, 6, 12]
-    assert done.stdout.count("sequences at once") == 3
-    assert all(words in plot.read_text() for words in ("Tokens decoded", "Time of a step", ">p99<"))
-
-
-@pytest.mark.parametrize("args,words", [
-    (["--context", "3"], ["--context", "--sessions"]),
-    (["--sessions", "2", "--rate", "3"], ["--rate", "--sessions"]),
-    (["--sessions", "2", "--transport", "shm"], ["--sessions", "shm"]),
-    (["--sessions", "0"], ["--sessions"]),
-], ids=str)
-def test_bad_use_of_a_load_of_sessions(args, words):
-    done = run_client("load", *args, check=False)
-    assert done.returncode == 2, (done.returncode, done.stderr)
-    assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
-    assert all(word in done.stderr for word in words), done.stderr

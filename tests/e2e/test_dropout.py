@@ -7,7 +7,6 @@ import grpc
 import numpy as np
 import pytest
 
-import chunked
 import dropout
 import sessions
 import wire
@@ -61,12 +60,6 @@ def call(server, request, name="Attend"):
         return getattr(service, name)(request, timeout=wire.SECONDS)
 
 
-def refusal(server, request, name="Attend"):
-    with pytest.raises(grpc.RpcError) as failure:
-        call(server, request, name)
-    return failure.value.code(), failure.value.details()
-
-
 @pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["BHLD", "BLHD", "LHD"])
@@ -77,51 +70,6 @@ def test_answers(server, random, kernel, dtype, layout):
     answer = call(server, request)
     assert answer.check.ok, answer.check.detail
     judge(case, *wire.read_answer(case, layout, answer))
-
-
-@pytest.mark.parametrize("p", [0.0, 2.0**-16, 0.1, 0.5, 0.999])
-def test_probabilities(server, random, p):
-    case = make_case(random)
-    answer = call(server, wire.make_request(case, check=True, **drop(case, p, random)))
-    assert answer.check.ok, answer.check.detail
-    judge(case, *wire.read_answer(case, "BHLD", answer))
-
-
-def test_the_seed_decides(server, random):
-    case = make_case(random)
-    answers = [call(server, wire.make_request(case, dropout_p=0.2, dropout_seed=seed,
-                                              return_lse=True)).raw
-               for seed in (7, 7, 8, 7 + 2**32)]
-    assert answers[0][0] == answers[1][0]
-    assert len({raw[0] for raw in answers}) == 3
-    assert len({raw[1] for raw in answers}) == 1  # LSE knows nothing of it
-
-
-def test_the_rate(server, random):
-    """Of equal weights: 16 million draws, whose share may be off by six standard deviations."""
-    heads, length, p = 16, 1024, 0.3
-    zero = np.zeros((1, heads, length, 1), np.float32)
-    case = Case(zero, zero, zero + 1)
-    answer = call(server, wire.make_request(case, dropout_p=p, dropout_seed=99))
-    o = np.frombuffer(answer.raw[0], np.float32).astype(float)
-    step = round(p * 65536) / 65536
-    off = np.sqrt(step * (1 - step) / (heads * length**2))
-    assert abs((1 - step) * o.mean() - (1 - step)) < 6 * off
-
-
-@pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients(server, random, kernel, dtype):
-    case = make_case(random, dtype, mask=Mask("causal"), softcap=5.0)
-    fields = drop(case, 0.25, random)
-    parts = make_backward(case, random)
-    request = add_backward(wire.make_request(case, kernel=kernel, check=True, **fields), case,
-                           parts)
-    answer = call(server, request, "Backward")
-    assert answer.check.ok, answer.check.detail
-    got = {name: wire.from_bytes(dtype, raw, tuple(getattr(answer.gradients, name).shape))
-           for name, raw in zip(("d_q", "d_k", "d_v"), answer.raw, strict=True)}
-    judge_gradients(case, *parts[:2], got)
 
 
 def expect_bits_as_numbers(server, random, case, mask, **fields):
@@ -152,19 +100,6 @@ def test_bits_are_as_numbers(server, random, shape, kernel):
                            dropout_seed=5)
 
 
-@pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
-def test_bits_hide_whole_tiles(server, random, kernel):
-    """Tiles of 64 keys that no row sees, at the beginning, within and at the end."""
-    keys = 64 * 6
-    mask = random.random((BATCH, 1, ROWS, keys)) < 0.6
-    for tile in (0, 2, 3, 5):
-        mask[..., 64 * tile : 64 * (tile + 1)] = False
-    case = make_case(random, "float16", keys=keys)
-    drops = drop(case, 0.125, random)
-    answer = expect_bits_as_numbers(server, random, case, mask, kernel=kernel, **drops)
-    judge(case, *wire.read_answer(case, "BHLD", answer))
-
-
 def test_the_bytes_on_the_wire(server, random):
     """Fields 25 and 26, by hand."""
     case = make_case(random)
@@ -176,32 +111,6 @@ def test_the_bytes_on_the_wire(server, random):
     answer = wire.pb.AttendResponse.FromString(raw)
     assert list(answer.raw) == list(call(server, wanted).raw)
     assert wire.pb.DTYPE_BIT == 4
-
-
-def test_streams_and_chunks(server, random):
-    case = make_case(random)
-    request = wire.make_request(case, dropout_p=0.5, dropout_seed=11, return_lse=True)
-    add_mask(request, random.random((BATCH, 1, ROWS, KEYS)) < 0.7)
-    wanted = list(call(server, request).raw)
-    with wire.connect(server.address) as service:
-        for answer in service.AttendStream(iter([request, request]), timeout=wire.SECONDS):
-            assert not answer.status.code and list(answer.raw) == wanted
-        messages = [wire.pb.AttendChunkedRequest(header=chunked.header_of(request)),
-                    *chunked.chunks_of(request, 111)]
-        got = chunked.assemble(list(service.AttendChunked(iter(messages), timeout=wire.SECONDS)))
-    assert list(got.raw) == wanted
-
-
-@pytest.mark.parametrize("p,words", [
-    (1.0, "dropout_p is 1.000000, must be in [0, 1 - 2^-17)"), (-0.5, "dropout_p is -0.500000"),
-    (float("nan"), "dropout_p is"), (float("inf"), "dropout_p is inf")])
-def test_probabilities_that_are_refused(server, p, words):
-    for name in ("Attend", "Backward"):
-        request = wire.small_request(dropout_p=p)
-        if name == "Backward":
-            request.backward.SetInParent()
-        code, details = refusal(server, request, name)
-        assert code == grpc.StatusCode.INVALID_ARGUMENT and words in details, details
 
 
 def test_sessions_have_no_dropout(sessions_server, random):
@@ -221,24 +130,6 @@ def test_sessions_have_no_dropout(sessions_server, random):
         assert "dropout_p is 0.500000, must be 0 with sessions" in failure.value.details()
         request.dropout_p = 0
         assert client.attend(request).session_lengths == [3]
-
-
-def test_bits_that_are_refused(server, random):
-    case = make_case(random)
-    mask = random.random((1, 1, ROWS, KEYS)) < 0.5
-    request = add_mask(wire.make_request(case), mask)
-    request.raw[3] += b"\0"
-    row = -(-KEYS // 8)
-    assert f"raw[3] has {ROWS * row + 1} bytes, must have {ROWS * row}" in \
-        refusal(server, request)[1]
-    request.raw[3] = packed(mask)
-    request.q.dtype = wire.DTYPES["bit"]
-    assert "q.dtype is 4, must be FLOAT16 (1)" in refusal(server, request)[1]
-    request = add_mask(wire.make_request(case), mask)
-    add_backward(request, case, make_backward(case, random))
-    request.backward.wanted.append(wire.pb.TENSOR_NAME_D_BIAS)
-    _, details = refusal(server, request, "Backward")
-    assert "d_bias is asked for, the bias is a mask of bits" in details
 
 
 @pytest.fixture
@@ -286,16 +177,6 @@ def test_client_refuses(files, tmp_path):
                 if change[0] not in (part, arguments[n - 1])]
         done = run_client("run", *kept, *change, check=False)
         assert done.returncode == 2 and words in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize("backward", [[], ["--backward"]], ids=str)
-@pytest.mark.parametrize("transport", ["inline", "chunked", "shm"])
-def test_client_check(start_server, tmp_path, backward, transport):
-    server = start_server("--shared-memory", "--shared-memory-socket", tmp_path / "regions")
-    done = run_client("check", "--server", server.address, *backward, "--transport", transport,
-                      "--shape", "B2,H4,Hkv2,Lq30,Lk41,D32,bits,dropout=0.2,causal,ragged",
-                      "--shape", "B4,H2,L33,D64,ragged,layout=lhd,dropout=0.5")
-    assert "6 of 6 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("backward", [[], ["--backward"]], ids=str)

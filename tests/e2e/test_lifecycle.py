@@ -61,17 +61,6 @@ def test_full_queue_refuses_and_lives_on(start_server):
     wire.assert_serves(server.address)
 
 
-def test_full_queue_on_a_stream(start_server):
-    """The refusal is an answer with status and retry time; the stream goes on."""
-    server = start_server("--lanes", "1", "--max-queue", "2")
-    with wire.connect(server.address) as service, busy(server, service):
-        requests = [wire.small_request(seed=i, request_id=str(i)) for i in range(6)]
-        answers = list(service.AttendStream(iter(requests), timeout=SLOW_SECONDS))
-    exhausted = [a for a in answers if a.status.code == 8]
-    assert len(answers) == 6 and len(exhausted) == 4
-    assert all(a.status.retry_after_ms > 0 for a in exhausted)
-
-
 def test_deadline_passes_while_the_lane_is_busy(start_server):
     """It is refused, or ends while the batch before it still runs, and leaves no place taken."""
     server = start_server("--lanes", "1")
@@ -215,12 +204,15 @@ def test_health_while_draining(start_server):
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=SLOW_SECONDS)
         assert next(watch) == b"\x08\x01"
         service = wire.stub.AttentionServiceStub(channel)
-        with busy(server, service) as slow:
+        with busy(server, service, 8192) as slow:
             server.signal(signal.SIGTERM)
             assert next(watch) == b"\x08\x02"
             with pytest.raises(grpc.RpcError) as error:
                 service.Attend(wire.small_request(), timeout=wire.SECONDS)
             assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert int(dict(error.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+            asked = harness.run_client("--server", server.address, "info", "--health", check=False)
+            assert (asked.returncode, asked.stdout) == (1, "NOT_SERVING\n")
             assert not slow.done()
     assert server.wait() == 0
 

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import subprocess
 import threading
-import time
 
 import grpc
 import pytest
@@ -128,17 +127,6 @@ def test_small_calls_are_charged_and_no_rate_refuses_them(start_server, tmp_path
         refused(service, wire.small_request())
 
 
-def test_checks(start_server, tmp_path):
-    server = start_server(*Limits(tmp_path, "checks = 1\n").flags)
-    with wire.connect(server.address) as service:
-        with uploading(service, check=True):
-            details, _ = refused(service, wire.small_request(check=True))
-            assert "checks: the tenant has 1, may have at most 1" in details
-            attend(service, wire.small_request())
-            attend(service, wire.small_request(check=True), "b")
-        assert attend(service, wire.small_request(check=True)).check.ok
-
-
 @pytest.mark.parametrize("key,name,rate", [("bytes-per-second", "bytes", "1000"),
                                            ("gflop-per-second", "cost", "0.001")])
 def test_rates(start_server, tmp_path, key, name, rate):
@@ -159,43 +147,6 @@ def test_rates(start_server, tmp_path, key, name, rate):
         attend(service, request)
     assert server.metric("attend_tenant_limited_total", tenant="a", limit=name) == 1
     assert server.metric("attend_tenant_limited_requests_total", tenant="a") == 1
-
-
-def test_bytes_are_those_of_the_tensors(start_server, tmp_path):
-    server = start_server(*Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\n").flags)
-    with wire.connect(server.address) as service:
-        attend(service, wire.small_request(length=16))
-    used = server.metric("attend_tenant_used", tenant="a", limit="bytes")
-    assert 0 <= 4 * 16 * 64 * 4 - used < 60  # one comes back each second
-
-
-def test_who_waits_as_told_is_served_at_the_rate(start_server, tmp_path):
-    """A burst of one byte, so every request waits for the one before it. Who comes again as told
-    is taken; and all together get no more than the rate."""
-    each = 4 * 64 * 64 * 4
-    rate = 20 * each
-    server = start_server(*Limits(tmp_path, f"bytes-per-second = {rate}\nbytes-burst = 1\n").flags)
-    request = wire.small_request(length=64)
-    with wire.connect(server.address) as service:
-        begin = time.monotonic()
-        for _ in range(10):
-            try:
-                attend(service, request)
-            except grpc.RpcError as failure:
-                assert failure.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-                pushback = dict(failure.trailing_metadata())["grpc-retry-pushback-ms"]
-                time.sleep(int(pushback) / 1000)  # what the server asked for
-                attend(service, request)
-        elapsed = time.monotonic() - begin
-    assert 10 * each <= 1 + elapsed * rate + each
-
-
-def test_the_clients_wait_as_told(start_server, tmp_path):
-    """attend-client's calls come through, however often they were refused."""
-    server = start_server(*Limits(tmp_path, "bytes-per-second = 2MiB\nbytes-burst = 1\n").flags)
-    done = harness.run_client("check", "--server", server.address, "--quick", timeout=120)
-    assert "failed" not in done.stdout or " 0 failed" in done.stdout
-    assert server.metric("attend_tenant_limited_total") > 0, "nothing was refused"
 
 
 def test_streams_of_requests_say_when_to_come_again(start_server, tmp_path):
@@ -304,6 +255,25 @@ def test_what_is_wrong_is_charged_what_came(start_server, tmp_path, wrong):
         assert 0 <= before + len(message) - charged(server) < 60
 
 
+def test_sessions(start_server, tmp_path):
+    limits = Limits(tmp_path, "[a]\nsessions = 2\n")
+    server = start_server(*limits.flags)
+    with sessions.client(server.address, "a") as a, sessions.client(server.address, "b") as b:
+        made = [a.create(), a.create()]
+        for details in (sessions.refused(grpc.StatusCode.RESOURCE_EXHAUSTED, a.create),
+                        sessions.refused(grpc.StatusCode.RESOURCE_EXHAUSTED, a.call, "ForkSession",
+                                         session=made[0].id)):
+            assert "tenant limit sessions: the tenant has 2, may have at most 2" in details
+        for _ in range(3):
+            b.create()
+        assert server.metric("attend_tenant_used", tenant="a", limit="sessions") == 2
+        assert server.metric("attend_tenant_limited_total", tenant="a", limit="sessions") == 2
+        assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
+        assert server.metric("attend_tenant_limited_requests_total") == 0
+        a.call("FreeSession", session=made[0].id)
+        a.call("ForkSession", session=made[1].id)
+
+
 def test_session_memory(start_server, tmp_path, random):
     """Its own idle sessions make room; what does not fit even so is refused, and costs others
     nothing."""
@@ -333,25 +303,6 @@ def test_session_memory(start_server, tmp_path, random):
         assert server.metric("attend_tenant_limited_requests_total", tenant="a") == 1
         limits.change(server, "")
         a.attend(request)
-
-
-def test_sessions(start_server, tmp_path):
-    limits = Limits(tmp_path, "[a]\nsessions = 2\n")
-    server = start_server(*limits.flags)
-    with sessions.client(server.address, "a") as a, sessions.client(server.address, "b") as b:
-        made = [a.create(), a.create()]
-        for details in (sessions.refused(grpc.StatusCode.RESOURCE_EXHAUSTED, a.create),
-                        sessions.refused(grpc.StatusCode.RESOURCE_EXHAUSTED, a.call, "ForkSession",
-                                         session=made[0].id)):
-            assert "tenant limit sessions: the tenant has 2, may have at most 2" in details
-        for _ in range(3):
-            b.create()
-        assert server.metric("attend_tenant_used", tenant="a", limit="sessions") == 2
-        assert server.metric("attend_tenant_limited_total", tenant="a", limit="sessions") == 2
-        assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
-        assert server.metric("attend_tenant_limited_requests_total") == 0
-        a.call("FreeSession", session=made[0].id)
-        a.call("ForkSession", session=made[1].id)
 
 
 def test_limits_change_under_calls_and_a_wrong_file_changes_nothing(start_server, tmp_path):

@@ -109,38 +109,6 @@ def test_a_range_is_a_row_each(loads):
         assert abs(answered - step["requests_per_s"] * step["elapsed_s"]) < 1e-6 * answered + 0.01
 
 
-def test_a_stable_load_reports_three_windows(loads):
-    step, = loads[1]["steps"]
-    assert step["stability"]["stable"] and abs(step["elapsed_s"] - 0.9) < 1e-9
-    assert [window["reported"] for window in step["windows"]][-3:] == [True] * 3
-    assert loads[1]["options"]["stability_percentage"] == 1000
-
-
-def test_an_unstable_load_says_so(server, tmp_path):
-    """Windows that take turns at being fast cannot be made here; one percent in ten thousand of a
-    load's noise can."""
-    done, load = run_load(server, tmp_path, "--concurrency", "2", "--duration", "0.05", "--stable",
-                          "--stability-percentage", "0.01", "--max-trials", "3", check=False)
-    assert done.returncode == 3 and "NOT STABLE after 3 windows, asked for 0.01 %" in done.stdout
-    step, = load["steps"]
-    assert not step["stability"]["stable"] and len(step["windows"]) == 3
-
-
-@pytest.mark.parametrize("args,words", [
-    (["--concurrency", "8:1"], ["--concurrency 8:1", "ends before it begins"]),
-    (["--rate", "1:8:x1"], ["--rate 1:8:x1", "above 1"]),
-    (["--max-trials", "5"], ["--max-trials", "--stable"]),
-    (["--stable", "--count", "5"], ["--stable", "--count"]),
-    (["--plot", "x.pdf"], ["x.pdf", "must end in .svg"]),
-    (["--plot", "/nonexistent/x.svg"], ["/nonexistent/x.svg"]),
-], ids=str)
-def test_bad_use(server, args, words):
-    done = run_client("load", "--server", server.address, *args, check=False)
-    assert done.returncode == 2, (done.returncode, done.stderr)
-    assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
-    assert all(word in done.stderr for word in words), done.stderr
-
-
 def words_of(picture):
     root = ElementTree.parse(picture).getroot()
     return {node.text for node in root.iter("{http://www.w3.org/2000/svg}text")}

@@ -174,31 +174,6 @@ def test_packed_sequences(oip, random):
         judge(Case(*one, mask=Mask("causal")), o[begin:end].transpose(1, 0, 2)[None])
 
 
-def test_typed_contents(oip, random):
-    q, k, v = tensors(random)
-    request = infer_request("attention_fp32_bhld_full", [("q", q), ("k", k), ("v", v)])
-    expected = oip.ModelInfer(request, timeout=wire.SECONDS)
-    del request.raw_input_contents[:]
-    for each, array in zip(request.inputs, (q, k, v)):
-        each.contents.fp32_contents.extend(array.ravel().tolist())
-    response = oip.ModelInfer(request, timeout=wire.SECONDS)
-    assert response.raw_output_contents == expected.raw_output_contents
-
-
-def test_a_stream_answers_in_order_and_survives_errors(oip, random):
-    q, k, v = tensors(random)
-    requests = []
-    for i in range(20):
-        model = "unknown" if i % 5 == 3 else "attention_fp32_bhld_full"
-        request = infer_request(model, [("q", q), ("k", k), ("v", v)])
-        request.id = f"n{i}"
-        requests.append(request)
-    answers = list(oip.ModelStreamInfer(iter(requests), timeout=wire.SECONDS))
-    assert [each.infer_response.id for each in answers] == [each.id for each in requests]
-    for i, each in enumerate(answers):
-        assert bool(each.error_message) == (i % 5 == 3), each.error_message
-
-
 def test_statistics_rise_by_what_was_asked_for(oip, random):
     def statistics():
         answer = oip.ModelStatistics(wire.oip_pb.ModelStatisticsRequest(name=model))
@@ -334,60 +309,3 @@ def test_system_shared_memory(oip, random, length):
         assert os.stat("/dev/shm" + key).st_size == 16
         oip.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(name="r"))
         refused(oip.ModelInfer, request, grpc.StatusCode.NOT_FOUND, "'r'")
-
-
-def register_as(oip, tenant):
-    """SystemSharedMemoryRegister of a tenant."""
-    return lambda request, timeout: oip.SystemSharedMemoryRegister(
-        request, timeout=timeout, metadata=(("x-attend-tenant", tenant),))
-
-
-def test_a_tenant_has_its_own_files(oip):
-    """Its keys begin with its name, behind the prefix, whatever the others are called."""
-    register = wire.oip_pb.SystemSharedMemoryRegisterRequest
-    for owner, other in (("a", "b"), ("a", "a-b"), ("a-b", "a"), ("a", "nobody"), ("default", "a")):
-        with shared(f"attend-test-{owner}:", 64) as (key, _):
-            request = register(name="x", key=key, byte_size=64)
-            name = "default" if other == "nobody" else other
-            refused(register_as(oip, other), request, grpc.StatusCode.PERMISSION_DENIED,
-                    f"must begin with /attend-test-{name}:")
-            register_as(oip, owner)(request, wire.SECONDS)
-            oip.SystemSharedMemoryUnregister(wire.oip_pb.SystemSharedMemoryUnregisterRequest(),
-                                             metadata=(("x-attend-tenant", owner),))
-
-
-def test_a_tenants_files_are_bounded(oip, oip_server):
-    register = wire.oip_pb.SystemSharedMemoryRegisterRequest
-    with shared("attend-test-b:", 1 << 40) as (key, _):
-        refused(register_as(oip, "b"), register(name="x", key=key, byte_size=(64 << 20) + 1),
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "at most 67108864 (oip-shared-memory-bytes)")
-        register_as(oip, "b")(register(name="x", key=key, byte_size=48 << 20), wire.SECONDS)
-        refused(register_as(oip, "b"), register(name="y", key=key, byte_size=1 << 39),
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "50331648 bytes")
-        assert oip_server.metric("attend_rejected_requests_total", reason="regions") == 2
-        assert oip_server.metric("attend_rejected_requests_total", reason="memory") == 0
-        oip.SystemSharedMemoryUnregister(
-            wire.oip_pb.SystemSharedMemoryUnregisterRequest(name="x"),
-            metadata=(("x-attend-tenant", "b"),))
-        register_as(oip, "b")(register(name="y", key=key, byte_size=64 << 20), wire.SECONDS)
-
-
-def test_shared_memory_of_others_is_out_of_reach(oip):
-    pb = wire.oip_pb
-    with shared("attend-test-a:", 64) as (key, _), shared("other-", 64) as (other, _):
-        register = pb.SystemSharedMemoryRegisterRequest
-        refused(oip.SystemSharedMemoryRegister, register(name="x", key=other, byte_size=64),
-                grpc.StatusCode.PERMISSION_DENIED, "must begin with /attend-test-")
-        refused(oip.SystemSharedMemoryRegister,
-                register(name="x", key="/attend-test-/../" + other[1:], byte_size=64),
-                grpc.StatusCode.INVALID_ARGUMENT, "without slashes")
-        of_a = (("x-attend-tenant", "a"),)
-        oip.SystemSharedMemoryRegister(register(name="x", key=key, byte_size=64), metadata=of_a)
-        assert not oip.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest()).regions
-        oip.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest())
-        status = oip.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest(), metadata=of_a)
-        assert list(status.regions) == ["x"]
-        refused(register_as(oip, "a"), register(name="x", key=key, byte_size=64),
-                grpc.StatusCode.ALREADY_EXISTS, "'x'")
-        oip.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(), metadata=of_a)

@@ -131,20 +131,6 @@ def test_one_that_is_released_is_opened_by_its_id(client, random):
             use()
 
 
-def test_a_session_of_another_tenant_is_not_there(client, random):
-    with client.session(2, 16, dtype="float32", tenant="a") as session:
-        session.append(rows(random, 3), rows(random, 3))
-        assert len(client.sessions(tenant="a")) == 1 and client.sessions(tenant="b") == []
-        assert client.sessions(tenant="") == client.sessions()
-        with pytest.raises(attend.Error) as caught:
-            client.open_session(session.id, tenant="b")
-        assert caught.value.status == "NOT_FOUND"
-        with pytest.raises(attend.Error, match="layer is 1"):
-            session.attend(rows(random, 1, heads=4), layer=1)
-        with pytest.raises(attend.Error, match="layer is 1"):
-            session.length(1)
-
-
 def test_numbers_do_not_wrap_and_shapes_are_checked(client, own_server, random):
     with client.session(2, 16, dtype="float32") as session:
         session.append(rows(random, 5), rows(random, 5))

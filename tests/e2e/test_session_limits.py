@@ -34,22 +34,6 @@ def test_what_is_malformed_changes_nothing(sessions_server, random, change, word
         assert tenant.call("GetSession", session=sequence.session.id).length == 0
 
 
-def test_a_refused_request_evicts_nobody(start_server, random):
-    server = start_server("--session-memory=16MiB")
-    with client(server.address) as tenant:
-        idle = Sequence(random, tenant.create())
-        request, _ = step(random, [idle], 2, 1)
-        tenant.attend(request)
-        needy = tenant.create()
-        for rows in (1 << 20, 1 << 29, (1 << 63) - 1):
-            request, _ = step(random, [Sequence(random, needy)], 2, 1)
-            request.k.shape[2] = request.v.shape[2] = rows
-            with pytest.raises(grpc.RpcError) as refusal:
-                tenant.attend(request)
-            assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert tenant.call("GetSession", session=idle.session.id).length == 2
-
-
 @pytest.mark.parametrize("fields,words", [
     ({"layers": 513}, "layers is 513"), ({"layers": -1}, "layers is -1"),
     ({"lease_seconds": -1.0}, "lease_seconds is -1"),
@@ -139,23 +123,6 @@ def test_tenants_tokens_and_what_is_taken_from_them_are_counted(start_server, ra
     for tenant, appended, decoded in (("a", 40003, 2), ("b", 5, 4), ("default", 0, 0)):
         assert server.metric("attend_session_appended_tokens_total", tenant=tenant) == appended
         assert server.metric("attend_session_query_rows_total", tenant=tenant) == decoded
-
-
-@pytest.mark.parametrize("pinned", [False, True])
-def test_a_tenant_that_fills_the_tables_keeps_no_other_out(start_server, pinned):
-    """Sessions of many layers and no tokens: they take host memory for their tables alone."""
-    server = start_server("--tenant=a=1,b=1", "--session-memory=16MiB", "--memory-budget=64MiB")
-    with client(server.address, "a") as a, client(server.address, "b") as b:
-        made = 0
-        with pytest.raises(grpc.RpcError) as full:
-            for made in range(1000):
-                a.create(layers=512, pinned=pinned)
-        assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "(memory-budget)" in full.value.details() and made > 5
-        own = [b.create(layers=512) for _ in range(made // 5)]
-        for each in own:
-            b.call("GetSession", session=each.id)
-        assert server.metric("attend_sessions") == made + len(own), "none makes room for another's"
 
 
 @pytest.mark.parametrize("appends", [False, True])

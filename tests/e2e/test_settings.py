@@ -40,23 +40,6 @@ def test_bad_flags(args):
     assert args[-1].lstrip("-") in lines[0] or args[0].lstrip("-") in lines[0]
 
 
-def test_cuda_ipc_wants_a_gpu(tmp_path):
-    done = run_server("--device", "cpu", "--listen", "127.0.0.1:0", "--metrics-listen", "off",
-                      "--shared-memory", "--shared-memory-socket", str(tmp_path / "shm.sock"),
-                      "--cuda-ipc")
-    assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
-    assert "cuda-ipc" in done.stderr and "GPU" in done.stderr
-
-
-def test_bad_environment_and_config(tmp_path):
-    done = run_server(env={"ATTEND_LANES": "many"})
-    assert done.returncode == 2 and len((done.stdout + done.stderr).strip().splitlines()) == 1
-    config = tmp_path / "attend.toml"
-    config.write_text("no-such-setting = 1\n")
-    done = run_server("--config", str(config))
-    assert done.returncode == 2 and "no-such-setting" in done.stdout + done.stderr
-
-
 def test_the_readme_names_exactly_the_flags():
     done = run_server("--help")
     assert done.returncode == 0 and not done.stderr
@@ -65,14 +48,6 @@ def test_the_readme_names_exactly_the_flags():
     page = (harness.ROOT / "server/app/README.md").read_text()
     table = page[page.index("| Flags |"):page.index("**A new setting**")]
     assert set(re.findall(r"`(--[a-z-]+)`", table[table.index("\n"):])) == flags
-
-
-@pytest.mark.parametrize("name", ["attend-server", "attend-client"])
-def test_version(name):
-    done = subprocess.run([str(harness.binary(name)), "--version"], capture_output=True, text=True,
-                          timeout=30)
-    assert done.returncode == 0 and re.search(r"\d+\.\d+\.\d+", done.stdout)
-    assert len(done.stdout.strip().splitlines()) == 1
 
 
 def info(server):
@@ -92,12 +67,6 @@ def test_flag_beats_file_beats_environment(start_server, tmp_path):
     assert limits.stream_requests_max == 12
     assert info(server).devices[0].lanes == 1
     assert info(server).reference_check == "all"
-
-
-def test_sizes_take_suffixes(start_server):
-    server = start_server("--max-request-bytes", "3MiB", "--memory-budget", "5GiB")
-    limits = info(server).limits
-    assert limits.request_bytes_max == 3 << 20 and limits.memory_budget_bytes == 5 << 30
 
 
 def test_start_prints_what_it_is(start_server):
@@ -136,13 +105,6 @@ def test_log_level_and_file(start_server, tmp_path):
     assert server.stop() == 0
     text = path.read_text()
     assert "loud" in text and "quiet" not in text
-
-
-@pytest.mark.parametrize("flag", ["--allocator-tuning", "--no-allocator-tuning"])
-def test_allocator_tuning_is_a_switch(start_server, flag):
-    server = start_server(flag)
-    wire.assert_serves(server.address)
-    assert server.stop() == 0
 
 
 def test_ready_file_is_whole(start_server):

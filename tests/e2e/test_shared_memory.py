@@ -99,29 +99,14 @@ def test_the_prompt_of_a_session(shm_server, random):
         client.close()
 
 
-def test_the_answer_in_place_of_a_small_bias_inline(shm_server):
-    server = shm_server()
-    request = wire.small_request(seed=4, length=32)
-    request.bias.CopyFrom(wire.tensor("float32", (1, 1, 32, 32)))
-    bias = bytes(4 * 32 * 32)
-    request.raw.append(bias)
-    expected = attend(server, request)
-    del request.raw[3]
-    client = Client(socket_of(server))
-    region = client.create(1 << 20)
-    request = region.take(request)
-    request.raw.append(bias)
-    answer = attend(server, request)
-    assert region.bytes_of(answer.o) == expected.raw[0]
-    client.close()
-
-
 def test_limits_and_modes(shm_server):
     server = shm_server("--shared-memory-max", "3MiB", "--shared-memory-client-max", "2MiB",
                         "--shared-memory-client-regions", "2")
     about = info(server)
     assert list(about.transports) == ["inline", "chunked", "shm"]
     assert about.shared_memory.offset_alignment == ALIGN
+    assert (about.shared_memory.bytes_max, about.shared_memory.client_bytes_max,
+            about.shared_memory.client_regions_max) == (3 << 20, 2 << 20, 2)
     path = about.shared_memory.socket
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700

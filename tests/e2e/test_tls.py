@@ -242,39 +242,3 @@ def test_certificates_are_exchanged_under_load_and_no_call_fails(start_server, c
     assert not wrong
     assert set(done) == {False, True}
     assert "certificates are taken" in server.log()
-
-
-def test_half_a_file_is_not_used(start_server, ca, tmp_path):
-    files = Files(tmp_path, ca)
-    server = start_server(*files.flags())
-    before = shown(ca, server.address)
-    cert, key = ca.issue("halved", usage="serverAuth")
-    for half in (cert.read_text()[:300], ""):
-        failed = server.metric("attend_tls_reloads_total", result="failed")
-        files.cert.write_text(half)
-        harness.wait_for("the half to be seen", lambda: server.metric(
-            "attend_tls_reloads_total", result="failed") > failed)
-        assert shown(ca, server.address) == before
-    files.cert.unlink()
-    harness.wait_for("the lack to be seen", lambda: "No such file or directory" in server.log())
-    assert shown(ca, server.address) == before
-    shutil.copy(key, files.key)
-    shutil.copy(cert, files.cert)
-    harness.wait_for("the new certificate", lambda: shown(ca, server.address) == der(cert))
-
-
-def test_who_is_revoked_comes_in_no_more(start_server, ca, tmp_path):
-    """Lists in a folder; what is revoked later has no new connection."""
-    own = certificates.Authority(tmp_path / "own", clients="client other")
-    lists = tmp_path / "lists"
-    lists.mkdir()
-    shutil.copy(own.crl, lists / "crl.pem")
-    server = start_server(*own.serve_mtls("--tls-crl", lists))
-    assert certificates.greet(server.address, own.context("client")) is None
-    assert certificates.greet(server.address, own.context("revoked")) == \
-        "SSLV3_ALERT_CERTIFICATE_REVOKED"
-    own.revoke("client", lists / "crl.pem")
-    harness.wait_for("the new list", lambda: certificates.greet(
-        server.address, own.context("client")) == "SSLV3_ALERT_CERTIFICATE_REVOKED")
-    assert certificates.greet(server.address, own.context("other")) is None
-    assert server.metric("attend_tls_expiry_timestamp_seconds", of="crl") > 0

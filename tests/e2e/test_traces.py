@@ -127,8 +127,8 @@ def test_a_share_of_calls_begins_traces_and_streams_have_a_span_each(start_serve
 
 
 def test_a_collector_that_is_gone_or_refuses_costs_spans_and_no_call(start_server):
-    nobody = f"127.0.0.1:{harness.free_port()}"
-    server = start_server("--otlp-endpoint", nobody, "--otlp-sample", "1")
+    gone = f"127.0.0.1:{harness.free_port()}"
+    server = start_server("--otlp-endpoint", gone, "--otlp-sample", "1")
     wire.assert_serves(server.address)
     assert server.stop() == 0, server.log()
 
