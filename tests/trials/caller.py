@@ -7,7 +7,6 @@ import dataclasses
 import random
 
 import grpc
-import numpy as np
 
 import wire
 
@@ -103,9 +102,6 @@ class Caller:
         tenant = tenant or self.random.choice(self.target.tenants)
         locks = self.target.locks
         return [("x-attend-tenant", tenant), *(locks.metadata(tenant) if locks else ())]
-
-    def numpy_random(self):
-        return np.random.default_rng(self.random.getrandbits(64))
 
     def take(self, kind, call, allowed=()):
         """The answer of a good call, or None if it was refused as it may be."""

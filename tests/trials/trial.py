@@ -207,7 +207,3 @@ def describe(outcomes):
     for (kind, code), count in sorted(outcomes.items()):
         kinds[kind].append(f"{code} {count}")
     return "\n".join(f"  {kind:22} {', '.join(codes)}" for kind, codes in kinds.items())
-
-
-def descriptors_and_threads(server):
-    return hostile.descriptors(server), hostile.threads(server)
