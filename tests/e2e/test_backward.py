@@ -114,19 +114,3 @@ def test_client_bad_use(random, tmp_path, args, words):
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
     assert all(word in done.stderr for word in words), done.stderr
-
-
-def test_client_check(server):
-    done = run_client("check", "--server", server.address, "--backward", "--dtype",
-                      "float32,bfloat16", "--shape", "B2,H4,Hkv2,Lq30,Lk40,D32,Dv24,causal,ragged",
-                      "--shape", "B1,H2,L33,D16,bias,sinks,softcap=10,layout=blhd", "--shape",
-                      "B4,H2,L33,D64,ragged,layout=lhd,causal")
-    assert "6 of 6 passed" in done.stdout, done.stdout
-
-
-@pytest.mark.parametrize("way", [[], ["--stream"], ["--transport", "chunked"]], ids=str)
-def test_client_load(server, way):
-    done = run_client("load", "--server", server.address, "--backward", "--shape",
-                      "B1,H4,Hkv2,L64,D32,causal", "--count", "40", "--warmup", "0", "--verify",
-                      "1", "--check", "0.5", "--quiet", *way)
-    assert done.returncode == 0, done.stdout + done.stderr

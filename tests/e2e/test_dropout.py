@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout and masks of bits by every way in, against NumPy and against masks of numbers."""
 
-import struct
 
 import grpc
 import numpy as np
@@ -98,19 +97,6 @@ def test_bits_are_as_numbers(server, random, shape, kernel):
     case = make_case(random, "float16", mask=Mask("causal"))
     expect_bits_as_numbers(server, random, case, mask, kernel=kernel, dropout_p=0.125,
                            dropout_seed=5)
-
-
-def test_the_bytes_on_the_wire(server, random):
-    """Fields 25 and 26, by hand."""
-    case = make_case(random)
-    wanted = wire.make_request(case, dropout_p=0.5, dropout_seed=300)
-    bare = wire.make_request(case).SerializeToString()
-    by_hand = bare + b"\xcd\x01" + struct.pack("<f", 0.5) + b"\xd0\x01\xac\x02"
-    with grpc.insecure_channel(server.address, options=wire.UNLIMITED) as channel:
-        raw = channel.unary_unary(wire.ATTEND)(by_hand, timeout=wire.SECONDS)
-    answer = wire.pb.AttendResponse.FromString(raw)
-    assert list(answer.raw) == list(call(server, wanted).raw)
-    assert wire.pb.DTYPE_BIT == 4
 
 
 def test_sessions_have_no_dropout(sessions_server, random):

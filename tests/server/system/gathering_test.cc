@@ -108,28 +108,6 @@ TEST_F(GatheringTest, WhatArrivedElsewhereIsCopied) {
   EXPECT_FALSE(IsGathered(Large(51)));
 }
 
-TEST_F(GatheringTest, MessagesInAnyOrderAreReadInPlace) {
-  Start();
-  WireProblem problem = Medium(8);
-  std::mt19937_64 random(test::FreshSeed());
-  const std::string in_order = problem.request.SerializeAsString();
-  const std::string shuffled = test::Shuffled(in_order, random);
-  grpc::GenericStub stub(server_->Connect());
-  grpc::ClientContext context;
-  grpc::Slice slice(shuffled);
-  const grpc::ByteBuffer message(&slice, 1);
-  grpc::ByteBuffer answer;
-  std::promise<grpc::Status> ended;
-  stub.UnaryCall(&context, "/attend.v1.AttentionService/Attend", {}, &message, &answer,
-                 [&](grpc::Status status) { ended.set_value(std::move(status)); });
-  const grpc::Status status = ended.get_future().get();
-  ASSERT_TRUE(status.ok()) << status.error_message();
-  v1::AttendResponse response;
-  ASSERT_TRUE(grpc::SerializationTraits<v1::AttendResponse>::Deserialize(&answer, &response).ok());
-  EXPECT_EQ(test::Judge(problem, response), "");
-  EXPECT_EQ(server_->backend().gathered_items(), 1);
-}
-
 // Waiting requests must not keep all of the memory where the next messages arrive.
 TEST_F(GatheringTest, SoManyAreKeptAndTheRestIsCopied) {
   Start([](Config& config) {
