@@ -2,7 +2,7 @@
 //
 // The service's figures, each against its rival in the same run: byte rates against bare gRPC and
 // raw TCP, small requests against an echo and a Python server, latency against the echo and the
-// kernel alone, what batches bring, what observing costs, memory over time.
+// kernel alone, what batches bring, what observing costs.
 //
 // Every server is a process of its own, and so is the client. An answer is judged before anything
 // is timed, and answers go on being judged while it is; what is wrong gets no figure. Rounds are
@@ -87,9 +87,6 @@ void AddFlags(CLI::App& app, Run& run) {
   app.add_option("--clients", options.clients,
                  "Clients in the rows of small requests, each with a connection")
       ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  app.add_option("--soak-seconds", options.soak_seconds, "Seconds that the row memory takes")
-      ->check(CLI::Range(1.0, 1e6))
       ->capture_default_str();
   app.add_option("--seed", options.seed, "Seed of the inputs (default: a fresh one)");
   app.add_option("--python", options.python, "Interpreter of the Python rival")

@@ -25,8 +25,6 @@ std::span<const Row> Rows() {
       {"metrics", "small requests with metrics and sampled checks, against both off", true,
        RunMetrics},
       {"observe", "small requests with an access log and spans, against neither", true, RunObserve},
-      {"memory", "memory under load, cancels and disconnects; takes --soak-seconds", false,
-       RunMemory},
       {"gpus", "2 and 4 GPUs, shared memory and in process, against one; takes --device cuda:all",
        false, RunGpus},
   };

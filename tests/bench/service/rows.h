@@ -34,7 +34,6 @@ void RunTls(Bench& bench);
 void RunBatches(Bench& bench);
 void RunMetrics(Bench& bench);
 void RunObserve(Bench& bench);
-void RunMemory(Bench& bench);
 // Several GPUs.
 void RunGpus(Bench& bench);
 

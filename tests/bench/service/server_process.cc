@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 extern char** environ;
@@ -95,14 +94,6 @@ Status ServerProcess::ReadFirstLine(double timeout_seconds) {
     return Unavailable("a server process said \"" + line + "\"");
   }
   return Status();
-}
-
-int64_t ServerProcess::resident_bytes() const {
-  std::ifstream file("/proc/" + std::to_string(pid_) + "/statm");
-  int64_t size_pages = 0;
-  int64_t resident_pages = 0;
-  if (!(file >> size_pages >> resident_pages) || resident_pages == 0) return -1;
-  return resident_pages * sysconf(_SC_PAGESIZE);
 }
 
 std::vector<std::string> ServeCommand(const std::string& kind,

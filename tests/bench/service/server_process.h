@@ -30,7 +30,6 @@ class ServerProcess {
 
   const std::string& address() const { return address_; }
   const std::string& metrics_address() const { return metrics_address_; }  // empty: none
-  int64_t resident_bytes() const;  // -1 if the process is gone
 
  private:
   ServerProcess(pid_t pid, int input, int output) : pid_(pid), input_(input), output_(output) {}
