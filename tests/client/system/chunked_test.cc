@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <functional>
 #include <future>
 #include <thread>
 
@@ -21,7 +20,6 @@ namespace attend::client {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 using test::TestServer;
 using ::testing::HasSubstr;
 

@@ -36,36 +36,35 @@ void ExpectSays(const std::string& words) {
   EXPECT_NE(std::string(attend_last_error()).find(words), std::string::npos) << attend_last_error();
 }
 
-TEST(AttendCArguments, AreNamedWithValueAndBound) {
-  const auto expect = [](attend_params params, const char* words) {
+// Changes good parameters, and what is then said.
+struct Bad {
+  const char* words;
+  void (*change)(attend_params& params);
+};
+
+void ExpectRefused(const std::vector<Bad>& all) {
+  for (const Bad& bad : all) {
+    SCOPED_TRACE(bad.words);
+    attend_params params = Good();
+    bad.change(params);
     EXPECT_EQ(attend_run(&params, nullptr), ATTEND_INVALID_ARGUMENT);
-    ExpectSays(words);
-  };
+    ExpectSays(bad.words);
+  }
+}
+
+TEST(AttendCArguments, AreNamedWithValueAndBound) {
   EXPECT_EQ(attend_run(nullptr, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("params is NULL");
-  attend_params bad = Good();
-  bad.struct_bytes = 8;
-  expect(bad, "struct_bytes is 8, this library's attend_params has");
-  bad = Good();
-  bad.dtype = 9;
-  expect(bad, "dtype is 9, must be in [1, 3]");
-  bad = Good();
-  bad.alignment = 2;
-  expect(bad, "alignment is 2, must be in [0, 1]");
-  bad = Good();
-  bad.bias = memory;
-  bad.bias_dtype = 0;
-  expect(bad, "bias_dtype is 0");
-  bad = Good();
-  bad.dim = 257;
-  expect(bad, "257");
-  bad = Good();
-  bad.v.data = nullptr;
-  expect(bad, "v is NULL, but has 8 elements");
-  bad = Good();
-  bad.packed = 1;
-  bad.total_q = bad.total_k = 1;
-  expect(bad, "q_offsets");
+  ExpectRefused({
+      {"struct_bytes is 8, this library's attend_params has", [](auto& p) { p.struct_bytes = 8; }},
+      {"dtype is 9, must be in [1, 3]", [](auto& p) { p.dtype = 9; }},
+      {"dtype is 4, must be in [1, 3]", [](auto& p) { p.dtype = ATTEND_BIT; }},
+      {"alignment is 2, must be in [0, 1]", [](auto& p) { p.alignment = 2; }},
+      {"bias_dtype is 0", [](auto& p) { p.bias = memory; }},
+      {"257", [](auto& p) { p.dim = 257; }},
+      {"v is NULL, but has 8 elements", [](auto& p) { p.v.data = nullptr; }},
+      {"q_offsets", [](auto& p) { p.packed = 1, p.total_q = p.total_k = 1; }},
+  });
 }
 
 TEST(AttendCArguments, OutputsHaveAPlaceForEveryElement) {
@@ -108,69 +107,43 @@ TEST(AttendCArguments, OutputsHaveAPlaceForEveryElement) {
 }
 
 TEST(AttendCArguments, OfPartsOfTheKeys) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  const auto expect = [](int64_t before, int64_t after, const std::string& words) {
-    attend_params bad = Good();
-    bad.key_offset = before;
-    bad.keys_after = after;
-    EXPECT_EQ(attend_run(&bad, nullptr), ATTEND_INVALID_ARGUMENT);
-    ExpectSays(words);
-  };
-  expect(-1, 0, "key offset is -1, must be in [0, 1073741824]");
-  expect(0, INT64_MIN, "keys after the part is -9223372036854775808, must be in");
-  expect(0, kMost + 1, "keys after the part is 1073741825, must be in");
-  expect(kMost, kMost, "keys of the whole is 21474836");
+  ExpectRefused({
+      {"key offset is -1, must be in [0, 1073741824]", [](auto& p) { p.key_offset = -1; }},
+      {"keys after the part is -9223372036854775808, must be in",
+       [](auto& p) { p.keys_after = INT64_MIN; }},
+      {"keys after the part is 1073741825, must be in",
+       [](auto& p) { p.keys_after = (1 << 30) + 1; }},
+      {"keys of the whole is 21474836", [](auto& p) { p.key_offset = p.keys_after = 1 << 30; }},
+  });
 }
 
 TEST(AttendCArguments, OfDropoutAndBits) {
-  const auto expect = [](const attend_params& params, int32_t code, const char* words) {
-    EXPECT_EQ(attend_run(&params, nullptr), code);
-    ExpectSays(words);
-  };
-  for (const float p : {-0.5f, 1.0f, 0.999995f, std::numeric_limits<float>::quiet_NaN()}) {
-    attend_params bad = Good();
-    bad.dropout_p = p;
-    expect(bad, ATTEND_INVALID_ARGUMENT, "must be in [0, 1 - 2^-17)");
-  }
-  attend_params bad = Good();
-  bad.dropout_p = 1.5f;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "dropout_p is 1.5");
-  bad = Good();
-  bad.dropout_head = -1;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "dropout_head is -1, must be in [0, 4294967295]");
-  bad = Good();
-  bad.bias = memory;
-  bad.bias_dtype = 5;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "bias_dtype is 5, must be in [1, 4]");
-  bad.bias_dtype = ATTEND_BIT;
-  bad.bias_stride_h = 9;
-  expect(bad, ATTEND_INVALID_ARGUMENT,
-         "bias_stride_h is 9, must be a multiple of 8 for a bias of bits");
-  bad = Good();
-  bad.dtype = ATTEND_BIT;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "dtype is 4, must be in [1, 3]");
+  constexpr auto kNan = std::numeric_limits<float>::quiet_NaN();
+  ExpectRefused({
+      {"dropout_p is -0.5", [](auto& p) { p.dropout_p = -0.5f; }},
+      {"must be in [0, 1 - 2^-17)", [](auto& p) { p.dropout_p = 1; }},
+      {"must be in [0, 1 - 2^-17)", [](auto& p) { p.dropout_p = 0.999995f; }},
+      {"must be in [0, 1 - 2^-17)", [](auto& p) { p.dropout_p = kNan; }},
+      {"dropout_head is -1, must be in [0, 4294967295]", [](auto& p) { p.dropout_head = -1; }},
+      {"bias_dtype is 5, must be in [1, 4]", [](auto& p) { p.bias = memory, p.bias_dtype = 5; }},
+      {"bias_stride_h is 9, must be a multiple of 8 for a bias of bits",
+       [](auto& p) { p.bias = memory, p.bias_dtype = ATTEND_BIT, p.bias_stride_h = 9; }},
+  });
 }
 
 TEST(AttendCArguments, PagesAreCheckedBeforeTheyAreRead) {
-  const auto expect = [](const attend_params& params, const char* words) {
-    EXPECT_EQ(attend_run(&params, nullptr), ATTEND_INVALID_ARGUMENT);
-    ExpectSays(words);
-  };
-  const int32_t pages[] = {0};
-  attend_params bad = Good();
-  bad.page_rows = 16;
-  expect(bad, "kv_pages is NULL, but page_rows is 16");
-  bad.kv_pages = pages;
-  bad.page_rows = 24;
-  expect(bad, "rows of a page are 24, must be a power of two");
-  bad.page_rows = 8;
-  expect(bad, "rows of a page");
-  bad.page_rows = -16;
-  expect(bad, "rows of a page");
-  bad.page_rows = 16;
-  bad.packed = 1;
-  bad.total_q = bad.total_k = 1;
-  expect(bad, "must not be packed");
+  static const int32_t kPages[] = {0};
+  ExpectRefused({
+      {"kv_pages is NULL, but page_rows is 16", [](auto& p) { p.page_rows = 16; }},
+      {"rows of a page are 24, must be a power of two",
+       [](auto& p) { p.kv_pages = kPages, p.page_rows = 24; }},
+      {"rows of a page", [](auto& p) { p.kv_pages = kPages, p.page_rows = 8; }},
+      {"rows of a page", [](auto& p) { p.kv_pages = kPages, p.page_rows = -16; }},
+      {"must not be packed",
+       [](auto& p) {
+         p.kv_pages = kPages, p.page_rows = 16, p.packed = 1, p.total_q = p.total_k = 1;
+       }},
+  });
 }
 
 TEST(AttendCArguments, ABatchSaysWhichOfItsParams) {
@@ -239,64 +212,55 @@ TEST(AttendCArguments, MemoryFunctionsCheckBeforeTheyTouch) {
 }
 
 TEST(AttendCArguments, OfTheBackwardPass) {
-  float lse = 0;
+  static float lse = 0;
+  static const int32_t kPages[] = {0};
   attend_backward_params good = {};
   good.struct_bytes = sizeof(good);
   good.attention = Good();
   good.attention.device = ATTEND_CPU;
   good.attention.lse = &lse;
   good.d_o = good.attention.o;
-  const auto expect = [](const attend_backward_params& params, int32_t code, const char* words) {
-    EXPECT_EQ(attend_run_backward(&params, nullptr), code);
-    ExpectSays(words);
+  struct {
+    const char* words;
+    void (*change)(attend_backward_params& params);
+    int32_t code = ATTEND_INVALID_ARGUMENT;
+  } const cases[] = {
+      {"this library's attend_backward_params has",
+       [](auto& p) { p.struct_bytes = sizeof(attend_params); }},
+      {"struct_bytes is 8, this library's attend_params has",
+       [](auto& p) { p.attention.struct_bytes = 8; }},
+      {"lse is missing", [](auto& p) { p.attention.lse = nullptr; }},
+      {"config is 0, must be in [-1, -1]", [](auto& p) { p.attention.config = 0; }},
+      {"d_o is NULL, but has 8 elements", [](auto& p) { p.d_o.data = nullptr; }},
+      {"d_q has strides 8, 0 and 8, by which it may overlap itself",
+       [](auto& p) {
+         p.attention.heads_q = 2, p.d_q = {memory, 8, 0, 8};
+       }},
+      {"d_q has strides 8, 7 and 8, by which it may overlap itself",
+       [](auto& p) {
+         p.attention.heads_q = 2, p.d_q = {memory, 8, 7, 8};
+       }},
+      {"d_bias is asked for, there is no bias", [](auto& p) { p.d_bias = memory; }},
+      {"d_bias is asked for, the bias is a mask of bits",
+       [](auto& p) { p.attention.bias = p.d_bias = memory, p.attention.bias_dtype = ATTEND_BIT; }},
+      {"d_sinks are asked for, there are no sinks", [](auto& p) { p.d_sinks = memory; }},
+      {"gradients of keys in pages",
+       [](auto& p) {
+         p.attention.page_rows = p.attention.len_k = 16, p.attention.kv_pages = kPages;
+       },
+       ATTEND_UNIMPLEMENTED},
+      {"kernel cuda_flash_fp32 does not run on cpu",
+       [](auto& p) { p.attention.kernel = "cuda_flash_fp32"; }, ATTEND_UNIMPLEMENTED},
   };
   EXPECT_EQ(attend_run_backward(nullptr, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("params is NULL");
-  attend_backward_params bad = good;
-  bad.struct_bytes = sizeof(attend_params);
-  expect(bad, ATTEND_INVALID_ARGUMENT, "this library's attend_backward_params has");
-  bad = good;
-  bad.attention.struct_bytes = 8;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "struct_bytes is 8, this library's attend_params has");
-  bad = good;
-  bad.attention.lse = nullptr;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "lse is missing");
-  bad = good;
-  bad.attention.config = 0;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "config is 0, must be in [-1, -1]");
-  bad = good;
-  bad.d_o.data = nullptr;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "d_o is NULL, but has 8 elements");
-  bad = good;
-  bad.attention.heads_q = 2;
-  bad.d_q = bad.attention.q;
-  bad.d_q.data = memory;
-  bad.d_q.stride_h = 0;
-  expect(bad, ATTEND_INVALID_ARGUMENT,
-         "d_q has strides 8, 0 and 8, by which it may overlap itself");
-  bad.d_q.stride_h = 7;
-  expect(bad, ATTEND_INVALID_ARGUMENT,
-         "d_q has strides 8, 7 and 8, by which it may overlap itself");
-  bad = good;
-  bad.d_bias = memory;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "d_bias is asked for, there is no bias");
-  bad = good;
-  bad.attention.bias = memory;
-  bad.attention.bias_dtype = ATTEND_BIT;
-  bad.d_bias = memory;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "d_bias is asked for, the bias is a mask of bits");
-  bad = good;
-  bad.d_sinks = memory;
-  expect(bad, ATTEND_INVALID_ARGUMENT, "d_sinks are asked for, there are no sinks");
-  bad = good;
-  const int32_t pages[] = {0};
-  bad.attention.page_rows = 16;
-  bad.attention.len_k = 16;
-  bad.attention.kv_pages = pages;
-  expect(bad, ATTEND_UNIMPLEMENTED, "gradients of keys in pages");
-  bad = good;
-  bad.attention.kernel = "cuda_flash_fp32";
-  expect(bad, ATTEND_UNIMPLEMENTED, "kernel cuda_flash_fp32 does not run on cpu");
+  for (const auto& bad : cases) {
+    SCOPED_TRACE(bad.words);
+    attend_backward_params params = good;
+    bad.change(params);
+    EXPECT_EQ(attend_run_backward(&params, nullptr), bad.code);
+    ExpectSays(bad.words);
+  }
   EXPECT_EQ(attend_backward_workspace_bytes(&good, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("bytes is NULL");
 }

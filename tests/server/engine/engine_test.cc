@@ -2,9 +2,7 @@
 //
 // Every request ends exactly once, refusals change nothing, faults reach the right requests.
 
-#include <algorithm>
 #include <chrono>
-#include <thread>
 
 #include "tests/server/support/engine_fixture.h"
 

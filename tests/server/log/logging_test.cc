@@ -5,10 +5,8 @@
 
 #include "server/log/logging.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <limits>

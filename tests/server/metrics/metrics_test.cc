@@ -10,8 +10,6 @@
 #include <prometheus/text_serializer.h>
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <map>
 #include <set>

@@ -19,7 +19,6 @@ using test::InferRequestTest;
 using test::PlainInfer;
 using test::Sent;
 using test::ToInfer;
-using ::testing::HasSubstr;
 
 TEST_F(InferRequestTest, IsTheAttendRequestThatAsksForTheSame) {
   const uint64_t seed = test::FreshSeed();

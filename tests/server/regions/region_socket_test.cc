@@ -11,12 +11,9 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-#include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <future>
-#include <thread>
 
 #include "server/regions/unix_listener.h"
 #include "tests/server/support/fake_backend.h"
@@ -27,7 +24,6 @@ namespace attend {
 namespace {
 
 namespace fs = std::filesystem;
-using test::MappedRegion;
 using test::RegionClient;
 using RegionSocketTest = test::RegionSocketFixture;
 

@@ -2,7 +2,6 @@
 
 #include "tests/server/support/bad_requests.h"
 
-#include <cmath>
 #include <limits>
 
 namespace attend::test {

@@ -5,9 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <functional>
-#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -20,7 +17,6 @@
 namespace attend {
 namespace {
 
-using grpc::StatusCode;
 using test::BadRequest;
 using test::TestServer;
 using test::WireProblem;

@@ -6,8 +6,6 @@
 #include <spdlog/sinks/null_sink.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 
 #include "attend/v1/session.grpc.pb.h"
 #include "server/regions/shared_memory_server.h"
@@ -17,7 +15,6 @@ namespace attend {
 namespace {
 
 using grpc::StatusCode;
-using test::MappedRegion;
 using test::RegionClient;
 using test::TestServer;
 using test::WireProblem;
