@@ -127,6 +127,17 @@ def test_small_calls_are_charged_and_no_rate_refuses_them(start_server, tmp_path
         refused(service, wire.small_request())
 
 
+def test_checks(start_server, tmp_path):
+    server = start_server(*Limits(tmp_path, "checks = 1\n").flags)
+    with wire.connect(server.address) as service:
+        with uploading(service, check=True):
+            details, _ = refused(service, wire.small_request(check=True))
+            assert "checks: the tenant has 1, may have at most 1" in details
+            attend(service, wire.small_request())
+            attend(service, wire.small_request(check=True), "b")
+        assert attend(service, wire.small_request(check=True)).check.ok
+
+
 @pytest.mark.parametrize("key,name,rate", [("bytes-per-second", "bytes", "1000"),
                                            ("gflop-per-second", "cost", "0.001")])
 def test_rates(start_server, tmp_path, key, name, rate):
@@ -147,6 +158,14 @@ def test_rates(start_server, tmp_path, key, name, rate):
         attend(service, request)
     assert server.metric("attend_tenant_limited_total", tenant="a", limit=name) == 1
     assert server.metric("attend_tenant_limited_requests_total", tenant="a") == 1
+
+
+def test_bytes_are_those_of_the_tensors(start_server, tmp_path):
+    server = start_server(*Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\n").flags)
+    with wire.connect(server.address) as service:
+        attend(service, wire.small_request(length=16))
+    used = server.metric("attend_tenant_used", tenant="a", limit="bytes")
+    assert 0 <= 4 * 16 * 64 * 4 - used < 60  # one comes back each second
 
 
 def test_streams_of_requests_say_when_to_come_again(start_server, tmp_path):

@@ -242,3 +242,20 @@ def test_certificates_are_exchanged_under_load_and_no_call_fails(start_server, c
     assert not wrong
     assert set(done) == {False, True}
     assert "certificates are taken" in server.log()
+
+
+def test_who_is_revoked_comes_in_no_more(start_server, ca, tmp_path):
+    """Lists in a folder; what is revoked later has no new connection."""
+    own = certificates.Authority(tmp_path / "own", clients="client other")
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    shutil.copy(own.crl, lists / "crl.pem")
+    server = start_server(*own.serve_mtls("--tls-crl", lists))
+    assert certificates.greet(server.address, own.context("client")) is None
+    assert certificates.greet(server.address, own.context("revoked")) == \
+        "SSLV3_ALERT_CERTIFICATE_REVOKED"
+    own.revoke("client", lists / "crl.pem")
+    harness.wait_for("the new list", lambda: certificates.greet(
+        server.address, own.context("client")) == "SSLV3_ALERT_CERTIFICATE_REVOKED")
+    assert certificates.greet(server.address, own.context("other")) is None
+    assert server.metric("attend_tls_expiry_timestamp_seconds", of="crl") > 0
