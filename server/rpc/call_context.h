@@ -131,7 +131,5 @@ int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& re
 // Tells the call's client that, and what else a program needs to know of a refused request.
 void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
                 grpc::CallbackServerContext& call);
-// The status of a call that ends because there is no memory for it.
-grpc::Status NoMemory();
 
 }  // namespace attend

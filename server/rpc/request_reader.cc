@@ -122,14 +122,12 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
 }
 
 void RequestReader::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
-  Status status;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    status = Decode(*large->request, *large, large->arena);
-    if (status.ok()) return CopyLarge(call, large);
-  } catch (const std::bad_alloc&) {
-    status = OutOfMemory();
-  }
+  Status status = OrOutOfMemory([&] {
+    Status decoded = Decode(*large->request, *large, large->arena);
+    if (decoded.ok()) CopyLarge(call, large);
+    return decoded;
+  });
+  if (status.ok()) return;
   Finish(std::move(large->request), std::move(status));
   call.Unref();
 }
@@ -223,8 +221,7 @@ Status RequestReader::Decode(Request& request, Work& work, google::protobuf::Are
 }
 
 Status RequestReader::AcceptHeader(const RequestMessage& header, Request& request,
-                                   TensorPlaces& places) try {
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
+                                   TensorPlaces& places) {
   if (MemoryIsShort()) return OutOfMemory();
   Validated validated;
   MemoryPlan plan;
@@ -241,8 +238,6 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   const OnNoMemory wait(OnNoMemory::kWait);  // a device's copies are begun in several steps
   if (input != nullptr) engine_.Stage(request, tensors);
   return Status();
-} catch (const std::bad_alloc&) {
-  return OutOfMemory();
 }
 
 Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessage& message,
