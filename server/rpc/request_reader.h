@@ -93,8 +93,6 @@ class RequestReader {
   Status ChargeTenant(const Validated& validated, Request& request);
   // Says of a refusal by a limit when to come again.
   static Status OfTenant(Status status, Request& request);
-  // The request, which has all its bytes, is the engine's if that is OK.
-  Status TakeToEngine(const Call& call, std::unique_ptr<Request>& request);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
 
