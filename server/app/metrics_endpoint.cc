@@ -67,11 +67,11 @@ bool NothingToAccept() { return errno == EAGAIN || errno == EWOULDBLOCK || errno
 }  // namespace
 
 Result<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(Options options,
-                                                                Collectables collectables,
+                                                                Collectors collectors,
                                                                 TlsMetrics& tls_metrics,
                                                                 Logger& logger) {
   std::unique_ptr<MetricsEndpoint> endpoint(
-      new MetricsEndpoint(std::move(options), std::move(collectables), tls_metrics, logger));
+      new MetricsEndpoint(std::move(options), std::move(collectors), tls_metrics, logger));
   ATTEND_RETURN_IF_ERROR(endpoint->ReadCertificates());
   ATTEND_RETURN_IF_ERROR(endpoint->ReadCallers());
   ATTEND_RETURN_IF_ERROR(endpoint->Listen());
@@ -273,8 +273,8 @@ HttpAnswer MetricsEndpoint::AnswerMetrics(const HttpRequest& request) {
 
 std::string MetricsEndpoint::Collect() const {
   std::vector<prometheus::MetricFamily> families;
-  for (const auto& each : collectables_) {
-    for (prometheus::MetricFamily& family : each->Collect()) families.push_back(std::move(family));
+  for (const auto& collect : collectors_) {
+    for (prometheus::MetricFamily& family : collect()) families.push_back(std::move(family));
   }
   std::ostringstream text;
   prometheus::TextSerializer().Serialize(text, families);

@@ -215,15 +215,20 @@ Status Server::StartMetrics() {
        .tenants = tenants,
        .ready = [this] { return Ready(); },
        .ailment = [this] { return Ailment(); }},
-      {std::make_shared<GaugeRefresh>(*engine_, metrics_, *logger_,
-                                      [this] { UpdateConnections(); }),
-       metrics_.registry(), std::make_shared<ProcessStats>(), std::make_shared<GpuStats>(devices),
-       std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry()),
-       std::make_shared<DiskStats>(dumper_.get(), *logger_),
-       std::make_shared<StagingStats>(engine_->staging()), std::make_shared<ReloadStats>(reloads_),
-       std::make_shared<LimitStats>(limits_, config_.tenants),
-       std::make_shared<ObservingStats>(access_log_.get(), tracer_.get()),
-       std::make_shared<SessionStats>(sessions(), devices, config_.tenants)},
+      {[this] {
+         UpdateConnections();
+         RefreshGauges(*engine_, metrics_, *logger_);
+         return metrics_.registry()->Collect();
+       },
+       [process = std::make_shared<ProcessStats>()] { return process->Collect(); },
+       [gpus = std::make_shared<GpuStats>(devices)] { return gpus->Collect(); },
+       [this] { return SharedMemoryFamilies(shared_ ? &shared_->registry() : nullptr); },
+       [this] { return DiskFamilies(dumper_.get(), *logger_); },
+       [this] { return StagingFamilies(engine_->staging()); },
+       [this] { return ReloadFamilies(reloads_); },
+       [this] { return LimitFamilies(limits_, config_.tenants); },
+       [this] { return ObservingFamilies(access_log_.get(), tracer_.get()); },
+       [this, devices] { return SessionFamilies(sessions(), devices, config_.tenants); }},
       tls_metrics_, *logger_);
   if (!endpoint.ok()) return endpoint.status();
   metrics_endpoint_ = std::move(*endpoint);
