@@ -2,8 +2,6 @@
 
 #include "server/app/metrics_endpoint.h"
 
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <prometheus/text_serializer.h>
 #include <sys/eventfd.h>
@@ -20,6 +18,7 @@
 #include <utility>
 
 #include "kernels/util/thread_name.h"
+#include "server/net/peer.h"
 #include "server/net/tcp_listener.h"
 #include "server/util/wipe.h"
 
@@ -33,29 +32,6 @@ using std::chrono::seconds;
 constexpr Duration kConnectionTime = seconds(10);
 // How long not to accept after accepting a connection has failed.
 constexpr Duration kRest = milliseconds(100);
-
-UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
-
-struct Peer {
-  std::string address;  // its bytes
-  bool local = false;   // it is of this host
-};
-
-Peer PeerOf(const UniqueFd& socket) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
-  if (address.ss_family == AF_INET) {
-    const in_addr& ip = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
-    return {std::string(reinterpret_cast<const char*>(&ip), sizeof(ip)),
-            ntohl(ip.s_addr) >> 24 == 127};
-  }
-  const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  // A host has a network of 64 bits of its own; of an IPv4 address, all bytes tell.
-  const bool mapped = IN6_IS_ADDR_V4MAPPED(&ip);
-  return {std::string(reinterpret_cast<const char*>(&ip), mapped ? sizeof(ip) : sizeof(ip) / 2),
-          IN6_IS_ADDR_LOOPBACK(&ip) || (mapped && ip.s6_addr[12] == 127)};
-}
 
 HttpAnswer Probe(const char* ailment) {
   if (ailment == nullptr) return {.body = "ok\n"};
@@ -174,10 +150,10 @@ int MetricsEndpoint::WaitMs() const {
 
 void MetricsEndpoint::Accept(int listener) {
   for (int i = 0; i < kConnectionsMax; ++i) {
-    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd socket = attend::Accept(listener);
     if (!socket.valid() && (errno == EMFILE || errno == ENFILE) && spare_.valid()) {
       spare_.Reset();
-      socket = UniqueFd(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      socket = attend::Accept(listener);
     }
     if (!socket.valid()) {
       if (!NothingToAccept() && errno != ECONNABORTED) rest_until_ = clock_.Now() + kRest;
@@ -196,10 +172,10 @@ void MetricsEndpoint::Add(UniqueFd socket) {
     SSL_set_accept_state(ssl.get());
   }
   if (connections_.size() >= kConnectionsMax) MakeRoom();
-  Peer peer = PeerOf(socket);
+  std::string peer = PeerOf(socket.get());
+  const bool local = IsFromLoopback(socket.get());
   connections_.push_back(
-      {HttpConnection(std::move(socket), std::move(ssl), peer.local, clock_.Now()),
-       std::move(peer.address)});
+      {HttpConnection(std::move(socket), std::move(ssl), local, clock_.Now()), std::move(peer)});
 }
 
 void MetricsEndpoint::MakeRoom() {

@@ -91,7 +91,7 @@ class MetricsEndpoint {
   UniqueFd spare_;  // closed for one connection if the process has no descriptors left
   struct Open {
     HttpConnection http;
-    std::string peer;  // its address
+    std::string peer;  // PeerOf
   };
   std::list<Open> connections_;  // by arrival
   TimePoint rest_until_{};       // no connection is accepted before this
