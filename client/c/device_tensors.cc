@@ -3,6 +3,7 @@
 #include "client/c/device_tensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <set>
 #include <string>
@@ -16,24 +17,11 @@ namespace attend::client::c {
 namespace {
 
 const attend_client_tensor& ParamOf(const attend_client_params& params, v1::TensorName name) {
-  switch (name) {
-    case v1::TENSOR_NAME_K:
-      return params.k;
-    case v1::TENSOR_NAME_V:
-      return params.v;
-    case v1::TENSOR_NAME_BIAS:
-      return params.bias;
-    case v1::TENSOR_NAME_O:
-      return params.o;
-    case v1::TENSOR_NAME_LSE:
-      return params.lse;
-    case v1::TENSOR_NAME_D_O:
-      return params.d_o;
-    case v1::TENSOR_NAME_D_LSE:
-      return params.d_lse;
-    default:
-      return params.q;
-  }
+  using Params = attend_client_params;
+  constexpr std::array kInputs = {&Params::q, &Params::k,   &Params::v,   &Params::bias,
+                                  &Params::o, &Params::lse, &Params::d_o, &Params::d_lse};
+  static_assert(v1::TENSOR_NAME_Q == 1 && v1::TENSOR_NAME_D_LSE == kInputs.size());
+  return params.*kInputs.at(static_cast<size_t>(name) - 1);
 }
 
 // The pools of GPUs hold nothing else.

@@ -3,6 +3,7 @@
 #include "client/call/attention_call.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 
 namespace attend::client {
@@ -191,6 +192,26 @@ Status FillOutput(const AttentionCall& call, const HostTensor* o, const HostTens
   return Status();
 }
 
+// The member of that name, d_q to d_sinks; null: it is none of these. Of `gradients`' type, const
+// or not.
+template <class Gradients>
+auto* GradientOf(Gradients& gradients, v1::TensorName name) {
+  switch (name) {
+    case v1::TENSOR_NAME_D_Q:
+      return &gradients.d_q;
+    case v1::TENSOR_NAME_D_K:
+      return &gradients.d_k;
+    case v1::TENSOR_NAME_D_V:
+      return &gradients.d_v;
+    case v1::TENSOR_NAME_D_BIAS:
+      return &gradients.d_bias;
+    case v1::TENSOR_NAME_D_SINKS:
+      return &gradients.d_sinks;
+    default:
+      return static_cast<decltype(&gradients.d_q)>(nullptr);
+  }
+}
+
 }  // namespace
 
 attend::Mask MaskOf(const MaskOption& option) {
@@ -296,83 +317,33 @@ std::vector<AnswerTensor> AnswerTensors(const AttentionCall& call) {
 }
 
 const char* NameOf(v1::TensorName name) {
-  switch (name) {
-    case v1::TENSOR_NAME_Q:
-      return "q";
-    case v1::TENSOR_NAME_K:
-      return "k";
-    case v1::TENSOR_NAME_V:
-      return "v";
-    case v1::TENSOR_NAME_BIAS:
-      return "bias";
-    case v1::TENSOR_NAME_O:
-      return "o";
-    case v1::TENSOR_NAME_LSE:
-      return "lse";
-    case v1::TENSOR_NAME_D_O:
-      return "d_o";
-    case v1::TENSOR_NAME_D_LSE:
-      return "d_lse";
-    case v1::TENSOR_NAME_D_Q:
-      return "d_q";
-    case v1::TENSOR_NAME_D_K:
-      return "d_k";
-    case v1::TENSOR_NAME_D_V:
-      return "d_v";
-    case v1::TENSOR_NAME_D_BIAS:
-      return "d_bias";
-    case v1::TENSOR_NAME_D_SINKS:
-      return "d_sinks";
-    default:
-      return "a tensor without a name";
-  }
+  static constexpr std::array<const char*, v1::TensorName_ARRAYSIZE> kNames = {
+      nullptr, "q",     "k",   "v",   "bias", "o",      "lse",
+      "d_o",   "d_lse", "d_q", "d_k", "d_v",  "d_bias", "d_sinks"};
+  if (!v1::TensorName_IsValid(name) || name == 0) return "a tensor without a name";
+  return kNames[name];
 }
 
 const HostTensor* TensorOf(const AttentionResult& result, v1::TensorName name) {
-  const auto there = [](const std::optional<HostTensor>& tensor) {
-    return tensor ? &*tensor : nullptr;
-  };
   if (name == v1::TENSOR_NAME_O) return result.gradients ? nullptr : &result.o;
-  if (name == v1::TENSOR_NAME_LSE) return there(result.lse);
-  if (!result.gradients) return nullptr;
-  const GradientTensors& gradients = *result.gradients;
-  switch (name) {
-    case v1::TENSOR_NAME_D_Q:
-      return there(gradients.d_q);
-    case v1::TENSOR_NAME_D_K:
-      return there(gradients.d_k);
-    case v1::TENSOR_NAME_D_V:
-      return there(gradients.d_v);
-    case v1::TENSOR_NAME_D_BIAS:
-      return there(gradients.d_bias);
-    case v1::TENSOR_NAME_D_SINKS:
-      return there(gradients.d_sinks);
-    default:
-      return nullptr;
+  const std::optional<HostTensor>* tensor = nullptr;
+  if (name == v1::TENSOR_NAME_LSE) {
+    tensor = &result.lse;
+  } else if (result.gradients) {
+    tensor = GradientOf(*result.gradients, name);
   }
+  return tensor != nullptr && *tensor ? &**tensor : nullptr;
 }
 
 HostTensor& MakeTensorOf(AttentionResult& result, v1::TensorName name) {
-  const auto made = [](std::optional<HostTensor>& tensor) -> HostTensor& {
-    return tensor ? *tensor : tensor.emplace();
-  };
   if (name == v1::TENSOR_NAME_O) return result.o;
-  if (name == v1::TENSOR_NAME_LSE) return made(result.lse);
-  if (!result.gradients) result.gradients.emplace();
-  GradientTensors& gradients = *result.gradients;
-  switch (name) {
-    case v1::TENSOR_NAME_D_Q:
-      return made(gradients.d_q);
-    case v1::TENSOR_NAME_D_K:
-      return made(gradients.d_k);
-    case v1::TENSOR_NAME_D_V:
-      return made(gradients.d_v);
-    case v1::TENSOR_NAME_D_BIAS:
-      return made(gradients.d_bias);
-    default:
-      assert(name == v1::TENSOR_NAME_D_SINKS && "no answer has such a tensor");
-      return made(gradients.d_sinks);
+  std::optional<HostTensor>* tensor = &result.lse;
+  if (name != v1::TENSOR_NAME_LSE) {
+    if (!result.gradients) result.gradients.emplace();
+    tensor = GradientOf(*result.gradients, name);
+    assert(tensor != nullptr && "no answer has such a tensor");
   }
+  return *tensor ? **tensor : tensor->emplace();
 }
 
 int64_t AnswerBytes(const AttentionCall& call) {

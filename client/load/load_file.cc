@@ -18,7 +18,7 @@ LatencyFigures ReadLatency(const json& from) {
   for (const auto& [name, to] :
        {std::pair{"mean", &latency.mean_ms}, std::pair{"p50", &latency.p50_ms},
         std::pair{"p90", &latency.p90_ms}, std::pair{"p99", &latency.p99_ms},
-        std::pair{"p99.9", &latency.p999_ms}, std::pair{"max", &latency.max_ms}}) {
+        std::pair{"p99.9", &latency.p999_ms}}) {
     *to = from.at(name).get<double>();
   }
   return latency;
@@ -43,8 +43,6 @@ FileStep ReadStep(const json& from) {
   }
   step.elapsed_s = from.at("elapsed_s").get<double>();
   step.requests_per_s = from.at("requests_per_s").get<double>();
-  step.bytes_per_s =
-      from.at("bytes_in_per_s").get<double>() + from.at("bytes_out_per_s").get<double>();
   if (from.contains("status") && step.elapsed_s > 0) {
     const json& status = from.at("status");
     step.refused_per_s = status.value("RESOURCE_EXHAUSTED", 0.0) / step.elapsed_s;

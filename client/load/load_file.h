@@ -14,7 +14,7 @@ namespace attend::client {
 
 struct LatencyFigures {
   int64_t count = 0;
-  double mean_ms = 0, p50_ms = 0, p90_ms = 0, p99_ms = 0, p999_ms = 0, max_ms = 0;
+  double mean_ms = 0, p50_ms = 0, p90_ms = 0, p99_ms = 0, p999_ms = 0;
 };
 
 struct FileWindow {
@@ -34,7 +34,6 @@ struct FileStep {
   LoadStep step;
   double elapsed_s = 0;
   double requests_per_s = 0;
-  double bytes_per_s = 0;                    // both ways
   double refused_per_s = 0, late_per_s = 0;  // RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
   LatencyFigures latency;                    // from the intended send
   std::array<double, kPhases> phase_mean_ms = {};

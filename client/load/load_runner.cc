@@ -293,7 +293,6 @@ void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t no
   stats.from_intended.Record(now_ns - slot.intended_ns);
   stats.from_sent.Record(now_ns - slot.sent_ns);
   stats.AddPhases(outcome.result.timings, now_ns - slot.sent_ns);
-  if (stats.first_kernel.empty()) stats.first_kernel = outcome.result.kernel;
   stats.batch_requests += static_cast<double>(outcome.result.batch_requests);
   if (!outcome.result.check) return;
   const RowsReport& check = *outcome.result.check;

@@ -24,7 +24,6 @@ void LoadStats::Merge(const LoadStats& other) {
   checks_passed += other.checks_passed;
   checks_failed += other.checks_failed;
   if (first_check_failure.empty()) first_check_failure = other.first_check_failure;
-  if (first_kernel.empty()) first_kernel = other.first_kernel;
   window_ok += other.window_ok;
   window_bytes_in += other.window_bytes_in;
   window_bytes_out += other.window_bytes_out;

@@ -57,7 +57,6 @@ struct LoadStats {
   int64_t checks_passed = 0;                   // by the server
   int64_t checks_failed = 0;
   std::string first_check_failure;
-  std::string first_kernel;
 
   // OK answers that arrived inside the measurement, whenever they were sent.
   int64_t window_ok = 0;

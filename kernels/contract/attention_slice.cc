@@ -81,8 +81,6 @@ void TakeRows(const AttentionSlice& slice, Attention* a) {
 
 }  // namespace
 
-AttentionSlice WholeSlice(const Problem& p) { return {0, p.batch, 0, p.heads_kv, 0, p.len_q}; }
-
 bool RowsCanBeSliced(const Attention& a) {
   const Problem& p = a.problem;
   if (p.packed || a.q_lengths != nullptr || a.kv_lengths != nullptr) return false;

@@ -24,9 +24,6 @@ struct AttentionSlice {
   int64_t rows_end = 0;
 };
 
-// The slice that is the whole problem.
-AttentionSlice WholeSlice(const Problem& problem);
-
 // Whether any range of query rows is an attention of the same kind: the sequences are dense and of
 // full length, and every row keeps its distance to the diagonal when the keys after the last row's
 // are left out (no mask, or one that ends at the diagonal).

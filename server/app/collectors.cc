@@ -40,26 +40,40 @@ MetricFamily IdleFamily(const SessionTable::Stats& stats) {
   return family;
 }
 
-}  // namespace
-
-std::vector<MetricFamily> GaugeRefresh::Collect() const {
-  connections_();
-  HostPool& pool = engine_.host_pool();
-  metrics_.SetHostMemory(pool.used_bytes(), pool.largest_free_bytes(), pool.budget_bytes());
-  // Also set on every change, but of two changes at once the older one may be set last.
-  metrics_.SetInflight(engine_.inflight());
-  const std::vector<Engine::DeviceState> devices = engine_.Devices();
-  for (size_t i = 0; i < devices.size(); ++i) {
-    metrics_.SetOutstanding(static_cast<int>(i), devices[i].outstanding_batches);
-    metrics_.SetDeviceMemory(static_cast<int>(i), devices[i].memory);
+MetricFamily TenantBytesFamily(const SessionTable* table, const std::vector<std::string>& devices,
+                               const Tenants& tenants) {
+  MetricFamily family = EmptyFamily(MetricType::Gauge, "attend_session_tenant_bytes",
+                                    "Memory of sessions in use, by the tenant that made them");
+  for (size_t n = 0; n < devices.size(); ++n) {
+    std::vector<int64_t> bytes(tenants.list().size());
+    if (table != nullptr) bytes = table->tenant_bytes(static_cast<int>(n));
+    for (size_t t = 0; t < bytes.size(); ++t) {
+      prometheus::ClientMetric& metric = AddMetric(family, "device", devices[n]);
+      metric.label.push_back({"tenant", tenants.list()[t].name});
+      metric.gauge.value = static_cast<double>(bytes[t]);
+    }
   }
-  metrics_.RecordLogLinesSuppressed(logger_.TakeLeftOutCount());
-  return {};
+  return family;
 }
 
-std::vector<MetricFamily> SharedMemoryStats::Collect() const {
+}  // namespace
+
+void RefreshGauges(Engine& engine, Metrics& metrics, Logger& logger) {
+  HostPool& pool = engine.host_pool();
+  metrics.SetHostMemory(pool.used_bytes(), pool.largest_free_bytes(), pool.budget_bytes());
+  // Also set on every change, but of two changes at once the older one may be set last.
+  metrics.SetInflight(engine.inflight());
+  const std::vector<Engine::DeviceState> devices = engine.Devices();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    metrics.SetOutstanding(static_cast<int>(i), devices[i].outstanding_batches);
+    metrics.SetDeviceMemory(static_cast<int>(i), devices[i].memory);
+  }
+  metrics.RecordLogLinesSuppressed(logger.TakeLeftOutCount());
+}
+
+MetricFamilies SharedMemoryFamilies(const RegionRegistry* registry) {
   RegionRegistry::Stats stats;
-  if (registry_ != nullptr) stats = registry_->stats();
+  if (registry != nullptr) stats = registry->stats();
   MetricFamily bytes = EmptyFamily(
       MetricType::Gauge, "attend_shared_memory_bytes",
       "Shared memory of regions that clients have, and of those being made or released but in use");
@@ -69,7 +83,7 @@ std::vector<MetricFamily> SharedMemoryStats::Collect() const {
   }
   return {std::move(bytes),
           GaugeFamily("attend_shared_memory_limit_bytes", "Bound of shared memory; 0: off",
-                      registry_ == nullptr ? 0 : registry_->limits().bytes_max),
+                      registry == nullptr ? 0 : registry->limits().bytes_max),
           GaugeFamily("attend_shared_memory_regions", "Shared regions that clients have",
                       stats.regions),
           GaugeFamily("attend_shared_memory_clients", "Connections to the shared memory's socket",
@@ -84,12 +98,12 @@ std::vector<MetricFamily> SharedMemoryStats::Collect() const {
                       stats.lent_bytes)};
 }
 
-std::vector<MetricFamily> DiskStats::Collect() const {
+MetricFamilies DiskFamilies(const Dumper* dumper, const Logger& logger) {
   MetricFamily family = EmptyFamily(MetricType::Counter, "attend_check_dumps_total",
                                     "Requests whose check failed, by whether they were written to "
                                     "--check-dump-dir, left out by its limits, or failed");
   static const Dumper::Counts kNone;
-  const Dumper::Counts& counts = dumper_ == nullptr ? kNone : dumper_->counts();
+  const Dumper::Counts& counts = dumper == nullptr ? kNone : dumper->counts();
   for (const auto& [result, count] :
        {std::pair{"written", &counts.written}, std::pair{"left_out", &counts.left_out},
         std::pair{"failed", &counts.failed}}) {
@@ -99,10 +113,10 @@ std::vector<MetricFamily> DiskStats::Collect() const {
   return {std::move(family), CounterFamily("attend_log_write_errors_total",
                                            "Lines of the log that were lost: a full disk, a slow "
                                            "reader",
-                                           logger_.lost_lines())};
+                                           logger.lost_lines())};
 }
 
-std::vector<MetricFamily> StagingStats::Collect() const {
+MetricFamilies StagingFamilies(const StagingBudget& budget) {
   MetricFamily ends =
       EmptyFamily(MetricType::Counter, "attend_staged_uploads_total",
                   "Uploads large enough to go to a device while they arrived, by what "
@@ -110,29 +124,29 @@ std::vector<MetricFamily> StagingStats::Collect() const {
   for (int i = 0; i < kStagingEndCount; ++i) {
     const auto end = static_cast<StagingEnd>(i);
     AddMetric(ends, "end", StagingEndName(end)).counter.value =
-        static_cast<double>(budget_.ends(end));
+        static_cast<double>(budget.ends(end));
   }
   MetricFamily held = EmptyFamily(MetricType::Gauge, "attend_staging_memory_bytes",
                                   "Device memory that holds uploads");
   MetricFamily limit = EmptyFamily(MetricType::Gauge, "attend_staging_memory_limit_bytes",
                                    "Bound of device memory for uploads");
-  for (int i = 0; i < budget_.devices(); ++i) {
-    const auto& [device, bytes_max] = budget_.limit(i);
-    AddMetric(held, "device", device).gauge.value = static_cast<double>(budget_.held_bytes(i));
+  for (int i = 0; i < budget.devices(); ++i) {
+    const auto& [device, bytes_max] = budget.limit(i);
+    AddMetric(held, "device", device).gauge.value = static_cast<double>(budget.held_bytes(i));
     AddMetric(limit, "device", device).gauge.value = static_cast<double>(bytes_max);
   }
   return {std::move(ends),
           CounterFamily("attend_staged_bytes_total",
                         "Bytes that went to a device while their upload arrived",
-                        budget_.copied_bytes()),
+                        budget.copied_bytes()),
           std::move(held), std::move(limit)};
 }
 
-std::vector<MetricFamily> ReloadStats::Collect() const {
+MetricFamilies ReloadFamilies(const ReloadHooks& reloads) {
   MetricFamily family = EmptyFamily(MetricType::Counter, "attend_reloads_total",
                                     "Times that SIGHUP had something read again, by what it was "
                                     "and how that went");
-  for (const ReloadHooks::Count& each : reloads_.counts()) {
+  for (const ReloadHooks::Count& each : reloads.counts()) {
     for (const auto& [result, count] :
          {std::pair{"ok", each.done}, std::pair{"failed", each.failed}}) {
       prometheus::ClientMetric& metric = AddMetric(family, "what", each.what);
@@ -143,7 +157,7 @@ std::vector<MetricFamily> ReloadStats::Collect() const {
   return {std::move(family)};
 }
 
-std::vector<MetricFamily> LimitStats::Collect() const {
+MetricFamilies LimitFamilies(const TenantLimits& limits, const Tenants& tenants) {
   MetricFamily most = EmptyFamily(MetricType::Gauge, "attend_tenant_limit",
                                   "What a tenant may take of a limit; of a rate, its burst");
   MetricFamily used =
@@ -151,12 +165,11 @@ std::vector<MetricFamily> LimitStats::Collect() const {
                   "What a tenant has taken of a limit; of a rate, what is missing from its burst");
   MetricFamily limited = EmptyFamily(MetricType::Counter, "attend_tenant_limited_total",
                                      "Times that a tenant was refused, by the limit");
-  for (int tenant = 0; tenant < limits_.tenants(); ++tenant) {
+  for (int tenant = 0; tenant < limits.tenants(); ++tenant) {
     for (const Limit limit : kLimits) {
-      const TenantLimits::Use use = limits_.use(tenant, limit);
+      const TenantLimits::Use use = limits.use(tenant, limit);
       const auto add = [&](MetricFamily& family) -> prometheus::ClientMetric& {
-        prometheus::ClientMetric& metric =
-            AddMetric(family, "tenant", tenants_.list()[tenant].name);
+        prometheus::ClientMetric& metric = AddMetric(family, "tenant", tenants.list()[tenant].name);
         metric.label.push_back({"limit", std::string(LimitLabel(limit))});
         return metric;
       };
@@ -170,21 +183,22 @@ std::vector<MetricFamily> LimitStats::Collect() const {
   return {std::move(most), std::move(used), std::move(limited)};
 }
 
-std::vector<MetricFamily> SessionStats::Collect() const {
+MetricFamilies SessionFamilies(const SessionTable* table, const std::vector<std::string>& devices,
+                               const Tenants& tenants) {
   SessionTable::Stats stats;
-  if (table_ != nullptr) stats = table_->stats();
+  if (table != nullptr) stats = table->stats();
   MetricFamily memory = EmptyFamily(
       MetricType::Gauge, "attend_session_memory_bytes",
       "Memory for sessions: used (pages that hold tokens), shared (of these, by several "
       "sessions), free, and the limit");
-  for (size_t n = 0; n < devices_.size(); ++n) {
+  for (size_t n = 0; n < devices.size(); ++n) {
     PageTree::Stats pool;
-    if (table_ != nullptr) pool = table_->memory(static_cast<int>(n));
+    if (table != nullptr) pool = table->memory(static_cast<int>(n));
     for (const auto& [state, bytes] :
          {std::pair{"used", pool.used_bytes}, std::pair{"shared", pool.shared_bytes},
           std::pair{"free", pool.total_bytes - pool.used_bytes},
           std::pair{"limit", pool.total_bytes}}) {
-      prometheus::ClientMetric& metric = AddMetric(memory, "device", devices_[n]);
+      prometheus::ClientMetric& metric = AddMetric(memory, "device", devices[n]);
       metric.label.push_back({"state", state});
       metric.gauge.value = static_cast<double>(bytes);
     }
@@ -201,9 +215,9 @@ std::vector<MetricFamily> SessionStats::Collect() const {
   MetricFamily appended = EmptyFamily(
       MetricType::Counter, "attend_session_appended_tokens_total",
       "Tokens appended to sessions, counted in each layer, by the tenant that made them");
-  stats.appended_tokens.resize(tenants_.list().size());
+  stats.appended_tokens.resize(tenants.list().size());
   for (size_t t = 0; t < stats.appended_tokens.size(); ++t) {
-    AddMetric(appended, "tenant", tenants_.list()[t].name).counter.value =
+    AddMetric(appended, "tenant", tenants.list()[t].name).counter.value =
         static_cast<double>(stats.appended_tokens[t]);
   }
   return {
@@ -217,22 +231,7 @@ std::vector<MetricFamily> SessionStats::Collect() const {
       IdleFamily(stats),
       std::move(appended),
       std::move(memory),
-      TenantBytes()};
-}
-
-MetricFamily SessionStats::TenantBytes() const {
-  MetricFamily family = EmptyFamily(MetricType::Gauge, "attend_session_tenant_bytes",
-                                    "Memory of sessions in use, by the tenant that made them");
-  for (size_t n = 0; n < devices_.size(); ++n) {
-    std::vector<int64_t> bytes(tenants_.list().size());
-    if (table_ != nullptr) bytes = table_->tenant_bytes(static_cast<int>(n));
-    for (size_t t = 0; t < bytes.size(); ++t) {
-      prometheus::ClientMetric& metric = AddMetric(family, "device", devices_[n]);
-      metric.label.push_back({"tenant", tenants_.list()[t].name});
-      metric.gauge.value = static_cast<double>(bytes[t]);
-    }
-  }
-  return family;
+      TenantBytesFamily(table, devices, tenants)};
 }
 
 }  // namespace attend

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <prometheus/collectable.h>
 #include <prometheus/metric_family.h>
 
 #include <memory>
@@ -14,14 +13,14 @@
 
 namespace attend {
 
-class GpuStats final : public prometheus::Collectable {
+class GpuStats {
  public:
   // `devices` are names such as "cuda:0"; others are ignored.
   explicit GpuStats(const std::vector<std::string>& devices);
-  ~GpuStats() override;
+  ~GpuStats();
 
   // On the metrics endpoint's thread.
-  std::vector<prometheus::MetricFamily> Collect() const override;
+  std::vector<prometheus::MetricFamily> Collect() const;
 
  private:
   struct Nvml;

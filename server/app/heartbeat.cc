@@ -4,8 +4,6 @@
 
 #include <grpcpp/client_context.h>
 
-#include <new>
-
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 
@@ -34,11 +32,10 @@ Heartbeat::~Heartbeat() {
   while (call_ != nullptr) answered_.Wait(mutex_);
 }
 
-std::unique_ptr<Heartbeat::Call> Heartbeat::MakeCall() try {
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
-  return std::make_unique<Call>();
-} catch (const std::bad_alloc&) {
-  return nullptr;  // the next beat may have memory
+std::unique_ptr<Heartbeat::Call> Heartbeat::MakeCall() {
+  std::unique_ptr<Call> call;
+  TryAllocating([&] { call = std::make_unique<Call>(); });
+  return call;  // without one, the next beat may have memory
 }
 
 // Once the call is there, gRPC starts it with the reserve that is kept for it: a call that counts

@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -295,11 +294,9 @@ void Intake::Refuse(int socket, ClientRefusal reason, const std::string& error) 
   LogEnd(socket, ClientRefusalName(reason), error);
 }
 
-void Intake::LogEnd(int socket, std::string_view reason, const std::string& error) try {
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
-  LogEndOf(PeerText(socket), reason, error);
-} catch (const std::bad_alloc&) {
+void Intake::LogEnd(int socket, std::string_view reason, const std::string& error) {
   // It is counted anyway, and no exception may reach gRPC, which called this.
+  TryAllocating([&] { LogEndOf(PeerText(socket), reason, error); });
 }
 
 void Intake::LogEndOf(const std::string& peer, std::string_view reason, const std::string& error) {

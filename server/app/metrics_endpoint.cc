@@ -2,8 +2,6 @@
 
 #include "server/app/metrics_endpoint.h"
 
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <prometheus/text_serializer.h>
 #include <sys/eventfd.h>
@@ -20,6 +18,7 @@
 #include <utility>
 
 #include "kernels/util/thread_name.h"
+#include "server/net/peer.h"
 #include "server/net/tcp_listener.h"
 #include "server/util/wipe.h"
 
@@ -34,29 +33,6 @@ constexpr Duration kConnectionTime = seconds(10);
 // How long not to accept after accepting a connection has failed.
 constexpr Duration kRest = milliseconds(100);
 
-UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
-
-struct Peer {
-  std::string address;  // its bytes
-  bool local = false;   // it is of this host
-};
-
-Peer PeerOf(const UniqueFd& socket) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
-  if (address.ss_family == AF_INET) {
-    const in_addr& ip = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
-    return {std::string(reinterpret_cast<const char*>(&ip), sizeof(ip)),
-            ntohl(ip.s_addr) >> 24 == 127};
-  }
-  const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  // A host has a network of 64 bits of its own; of an IPv4 address, all bytes tell.
-  const bool mapped = IN6_IS_ADDR_V4MAPPED(&ip);
-  return {std::string(reinterpret_cast<const char*>(&ip), mapped ? sizeof(ip) : sizeof(ip) / 2),
-          IN6_IS_ADDR_LOOPBACK(&ip) || (mapped && ip.s6_addr[12] == 127)};
-}
-
 HttpAnswer Probe(const char* ailment) {
   if (ailment == nullptr) return {.body = "ok\n"};
   return {.status = "503 Service Unavailable", .body = ailment};
@@ -67,11 +43,11 @@ bool NothingToAccept() { return errno == EAGAIN || errno == EWOULDBLOCK || errno
 }  // namespace
 
 Result<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(Options options,
-                                                                Collectables collectables,
+                                                                Collectors collectors,
                                                                 TlsMetrics& tls_metrics,
                                                                 Logger& logger) {
   std::unique_ptr<MetricsEndpoint> endpoint(
-      new MetricsEndpoint(std::move(options), std::move(collectables), tls_metrics, logger));
+      new MetricsEndpoint(std::move(options), std::move(collectors), tls_metrics, logger));
   ATTEND_RETURN_IF_ERROR(endpoint->ReadCertificates());
   ATTEND_RETURN_IF_ERROR(endpoint->ReadCallers());
   ATTEND_RETURN_IF_ERROR(endpoint->Listen());
@@ -174,10 +150,10 @@ int MetricsEndpoint::WaitMs() const {
 
 void MetricsEndpoint::Accept(int listener) {
   for (int i = 0; i < kConnectionsMax; ++i) {
-    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd socket = attend::Accept(listener);
     if (!socket.valid() && (errno == EMFILE || errno == ENFILE) && spare_.valid()) {
       spare_.Reset();
-      socket = UniqueFd(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      socket = attend::Accept(listener);
     }
     if (!socket.valid()) {
       if (!NothingToAccept() && errno != ECONNABORTED) rest_until_ = clock_.Now() + kRest;
@@ -196,10 +172,10 @@ void MetricsEndpoint::Add(UniqueFd socket) {
     SSL_set_accept_state(ssl.get());
   }
   if (connections_.size() >= kConnectionsMax) MakeRoom();
-  Peer peer = PeerOf(socket);
+  std::string peer = PeerOf(socket.get());
+  const bool local = IsFromLoopback(socket.get());
   connections_.push_back(
-      {HttpConnection(std::move(socket), std::move(ssl), peer.local, clock_.Now()),
-       std::move(peer.address)});
+      {HttpConnection(std::move(socket), std::move(ssl), local, clock_.Now()), std::move(peer)});
 }
 
 void MetricsEndpoint::MakeRoom() {
@@ -273,8 +249,8 @@ HttpAnswer MetricsEndpoint::AnswerMetrics(const HttpRequest& request) {
 
 std::string MetricsEndpoint::Collect() const {
   std::vector<prometheus::MetricFamily> families;
-  for (const auto& each : collectables_) {
-    for (prometheus::MetricFamily& family : each->Collect()) families.push_back(std::move(family));
+  for (const auto& collect : collectors_) {
+    for (prometheus::MetricFamily& family : collect()) families.push_back(std::move(family));
   }
   std::ostringstream text;
   prometheus::TextSerializer().Serialize(text, families);

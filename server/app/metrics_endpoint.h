@@ -7,7 +7,7 @@
 
 #pragma once
 
-#include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
 
 #include <functional>
 #include <list>
@@ -31,8 +31,8 @@ namespace attend {
 
 class MetricsEndpoint {
  public:
-  // Collected in this order, on the endpoint's thread.
-  using Collectables = std::vector<std::shared_ptr<prometheus::Collectable>>;
+  // Called in this order at each scrape, on the endpoint's thread.
+  using Collectors = std::vector<std::function<std::vector<prometheus::MetricFamily>()>>;
   static constexpr int kConnectionsMax = 32;
 
   struct Options {
@@ -49,7 +49,7 @@ class MetricsEndpoint {
 
   // Serves from the return on. Files are read again when they change. `tls_metrics` and `logger`
   // must outlive the endpoint.
-  static Result<std::unique_ptr<MetricsEndpoint>> Start(Options options, Collectables collectables,
+  static Result<std::unique_ptr<MetricsEndpoint>> Start(Options options, Collectors collectors,
                                                         TlsMetrics& tls_metrics, Logger& logger);
   ~MetricsEndpoint();
   MetricsEndpoint(const MetricsEndpoint&) = delete;
@@ -58,10 +58,9 @@ class MetricsEndpoint {
   int port() const { return port_; }
 
  private:
-  MetricsEndpoint(Options options, Collectables collectables, TlsMetrics& tls_metrics,
-                  Logger& logger)
+  MetricsEndpoint(Options options, Collectors collectors, TlsMetrics& tls_metrics, Logger& logger)
       : options_(std::move(options)),
-        collectables_(std::move(collectables)),
+        collectors_(std::move(collectors)),
         tls_metrics_(tls_metrics),
         logger_(logger) {}
   Status ReadCertificates();
@@ -80,7 +79,7 @@ class MetricsEndpoint {
   void LogReload(const Status& status);
 
   const Options options_;
-  const Collectables collectables_;
+  const Collectors collectors_;
   TlsMetrics& tls_metrics_;
   Logger& logger_;
   const SteadyClock clock_;
@@ -92,7 +91,7 @@ class MetricsEndpoint {
   UniqueFd spare_;  // closed for one connection if the process has no descriptors left
   struct Open {
     HttpConnection http;
-    std::string peer;  // its address
+    std::string peer;  // PeerOf
   };
   std::list<Open> connections_;  // by arrival
   TimePoint rest_until_{};       // no connection is accepted before this

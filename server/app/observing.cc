@@ -54,11 +54,11 @@ Result<std::unique_ptr<Tracer>> MakeTracer(const Config& config, Logger& logger,
   return std::make_unique<Tracer>(config.otlp_sample, seeds, std::move(exporter));
 }
 
-std::vector<prometheus::MetricFamily> ObservingStats::Collect() const {
+std::vector<prometheus::MetricFamily> ObservingFamilies(const AccessLog* log, Tracer* tracer) {
   AccessLog::Stats lines;
-  if (log_ != nullptr) lines = log_->stats();
+  if (log != nullptr) lines = log->stats();
   SpanExporter::Stats spans;
-  if (tracer_ != nullptr) spans = tracer_->exporter().stats();
+  if (tracer != nullptr) spans = tracer->exporter().stats();
   return {
       Outcomes("attend_access_log_lines_total",
                "Lines of the access log: written, lost (a full disk, a slow reader), or limited by "

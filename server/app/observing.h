@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include <prometheus/collectable.h>
 #include <prometheus/metric_family.h>
 
 #include <memory>
@@ -25,17 +24,8 @@ AccessLog::Options MakeAccessLogOptions(const Config& config);
 Result<std::unique_ptr<Tracer>> MakeTracer(const Config& config, Logger& logger,
                                            const Clock& clock);
 
-// attend_access_log_lines_total{outcome} and attend_spans_total{outcome}; zeros for what is off.
-// Thread-safe.
-class ObservingStats final : public prometheus::Collectable {
- public:
-  // Null: off. Else they must outlive this.
-  ObservingStats(const AccessLog* log, Tracer* tracer) : log_(log), tracer_(tracer) {}
-  std::vector<prometheus::MetricFamily> Collect() const override;
-
- private:
-  const AccessLog* const log_;
-  Tracer* const tracer_;
-};
+// attend_access_log_lines_total{outcome} and attend_spans_total{outcome}; zeros for what is off
+// (null). Thread-safe.
+std::vector<prometheus::MetricFamily> ObservingFamilies(const AccessLog* log, Tracer* tracer);
 
 }  // namespace attend

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <dirent.h>
-#include <prometheus/collectable.h>
 #include <prometheus/metric_family.h>
 
 #include <memory>
@@ -20,10 +19,10 @@
 
 namespace attend {
 
-class ProcessStats final : public prometheus::Collectable {
+class ProcessStats {
  public:
   ProcessStats();
-  std::vector<prometheus::MetricFamily> Collect() const override;
+  std::vector<prometheus::MetricFamily> Collect() const;
 
  private:
   struct CloseFolder {

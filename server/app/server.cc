@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -122,17 +124,6 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
         logger_->Log(LogLevel::warn, "call ended, its answer was not read",
                      {{"write_timeout_s", config_.write_timeout_seconds}, {"peer", peer}});
       });
-  context_ = std::unique_ptr<ServiceContext>(
-      new ServiceContext{*engine_, *reader_, metrics_, *workers_, *chunked_, *answers_, clock_,
-                         *logger_, limits_, config_.stream_requests_max,
-                         [this](const Caller& caller, v1::GetServerInfoResponse* response) {
-                           FillInfo(caller, response);
-                         }});
-  context_->connections = connections_.get();
-  if (callers_ != nullptr) context_->authenticator = &callers_->authenticator();
-  for (const auto& [peer, tenant] : TenantsOfPeers(config_)) {
-    context_->socket_tenants.emplace(peer, config_.tenants.Find(tenant));
-  }
   return MakeServices();
 }
 
@@ -143,10 +134,30 @@ void Server::FillInfo(const Caller& caller, v1::GetServerInfoResponse* response)
 }
 
 Status Server::MakeServices() {
-  context_->access_log = access_log_.get();
-  context_->tracer = tracer_.get();
-  context_->server_id = config_.server_id;
   if (config_.load_reports) StartLoadReports();
+  std::map<std::string, int, std::less<>> socket_tenants;
+  for (const auto& [peer, tenant] : TenantsOfPeers(config_)) {
+    socket_tenants.emplace(peer, config_.tenants.Find(tenant));
+  }
+  context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
+      .engine = *engine_,
+      .reader = *reader_,
+      .metrics = metrics_,
+      .workers = *workers_,
+      .chunked = *chunked_,
+      .answers = *answers_,
+      .clock = clock_,
+      .logger = *logger_,
+      .limits = limits_,
+      .stream_requests_max = config_.stream_requests_max,
+      .fill_info = [this](const auto& caller, auto* response) { FillInfo(caller, response); },
+      .authenticator = callers_ == nullptr ? nullptr : &callers_->authenticator(),
+      .socket_tenants = std::move(socket_tenants),
+      .access_log = access_log_.get(),
+      .tracer = tracer_.get(),
+      .connections = connections_.get(),
+      .load = load_.get(),
+      .server_id = config_.server_id});
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions());
   MakeAdmin();
@@ -215,15 +226,20 @@ Status Server::StartMetrics() {
        .tenants = tenants,
        .ready = [this] { return Ready(); },
        .ailment = [this] { return Ailment(); }},
-      {std::make_shared<GaugeRefresh>(*engine_, metrics_, *logger_,
-                                      [this] { UpdateConnections(); }),
-       metrics_.registry(), std::make_shared<ProcessStats>(), std::make_shared<GpuStats>(devices),
-       std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry()),
-       std::make_shared<DiskStats>(dumper_.get(), *logger_),
-       std::make_shared<StagingStats>(engine_->staging()), std::make_shared<ReloadStats>(reloads_),
-       std::make_shared<LimitStats>(limits_, config_.tenants),
-       std::make_shared<ObservingStats>(access_log_.get(), tracer_.get()),
-       std::make_shared<SessionStats>(sessions(), devices, config_.tenants)},
+      {[this] {
+         UpdateConnections();
+         RefreshGauges(*engine_, metrics_, *logger_);
+         return metrics_.registry()->Collect();
+       },
+       [process = std::make_shared<ProcessStats>()] { return process->Collect(); },
+       [gpus = std::make_shared<GpuStats>(devices)] { return gpus->Collect(); },
+       [this] { return SharedMemoryFamilies(shared_ ? &shared_->registry() : nullptr); },
+       [this] { return DiskFamilies(dumper_.get(), *logger_); },
+       [this] { return StagingFamilies(engine_->staging()); },
+       [this] { return ReloadFamilies(reloads_); },
+       [this] { return LimitFamilies(limits_, config_.tenants); },
+       [this] { return ObservingFamilies(access_log_.get(), tracer_.get()); },
+       [this, devices] { return SessionFamilies(sessions(), devices, config_.tenants); }},
       tls_metrics_, *logger_);
   if (!endpoint.ok()) return endpoint.status();
   metrics_endpoint_ = std::move(*endpoint);

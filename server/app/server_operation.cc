@@ -55,7 +55,6 @@ void Server::StartLoadReports() {
     return sum;
   };
   load_ = std::make_unique<LoadMeter>(totals, clock_);
-  context_->load = load_.get();
 }
 
 void Server::MakeAdmin() {

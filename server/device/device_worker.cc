@@ -132,7 +132,8 @@ std::shared_ptr<DeviceWorker::CallersRun> DeviceWorker::PlanOnCallerLocked(Sched
 }
 
 void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run) {
-  Execute(step, run);
+  End(std::move(step.ended));
+  for (Scheduler::Launch& launch : step.launches) Start(launch, run);
   bool notify = false;
   {
     const MutexLock lock(mutex_);
@@ -246,11 +247,6 @@ void DeviceWorker::End(std::vector<std::unique_ptr<Request>> requests) {
   for (auto& request : requests) finish_(std::move(request));
 }
 
-void DeviceWorker::Execute(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run) {
-  End(std::move(step.ended));
-  for (Scheduler::Launch& launch : step.launches) Start(launch, run);
-}
-
 bool DeviceWorker::WokenLocked() const { return stop_ || (plan_stale_ && !driven_); }
 
 void DeviceWorker::Run() {
@@ -269,7 +265,8 @@ void DeviceWorker::Run() {
       ReportLocked();
       driven_ = true;
       lock.Unlock();
-      Execute(step, nullptr);
+      End(std::move(step.ended));
+      for (Scheduler::Launch& launch : step.launches) Start(launch, nullptr);
       lock.Lock();
       driven_ = false;
       continue;

@@ -113,7 +113,6 @@ class DeviceWorker {
   // Whether the scheduler's thread has something to do before the time it waits for.
   bool WokenLocked() const ATTEND_REQUIRES(mutex_);
   // `run` is null on the scheduler's thread.
-  void Execute(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run);
   void Start(Scheduler::Launch& launch, const std::shared_ptr<CallersRun>& run);
   void LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome,
                 CallersRun* run);

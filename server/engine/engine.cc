@@ -163,30 +163,19 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   };
   try {
     Status status = CheckSubmit(*request);
-    if (status.ok() && request->placement.decided_lost < 0) status = Place(*request);
+    if (status.ok() && request->placement.decided_lost != lost_devices()) {
+      status = Place(*request);
+    }
     if (status.ok()) {
       status = PlanCheck(*request);
       checked = status.ok() && request->to_be_checked();
     }
-    if (status.ok()) status = Route(request);
+    if (status.ok()) status = Push(request);
     if (!status.ok()) refuse();
     return status;
   } catch (const std::bad_alloc&) {
     if (request != nullptr) refuse();
     throw;
-  }
-}
-
-Status Engine::Route(std::unique_ptr<Request>& request) {
-  for (;;) {
-    if (request->placement.decided_lost != lost_devices()) {
-      ATTEND_RETURN_IF_ERROR(Place(*request));
-    }
-    const int64_t decided_lost = request->placement.decided_lost;
-    const Status status = Push(request);
-    if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;
-    // A device was lost since the decision. The others may take the request; each iteration has one
-    // device less.
   }
 }
 
@@ -214,30 +203,37 @@ size_t Engine::Reserve(Request& request, std::span<const Candidate> candidates) 
 }
 
 Status Engine::Push(std::unique_ptr<Request>& request) {
-  std::vector<Candidate> candidates = request->placement.candidates;
-  LeastRefusal refused;
-  while (!candidates.empty()) {
-    const size_t chosen = Reserve(*request, candidates);
-    const Candidate candidate = candidates[chosen];
-    Choose(candidate, *request);
-    Status status;
-    try {
-      status = workers_[candidate.device]->Push(request);
-    } catch (const std::bad_alloc&) {
-      if (request != nullptr) router_->Release(candidate.device, candidate.cost);
-      throw;
+  for (;;) {
+    const int64_t decided_lost = request->placement.decided_lost;
+    std::vector<Candidate> candidates = request->placement.candidates;
+    LeastRefusal refused;
+    while (!candidates.empty()) {
+      const size_t chosen = Reserve(*request, candidates);
+      const Candidate candidate = candidates[chosen];
+      Choose(candidate, *request);
+      Status status;
+      try {
+        status = workers_[candidate.device]->Push(request);
+      } catch (const std::bad_alloc&) {
+        if (request != nullptr) router_->Release(candidate.device, candidate.cost);
+        throw;
+      }
+      if (status.ok()) return status;
+      // Its queue is full or too long, or it was lost a moment ago: the next one.
+      router_->Release(candidate.device, candidate.cost);
+      if (DeviceCopy* const copy = request->source.copy()) {
+        copy->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
+                                                       : StagingEnd::kQueueFull);
+      }
+      refused.Add(std::move(status), request->refusal);
+      candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(chosen));
     }
-    if (status.ok()) return status;
-    // Its queue is full or too long, or it was lost a moment ago: the next one.
-    router_->Release(candidate.device, candidate.cost);
-    if (DeviceCopy* const copy = request->source.copy()) {
-      copy->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
-                                                     : StagingEnd::kQueueFull);
-    }
-    refused.Add(std::move(status), request->refusal);
-    candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(chosen));
+    Status status = refused.Tell(request->refusal);
+    if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;
+    // A device was lost since the decision. The others may take the request; each iteration has one
+    // device less.
+    ATTEND_RETURN_IF_ERROR(Place(*request));
   }
-  return refused.Tell(request->refusal);
 }
 
 void Engine::Cancel(uint64_t id) {

@@ -167,7 +167,6 @@ class Engine {
   // Returns the device that has a copy of the request's input, if it is one of them and the copy is
   // good, else the router's choice.
   size_t Reserve(Request& request, std::span<const Candidate> candidates);
-  Status Route(std::unique_ptr<Request>& request);
   Status Push(std::unique_ptr<Request>& request);
   static void Choose(const Candidate& candidate, Request& request);
   // The steps of a request's end: its batch has left the lane, and it may have to be checked; it

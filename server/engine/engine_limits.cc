@@ -2,7 +2,6 @@
 //
 // Engine's checks and deadlines, and Abort.
 
-#include <new>
 #include <string>
 #include <utility>
 
@@ -44,11 +43,7 @@ Status Engine::PlanCheck(Request& request) {
 void Engine::CheckDone(std::unique_ptr<Request> request) {
   if (request->report.has_value()) {
     if (request->report->failed() && !request->report->of_inputs && on_check_failed_) {
-      try {
-        const OnNoMemory no_memory(OnNoMemory::kThrow);
-        on_check_failed_(*request);
-      } catch (const std::bad_alloc&) {  // the answer still reports it
-      }
+      TryAllocating([&] { on_check_failed_(*request); });  // the answer reports it in any case
     }
   } else if (request->status.ok()) {
     metrics_.RecordCheck(CheckResult::kSkipped, request->transport);

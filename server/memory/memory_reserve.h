@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 
 #include "kernels/util/status.h"
 
@@ -38,5 +39,24 @@ class OnNoMemory {
  private:
   const Then before_;
 };
+
+// Calls `work` with OnNoMemory::kThrow. Whether there was memory for it.
+template <class Work>
+bool TryAllocating(const Work& work) {
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    work();
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+// Returns what `work`, so called, returns; without memory for it OutOfMemory().
+template <class Work>
+Status OrOutOfMemory(const Work& work) {
+  Status status;
+  return TryAllocating([&] { status = work(); }) ? status : OutOfMemory();
+}
 
 }  // namespace attend

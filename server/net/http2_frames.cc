@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cmath>
 #include <iterator>
-#include <new>
 
 #include "server/memory/memory_reserve.h"
 
@@ -137,14 +136,9 @@ const char* Http2Frames::Open(int32_t stream) {
   if (limits_.calls != nullptr) {
     if (const char* const wrong = limits_.calls->Begin()) return wrong;
   }
-  const OnNoMemory then(OnNoMemory::kThrow);
-  try {
-    messages_->Open(stream);
-    return nullptr;
-  } catch (const std::bad_alloc&) {
-    if (limits_.calls != nullptr) limits_.calls->End(1);
-    return "no memory for another call";
-  }
+  if (TryAllocating([&] { messages_->Open(stream); })) return nullptr;
+  if (limits_.calls != nullptr) limits_.calls->End(1);
+  return "no memory for another call";
 }
 
 bool Http2Frames::Close(int32_t stream) {

@@ -2,7 +2,6 @@
 
 #include "server/net/listener.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -18,6 +17,7 @@
 
 #include "kernels/util/thread_name.h"
 #include "server/net/peer.h"
+#include "server/net/tcp_listener.h"
 
 namespace attend {
 namespace {
@@ -41,8 +41,6 @@ bool IsOpenSocket(int fd, ino_t inode) {
   struct stat about {};
   return fstat(fd, &about) == 0 && S_ISSOCK(about.st_mode) && about.st_ino == inode;
 }
-
-UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 // Errors of one connection: broken off before it was accepted, or forbidden by a firewall. As
 // accept(2) has it, the next may be well.
@@ -194,7 +192,7 @@ bool Listener::Watch(int operation, int fd, bool readable) {
 void Listener::Accept(int listener) {
   int refused = 0;
   for (int i = 0; i < kAcceptsInTurn; ++i) {
-    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd socket = attend::Accept(listener);
     if (socket.valid()) {
       failing_since_.reset();
       SetAccepting(true);
@@ -227,7 +225,7 @@ void Listener::Shed(int listener) {
   if (!spare_.valid()) spare_ = OpenSpare();
   for (int i = 0; i < kAcceptsInTurn && spare_.valid(); ++i) {
     spare_.Reset();
-    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd socket = attend::Accept(listener);
     const bool shed = socket.valid();
     if (shed) CountRefused(socket.get(), ConnectionRefusal::kDescriptors);
     socket.Reset();

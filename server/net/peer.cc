@@ -39,6 +39,21 @@ std::string PeerOf(int socket) {
   return mapped ? "4" + Bytes(v6 + 12, 4) : "6" + Bytes(v6, 8);
 }
 
+bool IsLoopbackAddress(const sockaddr_storage& address) {
+  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  if (address.ss_family == AF_INET) return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
+  if (address.ss_family != AF_INET6) return false;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+}
+
+bool IsFromLoopback(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  return getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
+         IsLoopbackAddress(address);
+}
+
 std::string PeerText(int socket) {
   const std::string peer = PeerOf(socket);
   if (peer.empty()) return "a client that has gone";

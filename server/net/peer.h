@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <sys/socket.h>
+
 #include <string>
 
 namespace attend {
@@ -13,5 +15,8 @@ namespace attend {
 std::string PeerOf(int socket);
 // The same as text; for an IPv6 address, the network.
 std::string PeerText(int socket);
+// Whether it is of this host: an IP address of loopback.
+bool IsLoopbackAddress(const sockaddr_storage& address);
+bool IsFromLoopback(int socket);
 
 }  // namespace attend

@@ -2,6 +2,7 @@
 
 #include "server/net/tcp_listener.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -12,6 +13,8 @@
 #include <cstring>
 #include <memory>
 #include <utility>
+
+#include "server/net/peer.h"
 
 namespace attend {
 namespace {
@@ -112,17 +115,21 @@ Result<std::vector<Address>> AddressesOf(const std::string& host) {
   return std::vector<Address>{AnyAddress(AF_INET6), AnyAddress(AF_INET)};
 }
 
-bool IsLoopbackAddress(const Address& address) {
-  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.bytes);
-  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address.bytes).sin6_addr;
-  if (address.bytes.ss_family == AF_INET) return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
-  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+bool AreLoopback(const std::vector<Address>& addresses) {
+  return std::all_of(addresses.begin(), addresses.end(),
+                     [](const Address& each) { return IsLoopbackAddress(each.bytes); });
 }
 
 // This machine may have one family only.
 bool HasNoSuchAddress(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
 
 }  // namespace
+
+UniqueFd Accept(int listener) {
+  return UniqueFd(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+}
+
+UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 std::string WithPort(const std::string& address, int port) {
   return address.substr(0, address.rfind(':') + 1) + std::to_string(port);
@@ -131,7 +138,7 @@ std::string WithPort(const std::string& address, int port) {
 Result<bool> IsLoopback(const std::string& address) {
   const Result<std::vector<Address>> addresses = AddressesOf(HostOf(address));
   if (!addresses.ok()) return addresses.status();
-  return std::all_of(addresses->begin(), addresses->end(), IsLoopbackAddress);
+  return AreLoopback(*addresses);
 }
 
 Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive,
@@ -142,8 +149,7 @@ Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& k
   const bool any = IsAny(host);
   Result<std::vector<Address>> addresses = AddressesOf(host);
   if (!addresses.ok()) return addresses.status();
-  if (reach == TcpReach::kThisMachine &&
-      !std::all_of(addresses->begin(), addresses->end(), IsLoopbackAddress)) {
+  if (reach == TcpReach::kThisMachine && !AreLoopback(*addresses)) {
     return Unavailable("it is beyond loopback");
   }
   int error = EADDRNOTAVAIL;

@@ -38,6 +38,11 @@ Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& k
 // now. It may have others the next time: what must be of loopback is given to ListenTcp so.
 Result<bool> IsLoopback(const std::string& address);
 
+// A connection to a listening socket, which does not block either. Not valid: errno says why.
+UniqueFd Accept(int listener);
+// A descriptor to close for a connection where the process has none left.
+UniqueFd OpenSpare();
+
 // "host:0" with the port that was bound.
 std::string WithPort(const std::string& address, int port);
 

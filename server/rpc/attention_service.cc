@@ -2,7 +2,6 @@
 
 #include "server/rpc/attention_service.h"
 
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -78,13 +77,12 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     explicit Refusal(const grpc::Status& status) { Finish(status); }
     void OnDone() override { delete this; }
   };
-  Request request;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  const Status status = OrOutOfMemory([&]() -> Status {
     // Strangers are not told which methods there are.
     const Result<Caller> caller =
         CallerOf(context_, *call, call->method(), Scope::kAny, /*came=*/0);
-    if (!caller.ok()) return new Refusal(ToGrpc(caller.status()));
+    if (!caller.ok()) return caller.status();
+    Request request;
     SetCaller(*caller, request);
     request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
     request.received = context_.clock.Now();
@@ -93,10 +91,9 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     CallFacts facts = FactsOf(context_, call->method(), *caller, *call);
     facts.known_method = false;
     RecordEnd(context_, request, 0, 0, *call, facts);
-  } catch (const std::bad_alloc&) {
-    if (request.status.ok()) request.status = ResourceExhausted("no memory");
-  }
-  return new Refusal(ToGrpc(request.status));
+    return request.status;
+  });
+  return new Refusal(ToGrpc(status));
 }
 
 }  // namespace attend

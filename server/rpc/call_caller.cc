@@ -6,7 +6,6 @@
 
 #include <map>
 #include <memory>
-#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -209,19 +208,15 @@ std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerC
                                   std::string_view method, Scope scope,
                                   const grpc::ByteBuffer& request,
                                   grpc::ServerUnaryReactor& reactor) {
-  grpc::Status refused;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  std::optional<Caller> admitted;
+  const Status status = OrOutOfMemory([&] {
     Result<Caller> caller =
         CallerOf(context, call, method, scope, static_cast<int64_t>(request.Length()));
-    if (caller.ok()) return std::move(*caller);
-    refused = ToGrpc(caller.status());
-  } catch (const std::bad_alloc&) {
-    const OnNoMemory wait(OnNoMemory::kWait);
-    refused = NoMemory();
-  }
-  reactor.Finish(refused);
-  return std::nullopt;
+    if (caller.ok()) admitted = std::move(*caller);
+    return caller.status();
+  });
+  if (!status.ok()) reactor.Finish(ToGrpc(status));
+  return admitted;
 }
 
 std::vector<Credentials::Name> CertificateNamesOf(const grpc::AuthContext& connection) {

@@ -140,8 +140,6 @@ void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
   then(std::move(request));
 }
 
-grpc::Status NoMemory() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}; }
-
 int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& refusal) {
   if (!IsRetryable(code)) return 0;
   return refusal.retry_after_ms > 0 ? refusal.retry_after_ms : context.engine.RetryAfterMs(code);

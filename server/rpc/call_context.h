@@ -84,18 +84,18 @@ struct ServiceContext {
   const Clock& clock;
   Logger& logger;
   TenantLimits& limits;
-  int64_t stream_requests_max = 64;
+  int64_t stream_requests_max;
   // What a caller is told.
   std::function<void(const Caller&, v1::GetServerInfoResponse*)> fill_info;
-  const Authenticator* authenticator = nullptr;  // null: nobody asks who calls
+  const Authenticator* authenticator;  // null: nobody asks who calls
   // The tenants of Unix sockets that are bound to one, by what their calls' peers have before the
   // last colon.
-  std::map<std::string, int, std::less<>> socket_tenants = {};
-  AccessLog* access_log = nullptr;         // null: off
-  Tracer* tracer = nullptr;                // null: off
-  ConnectionHolds* connections = nullptr;  // null: they are not counted
-  LoadMeter* load = nullptr;               // null: off
-  std::string server_id = {};
+  std::map<std::string, int, std::less<>> socket_tenants;
+  AccessLog* access_log;         // null: off
+  Tracer* tracer;                // null: off
+  ConnectionHolds* connections;  // null: they are not counted
+  LoadMeter* load;               // null: off
+  std::string server_id;
 
   OpenStreams streams{};
 
@@ -131,7 +131,5 @@ int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& re
 // Tells the call's client that, and what else a program needs to know of a refused request.
 void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
                 grpc::CallbackServerContext& call);
-// The status of a call that ends because there is no memory for it.
-grpc::Status NoMemory();
 
 }  // namespace attend

@@ -3,7 +3,6 @@
 #include "server/rpc/call_facts.h"
 
 #include <iterator>
-#include <new>
 #include <string>
 
 #include "server/memory/memory_reserve.h"
@@ -16,21 +15,14 @@ void Tell(const TraceParent& span, grpc::CallbackServerContext& call) {
   if (span.valid()) call.AddInitialMetadata(kTraceParentKey, FormatTraceParent(span));
 }
 
-void TellServer(const ServiceContext& context, grpc::CallbackServerContext& call) try {
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
-  call.AddInitialMetadata("attend-server-id", context.server_id);
-} catch (const std::bad_alloc&) {
+void TellServer(const ServiceContext& context, grpc::CallbackServerContext& call) {
+  TryAllocating([&] { call.AddInitialMetadata("attend-server-id", context.server_id); });
 }
 
 }  // namespace
 
 void TellLoad(const ServiceContext& context, grpc::CallbackServerContext& call) {
-  if (context.load == nullptr) return;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context.load->Tell(call);
-  } catch (const std::bad_alloc&) {  // its status says more
-  }
+  if (context.load != nullptr) TryAllocating([&] { context.load->Tell(call); });
 }
 
 // Two that disagree are none.
@@ -51,19 +43,15 @@ CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Call
   facts.caller = caller;
   if (context.access_log == nullptr && context.tracer == nullptr) return facts;
   facts.read = true;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    facts.parent = ParentOf(call);
-  } catch (const std::bad_alloc&) {  // it is traced no further
-  }
+  TryAllocating([&] { facts.parent = ParentOf(call); });  // else it is traced no further
   return facts;
 }
 
-void GiveSpan(ServiceContext& context, CallFacts& facts, grpc::CallbackServerContext& call) try {
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
-  if (context.tracer != nullptr) facts.own = context.tracer->Begin(facts.parent);
-  Tell(facts.own.valid() ? facts.own : facts.parent, call);
-} catch (const std::bad_alloc&) {
+void GiveSpan(ServiceContext& context, CallFacts& facts, grpc::CallbackServerContext& call) {
+  TryAllocating([&] {
+    if (context.tracer != nullptr) facts.own = context.tracer->Begin(facts.parent);
+    Tell(facts.own.valid() ? facts.own : facts.parent, call);
+  });
 }
 
 CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller& caller,
@@ -81,12 +69,10 @@ CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const 
   facts.began = context.clock.Now();
   facts.caller = caller;
   facts.stream = facts.read = true;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  TryAllocating([&] {
     facts.parent = ParentOf(call);
     Tell(facts.parent, call);
-  } catch (const std::bad_alloc&) {
-  }
+  });
   return facts;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
@@ -67,6 +66,26 @@ void AddPhases(const Request& request, const WallTimes& wall, Tracer& tracer, Ca
   add("reply", at, at);  // ends with the span
 }
 
+CallSpan RequestSpan(ServiceContext& context, const Request& request, int64_t response_bytes,
+                     const CallFacts& facts) {
+  const WallTimes wall(context.clock);
+  CallSpan span = BeginSpan(context, request.status, facts);
+  span.begin = wall(request.received);
+  span.request_id = request.request_id;
+  span.transport = TransportName(request.transport);
+  if (request.attention.problem.dim > 0) span.dtype = DTypeName(request.attention.problem.dtype);
+  if (request.started != TimePoint()) {
+    span.kernel = KernelName(request.selection.kernel);
+    span.device = request.device_name;
+    span.batch_requests = request.batch_requests;
+  }
+  const TensorBytes bytes = BytesOf(request, response_bytes);
+  span.bytes_in = bytes.in;
+  span.bytes_out = bytes.out;
+  AddPhases(request, wall, *context.tracer, span);
+  return span;
+}
+
 }  // namespace
 
 TensorBytes BytesOf(const Request& request, int64_t response_bytes) {
@@ -83,36 +102,23 @@ TensorBytes BytesOf(const Request& request, int64_t response_bytes) {
 }
 
 std::unique_ptr<OpenSpan> SpanOf(ServiceContext& context, const Request& request,
-                                 int64_t response_bytes, const CallFacts& facts) try {
-  if (!facts.own.valid()) return nullptr;
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
-  const WallTimes wall(context.clock);
-  CallSpan span = BeginSpan(context, request.status, facts);
-  span.begin = wall(request.received);
-  span.request_id = request.request_id;
-  span.transport = TransportName(request.transport);
-  if (request.attention.problem.dim > 0) span.dtype = DTypeName(request.attention.problem.dtype);
-  if (request.started != TimePoint()) {
-    span.kernel = KernelName(request.selection.kernel);
-    span.device = request.device_name;
-    span.batch_requests = request.batch_requests;
-  }
-  const TensorBytes bytes = BytesOf(request, response_bytes);
-  span.bytes_in = bytes.in;
-  span.bytes_out = bytes.out;
-  AddPhases(request, wall, *context.tracer, span);
-  return std::make_unique<OpenSpan>(*context.tracer, std::move(span));
-} catch (const std::bad_alloc&) {
-  return nullptr;
+                                 int64_t response_bytes, const CallFacts& facts) {
+  std::unique_ptr<OpenSpan> open;
+  if (!facts.own.valid()) return open;
+  TryAllocating([&] {
+    open = std::make_unique<OpenSpan>(*context.tracer,
+                                      RequestSpan(context, request, response_bytes, facts));
+  });
+  return open;
 }
 
-void EndSpan(ServiceContext& context, const Status& status, const CallFacts& facts) try {
+void EndSpan(ServiceContext& context, const Status& status, const CallFacts& facts) {
   if (!facts.own.valid()) return;
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
-  CallSpan span = BeginSpan(context, status, facts);
-  span.begin = WallTimes(context.clock)(facts.began);
-  const OpenSpan ended(*context.tracer, std::move(span));
-} catch (const std::bad_alloc&) {
+  TryAllocating([&] {
+    CallSpan span = BeginSpan(context, status, facts);
+    span.begin = WallTimes(context.clock)(facts.began);
+    const OpenSpan ended(*context.tracer, std::move(span));
+  });
 }
 
 }  // namespace attend

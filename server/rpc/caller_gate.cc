@@ -4,7 +4,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,12 +25,7 @@ std::string_view View(const grpc::string_ref& text) { return {text.data(), text.
 
 grpc::Status CallerGate::Process(const InputMetadata& metadata, grpc::AuthContext* connection,
                                  OutputMetadata*, OutputMetadata*) {
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    return ToGrpc(Check(metadata, *connection));
-  } catch (const std::bad_alloc&) {
-    return NoMemory();
-  }
+  return ToGrpc(OrOutOfMemory([&] { return Check(metadata, *connection); }));
 }
 
 Status CallerGate::Check(const InputMetadata& metadata, const grpc::AuthContext& connection) const {

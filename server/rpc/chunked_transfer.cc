@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/util/thresholds.h"
@@ -53,7 +54,8 @@ Status ChunkedTransfer::Admit(const RequestMessage& header, Request& request) {
   }
   ATTEND_RETURN_IF_ERROR(CheckArrival(deadline_, context_.clock.Now()));
   TensorPlaces places;
-  ATTEND_RETURN_IF_ERROR(context_.reader.AcceptHeader(header, request, places));
+  ATTEND_RETURN_IF_ERROR(
+      OrOutOfMemory([&] { return context_.reader.AcceptHeader(header, request, places); }));
   Result<std::string> token = context_.chunked.Add(*this);
   if (!token.ok()) return token.status();
   const MutexLock lock(mutex_);

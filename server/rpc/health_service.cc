@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <map>
-#include <new>
 #include <string_view>
 #include <utility>
 
@@ -127,48 +126,35 @@ grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* call
                                                const grpc::ByteBuffer* request,
                                                grpc::ByteBuffer* response) {
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  grpc::Status status;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  const Status status = OrOutOfMemory([&]() -> Status {
     const Result<std::string> service = ServiceOf(*request);
-    if (!service.ok()) {
-      status = ToGrpc(service.status());
-    } else if (!services_.contains(*service)) {
-      status = grpc::Status(grpc::StatusCode::NOT_FOUND, "service name unknown");
-    } else {
-      const MutexLock lock(mutex_);
-      *response = Answer(StatusOf(serving_));
-    }
-  } catch (const std::bad_alloc&) {
-    status = NoMemory();
-  }
-  reactor->Finish(status);
+    if (!service.ok()) return service.status();
+    if (!services_.contains(*service)) return Status(Code::kNotFound, "service name unknown");
+    const MutexLock lock(mutex_);
+    *response = Answer(StatusOf(serving_));
+    return Status();
+  });
+  reactor->Finish(ToGrpc(status));
   return reactor;
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* HealthService::Watch(grpc::CallbackServerContext* call,
                                                                  const grpc::ByteBuffer* request) {
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  std::unique_ptr<Watcher> watcher;
+  const Status status = OrOutOfMemory([&]() -> Status {
     const Result<std::string> service = ServiceOf(*request);
-    if (!service.ok()) return new EndedWatch(ToGrpc(service.status()));
+    if (!service.ok()) return service.status();
     const Marks marks = connections_ == nullptr ? nullptr : connections_->MarksOf(call->peer());
-    auto watcher = std::make_unique<Watcher>(*this, services_.contains(*service), marks);
-    std::set<Watcher*>::node_type place;
-    {
-      std::set<Watcher*> made = {watcher.get()};
-      place = made.extract(made.begin());
-    }
+    watcher = std::make_unique<Watcher>(*this, services_.contains(*service), marks);
+    std::set<Watcher*> made = {watcher.get()};
     const MutexLock lock(mutex_);
-    if (const Status taken = TakePlace(marks, watcher.get()); !taken.ok()) {
-      return new EndedWatch(ToGrpc(taken));
-    }
-    watchers_.insert(std::move(place));
+    ATTEND_RETURN_IF_ERROR(TakePlace(marks, watcher.get()));
+    watchers_.insert(made.extract(made.begin()));
     watcher->Tell(serving_);
-    return watcher.release();
-  } catch (const std::bad_alloc&) {
-    return new EndedWatch(NoMemory());
-  }
+    return Status();
+  });
+  if (!status.ok()) return new EndedWatch(ToGrpc(status));
+  return watcher.release();
 }
 
 Status HealthService::TakePlace(const Marks& marks, Watcher* watcher) {

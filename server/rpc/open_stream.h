@@ -7,7 +7,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
-#include <new>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -46,18 +45,16 @@ RawStream* OpenStream(ServiceContext& context, std::string_view method,
   };
   const uint64_t known = generation();
   std::invoke_result_t<Make, const Caller&, CountHold> stream = nullptr;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  const Status status = OrOutOfMemory([&]() -> Status {
     const Result<Caller> caller = CallerOf(context, call, method, scope, /*came=*/0);
-    if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
+    if (!caller.ok()) return caller.status();
     CountHold hold;
-    const Status taken = TakeStream(context, method, *caller, call, hold);
-    if (!taken.ok()) return new EndedStream(ToGrpc(taken));
+    ATTEND_RETURN_IF_ERROR(TakeStream(context, method, *caller, call, hold));
     place = OpenStreams::MakePlace();
     stream = make(*caller, std::move(hold));
-  } catch (const std::bad_alloc&) {
-    return new EndedStream(NoMemory());
-  }
+    return Status();
+  });
+  if (!status.ok()) return new EndedStream(ToGrpc(status));
   if (context.streams.Add(std::move(place), stream)) stream->EndWhenIdle();
   // What callers may do changed before the stream was among those that are asked then.
   if (generation() != known) stream->Recheck();

@@ -7,7 +7,6 @@
 #include <google/protobuf/descriptor.pb.h>
 #include <grpcpp/grpcpp.h>
 
-#include <new>
 #include <optional>
 #include <set>
 #include <string>
@@ -132,7 +131,7 @@ class Stream final : public RawStream, public OpenCall {
       answering_ = ok;
     }
     if (!ok) return Stop(call_.IsCancelled() ? Cancelled() : Status());
-    const Status status = Respond();
+    const Status status = OrOutOfMemory([this] { return Respond(); });
     if (status.ok()) return StartWrite(&bytes_);
     Answered();
     Stop(status);
@@ -176,9 +175,8 @@ class Stream final : public RawStream, public OpenCall {
     hold_.Release();  // before the client hears of it and opens another
     Finish(ToGrpc(end));
   }
-  // Puts the answer in the request's place.
-  Status Respond() try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  // Puts the answer in the request's place. May throw std::bad_alloc.
+  Status Respond() {
     // It says how to call the server, so no rate refuses it.
     context_.limits.Came(facts_.caller.tenant, static_cast<int64_t>(bytes_.Length()));
     ATTEND_RETURN_IF_ERROR(caller_.Check());
@@ -202,8 +200,6 @@ class Stream final : public RawStream, public OpenCall {
     context_.limits.Came(facts_.caller.tenant, static_cast<int64_t>(answer.size()));
     bytes_ = grpc::ByteBuffer(&answer, 1);
     return Status();
-  } catch (const std::bad_alloc&) {
-    return ResourceExhausted("no memory for the answer");
   }
 
   ServiceContext& context_;

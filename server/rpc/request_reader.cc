@@ -122,14 +122,12 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
 }
 
 void RequestReader::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
-  Status status;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    status = Decode(*large->request, *large, large->arena);
-    if (status.ok()) return CopyLarge(call, large);
-  } catch (const std::bad_alloc&) {
-    status = OutOfMemory();
-  }
+  Status status = OrOutOfMemory([&] {
+    Status decoded = Decode(*large->request, *large, large->arena);
+    if (decoded.ok()) CopyLarge(call, large);
+    return decoded;
+  });
+  if (status.ok()) return;
   Finish(std::move(large->request), std::move(status));
   call.Unref();
 }
@@ -223,8 +221,7 @@ Status RequestReader::Decode(Request& request, Work& work, google::protobuf::Are
 }
 
 Status RequestReader::AcceptHeader(const RequestMessage& header, Request& request,
-                                   TensorPlaces& places) try {
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
+                                   TensorPlaces& places) {
   if (MemoryIsShort()) return OutOfMemory();
   Validated validated;
   MemoryPlan plan;
@@ -241,8 +238,6 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   const OnNoMemory wait(OnNoMemory::kWait);  // a device's copies are begun in several steps
   if (input != nullptr) engine_.Stage(request, tensors);
   return Status();
-} catch (const std::bad_alloc&) {
-  return OutOfMemory();
 }
 
 Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessage& message,
@@ -279,11 +274,6 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   return ReservePages(plan, request);
 }
 
-Status RequestReader::TakeToEngine(const Call& call, std::unique_ptr<Request>& request) {
-  if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
-  return engine_.Submit(request);
-}
-
 Status RequestReader::FindShared(const v1::AttendRequest& message, const Validated& validated,
                                  Request& request) {
   Status status = FindSharedTensors(message, validated, regions_, request);
@@ -303,17 +293,16 @@ void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
   const uint64_t id = request->id;
   request->upload.Release();
   if (request->protocol != nullptr) request->protocol->EndDecoding();
-  Status status;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  Status status = OrOutOfMemory([&] {
     call.OnQueueing(id);
-    status = TakeToEngine(call, request);
-  } catch (const std::bad_alloc&) {
-    if (request == nullptr) std::terminate();  // it was accepted, and nobody could end it
-    status = OutOfMemory();
-  }
+    if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
+    return engine_.Submit(request);
+  });
   const OnNoMemory wait(OnNoMemory::kWait);
-  if (!status.ok()) return Finish(std::move(request), std::move(status));
+  if (!status.ok()) {
+    if (request == nullptr) std::terminate();  // it was accepted, and can no longer be ended
+    return Finish(std::move(request), std::move(status));
+  }
   // A cancellation that came before the request was queued found nothing to cancel.
   if (call.cancelled()) engine_.Cancel(id);
 }

@@ -61,7 +61,8 @@ class RequestReader {
               grpc::ByteBuffer&& message);
 
   // Admits a request by its header and allocates its memory, on a device too if it can be staged.
-  // The same fields of `request` must be set as for Accept. Not on gRPC's threads.
+  // The same fields of `request` must be set as for Accept. May throw std::bad_alloc. Not on gRPC's
+  // threads.
   Status AcceptHeader(const RequestMessage& header, Request& request, TensorPlaces& places);
   // Takes a request that has all its bytes to the engine, or ends it. Either way it ends by one
   // call of its responder, which is `call`.
@@ -92,8 +93,6 @@ class RequestReader {
   Status ChargeTenant(const Validated& validated, Request& request);
   // Says of a refusal by a limit when to come again.
   static Status OfTenant(Status status, Request& request);
-  // The request, which has all its bytes, is the engine's if that is OK.
-  Status TakeToEngine(const Call& call, std::unique_ptr<Request>& request);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
 

@@ -19,16 +19,12 @@ ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod
   const CallFacts facts = FactsOf(context, name, *caller, call);
   const auto came = static_cast<int64_t>(request.Length());
   Ref begun;
-  Status status;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  const Status status = OrOutOfMemory([&] {
     begun = std::make_shared<ServiceCall>(context, method, facts, call, request, response, reactor);
-    if (method.charge == ServiceMethod::Charge::kPlace) {
-      status = context.limits.BeginSmall(caller->tenant, begun->place_, came);
-    }
-  } catch (const std::bad_alloc&) {
-    status = OutOfMemory();
-  }
+    return method.charge == ServiceMethod::Charge::kPlace
+               ? context.limits.BeginSmall(caller->tenant, begun->place_, came)
+               : Status();
+  });
   if (method.charge == ServiceMethod::Charge::kBytes) context.limits.Came(caller->tenant, came);
   if (status.ok()) return begun;
   ServiceCall(context, method, facts, call, request, response, reactor).End(status);

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -72,18 +71,16 @@ class ServiceCall {
   // Parses the request and has `answer(request, response)` fill the response, or say why not.
   template <class In, class Out, class Answer>
   Status Try(const Answer& answer) {
-    return AnswerSmallCall<In, Out>(request_, method_.request_bytes_max, answer, response_);
+    return OrOutOfMemory([&] {
+      return AnswerSmallCall<In, Out>(request_, method_.request_bytes_max, answer, response_);
+    });
   }
 
   // Calls `work` on the copy threads; ends the call if there is no memory for that.
   template <class Work>
   void Post(Work work) {
-    try {
-      const OnNoMemory no_memory(OnNoMemory::kThrow);
-      return context_.workers.Post(std::move(work));
-    } catch (const std::bad_alloc&) {
-    }
-    End(OutOfMemory());
+    const bool posted = TryAllocating([&] { context_.workers.Post(std::move(work)); });
+    if (!posted) End(OutOfMemory());
   }
 
   // Gives back what was taken, counts and logs the end, and tells the client.

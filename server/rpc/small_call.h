@@ -9,7 +9,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
-#include <new>
 #include <string>
 
 #include "kernels/util/status.h"
@@ -35,11 +34,10 @@ const std::string& MethodOf() {
 }
 
 // Has `answer(request, response)` fill the response, or say why not. Messages above `bytes_max`
-// bytes are refused; RESOURCE_EXHAUSTED: there is no memory.
+// bytes are refused. May throw std::bad_alloc.
 template <class In, class Out, class Answer>
 Status AnswerSmallCall(const grpc::ByteBuffer& request, int64_t bytes_max, const Answer& answer,
-                       grpc::ByteBuffer& response) try {
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
+                       grpc::ByteBuffer& response) {
   if (MemoryIsShort()) return OutOfMemory();
   const auto bytes = static_cast<int64_t>(request.Length());
   if (bytes > bytes_max) {
@@ -57,8 +55,6 @@ Status AnswerSmallCall(const grpc::ByteBuffer& request, int64_t bytes_max, const
   bool own = false;
   const grpc::Status written = grpc::SerializationTraits<Out>::Serialize(*out, &response, &own);
   return written.ok() ? Status() : Internal("the answer cannot be written");
-} catch (const std::bad_alloc&) {
-  return OutOfMemory();
 }
 
 }  // namespace attend

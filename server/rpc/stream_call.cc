@@ -3,7 +3,6 @@
 #include "server/rpc/stream_call.h"
 
 #include <cassert>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -120,13 +119,12 @@ void StreamCall::OnReadDone(bool ok) {
   if (!ok) return;
   // The unanswered message keeps the call from finishing, so `this` stays until it is answered.
   std::unique_ptr<Request> request;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (Status may = caller_.Check(); !may.ok()) return Stop(place, ToGrpc(may));
-    request = NewRequest(context_, *this, deadline_);
-  } catch (const std::bad_alloc&) {  // nobody knows the message's request_id
-    return Stop(place, NoMemory());
-  }
+  const Status may = OrOutOfMemory([&] {
+    Status checked = caller_.Check();
+    if (checked.ok()) request = NewRequest(context_, *this, deadline_);
+    return checked;
+  });
+  if (!may.ok()) return Stop(place, ToGrpc(may));  // before the message's request_id is known
   request->answer_place = place;
   request->asked = asked_;
   SetCaller(facts_.caller, *request);
@@ -196,12 +194,10 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
   Status status = request->status;
   if (ok) {
     grpc::ByteBuffer answer;
-    try {
-      const OnNoMemory no_memory(OnNoMemory::kThrow);
+    status = OrOutOfMemory([&] {
       answer = format_.EncodeReply(std::move(request), total_ns, watched_);
-    } catch (const std::bad_alloc&) {
-      status = ResourceExhausted("there is no memory for the answer");
-    }
+      return Status();
+    });
     if (status.ok()) return Answer(place, std::move(answer));
   }
   const Refusal refusal = request == nullptr ? Refusal() : request->refusal;

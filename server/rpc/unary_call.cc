@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -56,12 +55,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     if (status.ok()) {
       watched_->Join(context_.answers, call_.c_call());
       watched_->Hold(1);  // until OnDone
-      try {
-        const OnNoMemory no_memory(OnNoMemory::kThrow);
+      status = OrOutOfMemory([&] {
         response_ = format_.EncodeReply(std::move(request), total_ns, watched_);
-      } catch (const std::bad_alloc&) {
-        status = ResourceExhausted("there is no memory for the answer");
-      }
+        return Status();
+      });
     }
     if (status.ok()) return grpc::ServerUnaryReactor::Finish(grpc::Status::OK);
     const Refusal refusal = request == nullptr ? Refusal() : std::move(request->refusal);
@@ -124,12 +121,6 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   std::unique_ptr<OpenSpan> span_;   // while the answer is written
 };
 
-grpc::ServerUnaryReactor* Ended(grpc::CallbackServerContext& call, const grpc::Status& status) {
-  grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
-  reactor->Finish(status);
-  return reactor;
-}
-
 }  // namespace
 
 grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, std::string_view method,
@@ -137,15 +128,18 @@ grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, std::string_view m
                                      grpc::CallbackServerContext& call,
                                      const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
   UnaryCall* unary = nullptr;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
+  const Status status = OrOutOfMemory([&]() -> Status {
     const Result<Caller> caller =
         CallerOf(context, call, method, Scope::kCompute, static_cast<int64_t>(request.Length()));
-    if (!caller.ok()) return Ended(call, ToGrpc(caller.status()));
+    if (!caller.ok()) return caller.status();
     unary = new UnaryCall(context, FactsOf(context, method, *caller, call), format, pass, call,
                           response);
-  } catch (const std::bad_alloc&) {
-    return Ended(call, NoMemory());
+    return Status();
+  });
+  if (!status.ok()) {
+    grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
+    reactor->Finish(ToGrpc(status));
+    return reactor;
   }
   // gRPC keeps its buffer until the call ends; taking it lets the slices go before the kernel runs.
   // The object itself is not const: gRPC made it for this call.

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <new>
 
 #include "server/memory/memory_reserve.h"
 
@@ -127,14 +126,12 @@ PageTree::Branch* PageTree::Split(Branch& branch, int64_t pages) {
 
 void PageTree::Join(Branch& branch) {
   Branch& child = *branch.first_child;
-  const OnNoMemory give_up(OnNoMemory::kThrow);
-  try {
+  const bool reserved = TryAllocating([&] {
     for (size_t n = 0; n < branch.pages.size(); ++n) {
       branch.pages[n].reserve(branch.pages[n].size() + child.pages[n].capacity());
     }
-  } catch (const std::bad_alloc&) {
-    return;  // until Settle of a leaf after it
-  }
+  });
+  if (!reserved) return;  // until Settle of a leaf after it
   for (size_t n = 0; n < branch.pages.size(); ++n) {
     std::vector<PageNumber>& pages = branch.pages[n];
     pages.insert(pages.end(), child.pages[n].begin(), child.pages[n].end());
@@ -236,12 +233,7 @@ void PageTree::Append(Branch& leaf, size_t layer, std::span<const PageNumber> pa
 void PageTree::Fit(Branch& leaf, size_t layer) {
   std::vector<PageNumber>& pages = leaf.pages[layer];
   if (2 * pages.size() >= pages.capacity()) return;
-  const OnNoMemory give_up(OnNoMemory::kThrow);
-  try {
-    pages.shrink_to_fit();
-  } catch (const std::bad_alloc&) {
-    // It stays where it is.
-  }
+  TryAllocating([&] { pages.shrink_to_fit(); });  // else it stays where it is
 }
 
 void PageTree::Keep(Branch& leaf, bool kept) {

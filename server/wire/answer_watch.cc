@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -78,12 +77,8 @@ std::vector<std::string> AnswerWatch::WaitingPeers() {
     const MutexLock lock(stripe.mutex);  // so that no call leaves meanwhile
     for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->held_bytes_.load(std::memory_order_relaxed) == 0) continue;
-      try {  // must not wait for memory: calls that would free some wait for this lock
-        const OnNoMemory no_memory(OnNoMemory::kThrow);
-        peers.push_back(PeerOf(each->call_));
-      } catch (const std::bad_alloc&) {
-        return peers;
-      }
+      // Must not wait for memory: calls that would free some wait for this lock.
+      if (!TryAllocating([&] { peers.push_back(PeerOf(each->call_)); })) return peers;
     }
   }
   return peers;
@@ -109,23 +104,14 @@ void AnswerWatch::Look(Stripe& stripe, TimePoint now) {
     for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->KeepsUp()) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;
-      try {
-        const OnNoMemory no_memory(OnNoMemory::kThrow);
-        unread.push_back(each->call_);
-      } catch (const std::bad_alloc&) {  // the next check finds it
-        break;
-      }
+      if (!TryAllocating([&] { unread.push_back(each->call_); })) break;  // the next check finds it
       each->cut_off_ = true;
       grpc_call_ref(each->call_);
     }
   }
   // Without the lock: gRPC may call code that leaves the watch.
   for (grpc_call* call : unread) {
-    try {
-      const OnNoMemory no_memory(OnNoMemory::kThrow);
-      unread_(PeerOf(call));
-    } catch (const std::bad_alloc&) {  // it is cancelled without a report
-    }
+    TryAllocating([&] { unread_(PeerOf(call)); });  // else it is cancelled without a report
     grpc_call_cancel(call, nullptr);
     grpc_call_unref(call);
   }

@@ -30,7 +30,8 @@ class MetricsEndpointTest : public ::testing::Test {
     return MetricsEndpoint::Start({.address = address,
                                    .ready = [this] { return ready_.load(); },
                                    .ailment = [this] { return ailment_.load(); }},
-                                  {registry_}, tls_metrics_, *logger_);
+                                  {[this] { return registry_->Collect(); }}, tls_metrics_,
+                                  *logger_);
   }
 
   UniqueFd Connect(const std::string& text, uint32_t from = INADDR_LOOPBACK) const {

@@ -113,7 +113,8 @@ class OpenStreamTest : public EngineTest {
   RequestReader reader_{Started(), workers_, clock_,  RequestReader::Limits{.tenant_weights = {1}},
                         limits_,   nullptr,  nullptr, nullptr};
   ServiceContext context_{*engine_, reader_, metrics_, workers_, chunked_, answers_,
-                          clock_,   logger_, limits_,  64,       {}};
+                          clock_,   logger_, limits_,  64,       {},       nullptr,
+                          {},       nullptr, nullptr,  nullptr,  nullptr,  {}};
 };
 
 TEST_F(OpenStreamTest, StaysIfNothingChanges) {
