@@ -56,7 +56,8 @@ bool TryAllocating(const Work& work) {
 template <class Work>
 Status OrOutOfMemory(const Work& work) {
   Status status;
-  return TryAllocating([&] { status = work(); }) ? status : OutOfMemory();
+  if (!TryAllocating([&] { status = work(); })) return OutOfMemory();
+  return status;
 }
 
 }  // namespace attend
