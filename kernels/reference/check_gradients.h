@@ -44,10 +44,11 @@
 // and the rounding to each gradient's dtype. The 2^-10 are the contract's (gradients.h): weights
 // sum to 1 in every row, however large its LSE is, so that a pass that goes by an LSE which
 // rounding has spoilt more than that is wrong. Kernels that round the weights of 16-bit dtypes
-// (RoundsWeights in select.h) take P and dS as factors rounded to the dtype: u of the dtype, and
-// half a step of subnormal numbers more in err P of dV and in err dS of dT. Dropout's factor is in
-// dP, and in P as dV has it, and in the errors of both, which it makes 2 u larger: it is rounded,
-// and so is the product with it. It is also in s(Dv) of dP and in s(n) of dV.
+// (RoundsWeights in select.h) take P, and dS times its slope, as factors rounded to the dtype: u of
+// the dtype, and half a step of subnormal numbers more in err P of dV and, times scale, in err dT.
+// Dropout's factor is in dP, and in P as dV has it, and in the errors of both, which it makes 2 u
+// larger: it is rounded, and so is the product with it. It is also in s(Dv) of dP and in s(n) of
+// dV.
 //
 // Over the keys of a KV head dV must add up to what dO does over its rows (sum_of_weights.h).
 //

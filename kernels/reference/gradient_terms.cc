@@ -81,12 +81,13 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
     slope_error = std::min(1.0, (2 + share_error) * share_error) + 4 * kRoundoff;
   }
   const double scale = static_cast<double>(p.scale);
-  const double by = std::abs(scale) * (slope + slope_error);
+  const double most_slope = slope + slope_error;
+  const double by = std::abs(scale) * most_slope;
   const GradientTerm& s = pair.d_score;
-  const double rounding =
-      FactorRounding(p.dtype, weights_rounded, std::abs(s.value) + s.error + s.moved);
+  const double rounding = FactorRounding(p.dtype, weights_rounded,
+                                         most_slope * (std::abs(s.value) + s.error + s.moved));
   pair.d_dot = {.value = scale * slope * s.value,
-                .error = by * (s.error + rounding) +
+                .error = by * s.error + std::abs(scale) * rounding +
                          std::abs(scale * s.value) * (slope_error + 2 * kRoundoff * slope) +
                          std::max(1.0, std::abs(scale)) * 0x1p-150,
                 .moved = by * s.moved,

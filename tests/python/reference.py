@@ -119,7 +119,8 @@ def spoil(truth, q, k, v, terms, masks):
 def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(None), **options):
     """How far from the truth the answers of a kernel may be that computes in float32 and rounds to
     a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients(). `work`: the
-    unit roundoff of the weights and of dS as its last products take them.
+    unit roundoff of the weights and of dS as its last products take them; in float16 they may be
+    subnormal numbers, which are rounded by half a step.
 
     With u float32's unit roundoff, a sum of n products is off by c u times its magnitude, c = 4 +
     sqrt(n) / 2: roundings add up like a random walk. From there as tests/kernels/support/
@@ -144,11 +145,12 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(
     logs = np.minimum(UNIT * (score_error + row_error + c), 700)
     weight_error = np.minimum(weights * np.expm1(logs), 1) / UNIT  # by at most all there is
     largest_weights = weights + UNIT * weight_error
-    rounded_error = weight_error + (work / UNIT - 1) * largest_weights
+    half_step = np.where(weights > 0, 2.0**-25 * (work == 2.0**-11), 0) / UNIT
+    rounded_error = weight_error + (work / UNIT - 1) * largest_weights + half_step
 
     products = np.abs(d_o) @ wide_v.swapaxes(-1, -2) * kept
     less = (weights * products).sum(-1, keepdims=True)
-    less_error = (weight_error * products).sum(-1, keepdims=True) + \
+    less_error = (rounded_error * products).sum(-1, keepdims=True) + \
         (np.abs(d_o) * (unit * np.abs(o) + smallest)).sum(-1, keepdims=True) / UNIT
     if d_lse is not None:
         less = less + np.abs(d_lse.astype(np.float64))[..., None]
@@ -158,7 +160,8 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(
     if options.get("softcap"):
         slope_error = 2 * c * ((sizes + 1) / options["softcap"] + 1)
         d_dot_error = d_dot_error + largest_weights * largest * abs(scale) * slope_error
-    d_dot_error = d_dot_error + (work / UNIT - 1) * largest_weights * largest * np.abs(slope)
+    d_dot_error = d_dot_error + (work / UNIT - 1) * largest_weights * largest * np.abs(slope) + \
+        half_step * abs(scale)
 
     def shared(x):
         return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)

@@ -97,8 +97,9 @@ class _BackwardCall(Call):
         if self.a["d_lse"] is None:
             return
         d_lse = self._row_numbers("d_lse")
-        if any(size > 1 and one != other
-               for size, one, other in zip(lse.shape, lse.strides, d_lse.strides)):
+        if 0 not in lse.shape and any(
+                size > 1 and one != other
+                for size, one, other in zip(lse.shape, lse.strides, d_lse.strides)):
             raise invalid(f"d_lse has strides {d_lse.strides}, must be lse's, {lse.strides}")
         self.backward.d_lse = d_lse.address or None
 

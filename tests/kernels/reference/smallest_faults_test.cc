@@ -1,278 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of kernels/reference/smallest_faults.md is true: faults of the sizes that it has are
-// seen in the answers of each of the CPU's kernels, and much smaller ones are not.
+// The smallest faults that are seen in the answers of the CPU's kernels.
+
+#include "tests/kernels/support/smallest_faults.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <fstream>
-#include <functional>
-#include <sstream>
 #include <string>
-#include <vector>
 
 #include "kernels/cpu/flash.h"
 #include "kernels/cpu/flash_gradients.h"
-#include "kernels/reference/check_gradients.h"
 #include "kernels/reference/cpu_reference.h"
 #include "kernels/reference/reference_gradients.h"
-#include "tests/kernels/support/owned_gradients.h"
-#include "tests/kernels/support/problems.h"
 
 namespace attend::test {
 namespace {
 
-// An answer is judged as one of a kernel that rounds weights, or of one that does not.
-struct Column {
-  DType dtype;
-  bool rounded;
-};
-// The table's, from left to right.
-constexpr Column kColumns[] = {{DType::kFloat32, false},
-                               {DType::kFloat16, false},
-                               {DType::kBFloat16, false},
-                               {DType::kFloat16, true},
-                               {DType::kBFloat16, true}};
-
-void Flash(const Attention& a) {
-  const Attention* batch[] = {&a};
+bool Flash(OwnedAttention* owned) {
+  const Attention* batch[] = {&owned->attention};
   CpuFlash(batch);
+  return true;
 }
-void FlashGradients(const Attention& a, const Gradients& g) { CpuFlashGradients(a, g); }
-void ReferenceGradients(const Attention& a, const Gradients& g) { CpuReferenceGradients(a, g); }
-
-struct Kernel {
-  void (*run)(const Attention&);
-  void (*run_gradients)(const Attention&, const Gradients&);
-};
-constexpr Kernel kKernels[] = {{Flash, FlashGradients}, {CpuReference, ReferenceGradients}};
-
-// One row, answered for `faulty` and judged for what was asked.
-bool SeenInRow(const Column& column, ProblemSpec spec, uint64_t seed,
-               const std::function<void(Attention*)>& change,
-               const std::function<void(const Attention&)>& spoil = nullptr) {
-  for (const Kernel& kernel : kKernels) {
-    const OwnedAttention owned = MakeAttention(spec, seed);
-    kernel.run(owned.attention);
-    const RowsReport right = CheckAllRows(owned.attention, column.rounded);
-    EXPECT_TRUE(right.ok) << right.detail;
-    Attention faulty = owned.attention;
-    if (change) change(&faulty);
-    kernel.run(faulty);
-    if (spoil) spoil(owned.attention);
-    if (CheckAllRows(owned.attention, column.rounded).ok) return false;
-  }
+bool FlashGradients(OwnedAttention* owned, OwnedGradients* gradients) {
+  CpuFlashGradients(owned->attention, gradients->get());
+  return true;
+}
+bool Reference(OwnedAttention* owned) {
+  CpuReference(owned->attention);
+  return true;
+}
+bool ReferenceGradients(OwnedAttention* owned, OwnedGradients* gradients) {
+  CpuReferenceGradients(owned->attention, gradients->get());
   return true;
 }
 
-ProblemSpec RowSpec(const Column& column, int64_t keys, double magnitude_q = 1) {
-  ProblemSpec spec = MakeSpec(1, 1, 1, 1, keys, 64, 64, column.dtype);
-  spec.magnitude_q = magnitude_q;
-  return spec;
-}
+// Both are judged as kernels that round weights too.
+const JudgedKernel kKernels[] = {{true, true, Flash, FlashGradients},
+                                 {true, true, Reference, ReferenceGradients}};
 
-bool KeysAreLost(const Column& column, double size, uint64_t seed) {
-  const int64_t keys = 65536 - static_cast<int64_t>(size);
-  return SeenInRow(column, RowSpec(column, 65536, 0.05), seed,
-                   [&keys](Attention* a) { a->kv_lengths = &keys; });
-}
+class SmallestFaults : public ::testing::TestWithParam<size_t> {};
 
-bool ScaleIsWrong(const Column& column, double size, uint64_t seed) {
-  return SeenInRow(column, RowSpec(column, 65536), seed,
-                   [size](Attention* a) { a->problem.scale *= static_cast<float>(1 + size); });
-}
+TEST_P(SmallestFaults, AreThoseOfTheTable) { ExpectSmallestFault(GetParam(), kKernels); }
 
-// The largest, by that share of the mean of |V|, which is 0.8: its own rounding is the largest too.
-bool ElementIsOff(const Column& column, double size, uint64_t seed) {
-  return SeenInRow(column, RowSpec(column, 1024), seed, nullptr, [size](const Attention& a) {
-    const auto o = [&](int64_t d) { return LoadElementAsDouble(a.o.data, a.problem.dtype, d); };
-    int64_t at = 0;
-    for (int64_t d = 1; d < 64; ++d) at = std::abs(o(d)) > std::abs(o(at)) ? d : at;
-    const double off = std::copysign(0.8 * size, o(at));
-    StoreElement(a.o.data, a.problem.dtype, at, static_cast<float>(o(at) + off));
-  });
-}
+INSTANTIATE_TEST_SUITE_P(Faults, SmallestFaults, ::testing::Range(size_t{0}, CountSmallestFaults()),
+                         [](const auto& info) { return "Fault" + std::to_string(info.param); });
 
-bool DropoutIsAnother(const Column& column, double size, uint64_t seed) {
-  ProblemSpec spec = RowSpec(column, 1024);
-  spec.problem.dropout = kDropoutOne / 10;
-  return SeenInRow(column, spec, seed,
-                   [size](Attention* a) { a->dropout.seed += static_cast<uint64_t>(size); });
-}
-
-ProblemSpec GradientsSpec(const Column& column) {
-  return MakeSpec(1, 2, 1, 24, 64, 32, 32, column.dtype);
-}
-
-// The gradients of `change`'s problem and loss, judged by what was asked. All biases are `bias`.
-bool SeenInGradients(const Column& column, const ProblemSpec& spec, uint64_t seed,
-                     const std::function<void(Attention*, Gradients*)>& change, float bias = 0) {
-  for (const Kernel& kernel : kKernels) {
-    const OwnedAttention owned = MakeAttention(spec, seed);
-    const Attention& a = owned.attention;
-    if (spec.problem.has_bias) {
-      std::fill_n(static_cast<float*>(const_cast<void*>(a.bias.data)), 48 * 64, bias);
-    }
-    kernel.run(a);
-    const OwnedGradients gradients(a, seed + 1);
-    const OwnedGradients other(a, seed + 1);  // whose inputs may be changed
-    kernel.run_gradients(a, gradients.get());
-    const auto check = [&] {
-      return CheckGradients(a, gradients.get(), 1, 1e12, nullptr, column.rounded);
-    };
-    EXPECT_EQ(check().ok, bias == 0) << check().detail;
-    EXPECT_FALSE(check().failed()) << check().detail;
-    std::vector<float> lse(a.lse, a.lse + 48);
-    Attention faulty = a;
-    faulty.lse = lse.data();
-    Gradients g = gradients.get();
-    g.d_o = other.get().d_o;
-    g.d_lse = other.get().d_lse;
-    change(&faulty, &g);
-    kernel.run_gradients(faulty, g);
-    if (!check().failed()) return false;
-  }
-  return true;
-}
-
-bool ScaleOfGradientsIsWrong(const Column& column, double size, uint64_t seed) {
-  return SeenInGradients(column, GradientsSpec(column), seed, [size](Attention* a, Gradients*) {
-    a->problem.scale *= static_cast<float>(1 + size);
-  });
-}
-
-// As of a part of the keys, LSE is taken as it is.
-bool WeightsSumToMore(const Column& column, double size, uint64_t seed) {
-  return SeenInGradients(column, GradientsSpec(column), seed, [size](Attention* a, Gradients*) {
-    a->problem.keys_after = 1;
-    for (int64_t n = 0; n < 48; ++n) a->lse[n] -= static_cast<float>(std::log1p(size));
-  });
-}
-
-// All scores are about -1e9, where LSE in fp32 does not have the logarithm of their number.
-bool WeightsSumToTheirNumber(const Column& column, double size, uint64_t seed) {
-  ProblemSpec spec = GradientsSpec(column);
-  spec.problem.has_bias = true;
-  return SeenInGradients(
-      column, spec, seed,
-      [size](Attention* a, Gradients*) { a->problem.keys_after = static_cast<int64_t>(size); },
-      -1e9f);
-}
-
-// In roundings of sum |dO||O| to O's dtype.
-bool DeltaIsOff(const Column& column, double size, uint64_t seed) {
-  return SeenInGradients(column, GradientsSpec(column), seed, [&](Attention* a, Gradients* g) {
-    const DType dtype = a->problem.dtype;
-    for (int64_t n = 0; n < 48; ++n) {
-      const int64_t row = n / 24 * a->o.stride_h + n % 24 * a->o.stride_l;
-      double products = 0;
-      for (int64_t d = row; d < row + 32; ++d) {
-        products += std::abs(LoadElementAsDouble(a->o.data, dtype, d) *
-                             LoadElementAsDouble(g->d_o.data, dtype, d));
-      }
-      float* const d_lse = const_cast<float*>(g->d_lse) + n;
-      *d_lse -= static_cast<float>(size * UnitRoundoff(dtype) * products);
-    }
-  });
-}
-
-bool RowOfLossIsLost(const Column& column, double size, uint64_t seed) {
-  return SeenInGradients(column, GradientsSpec(column), seed, [size](Attention* a, Gradients* g) {
-    const DType dtype = a->problem.dtype;
-    for (int64_t d = 5 * g->d_o.stride_l; d < 5 * g->d_o.stride_l + 32; ++d) {
-      const double x = LoadElementAsDouble(g->d_o.data, dtype, d);
-      StoreElement(const_cast<void*>(g->d_o.data), dtype, d, static_cast<float>(x * (1 - size)));
-    }
-  });
-}
-
-bool DropoutOfGradientsIsAnother(const Column& column, double size, uint64_t seed) {
-  ProblemSpec spec = GradientsSpec(column);
-  spec.problem.dropout = kDropoutOne / 10;
-  return SeenInGradients(column, spec, seed, [size](Attention* a, Gradients*) {
-    a->dropout.seed += static_cast<uint64_t>(size);
-  });
-}
-
-struct Fault {
-  const char* name;
-  double least;  // there is none smaller, but for none at all
-  bool (*seen)(const Column&, double size, uint64_t seed);
-};
-constexpr Fault kFaults[] = {
-    {"O, LSE: lost keys of 65,536, scores of 0.05", 1, KeysAreLost},
-    {"O, LSE: scale, 65,536 keys", 0, ScaleIsWrong},
-    {"O: one element, in means of \\|V\\|, 1,024 keys", 0, ElementIsOff},
-    {"O: dropout by another seed", 1, DropoutIsAnother},
-    {"gradients: scale", 0, ScaleOfGradientsIsWrong},
-    {"gradients: weights sum to more than 1", 0, WeightsSumToMore},
-    {"gradients: weights sum to the number of keys, scores of -1e9", 1, WeightsSumToTheirNumber},
-    {"gradients: delta, in roundings of O", 0, DeltaIsOff},
-    {"gradients: share of a row of dO that is lost, of 48", 0, RowOfLossIsLost},
-    {"gradients: dropout by another seed", 1, DropoutOfGradientsIsAnother},
-};
-
-// The table's cells behind that name.
-std::vector<double> Stated(const std::string& name) {
-  std::ifstream file(ATTEND_SMALLEST_FAULTS);
-  std::vector<double> cells;
-  for (std::string line; std::getline(file, line);) {
-    const std::string begin = "| " + name + " |";
-    if (line.compare(0, begin.size(), begin) != 0) continue;
-    std::istringstream rest(line.substr(begin.size()));
-    for (std::string cell; std::getline(rest, cell, '|');) cells.push_back(std::stod(cell));
-  }
-  return cells;
-}
-
-class SmallestFaults : public ::testing::TestWithParam<Fault> {};
-
-TEST_P(SmallestFaults, AreThoseOfTheTable) {
-  const Fault& fault = GetParam();
-  const std::vector<double> stated = Stated(fault.name);
-  ASSERT_EQ(stated.size(), std::size(kColumns)) << fault.name;
-  const uint64_t seed = FreshSeed();
-  for (size_t n = 0; n < stated.size(); ++n) {
-    SCOPED_TRACE(std::string(fault.name) + " " + std::string(DTypeName(kColumns[n].dtype)) +
-                 (kColumns[n].rounded ? " rounded" : "") +
-                 " ATTEND_TEST_SEED=" + std::to_string(seed));
-    const auto always_seen = [&](double size, int rounds) {
-      bool seen = true;
-      for (int each = 0; each < rounds && seen; ++each) {
-        seen = fault.seen(kColumns[n], size, seed + static_cast<uint64_t>(each));
-      }
-      return seen;
-    };
-    EXPECT_TRUE(always_seen(stated[n], std::max(1, static_cast<int>(3 * TestScale()))));
-    // In fewer rounds, all may show it by chance.
-    EXPECT_FALSE(always_seen(stated[n] > fault.least ? stated[n] / 16 : 0, 3));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Faults, SmallestFaults, ::testing::ValuesIn(kFaults),
-                         [](const auto& info) { return "Fault" + std::to_string(info.index); });
-
-// Prints the table's rows.
-TEST(SmallestFaults, DISABLED_Measure) {
-  for (const Fault& fault : kFaults) {
-    std::string row = std::string("| ") + fault.name + " |";
-    for (const Column& column : kColumns) {
-      double least = fault.least;
-      for (double size = 1.0 / (1 << 22); size < 1e4 && least == 0; size *= 2) {
-        bool all = true;
-        for (uint64_t seed = 1; seed < 9 && all; ++seed) all = fault.seen(column, size, seed);
-        if (all) least = size;
-      }
-      char text[32];
-      std::snprintf(text, sizeof text, " %.1g |", least * 1.05);
-      row += text;
-    }
-    std::printf("%s\n", row.c_str());
-  }
-}
+TEST(SmallestFaults, DISABLED_Measure) { PrintSmallestFaults(kKernels); }
 
 }  // namespace
 }  // namespace attend::test

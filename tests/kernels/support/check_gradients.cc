@@ -62,7 +62,11 @@ struct GradientsJudge::Row {
 struct GradientsJudge::Key {
   KeyGradient truth;
   Elements k;
-  double weight_error = 0;
+  ScoreTerms terms;
+  double score = 0;
+  double score_error = 0;
+  double d_weight = 0;  // dP
+  double magnitude = 0;
   double factor_error = 0;  // of the weight as dV's factor
   double d_score_error = 0;
   double d_dot_error = 0;
@@ -134,73 +138,95 @@ GradientsJudge::Row GradientsJudge::RowOf(const RowId& id, bool has_keys) const 
   return row;
 }
 
+double GradientsJudge::WeightError(const Row& row, const Key& key) const {
+  const double x = std::abs(key.score - row.lse);
+  const double products = Rounds() ? std::abs(key.score) + std::abs(row.lse) : 0;
+  const double log_error = key.score_error + row.lse_error + 2 * kRoundoff * (x + products);
+  return (std::expm1(log_error) + 4 * kRoundoff) * key.truth.weight + 0x1p-126;
+}
+
+std::vector<GradientsJudge::Key> GradientsJudge::KeysOf(const std::vector<KeyGradient>& truths,
+                                                        Row* row) const {
+  const Problem& p = a_.problem;
+  ScoreRounding rounding(p, row->q.data());
+  const double sums = SumRoundings(p.dim_v) + SumRoundings(static_cast<int64_t>(truths.size()));
+  std::vector<Key> keys(truths.size());
+  double moved = 0, delta_moved = 0;  // what is off in the sum of weights and in sum P dP
+  for (size_t n = 0; n < keys.size(); ++n) {
+    Key& key = keys[n];
+    key.truth = truths[n];
+    const int64_t at = row->sequence.k_row + key.truth.j;
+    key.k = Load(a_.k, p.dtype, p.dim, row->id.b, row->kv_head, at);
+    key.terms = TermsOf(a_, row->sequence, row->id, key.truth.j, row->q.data(), key.k.data());
+    KeyScore score{.value = key.terms.capped + key.terms.bias - key.terms.penalty};
+    rounding.Judge(key.terms, key.k.data(), &score);
+    key.score = score.value;
+    key.score_error = score.error;
+    const Elements v = Load(a_.v, p.dtype, p.dim_v, row->id.b, row->kv_head, at);
+    // What is dropped may be NaN.
+    for (size_t d = 0; key.truth.kept != 0 && d < static_cast<size_t>(p.dim_v); ++d) {
+      const double product = key.truth.kept * row->d_o[d] * v[d];
+      key.d_weight += product;
+      key.magnitude += std::abs(product);
+    }
+    const double off = WeightError(*row, key);
+    moved += off;
+    delta_moved += off * std::abs(key.d_weight) + sums * key.truth.weight * key.magnitude;
+  }
+  if (row->lse < -16 || row->lse > 64) {
+    row->lse_error += moved;
+    row->less_error += delta_moved;
+  }
+  return keys;
+}
+
+void GradientsJudge::BoundKey(const Row& row, Key* key) const {
+  const Problem& p = a_.problem;
+  const KeyGradient& truth = key->truth;
+  const double kept_roundings = p.dropout > 0 ? 2 * kRoundoff : 0;
+  const auto as_factor = [&](double value, double error) {
+    if (!Rounds()) return error;
+    return error + UnitRoundoff(factors_) * (value + error) + SubnormalRounding(factors_);
+  };
+  const double weight_error = WeightError(row, *key);
+  const double most = truth.weight + weight_error;
+  key->factor_error = truth.kept * (as_factor(truth.weight, weight_error) + kept_roundings * most);
+  const double m = std::abs(key->d_weight - row.less);
+  const double m_error = (SumRoundings(p.dim_v) + kept_roundings) * key->magnitude +
+                         truth.kept * SubnormalRoundings(p.dim_v) + row.less_error + kRoundoff * m;
+  const double size = std::abs(truth.d_score);
+  key->d_score_error = most * m_error + weight_error * m + 2 * kRoundoff * size + 0x1p-149;
+  double slope = 1, slope_error = 0;
+  if (p.softcap > 0) {
+    const double t = key->terms.capped / static_cast<double>(p.softcap);
+    const double t_error = key->score_error / static_cast<double>(p.softcap);
+    slope = 1 - t * t;
+    slope_error = (2 + t_error) * t_error + 4 * kRoundoff;
+  }
+  const double scale = std::abs(static_cast<double>(p.scale));
+  key->d_dot_error =
+      scale * as_factor(slope * size, slope * key->d_score_error + size * slope_error) +
+      2 * kRoundoff * std::abs(truth.d_dot) + std::max(1.0, scale) * 0x1p-150;
+}
+
 void GradientsJudge::AddRow(const RowId& id) {
   const Problem& p = a_.problem;
   double d_sink = 0;
-  const std::vector<KeyGradient> keys = ReferenceKeyGradients(a_, g_, id, &d_sink);
-  const Row row = RowOf(id, !keys.empty() || HasPart(p));
-  ScoreRounding rounding(p, row.q.data());
-  double moved = 0, delta_moved = 0;  // what weights' errors make of their sum and of sum P dP
-  for (const KeyGradient& truth : keys) {
-    const int64_t at = row.sequence.k_row + truth.j;
-    Key key{.truth = truth, .k = Load(a_.k, p.dtype, p.dim, id.b, row.kv_head, at)};
-    const ScoreTerms terms = TermsOf(a_, row.sequence, id, truth.j, row.q.data(), key.k.data());
-    KeyScore score{.value = terms.capped + terms.bias - terms.penalty};
-    rounding.Judge(terms, key.k.data(), &score);
-    const double x = std::abs(score.value - row.lse);
-    const bool rounded = factors_ != DType::kFloat32;
-    const double products = rounded ? std::abs(score.value) + std::abs(row.lse) : 0;
-    const double rho =
-        std::expm1(score.error + row.lse_error + 2 * kRoundoff * (x + products)) + 4 * kRoundoff;
-    key.weight_error = rho * truth.weight + 0x1p-126;
-    const double kept_roundings = p.dropout > 0 ? 2 * kRoundoff : 0;
-    const auto as_factor = [&](double value, double error) {
-      if (!rounded) return error;
-      return error + UnitRoundoff(factors_) * (value + error) + SubnormalRounding(factors_);
-    };
-    key.factor_error = truth.kept * (as_factor(truth.weight, key.weight_error) +
-                                     kept_roundings * (truth.weight + key.weight_error));
-
-    const Elements v = Load(a_.v, p.dtype, p.dim_v, id.b, row.kv_head, at);
-    double d_weight = 0, magnitude = 0;
-    // What is dropped may be NaN.
-    for (size_t d = 0; truth.kept != 0 && d < static_cast<size_t>(p.dim_v); ++d) {
-      const double product = truth.kept * row.d_o[d] * v[d];
-      d_weight += product;
-      magnitude += std::abs(product);
-    }
-    moved += key.weight_error;
-    delta_moved += key.weight_error * std::abs(d_weight);
-    const double m = std::abs(d_weight - row.less);
-    const double m_error = (SumRoundings(p.dim_v) + kept_roundings) * magnitude +
-                           truth.kept * SubnormalRoundings(p.dim_v) + row.less_error +
-                           kRoundoff * m;
-    key.d_score_error = (truth.weight + key.weight_error) * m_error + key.weight_error * m +
-                        2 * kRoundoff * std::abs(truth.d_score) + 0x1p-149;
-    double slope = 1, slope_error = 0;
-    if (p.softcap > 0) {
-      const double t = terms.capped / static_cast<double>(p.softcap);
-      const double t_error = score.error / static_cast<double>(p.softcap);
-      slope = 1 - t * t;
-      slope_error = (2 + t_error) * t_error + 4 * kRoundoff;
-    }
-    const double scale = std::abs(static_cast<double>(p.scale));
-    const double d_score_error = as_factor(std::abs(truth.d_score), key.d_score_error);
-    key.d_dot_error = scale * (slope * d_score_error + std::abs(truth.d_score) * slope_error) +
-                      2 * kRoundoff * std::abs(truth.d_dot) + std::max(1.0, scale) * 0x1p-150;
+  const std::vector<KeyGradient> truths = ReferenceKeyGradients(a_, g_, id, &d_sink);
+  Row row = RowOf(id, !truths.empty() || HasPart(p));
+  for (Key& key : KeysOf(truths, &row)) {
+    BoundKey(row, &key);
     AddKey(row, key);
   }
   if (p.has_bias) ++d_bias_.terms[static_cast<size_t>(row.bias_row)];
   if (!p.has_sinks) return;
   const auto n = static_cast<size_t>(id.h);
   const double weight = std::exp(static_cast<double>(a_.sinks[id.h]) - row.lse);
-  const bool far = row.lse < -16 || row.lse > 64;
-  const double weight_error = weight * std::expm1(row.lse_error + (far ? moved : 0));
-  const double less_error = row.less_error + (far ? delta_moved : 0);
+  const double sink_error = weight * std::expm1(row.lse_error);
   ++d_sinks_.terms[n];
   d_sinks_.value[n] += d_sink;
   d_sinks_.magnitude[n] += std::abs(weight * row.less);
-  d_sinks_.error[n] += weight_error * std::abs(row.less) + (weight + weight_error) * less_error;
+  d_sinks_.error[n] += sink_error * std::abs(row.less) + (weight + sink_error) * row.less_error;
 }
 
 void GradientsJudge::AddKey(const Row& row, const Key& key) {

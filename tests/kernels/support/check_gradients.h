@@ -29,15 +29,16 @@
 //   dV     sum err P |dO| + c(n) sum P |dO| + s(n) likewise
 //   dBias  sum err dS + c(n) sum |dS| + s(n)
 //   dSink  sum err P |less| + (P + err P) err less + c(n) sum P |less| + s(n) over n rows,
-//          P = exp(sink - LSE), err P = P (exp(e_LSE) - 1). Where LSE is beyond -16 or 64, passes
-//          may add up LSE and delta again: e_LSE has sum err P of the row's keys as well, and err
-//          less sum err P |dP|
+//          P = exp(sink - LSE), err P = P (exp(e_LSE) - 1)
 //
-// A kernel of 16-bit products rounds P and dS once more before it multiplies them (u16, and half a
-// step of subnormal numbers), and has score - LSE as a difference of two products with log2(e),
-// each of which is off by 2 u. Dropout's factor is in dP, and in P as dV has it, and in the errors
-// of both, which it makes 2 u larger: it is rounded, and so is the product with it. It is also
-// in s(Dv) of dP and in s(n) of dV.
+// Where LSE is below -16 or above 64, passes may add up LSE and delta again. Then e_LSE has sum err
+// P of the row's keys as well, and err less has sum err P |dP| + (c(Dv) + c(n)) sum P |dO||V|.
+//
+// A kernel of 16-bit products rounds P, and dS times its slope, once more before it multiplies them
+// (u16, and half a step of subnormal numbers), and has score - LSE as a difference of two products
+// with log2(e), each of which is off by 2 u. Dropout's factor is in dP, and in P as dV has it, and
+// in the errors of both, which it makes 2 u larger: it is rounded, and so is the product with it.
+// It is also in s(Dv) of dP and in s(n) of dV.
 //
 // NaN and Inf must be where the reference has them.
 
@@ -49,6 +50,7 @@
 
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/problem.h"
+#include "kernels/reference/reference_gradients.h"
 
 namespace attend::test {
 
@@ -84,6 +86,11 @@ class GradientsJudge {
 
   void AddRow(const RowId& id);
   Row RowOf(const RowId& id, bool has_keys) const;
+  bool Rounds() const { return factors_ != DType::kFloat32; }
+  double WeightError(const Row& row, const Key& key) const;
+  // The keys without the bounds on their errors. Those of the row's sums are then complete.
+  std::vector<Key> KeysOf(const std::vector<KeyGradient>& truths, Row* row) const;
+  void BoundKey(const Row& row, Key* key) const;
   void AddKey(const Row& row, const Key& key);
 
   const Attention& a_;
