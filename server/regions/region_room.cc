@@ -7,6 +7,7 @@
 #include <string>
 
 #include "server/regions/region_registry.h"
+#include "server/util/rejection.h"
 
 namespace attend {
 namespace {
@@ -19,9 +20,10 @@ Status Full(int64_t bytes, const std::string& why) {
 
 Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
   if (client.regions >= limits_.client_regions_max) {
-    return ResourceExhausted("the connection has " + std::to_string(client.regions) +
-                             " regions, may have at most " +
-                             std::to_string(limits_.client_regions_max));
+    return ResourceExhausted(
+        Rejection::kRegions,
+        "the client has " + std::to_string(client.regions) + " regions, may have at most " +
+            std::to_string(limits_.client_regions_max) + " (shared-memory-client-regions)");
   }
   if (bytes > limits_.client_bytes_max - client.bytes) {
     return Full(bytes, std::to_string(client.bytes) +

@@ -71,8 +71,8 @@ Decision Anyone(const ServiceContext& context, const grpc::CallbackServerContext
   }
   decision.refusal = CallerRefusal::kScope;
   decision.status = Status(Code::kPermissionDenied,
-                           "without --tokens, only callers over a Unix socket that is no tenant's "
-                           "have the scope admin");
+                           "admin calls need --tokens, or a Unix socket that is not bound to a "
+                           "tenant");
   return decision;
 }
 

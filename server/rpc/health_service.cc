@@ -188,8 +188,10 @@ void HealthService::MakeRoom() {
   const auto oldest = std::find_if(strangers_.begin(), strangers_.end(), [&](const Stranger& each) {
     return each.marks->peer == most->first;
   });
-  oldest->watcher->End(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                                    "others who say not who they are watch, too"));
+  oldest->watcher->End(
+      grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                   "too many watches of health on connections without a caller; the "
+                   "oldest was ended"));
   strangers_.erase(oldest);
 }
 

@@ -106,7 +106,7 @@ void PageTree::Evict(Branch& branch, int tenant, const std::function<int64_t()>&
 
 // Whether all that one branch says of itself, and of those after it, is true.
 bool PageTree::Consistent(const Branch& branch) const {
-  int64_t children = 0, blockers = 0, bytes = 0;
+  int64_t children = 0, blockers = 0, stayers = 0, bytes = 0;
   const Branch* previous = nullptr;
   for (const Branch* child = branch.first_child; child != nullptr; child = child->next) {
     if (child->parent != &branch || child->previous != previous) return false;
@@ -114,16 +114,20 @@ bool PageTree::Consistent(const Branch& branch) const {
     previous = child;
     ++children;
     blockers += child->blocks ? 1 : 0;
+    stayers += child->stays ? 1 : 0;
   }
-  if (children != branch.children || blockers != branch.blockers) return false;
+  if (children != branch.children || blockers != branch.blockers || stayers != branch.stayers) {
+    return false;
+  }
   if (&branch == &root_) return true;
   for (size_t n = 0; n < branch.pages.size(); ++n) {
     bytes += std::ssize(branch.pages[n]) * (*branch.page_bytes)[n];
   }
-  const bool kept = branch.pins > 0 || branch.kept;
-  const bool idle = !kept && bytes > 0 && blockers == 0;
+  const bool stays = branch.pins > 0 || branch.kept || stayers > 0;
+  const bool idle = !stays && bytes > 0 && blockers == 0;
   const auto& order = idle_[branch.tenant];
-  return bytes == branch.bytes && branch.blocks == (kept || bytes > 0 || blockers > 0) &&
+  return bytes == branch.bytes && stays == branch.stays &&
+         branch.blocks == (stays || bytes > 0 || blockers > 0) &&
          idle == order.contains({branch.last_used, &const_cast<Branch&>(branch)}) &&
          idle == branch.entry.empty() && (branch.leaf || branch.pins > 0 || children > 0);
 }
@@ -149,7 +153,7 @@ bool PageTree::Consistent(const std::vector<std::vector<PageNumber>>& taken, int
     if (&branch == &root_) continue;
     for (const auto& pages : branch.pages) all.insert(all.end(), pages.begin(), pages.end());
     held[branch.tenant] += branch.bytes;
-    idle_bytes[branch.tenant] += branch.pins == 0 && !branch.kept ? branch.bytes : 0;
+    idle_bytes[branch.tenant] += branch.stays ? 0 : branch.bytes;
     shared_bytes += !branch.leaf && branch.children > 1 ? branch.bytes : 0;
     filed += branch.entry.empty() ? 1 : 0;
     pins -= branch.pins;

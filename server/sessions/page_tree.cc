@@ -281,6 +281,7 @@ void PageTree::Link(Branch& branch, Branch& parent) {
   parent.first_child = &branch;
   ++parent.children;
   parent.blockers += branch.blocks ? 1 : 0;
+  parent.stayers += branch.stays ? 1 : 0;
 }
 
 void PageTree::Unlink(Branch& branch) {
@@ -289,6 +290,7 @@ void PageTree::Unlink(Branch& branch) {
   if (branch.next != nullptr) branch.next->previous = branch.previous;
   --parent.children;
   parent.blockers -= branch.blocks ? 1 : 0;
+  parent.stayers -= branch.stays ? 1 : 0;
 }
 
 void PageTree::SetLastUsed(Branch& branch, TimePoint when) {
@@ -301,19 +303,23 @@ void PageTree::SetLastUsed(Branch& branch, TimePoint when) {
 
 void PageTree::Update(Branch& changed) {
   for (Branch* branch = &changed; branch != &root_; branch = branch->parent) {
-    const bool free = branch->pins == 0 && !branch->kept;
-    const int64_t idle_bytes = free ? branch->bytes : 0;
+    // Pages before those that stay must stay too.
+    const bool stays = branch->pins > 0 || branch->kept || branch->stayers > 0;
+    const int64_t idle_bytes = stays ? 0 : branch->bytes;
     const int64_t shared_bytes = branch->leaf || branch->children < 2 ? 0 : branch->bytes;
     idle_bytes_[branch->tenant] += idle_bytes - std::exchange(branch->idle_bytes, idle_bytes);
     shared_bytes_ += shared_bytes - std::exchange(branch->shared_bytes, shared_bytes);
     IdleOrder& order = idle_[branch->tenant];
-    const bool idle = free && branch->bytes > 0 && branch->blockers == 0;
+    const bool idle = !stays && branch->bytes > 0 && branch->blockers == 0;
     if (idle && !branch->entry.empty()) order.insert(std::move(branch->entry));
     if (!idle && branch->entry.empty()) branch->entry = order.extract({branch->last_used, branch});
-    const bool blocks = !free || branch->bytes > 0 || branch->blockers > 0;
-    if (blocks == std::exchange(branch->blocks, blocks)) return;
+    const bool blocks = stays || branch->bytes > 0 || branch->blockers > 0;
+    const bool blocked = std::exchange(branch->blocks, blocks);
+    const bool stayed = std::exchange(branch->stays, stays);
+    if (blocks == blocked && stays == stayed) return;
     Branch& parent = *branch->parent;
-    parent.blockers += blocks ? 1 : -1;
+    parent.blockers += int{blocks} - int{blocked};
+    parent.stayers += int{stays} - int{stayed};
     if (&parent != &root_) SetLastUsed(parent, std::max(parent.last_used, branch->last_used));
   }
 }

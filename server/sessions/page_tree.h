@@ -90,6 +90,8 @@ class PageTree {
     int64_t children = 0;
     int64_t blockers = 0;                      // children that must go first
     bool blocks = false;                       // it is one of its parent's
+    int64_t stayers = 0;                       // children that stay, whatever is needed
+    bool stays = false;                        // it is one of its parent's
     int64_t idle_bytes = 0, shared_bytes = 0;  // as they are in the sums
     IdleOrder::node_type entry = {};           // while it is not in the order
   };
@@ -111,8 +113,8 @@ class PageTree {
   void Give(int tenant, std::span<const PageNumber> pages);
   // How many bytes must go before the tenant can take so many pages; 0 or less: none.
   int64_t Missing(int tenant, int64_t page_bytes, int64_t count) const;
-  // Whether so many bytes may be there if all is evicted that may be. An upper bound: it counts all
-  // but the pages that are read, though what comes before those stays too. O(tenants).
+  // Whether so many bytes may be there if all is evicted that may be. An upper bound: it counts
+  // other tenants' bytes, which go by pages of all layers alike. O(tenants).
   bool MayMakeRoom(int tenant, int64_t bytes) const;
   // Evicts until nothing is missing, and returns whether that is so. Evicts nothing if that would
   // be too little, as far as MayMakeRoom knows. O(tenants) for each branch that loses pages,
@@ -192,7 +194,7 @@ class PageTree {
   Ledger& lists_;
   Branch root_;                      // of all tenants' trees; has no pages
   std::vector<IdleOrder> idle_;      // by tenant
-  std::vector<int64_t> idle_bytes_;  // by tenant: of branches that nothing pins
+  std::vector<int64_t> idle_bytes_;  // by tenant: of branches that need not stay
   int64_t shared_bytes_ = 0;
   EvictionStats evictions_;
 };

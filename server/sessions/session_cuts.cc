@@ -112,7 +112,8 @@ Status SessionTable::TakeCopies(const CopyLayers& layers, int64_t length, Cut& c
     const Status status = TakePages(*cut.origin, page_bytes, std::ssize(numbers), taken, refusal);
     if (!status.ok() && refusal != nullptr && refusal->missing_bytes > 0) {
       for (auto later = std::next(next); later != layers.end(); ++later) {
-        refusal->missing_bytes += later->first * std::ssize(later->second);
+        const int64_t charge = TreeOf(*cut.origin).Charge(later->first);
+        refusal->missing_bytes += charge * std::ssize(later->second);
       }
     }
     ATTEND_RETURN_IF_ERROR(status);

@@ -17,7 +17,7 @@
 namespace attend {
 namespace {
 
-Status NoSuchSession() { return Status(Code::kNotFound, "session: there is none with this id"); }
+Status NoSuchSession() { return Status(Code::kNotFound, "session not found"); }
 
 Status CheckLayer(const LayerShape& shape, int64_t index, int64_t page_rows, int64_t slab_bytes) {
   const std::string name = "layers[" + std::to_string(index) + "].";

@@ -82,6 +82,16 @@ TEST_F(EvictionTest, WhatRunsLosesNothingToItsOwnTenantEither) {
   EXPECT_EQ(Length(0, idle), 0);
 }
 
+TEST_F(EvictionTest, WhatPinnedForksShareIsNoRoom) {
+  const std::string pinned = Make(0, 8 * kRows, true), fork = Fork(0, pinned, 8 * kRows);
+  const std::string idle = Make(0, 2 * kRows), needy = Make(0);
+  EXPECT_EQ(Append(0, needy, 0, 5 * kRows).code(), Code::kResourceExhausted);
+  EXPECT_EQ(Length(0, idle), 2 * kRows) << "what is refused evicts nothing";
+  EXPECT_TRUE(Append(0, needy, 0, 4 * kRows).ok());
+  EXPECT_EQ(Length(0, idle), 0);
+  EXPECT_EQ(Length(0, fork), 8 * kRows);
+}
+
 TEST_F(EvictionTest, WhatIsPinnedGoesWithItsLease) {
   const std::string pinned = Make(0, 12 * kRows, true), needy = Make(1, 4 * kRows);
   EXPECT_EQ(Append(1, needy, 4 * kRows, kRows).code(), Code::kResourceExhausted);

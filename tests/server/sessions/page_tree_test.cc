@@ -168,7 +168,10 @@ TEST_F(PageTreeTest, NothingBeforeWhatIsReadOrPinnedGoes) {
     Branch* const origin = Plant(0, 6, pinned);
     Branch* const fork = Fork(*origin, 4);
     if (!pinned) Pin(*fork);
-    EXPECT_FALSE(tree_.MakeRoom(0, kPageBytes, 24, now_));
+    const int64_t most = pinned ? 12 : 16;  // 12 are free
+    EXPECT_FALSE(tree_.MakeRoom(0, kPageBytes, most + 1, now_));
+    EXPECT_EQ(Pages(*origin), 6) << "what is refused evicts nothing";
+    EXPECT_TRUE(tree_.MakeRoom(0, kPageBytes, most, now_));
     EXPECT_EQ(Pages(*fork), 4);
     EXPECT_EQ(Pages(*origin), pinned ? 6 : 4) << "what follows is the origin's own";
     if (!pinned) Unpin(*fork);
