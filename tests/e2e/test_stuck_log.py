@@ -5,6 +5,7 @@ and what was logged before a crash is there."""
 import contextlib
 import os
 import resource
+import select
 import signal
 import subprocess
 import urllib.request
@@ -55,6 +56,7 @@ def assert_alive(server):
 def test_a_full_pipe_behind_stderr_stops_no_call_and_no_drain(start_server, pipe):
     reader, writer = pipe
     server = start_server("--log-rate", "0", stderr=writer)
+    assert select.select([reader], [], [], wire.SECONDS)[0]  # its first line
     fill(writer)
     send_bad_calls(server.address)
     assert_alive(server)
