@@ -22,7 +22,7 @@ namespace attend {
 
 class Callers {
  public:
-  // Null without --tokens: then nobody asks who calls. The arguments must outlive the object.
+  // Null without --tokens: callers are not authenticated. The arguments must outlive the object.
   static Result<std::unique_ptr<Callers>> Load(const Config& config, Metrics& metrics,
                                                Logger& logger);
 

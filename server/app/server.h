@@ -144,7 +144,7 @@ class Server {
   std::unique_ptr<AnswerWatch> answers_;
   std::unique_ptr<SharedMemoryServer> shared_;     // null if off
   std::unique_ptr<SessionMemory> session_memory_;  // null if off
-  std::unique_ptr<Callers> callers_;               // null: nobody asks who calls
+  std::unique_ptr<Callers> callers_;               // null: callers are not authenticated
   std::unique_ptr<RequestReader> reader_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;

@@ -87,7 +87,7 @@ struct ServiceContext {
   int64_t stream_requests_max;
   // What a caller is told.
   std::function<void(const Caller&, v1::GetServerInfoResponse*)> fill_info;
-  const Authenticator* authenticator;  // null: nobody asks who calls
+  const Authenticator* authenticator;  // null: callers are not authenticated
   // The tenants of Unix sockets that are bound to one, by what their calls' peers have before the
   // last colon.
   std::map<std::string, int, std::less<>> socket_tenants;
