@@ -220,7 +220,7 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
   const OnNoMemory wait(OnNoMemory::kWait);
   // All sessions are one tenant's, and none of them is evicted for another.
   ATTEND_RETURN_IF_ERROR(
-      TakePages(*hold.sessions_[0], hold.layout_.page_bytes, needed, fresh, refusal));
+      TakePages(*hold.sessions_[0], hold.layout_.page_bytes, needed, 0, fresh, refusal));
   auto next = fresh.begin();
   for (size_t n = 0; n < count; ++n, table += stride) {
     CacheHold::Sequence& sequence = hold.sequences_[n];

@@ -6,10 +6,7 @@
 #include <cassert>
 #include <limits>
 #include <new>
-#include <string>
 #include <utility>
-
-#include "server/util/rejection.h"
 
 namespace attend {
 
@@ -43,16 +40,9 @@ int64_t PagePool::Room(int64_t page_bytes) const {
   return pages + std::ssize(unused_) * PagesOf(page_bytes);
 }
 
-Status PagePool::Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages) {
+void PagePool::Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages) {
   assert(page_bytes > 0 && page_bytes % kPageUnitBytes == 0);
-  if (const int64_t room = Room(page_bytes); count > room) {
-    return ResourceExhausted(Rejection::kSessions,
-                             "sessions need " + std::to_string(count) + " more pages of " +
-                                 std::to_string(page_bytes) + " bytes, " +
-                                 std::to_string((count - room) * page_bytes) +
-                                 " bytes more than are free of " +
-                                 std::to_string(stats_.total_bytes) + " (session-memory)");
-  }
+  assert(count <= Room(page_bytes));
   const size_t before = pages.size();
   pages.reserve(before + static_cast<size_t>(count));
   try {
@@ -62,7 +52,6 @@ Status PagePool::Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>
     pages.resize(before);
     throw;
   }
-  return Status();
 }
 
 PageNumber PagePool::TakeOne(int64_t page_bytes) {

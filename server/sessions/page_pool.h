@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
-#include "kernels/util/status.h"
 
 namespace attend {
 
@@ -44,9 +43,9 @@ class PagePool {
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // Appends `count` pages to `pages`. All or none: RESOURCE_EXHAUSTED names the bytes that are
-  // missing. `page_bytes` is a multiple of kPageUnitBytes, at most the bytes of a slab.
-  Status Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages);
+  // Appends `count` pages to `pages`, at most Room(page_bytes). `page_bytes` is a multiple of
+  // kPageUnitBytes. Where an allocation throws, nothing is taken.
+  void Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages);
   // How many pages of that size could be taken now.
   int64_t Room(int64_t page_bytes) const;
   // From the last to the first, so that the front of a sequence is what is taken again first.

@@ -183,7 +183,8 @@ class PageTree {
   void Release(Branch* branch);
   void GivePages(Branch& branch);
   void Delete(Branch& branch);
-  // The tenant's, or if others' count too, theirs beyond their parts; null: none may go.
+  // The tenant's, or if others' count too, theirs beyond their parts; null: none may go. Looks at
+  // each tenant's oldest alone: of another's, whose last pages it has within its part, none goes.
   Branch* Oldest(int tenant, bool others) const;
   void Evict(Branch& branch, int tenant, const std::function<int64_t()>& missing, TimePoint now);
   static int64_t LastPagesBytes(const Branch& branch);

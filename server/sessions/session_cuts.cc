@@ -101,22 +101,21 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   return ForkLayers(kept, cut, refusal);
 }
 
-// Takes all of one size at once. If there is no memory, what is missing is told for the sizes that
-// follow too.
+// Takes all of one size at once.
 Status SessionTable::TakeCopies(const CopyLayers& layers, int64_t length, Cut& cut,
                                 CacheRefusal* refusal) {
+  const auto charge = [&](const auto& layer) {
+    return TreeOf(*cut.origin).Charge(layer.first) * std::ssize(layer.second);
+  };
+  int64_t later_bytes = 0;
+  for (const auto& layer : layers) later_bytes += charge(layer);
   std::vector<PageNumber> taken;
-  for (auto next = layers.begin(); next != layers.end(); ++next) {
-    const auto& [page_bytes, numbers] = *next;
+  for (const auto& layer : layers) {
+    const auto& [page_bytes, numbers] = layer;
+    later_bytes -= charge(layer);
     taken.clear();
-    const Status status = TakePages(*cut.origin, page_bytes, std::ssize(numbers), taken, refusal);
-    if (!status.ok() && refusal != nullptr && refusal->missing_bytes > 0) {
-      for (auto later = std::next(next); later != layers.end(); ++later) {
-        const int64_t charge = TreeOf(*cut.origin).Charge(later->first);
-        refusal->missing_bytes += charge * std::ssize(later->second);
-      }
-    }
-    ATTEND_RETURN_IF_ERROR(status);
+    ATTEND_RETURN_IF_ERROR(
+        TakePages(*cut.origin, page_bytes, std::ssize(numbers), later_bytes, taken, refusal));
     for (size_t n = 0; n < numbers.size(); ++n) {
       const PageNumber from = PageTree::PageAt(*cut.leaf, numbers[n], length / options_.page_rows);
       cut.pages.push_back({numbers[n], from, taken[n]});  // which has room

@@ -51,22 +51,23 @@ Status SessionTable::KeepLimit(const Session& session, int64_t bytes, CacheRefus
 }
 
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
-                               std::vector<PageNumber>& pages, CacheRefusal* refusal) {
+                               int64_t later_bytes, std::vector<PageNumber>& pages,
+                               CacheRefusal* refusal) {
   if (count == 0) return Status();
   PageTree& tree = TreeOf(session);
   const int tenant = session.tenant;
   ATTEND_RETURN_IF_ERROR(CheckTables(tenant, count * kPageEntryBytes));
   while (tree.Missing(tenant, page_bytes, count) > 0 && ExpireLocked()) {
   }
-  const int64_t bytes = count * tree.Charge(page_bytes);
+  const int64_t bytes = count * tree.Charge(page_bytes) + later_bytes;
   if (tree.MayMakeRoom(tenant, bytes)) {
     ATTEND_RETURN_IF_ERROR(KeepLimit(session, bytes, refusal));
+    if (tree.MakeRoom(tenant, page_bytes, count, clock_.Now())) {
+      tree.Take(tenant, page_bytes, count, pages);
+      return Status();
+    }
   }
-  if (tree.MakeRoom(tenant, page_bytes, count, clock_.Now())) {
-    tree.Take(tenant, page_bytes, count, pages);
-    return Status();
-  }
-  const int64_t missing = tree.Missing(tenant, page_bytes, count);
+  const int64_t missing = tree.Missing(tenant, page_bytes, count) + later_bytes;
   if (refusal != nullptr) refusal->missing_bytes = missing;
   return ResourceExhausted(
       Rejection::kSessions,

@@ -185,8 +185,10 @@ class SessionTable {
   // For the tenant's sessions after `last`, which it moves on.
   bool FreeSlice(int tenant, std::string& last, int64_t& freed);
   bool EvictSlice(int tenant, bool pinned, std::string& last, Evicted& evicted);
-  // Takes pages for a session, and evicts others for it. `refusal` is told what is missing.
-  Status TakePages(const Session& session, int64_t page_bytes, int64_t count,
+  // Takes pages for a session, and evicts others for it. Nothing is evicted unless there may be
+  // room for `later_bytes` too, the charge of pages that the caller takes next. `refusal` is told
+  // what is missing for all of them.
+  Status TakePages(const Session& session, int64_t page_bytes, int64_t count, int64_t later_bytes,
                    std::vector<PageNumber>& pages, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   // Makes room for them within the limit of its tenant.
   Status KeepLimit(const Session& session, int64_t bytes, CacheRefusal* refusal)

@@ -18,6 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 using test::kPageBytes;
+using test::kPages;
 using test::kRows;
 using test::kShape;
 
@@ -127,6 +128,29 @@ TEST_F(SessionLimitsTest, WhatAForkOrATruncationMissesIsTold) {
   EXPECT_EQ(table_->Truncate(0, made->id, 5, &truncation).status().code(),
             Code::kResourceExhausted);
   EXPECT_EQ(truncation.missing_bytes, 2 * kPageBytes);
+}
+
+TEST_F(SessionLimitsTest, AForkWithPagesOfTwoSizesEvictsNothingIfBothDoNotFit) {
+  LayerShape wide = kShape;
+  wide.heads_kv *= 2;
+  const auto make = [&](std::vector<LayerShape> shapes, bool pinned) {
+    const Result<SessionInfo> made =
+        table_->Create(0, {0, shapes, std::chrono::seconds(60), pinned});
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    for (size_t n = 0; n < shapes.size(); ++n) {
+      EXPECT_TRUE(Append(0, made->id, 0, kRows, nullptr, static_cast<int64_t>(n)).ok());
+    }
+    return made->id;
+  };
+  const std::string idle = Make(0, kRows), origin = make({kShape, wide}, false);
+  make({wide}, true);
+  Make(0, 6 * kRows, true);
+  Make(1, 4 * kRows, true);
+  ASSERT_EQ(table_->memory(0).used_bytes, kPages * kPageBytes);
+  CacheRefusal refusal;
+  EXPECT_EQ(table_->Fork(0, origin, 5, &refusal).status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(refusal.missing_bytes, 3 * kPageBytes);
+  EXPECT_EQ(table_->Get(0, idle)->length, kRows);
 }
 
 // They are never idle, but take nothing from other tenants.
