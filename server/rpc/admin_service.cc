@@ -60,11 +60,13 @@ AdminServiceImpl::Reactor* AdminServiceImpl::Respond(Call* call, const Bytes* re
   if (begun == nullptr) return reactor;
   begun->Post([this, begun, answer] {
     std::string asked;
-    const Status status = begun->Try<In, Out>([&](const In& in, Out& out) {
-      ATTEND_RETURN_IF_ERROR(MayComeThisWay(begun->call()));
-      asked = Asked(in);
-      return answer(in, out);
-    });
+    Status status = OrOutOfMemory([&] { return MayComeThisWay(begun->call()); });
+    if (status.ok()) {
+      status = begun->Try<In, Out>([&](const In& in, Out& out) {
+        asked = Asked(in);
+        return answer(in, out);
+      });
+    }
     const CallFacts& facts = begun->facts();
     const std::string peer = begun->call().peer();
     const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
