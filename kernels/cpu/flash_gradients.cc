@@ -193,7 +193,7 @@ class Backward {
   const Problem& p_;
   const StopFlag* const stop_;
   const GradientFunctions functions_;
-  bool finds_errors_ = false;  // an O in fp32 spoils nothing, unless scores are large
+  bool finds_errors_ = false;  // some row's delta may be off
   const bool bias_;
   const bool bias_shared_;  // then a pass of its own adds it up
   std::atomic<bool> bias_careful_{false};

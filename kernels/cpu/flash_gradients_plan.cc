@@ -8,7 +8,8 @@
 namespace attend::cpu_flash {
 namespace {
 
-// Tasks that a problem is cut into, as far as its slabs then have the least keys.
+// Tasks that a sequence is cut into, as far as its slabs then have the least keys. Where keys are
+// cut decides on bits, so it does not depend on how many sequences there are.
 constexpr int64_t kTasksWanted = 64;
 constexpr int64_t kSlabKeysMin = 5 * kGradientKeys;
 constexpr int64_t kSlabKeysMax = 20 * kGradientKeys;
@@ -24,7 +25,7 @@ KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv) {
   KeyHead head{.b = b, .h_kv = h_kv, .sequence = SequenceOf(a, b)};
   const Sequence& s = head.sequence;
   if (s.k_len > 0) {
-    const int64_t wanted = CeilDiv(kTasksWanted, p.batch * p.heads_kv);
+    const int64_t wanted = CeilDiv(kTasksWanted, p.heads_kv);
     const int64_t most = std::max<int64_t>(1, s.k_len / kSlabKeysMin);
     const int64_t slabs = std::max(std::min(wanted, most), CeilDiv(s.k_len, kSlabKeysMax));
     head.slab_keys = CeilDiv(CeilDiv(s.k_len, slabs), kGradientKeys) * kGradientKeys;

@@ -176,6 +176,10 @@ HWY_INLINE RowError ErrorOf(const GradientTask& task, const PartialQueries& part
   }
   if (terms == nullptr) return {};
   const RowId id{task.b, task.head + row / task.rows, task.row + row % task.rows};
+  const bool measured =
+      task.measured != nullptr && task.measured[TermsIndex(p, task.sequence, id)].known;
+  // An O in fp32 spoils nothing. Other rows that are measured may not decide for this one.
+  if (p.o_dtype() == DType::kFloat32 && !measured) return {};
   if (p.has_sinks) {
     const double sink = SinkWeight(a, task.measured, task.sequence, id);
     error -= static_cast<float>(sink * static_cast<double>(terms->less));

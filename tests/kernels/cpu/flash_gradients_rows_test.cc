@@ -259,5 +259,36 @@ TEST(CpuFlashGradientsRows, SpecialsReachWhatSeesThemAlone) {
   }
 }
 
+// Whatever the other sequences are, and how many. Rows that see few keys have gradients near 0, of
+// which rounding is a large part.
+TEST(CpuFlashGradientsRows, BitsOfASequenceAreItsOwn) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (const Alignment alignment : {Alignment::kTopLeft, Alignment::kBottomRight}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
+      ProblemSpec spec = MakeSpec(32, 2, 1, 40, 2000, 24, 48, dtype);
+      spec.problem.mask = {alignment, -1, 0};
+      OwnedAttention owned = MakeAttention(spec, seed);
+      const Attention& a = owned.attention;
+      const OwnedGradients whole = Compute(a, seed, /*d_lse=*/false);
+      const auto expect_same = [&](const OwnedGradients& other, const char* beside) {
+        const Gradients &x = whole.get(), &y = other.get();
+        for (const auto& [p, q] : {std::pair{x.d_q, y.d_q}, {x.d_k, y.d_k}, {x.d_v, y.d_v}}) {
+          const size_t bytes = static_cast<size_t>(p.stride_b) * DTypeBytes(dtype);
+          EXPECT_EQ(std::memcmp(p.data, q.data, bytes), 0) << beside << ", " << Describe(spec);
+        }
+      };
+      Attention one = a;
+      one.problem.batch = 1;
+      OwnedGradients alone(a, seed);
+      alone.get().d_lse = nullptr;
+      CpuFlashGradients(one, alone.get());
+      expect_same(alone, "alone");
+      for (int64_t d = 0; d < 24; ++d) Set(a, owned.Q(1, 0, 7, d), 6e4f);
+      expect_same(Compute(a, seed, /*d_lse=*/false), "beside a row of a large LSE");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attend::test
