@@ -14,6 +14,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "hwy/contrib/math/math-inl.h"
@@ -184,7 +185,7 @@ template <bool kSkip>
 void TileRun::Attend() {
   std::fill(s_.max, s_.max + vectors_ * kLanes, kMinusInfinity);
   std::fill(s_.sum, s_.sum + vectors_ * kLanes, 0.0f);
-  std::fill(s_.o, s_.o + vectors_ * kLanes * dim_v_padded_, 0.0f);
+  std::memset(s_.o, 0, sizeof(float) * static_cast<size_t>(vectors_ * kLanes * dim_v_padded_));
   int64_t begin = keys_.begin;
   while (begin < keys_.end && !Stopped(tile_.stop)) {
     const int64_t end = std::min(keys_.end, (begin / kKeyTile + 1) * kKeyTile);
