@@ -140,6 +140,8 @@ bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
 // Fields 2 to 15 of Placement are reserved for places that later servers may support.
 Status CheckPlacement(Output output, const v1::Placement& placement, bool wanted, bool chunked,
                       bool& shared) {
+  shared = false;
+  if (&placement == &v1::Placement::default_instance()) return Status();  // unset, as most are
   const std::string name = PlacementName(output);
   const auto& unknown = v1::Placement::GetReflection()->GetUnknownFields(placement);
   for (int i = 0; i < unknown.field_count(); ++i) {
@@ -213,14 +215,14 @@ Status CheckSources(const RequestMessage& message, Transport transport, Validate
 }
 
 Status CheckRaw(const RequestMessage& message, const Validated& validated) {
-  std::string names;
   int64_t expected = 0;
-  for (int i = 0; i < kTensorsMax; ++i) {
-    if (!validated.in_message(i)) continue;
-    ++expected;
-    names += std::string(names.empty() ? ", one for each of " : ", ") + kInputNames[i];
-  }
+  for (int i = 0; i < kTensorsMax; ++i) expected += validated.in_message(i) ? 1 : 0;
   if (message.scan.raw_count != expected) {
+    std::string names;
+    for (int i = 0; i < kTensorsMax; ++i) {
+      if (!validated.in_message(i)) continue;
+      names += std::string(names.empty() ? ", one for each of " : ", ") + kInputNames[i];
+    }
     return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
                            " entries, must have " + std::to_string(expected) + names);
   }
