@@ -3,6 +3,7 @@
 // attend-client check: sends a grid of shapes, dtypes and features through the server. Every answer
 // is compared with double precision here and by the server itself.
 
+#include <array>
 #include <cstdio>
 
 #include "client/call/random.h"
@@ -101,9 +102,11 @@ struct Place {
   std::string server;
 };
 
-// Prints one row of the table; returns whether it passed.
-bool CheckOne(Client& client, const Place& place, const CallSpec& spec, uint64_t seed,
-              const CheckOptions& options) {
+enum class Verdict { kOk, kUnjudged, kFailed };
+
+// Prints one row of the table.
+Verdict CheckOne(Client& client, const Place& place, const CallSpec& spec, uint64_t seed,
+                 const CheckOptions& options) {
   const auto row = [&](const char* kernel, double error, double bound, const char* verdict,
                        const std::string& detail) {
     std::printf("%-9s %-60s %-18s %10.3g %10.3g  %s%s%s\n",
@@ -126,30 +129,30 @@ bool CheckOne(Client& client, const Place& place, const CallSpec& spec, uint64_t
   }
   if (!call.ok()) {
     row("-", 0, 0, "FAILED", call.status().ToString());
-    return false;
+    return Verdict::kFailed;
   }
   call->check = true;
   const Result<AttentionResult> result = client.Call(*call, call_options);
   if (!result.ok()) {
     row("-", 0, 0, "FAILED", result.status().ToString());
-    return false;
+    return Verdict::kFailed;
   }
   const Result<RowsReport> report = VerifyAnswer(*call, *result, seed);
   if (!report.ok()) {
     row(result->kernel.c_str(), 0, 0, "FAILED", report.status().ToString());
-    return false;
+    return Verdict::kFailed;
   }
   std::string detail = report->detail;
   if (!result->check) detail = "the server sent no check report";
   if (result->check && !result->check->ok) detail = "the server's check: " + result->check->detail;
   const bool failed = report->failed() || !result->check || result->check->failed();
-  const bool ok = !failed && report->ok && result->check->ok;
+  const Verdict verdict = failed                            ? Verdict::kFailed
+                          : report->ok && result->check->ok ? Verdict::kOk
+                                                            : Verdict::kUnjudged;
+  constexpr const char* kWords[] = {"ok", "NOT JUDGED", "FAILED"};
   row(result->kernel.c_str(), report->max_abs_error, report->bound,
-      ok       ? "ok"
-      : failed ? "FAILED"
-               : "NOT JUDGED",
-      detail);
-  return !failed;
+      kWords[static_cast<size_t>(verdict)], detail);
+  return verdict;
 }
 
 int Run(const CheckOptions& options, const CommonOptions& common) {
@@ -178,14 +181,17 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   const Place place{*memory, server->address};
   std::printf("%-9s %-60s %-18s %10s %10s  %s\n", "dtype", "shape", "kernel", "max error", "bound",
               "verdict");
-  size_t failed = 0;
+  std::array<size_t, 3> counts{};  // by verdict
   uint64_t seed = options.seed;
   for (const CallSpec& spec : *specs) {
-    if (!CheckOne(**client, place, spec, SplitMix64(&seed), options)) ++failed;
+    const Verdict verdict = CheckOne(**client, place, spec, SplitMix64(&seed), options);
+    ++counts[static_cast<size_t>(verdict)];
     if (!FlushOutput()) return kExitFailed;  // nothing reads the rest
   }
-  std::printf("%zu of %zu passed, seed %llu\n", specs->size() - failed, specs->size(),
-              static_cast<unsigned long long>(options.seed));
+  const auto [passed, unjudged, failed] = counts;
+  std::printf("%zu of %zu passed, ", passed, specs->size());
+  if (unjudged > 0) std::printf("%zu could not be judged, ", unjudged);
+  std::printf("seed %llu\n", static_cast<unsigned long long>(options.seed));
   return failed == 0 ? kExitOk : kExitFailed;
 }
 

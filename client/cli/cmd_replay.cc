@@ -115,15 +115,20 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
               DescribeAnswer(*result).c_str());
   const bool same = PrintDifferences(*call, *result, failed);
   bool ok = result->check && !result->check->failed();
+  bool judged = result->check && result->check->ok;
   std::printf("server   %s\n",
               result->check ? DescribeCheck(*result->check).c_str() : "sent no check report");
   const Result<RowsReport> report = VerifyAnswer(*call, *result, options.seed);
   if (!report.ok()) return Fail(report.status(), kExitFailed);
   ok = ok && !report->failed();
+  judged = judged && report->ok;
   std::printf("client   %s\n", DescribeCheck(*report).c_str());
-  std::printf("verdict  %s\n", !ok    ? "reproduced: the new answer fails as well"
-                               : same ? "not reproduced: this is the dumped answer, and it passes"
-                                      : "not reproduced: the new answer passes");
+  std::printf("verdict  %s\n",
+              !ok ? "reproduced: the new answer fails as well"
+              : !judged
+                  ? "not reproduced: of the new answer not all can be judged, and nothing fails"
+              : same ? "not reproduced: this is the dumped answer, and it passes"
+                     : "not reproduced: the new answer passes");
   return ok ? kExitOk : kExitFailed;
 }
 

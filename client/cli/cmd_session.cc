@@ -110,7 +110,7 @@ int Call(const SessionFlags& flags, Client& client, const NeededTensors& needed)
     if (!written.ok()) return Fail(written, kExitUsage);
     line = DescribeOutputs(flags, *result) + ", " + line + ", " + DescribeAnswer(*result);
     if (result->check) {
-      ok = result->check->ok;
+      ok = !result->check->failed();
       line += ", server check " + DescribeCheck(*result->check);
     }
   }

@@ -97,6 +97,7 @@ ordered_json StepJson(const LoadResult& r, const std::optional<StabilityRule>& r
   json["client_verification"] = VerifiedJson(r.verified);
   json["server_check"] = {{"passed", r.stats.checks_passed},
                           {"failed", r.stats.checks_failed},
+                          {"undecided", r.stats.checks_undecided},
                           {"first_failure", r.stats.first_check_failure}};
   return json;
 }

@@ -104,10 +104,12 @@ void AppendPhases(std::string* out, const LoadResult& r) {
 
 void AppendChecks(std::string* out, const LoadOptions& options, const LoadResult& r) {
   if (options.verify_share > 0) AppendVerified(out, r.verified);
-  if (options.check_share > 0 || r.stats.checks_passed + r.stats.checks_failed > 0) {
-    Append(out, "  checked by the server: passed %lld, FAILED %lld\n",
+  const int64_t judged = r.stats.checks_passed + r.stats.checks_failed;
+  if (options.check_share > 0 || judged + r.stats.checks_undecided > 0) {
+    Append(out, "  checked by the server: passed %lld, FAILED %lld, could not be judged %lld\n",
            static_cast<long long>(r.stats.checks_passed),
-           static_cast<long long>(r.stats.checks_failed));
+           static_cast<long long>(r.stats.checks_failed),
+           static_cast<long long>(r.stats.checks_undecided));
     if (r.stats.checks_failed > 0) {
       *out += "    first failure: " + Printable(r.stats.first_check_failure) + "\n";
     }

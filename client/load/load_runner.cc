@@ -297,6 +297,7 @@ void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t no
   if (!outcome.result.check) return;
   const RowsReport& check = *outcome.result.check;
   if (check.ok) ++stats.checks_passed;
+  if (check.undecided) ++stats.checks_undecided;
   if (!check.failed()) return;
   ++stats.checks_failed;
   if (stats.first_check_failure.empty()) {

@@ -23,6 +23,7 @@ void LoadStats::Merge(const LoadStats& other) {
   }
   checks_passed += other.checks_passed;
   checks_failed += other.checks_failed;
+  checks_undecided += other.checks_undecided;
   if (first_check_failure.empty()) first_check_failure = other.first_check_failure;
   window_ok += other.window_ok;
   window_bytes_in += other.window_bytes_in;

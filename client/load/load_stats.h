@@ -56,6 +56,7 @@ struct LoadStats {
   std::map<std::string, ServerCalls> servers;  // by their own names
   int64_t checks_passed = 0;                   // by the server
   int64_t checks_failed = 0;
+  int64_t checks_undecided = 0;
   std::string first_check_failure;
 
   // OK answers that arrived inside the measurement, whenever they were sent.

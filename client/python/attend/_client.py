@@ -189,7 +189,7 @@ class Client:
         layout; return_lse; o_dtype "float32"; dropout_p and dropout_seed; kernel: a name from
             server_info(), or "auto".
         check: the server recomputes a sample of rows in double precision; Error if it disagrees,
-        not if rows of gradients cannot be judged (Answer.check.undecided).
+        not if rows of gradients cannot be judged, of which it warns (Answer.check.undecided).
         priority: in [-100, 100], higher ones first. request_id: for logs, at most 128 bytes.
         timeout: in seconds. tenant, traceparent: as the client's.
         transport: "auto"; "inline", one message; "chunked", over all connections; "shared", or

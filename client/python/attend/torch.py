@@ -80,7 +80,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_nested(name, tensor)
     left, right = (-1, -1) if window is None else window
-    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
     if q.dtype == torch.float64 and kernel == "auto":
         kernel = "cpu_reference"
     all_dropped = dropout_p == 1.0
