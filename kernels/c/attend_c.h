@@ -93,7 +93,8 @@ typedef struct attend_params {
   int64_t window_right; /* visible keys after the diagonal, -1 = all; causal: 0 */
   /* K and V are a part of longer sequences, whose partial answers the caller merges by their LSE:
    * key_offset keys come before the part's and keys_after keys after. Mask, ALiBi and dropout count
-   * keys as the whole does; a sink belongs to one part only. */
+   * keys as the whole does; a sink belongs to one part only. A backward pass needs them even
+   * without any of these: it takes keys without them for all that there are. */
   int64_t key_offset;
   int64_t keys_after;
   double scale;   /* usually 1/sqrt(dim); there is no default; float64 takes all of it, the others

@@ -24,7 +24,9 @@ def attention_backward(d_o, q, k, v, o, lse, *, d_lse=None, wanted=("q", "k", "v
 
     d_o: the loss's gradient by o, in its shape and dtype. d_lse: by lse, in its shape; None for 0.
     o, lse: what attention(q, k, v, ..., return_lse=True) gave; of a part of the keys, the merged
-        ones. All other arguments as there, and as they were in that call.
+        ones. All other arguments as there, and as they were in that call; of a part, key_offset or
+        keys_after must be given even if nothing is masked: without them the keys count as all that
+        there are, and rows whose O or LSE look rounded are computed again from these alone.
     wanted: what to differentiate by: "q", "k", "v", "bias", "sinks"; not by a bias of bool.
 
     Returns a tuple in the order of `wanted`: of q, k and v in their dtype, C-contiguous; of bias
