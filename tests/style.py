@@ -47,6 +47,7 @@ ROOMS = {
     "server/schedule": "request util", "server/metrics": "request schedule util",
     "server/net": "log memory metrics util",
     "server/tls": "log metrics net util",
+    "server/transport": "limits util",
     "server/wire": "auth memory regions request sessions util",
     "server/upload": "memory request schedule util",
     "server/device": "memory metrics request schedule util",

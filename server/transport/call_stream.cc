@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/call_stream.h"
+
+#include <array>
+#include <new>
+#include <utility>
+
+namespace attend {
+namespace {
+
+// A message is written once no more than this of its call waits for the client.
+constexpr size_t kWriteAheadBytes = size_t{64} << 10;
+
+void AddStatus(const CallEnd& end, CallMetadata& trailers) {
+  trailers.Add("grpc-status", std::to_string(static_cast<int>(end.status.code())));
+  if (!end.status.message().empty()) {
+    trailers.Add("grpc-message", PercentEncode(end.status.message()));
+  }
+  for (const auto& [key, value] : end.trailers.entries()) trailers.Add(key, value);
+}
+
+}  // namespace
+
+CallStream::CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head,
+                       const std::string& peer, TimePoint deadline, int64_t message_bytes_max,
+                       std::atomic<int64_t>& calls, std::shared_ptr<std::atomic<int64_t>> siblings)
+    : loop_(loop),
+      owner_(&owner),
+      id_(id),
+      head_(std::move(head)),
+      peer_(peer),
+      deadline_(deadline),
+      calls_(calls),
+      siblings_(std::move(siblings)),
+      assembler_(message_bytes_max) {
+  calls_.fetch_add(1);
+  siblings_->fetch_add(1);
+}
+
+CallStream::~CallStream() {
+  loop_.Clear(*this);
+  siblings_->fetch_sub(1);
+  calls_.fetch_sub(1);
+  calls_.notify_all();
+}
+
+void CallStream::Begin(CallMethods& methods) {
+  if (deadline_ != kNever) loop_.Set(*this, deadline_);
+  applying_ = true;  // until there is a handler
+  handler_ = methods.Begin(*this);
+  applying_ = false;
+  Apply();
+}
+
+template <class F>
+void CallStream::Ask(const F& ask) {
+  if (!loop_.OnThread()) {
+    const MutexLock lock(mutex_);
+    ask(asked_);
+    // Under the lock, so that the call cannot end meanwhile: Apply takes it to see what was asked.
+    loop_.Post(*this);
+    return;
+  }
+  {
+    const MutexLock lock(mutex_);
+    ask(asked_);
+  }
+  Apply();
+}
+
+void CallStream::Read() {
+  Ask([](Asked& asked) { asked.read = true; });
+}
+
+void CallStream::Write(OutMessage message) {
+  Ask([&](Asked& asked) { asked.write = std::move(message); });
+}
+
+void CallStream::AddHeader(std::string key, std::string value) {
+  first_.Add(std::move(key), std::move(value));
+}
+
+void CallStream::Finish(CallEnd end) {
+  Ask([&](Asked& asked) { asked.end = std::move(end); });
+}
+
+bool CallStream::TakeAsked(Asked& asked) {
+  const MutexLock lock(mutex_);
+  asked = std::exchange(asked_, Asked());
+  return asked.any();
+}
+
+void CallStream::Run() { Apply(); }
+
+void CallStream::Apply() {
+  if (applying_) return;
+  applying_ = true;
+  for (;;) {
+    Asked asked;
+    if (TakeAsked(asked)) {
+      Do(asked);
+    } else if (!Advance()) {
+      break;
+    }
+  }
+  applying_ = false;
+  Keep(std::exchange(incoming_, {}));
+  CountHeld();
+  if (done_ && !posted()) delete this;
+}
+
+void CallStream::Do(Asked& asked) {
+  reading_ |= asked.read;
+  writing_ |= asked.write.has_value();
+  ended_ |= asked.end.has_value();
+  try {
+    if (asked.write) Send(*asked.write);
+    if (asked.end) End(*asked.end);
+  } catch (const std::bad_alloc&) {
+    Lose();
+  }
+}
+
+void CallStream::Lose() {
+  answered_ = true;
+  cancelled_.store(true, std::memory_order_seq_cst);
+  if (owner_ == nullptr) return;
+  owner_->session().Reset(id_, NGHTTP2_INTERNAL_ERROR);
+  owner_->OnOutput();
+}
+
+bool CallStream::Advance() {
+  if (done_) return false;
+  if (cancelled() && !told_cancelled_ && !ended_) {
+    told_cancelled_ = true;
+    handler_->OnCancel();
+    return true;
+  }
+  if (writing_ && (owner_ == nullptr || output.size() <= kWriteAheadBytes)) {
+    writing_ = false;
+    handler_->OnWritten(owner_ != nullptr);
+    return true;
+  }
+  if (ended_ && owner_ == nullptr) {
+    done_ = true;
+    handler_->OnDone();
+    return true;
+  }
+  return reading_ && !ended_ && ReadOne();
+}
+
+bool CallStream::ReadOne() {
+  const bool stored = unread_at_ < unread_.size();
+  std::string_view bytes = stored ? std::string_view(unread_).substr(unread_at_) : incoming_;
+  if (!cancelled() && !bytes.empty()) {
+    const size_t before = bytes.size();
+    InMessage message;
+    bool whole = false;
+    Status status;
+    try {
+      status = assembler_.Take(bytes, message, whole);
+    } catch (const std::bad_alloc&) {
+      status = ResourceExhausted("there is no memory for the message");
+    }
+    const size_t taken = before - bytes.size();
+    if (stored) {
+      unread_at_ += taken;
+    } else {
+      incoming_ = bytes;
+    }
+    if (owner_ != nullptr) {
+      owner_->session().Consume(id_, taken);
+      owner_->OnOutput();
+    }
+    if (!status.ok()) return Fail(status), true;
+    if (!whole) return true;
+    reading_ = false;
+    handler_->OnMessage(std::move(message));
+    if (unread_at_ == unread_.size()) {
+      unread_.clear();
+      unread_at_ = 0;
+    }
+    return true;
+  }
+  if (!half_closed_ && !cancelled()) return false;
+  if (!cancelled() && assembler_.under_way()) {
+    Fail(InvalidArgument("the client ended the call within a message"));
+    return true;
+  }
+  reading_ = false;
+  handler_->OnHalfClose();
+  return true;
+}
+
+void CallStream::Send(const OutMessage& message) {
+  if (owner_ == nullptr || answered_) return;
+  const auto bytes = static_cast<uint64_t>(message.bytes());
+  const std::array<char, MessageAssembler::kPrefixBytes> prefix = {
+      0, static_cast<char>(bytes >> 24), static_cast<char>(bytes >> 16),
+      static_cast<char>(bytes >> 8), static_cast<char>(bytes)};
+  output.Copy({prefix.data(), prefix.size()});
+  for (const std::string_view piece : message.pieces) output.Refer(piece, message.owner);
+  if (std::exchange(responded_, true)) {
+    owner_->session().Resume(id_, *this);
+  } else {
+    owner_->session().Respond(id_, *this, Headers());
+  }
+  owner_->OnOutput();
+}
+
+void CallStream::End(const CallEnd& end) {
+  reading_ = false;
+  incoming_ = {};
+  unread_.clear();
+  unread_at_ = 0;
+  SendEnd(end);
+}
+
+void CallStream::Fail(const Status& status) {
+  try {
+    SendEnd({status, {}});
+  } catch (const std::bad_alloc&) {
+    Lose();
+  }
+  incoming_ = {};
+  unread_.clear();
+  unread_at_ = 0;
+  cancelled_.store(true, std::memory_order_seq_cst);
+}
+
+void CallStream::SendEnd(const CallEnd& end) {
+  if (owner_ == nullptr || std::exchange(answered_, true)) return;
+  loop_.Clear(*this);
+  if (responded_) {
+    CallMetadata trailers;
+    AddStatus(end, trailers);
+    owner_->session().End(id_, *this, std::move(trailers));
+  } else {
+    CallMetadata all = Headers();
+    AddStatus(end, all);
+    owner_->session().RespondWhole(id_, all);
+  }
+  owner_->OnOutput();
+}
+
+CallMetadata CallStream::Headers() const {
+  CallMetadata headers;
+  headers.Add(":status", "200");
+  headers.Add("content-type", "application/grpc");
+  for (const auto& [key, value] : first_.entries()) headers.Add(key, value);
+  return headers;
+}
+
+void CallStream::Keep(std::string_view bytes) {
+  if (bytes.empty()) return;
+  unread_.erase(0, unread_at_);
+  unread_at_ = 0;
+  unread_.append(bytes);
+}
+
+void CallStream::CountHeld() {
+  const int64_t held = assembler_.held_bytes() + static_cast<int64_t>(unread_.capacity());
+  if (owner_ != nullptr && held != held_bytes_) {
+    owner_->OnHeld(held - std::exchange(held_bytes_, held));
+  }
+}
+
+void CallStream::OnData(std::string_view bytes) {
+  owner_->OnCame(static_cast<int64_t>(bytes.size()));
+  if (answered_ || cancelled()) return owner_->session().Consume(id_, bytes.size());
+  incoming_ = bytes;
+  Apply();
+}
+
+void CallStream::OnEnd() {
+  half_closed_ = true;
+  Apply();
+}
+
+void CallStream::OnTaken(size_t) {
+  // Not here, where the session writes a frame.
+  if (writing_ && output.size() <= kWriteAheadBytes) loop_.Post(*this);
+}
+
+void CallStream::OnClose() {
+  if (!trailers_sent) cancelled_.store(true, std::memory_order_seq_cst);
+  loop_.Clear(*this);
+  output.Clear();
+  owner_->OnHeld(-std::exchange(held_bytes_, 0));
+  std::exchange(owner_, nullptr)->OnStreamClosed(*this);
+  Apply();
+}
+
+void CallStream::OnTime() {
+  cancelled_.store(true, std::memory_order_seq_cst);
+  Apply();
+}
+
+}  // namespace attend

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A call on a stream of HTTP/2: gRPC's rules between a session and the method that handles the
+// call.
+//
+// Everything happens on the loop's thread, in Apply, which calls the handler and is not entered
+// twice: what the handler asks for meanwhile is done once its callback has returned. Other threads
+// leave what they ask for in `asked_` and post the call. It deletes itself once the handler has
+// heard OnDone, and no sooner than its post has run.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kernels/util/clock.h"
+#include "kernels/util/mutex.h"
+#include "server/transport/http2_session.h"
+#include "server/transport/loop.h"
+#include "server/transport/message_assembler.h"
+#include "server/transport/server_call.h"
+
+namespace attend {
+
+// A call's connection. On the loop's thread.
+class CallOwner {
+ public:
+  virtual Http2Session& session() = 0;
+  // The session may have something to send.
+  virtual void OnOutput() = 0;
+  // So many bytes of messages came.
+  virtual void OnCame(int64_t bytes) = 0;
+  // Unfinished and unread messages take so many bytes more; less, if negative.
+  virtual void OnHeld(int64_t bytes) = 0;
+  // The stream has ended. The call does not use its owner any more.
+  virtual void OnStreamClosed(class CallStream& call) = 0;
+
+ protected:
+  ~CallOwner() = default;
+};
+
+class CallStream final : public ServerCall,
+                         public Http2Stream,
+                         private Loop::Task,
+                         private Loop::Timer {
+ public:
+  // `calls` counts all calls that there are, `siblings` those of the connection. `loop` and `calls`
+  // must outlive the call, `owner` its stream.
+  CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head, const std::string& peer,
+             TimePoint deadline, int64_t message_bytes_max, std::atomic<int64_t>& calls,
+             std::shared_ptr<std::atomic<int64_t>> siblings);
+  CallStream(const CallStream&) = delete;
+  CallStream& operator=(const CallStream&) = delete;
+
+  // Asks `methods` for the handler. On the loop's thread. May throw std::bad_alloc: then the call
+  // has not begun, and Drop deletes it.
+  void Begin(CallMethods& methods);
+  void Drop() { delete this; }
+
+  const std::string& path() const override { return head_.path; }
+  const CallMetadata& metadata() const override { return head_.metadata; }
+  const std::string& peer() const override { return peer_; }
+  TimePoint deadline() const override { return deadline_; }
+  void Read() override;
+  void Write(OutMessage message) override;
+  void AddHeader(std::string key, std::string value) override;
+  void Finish(CallEnd end) override;
+  bool cancelled() const override { return cancelled_.load(std::memory_order_seq_cst); }
+
+  void OnData(std::string_view bytes) override;
+  void OnEnd() override;
+  void OnTaken(size_t bytes) override;
+  void OnClose() override;
+
+  // Its place in its connection's list.
+  size_t place = 0;
+
+ private:
+  // Things that the handler wants done.
+  struct Asked {
+    bool read = false;
+    std::optional<OutMessage> write;
+    std::optional<CallEnd> end;
+    bool any() const { return read || write || end; }
+  };
+
+  ~CallStream();
+  void Run() override;     // of the task
+  void OnTime() override;  // of the timer: the deadline
+  template <class F>
+  void Ask(const F& ask);
+  bool TakeAsked(Asked& asked);
+  void Apply();
+  // These call the handler once and say whether they did.
+  bool Advance();
+  bool ReadOne();
+  void Do(Asked& asked);
+  void Send(const OutMessage& message);
+  void End(const CallEnd& end);
+  // The call goes on no more, for a fault of its client's: says so, in the handler's place.
+  void Fail(const Status& status);
+  void SendEnd(const CallEnd& end);
+  // There is no memory for what the client should hear: its call is reset, as half an answer is
+  // none.
+  void Lose();
+  void Keep(std::string_view bytes);
+  void CountHeld();
+  CallMetadata Headers() const;
+
+  Loop& loop_;
+  CallOwner* owner_;  // null once the stream is closed
+  const int32_t id_;
+  const RequestHead head_;
+  const std::string peer_;
+  const TimePoint deadline_;
+  std::atomic<int64_t>& calls_;
+  const std::shared_ptr<std::atomic<int64_t>> siblings_;
+  CallHandler* handler_ = nullptr;
+  CallMetadata first_;  // metadata of the answer
+  std::atomic<bool> cancelled_{false};
+
+  Mutex mutex_;
+  Asked asked_ ATTEND_GUARDED_BY(mutex_);
+
+  // The loop's thread's.
+  MessageAssembler assembler_;
+  std::string unread_;         // what has come and was not asked for
+  size_t unread_at_ = 0;       // of which this much has been read
+  std::string_view incoming_;  // what came just now
+  int64_t held_bytes_ = 0;     // as the owner knows
+  bool applying_ = false;
+  bool half_closed_ = false;  // the client sends no more
+  bool reading_ = false;      // the handler waits for a message
+  bool writing_ = false;      // it waits for OnWritten
+  bool responded_ = false;    // headers of the answer are under way
+  bool answered_ = false;     // the end of the answer is
+  bool ended_ = false;        // the handler has called Finish
+  bool told_cancelled_ = false;
+  bool done_ = false;  // it has heard OnDone
+};
+
+}  // namespace attend

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/connection.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace attend {
+namespace {
+
+constexpr size_t kVectorsMax = 64;  // of one write
+
+CallMetadata HttpStatus(std::string status) {
+  CallMetadata headers;
+  headers.Add(":status", std::move(status));
+  return headers;
+}
+
+CallMetadata GrpcStatus(const Status& status) {
+  CallMetadata headers = HttpStatus("200");
+  headers.Add("content-type", "application/grpc");
+  headers.Add("grpc-status", std::to_string(static_cast<int>(status.code())));
+  headers.Add("grpc-message", PercentEncode(status.message()));
+  return headers;
+}
+
+}  // namespace
+
+Connection::Connection(LoopShare& share, UniqueFd socket, std::string peer,
+                       std::unique_ptr<ConnectionGuard> guard)
+    : share_(share),
+      socket_(std::move(socket)),
+      peer_(std::move(peer)),
+      guard_(std::move(guard)),
+      living_(std::make_shared<std::atomic<int64_t>>(0)) {
+  Http2Session::Owner& owner = *this;
+  session_.emplace(share_.options.session, owner, share_.clock);
+}
+
+void Connection::Run() {
+  if (closed_) {
+    delete this;
+  } else if (!begun_) {
+    Begin();
+  }
+}
+
+void Connection::Begin() {
+  begun_ = true;
+  born_ = idle_since_ = share_.clock.Now();
+  try {
+    place_ = share_.connections.size();
+    share_.connections.push_back(this);
+  } catch (const std::bad_alloc&) {
+    place_ = kNowhere;
+    return Close(ResourceExhausted("there is no memory for another connection"));
+  }
+  events_ = EPOLLIN;
+  const Status watched = share_.loop.Watch(socket_.get(), events_, *this);
+  if (!watched.ok()) return Close(watched);
+  OnOutput();  // the settings
+  SetTimer();
+}
+
+void Connection::OnEvents(uint32_t events) {
+  if (closed_) return;
+  if ((events & EPOLLOUT) != 0) {
+    blocked_ = false;
+    OnOutput();
+  }
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read();
+}
+
+void Connection::Read() {
+  const ssize_t bytes = recv(socket_.get(), share_.buffer.get(), share_.buffer_bytes, 0);
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (bytes <= 0) return Close(Status());
+  if (closing_) return;  // it is told why, and not listened to
+  const int64_t padding = session_->counts().padding_bytes;
+  const Status status = session_->Receive({share_.buffer.get(), static_cast<size_t>(bytes)});
+  share_.padding_bytes.fetch_add(session_->counts().padding_bytes - padding,
+                                 std::memory_order_relaxed);
+  if (!status.ok()) {
+    closing_ = true;
+    why_ = status;
+  }
+  OnOutput();
+}
+
+void Connection::OnTurnEnd() {
+  if (!closed_) Flush();
+}
+
+bool Connection::WriteSome() {
+  OutputQueue& output = session_->output();
+  std::array<iovec, kVectorsMax> vectors;
+  msghdr message{};
+  message.msg_iov = vectors.data();
+  message.msg_iovlen = output.Fill(vectors);
+  const ssize_t bytes = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+  if (bytes > 0) {
+    output.Consume(static_cast<size_t>(bytes));
+    return true;
+  }
+  if (errno == EINTR) return true;
+  if (errno == EAGAIN) {
+    blocked_ = true;
+  } else {
+    Close(Status());
+  }
+  return false;
+}
+
+void Connection::Flush() {
+  for (;;) {
+    if (!closing_ || session_->wants_send()) {
+      const Status sent = session_->Send();
+      if (!sent.ok()) return Close(sent);
+    }
+    if (session_->output().empty()) break;
+    if (blocked_ || !WriteSome()) break;
+  }
+  if (closed_) return;
+  const bool told = session_->output().empty();
+  // One attempt to tell it must do: it may not read.
+  if (closing_ || (told && session_->over())) return Close(why_);
+  SetEvents();
+}
+
+void Connection::SetEvents() {
+  // A client that does not read is not read either.
+  const bool full = session_->output().size() >= share_.options.session.output_bytes_max;
+  const uint32_t events = (full ? 0 : uint32_t{EPOLLIN}) | (blocked_ ? uint32_t{EPOLLOUT} : 0);
+  if (events == events_) return;
+  events_ = events;
+  share_.loop.Rewatch(socket_.get(), events_, *this);
+}
+
+void Connection::SetTimer() {
+  if (drained_ || closed_) return;
+  const ConnectionOptions& options = share_.options;
+  TimePoint due = born_ + options.age_max;
+  if (session_->counts().frames == 0) due = std::min(due, born_ + options.handshake_timeout);
+  if (calls_.empty()) due = std::min(due, idle_since_ + options.idle_timeout);
+  if (draining_) due = share_.clock.Now() + options.drain_timeout;
+  try {
+    share_.loop.Set(*this, due);
+  } catch (const std::bad_alloc&) {
+    Close(ResourceExhausted("there is no memory for another connection"));
+  }
+}
+
+void Connection::OnTime() {
+  const TimePoint now = share_.clock.Now();
+  const ConnectionOptions& options = share_.options;
+  if (draining_) {
+    drained_ = true;
+    session_->EndDrain();
+    return OnOutput();
+  }
+  if (session_->counts().frames == 0 && now - born_ >= options.handshake_timeout) {
+    return Close(InvalidArgument("no frame came before the handshake's time was over"));
+  }
+  const bool idle = calls_.empty() && now - idle_since_ >= options.idle_timeout;
+  if (idle || now - born_ >= options.age_max) return Drain();
+  SetTimer();
+}
+
+bool Connection::Refuse(int32_t id, const RequestHead& head) {
+  CallMetadata answer;
+  if (head.method != "POST") {
+    answer = HttpStatus("405");
+  } else if (!head.content_type.starts_with("application/grpc")) {
+    answer = HttpStatus("415");
+  } else if (head.too_large) {
+    answer = GrpcStatus(
+        ResourceExhausted("the metadata has more than " +
+                          std::to_string(share_.options.session.header_list_bytes_max) + " bytes"));
+  } else if (head.malformed) {
+    answer = GrpcStatus(Internal("a value of binary metadata is no base64"));
+  } else if (head.timeout && !ParseTimeout(*head.timeout)) {
+    answer = GrpcStatus(InvalidArgument("grpc-timeout is '" + *head.timeout +
+                                        "', must be up to 8 digits and one of HMSmun"));
+  } else {
+    return false;
+  }
+  session_->RespondWhole(id, answer);
+  return true;
+}
+
+Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
+  if (closing_ || Refuse(id, head)) return nullptr;
+  if (living_->load(std::memory_order_relaxed) >= share_.options.calls_max) {
+    session_->Reset(id, NGHTTP2_REFUSED_STREAM);
+    return nullptr;
+  }
+  calls_.reserve(calls_.size() + 1);
+  TimePoint deadline = kNever;
+  if (head.timeout) {
+    const TimePoint now = share_.clock.Now();
+    const Duration left = *ParseTimeout(*head.timeout);
+    if (left < kNever - now) deadline = now + left;
+  }
+  const int64_t message_bytes_max = share_.methods.MessageBytesMax(head.path);
+  auto* const call = new CallStream(share_.loop, *this, id, std::move(head), peer_, deadline,
+                                    message_bytes_max, share_.calls, living_);
+  const Status open = guard_ == nullptr ? Status() : guard_->OpenCall();
+  if (!open.ok()) {
+    call->Drop();
+    closing_ = true;
+    why_ = open;
+    session_->Terminate(NGHTTP2_ENHANCE_YOUR_CALM);
+    return nullptr;
+  }
+  call->place = calls_.size();
+  calls_.push_back(call);
+  try {
+    call->Begin(share_.methods);
+  } catch (const std::bad_alloc&) {
+    OnStreamClosed(*call);
+    call->Drop();
+    session_->RespondWhole(id, GrpcStatus(ResourceExhausted("there is no memory for the call")));
+    return nullptr;
+  }
+  return call;
+}
+
+void Connection::OnCame(int64_t bytes) {
+  if (guard_ != nullptr) guard_->OnMessageBytes(bytes);
+}
+
+void Connection::OnHeld(int64_t bytes) {
+  if (guard_ != nullptr && bytes != 0) guard_->OnHeld(bytes);
+}
+
+void Connection::OnStreamClosed(CallStream& call) {
+  calls_.back()->place = call.place;
+  std::swap(calls_[call.place], calls_.back());
+  calls_.pop_back();
+  if (guard_ != nullptr) guard_->CloseCall();
+  if (calls_.empty() && !closed_ && !draining_) {
+    idle_since_ = share_.clock.Now();
+    SetTimer();
+  }
+}
+
+void Connection::Drain() {
+  if (closed_ || std::exchange(draining_, true)) return;
+  session_->Drain();
+  OnOutput();
+  SetTimer();
+}
+
+void Connection::Close(const Status& why) {
+  if (std::exchange(closed_, true)) return;
+  share_.loop.Clear(*this);
+  share_.loop.Forget(*this);
+  share_.loop.Unwatch(socket_.get());
+  // Each takes itself out of the list, and may go; the session is not used any more.
+  while (!calls_.empty()) calls_.back()->OnClose();
+  session_.reset();
+  socket_.Reset();
+  if (place_ != kNowhere) {
+    share_.connections.back()->place_ = place_;
+    std::swap(share_.connections[place_], share_.connections.back());
+    share_.connections.pop_back();
+  }
+  share_.connections_count.fetch_sub(1, std::memory_order_relaxed);
+  if (guard_ != nullptr) guard_->OnEnd(why);
+  share_.loop.Post(*this);  // to delete it, once no event of this turn can meet it
+}
+
+}  // namespace attend

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One client's connection: its socket, its session and its calls. All of it belongs to the thread
+// of its loop, from the moment that it is posted there until it deletes itself.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/util/clock.h"
+#include "kernels/util/status.h"
+#include "server/transport/call_stream.h"
+#include "server/transport/http2_session.h"
+#include "server/transport/loop.h"
+#include "server/transport/server_call.h"
+#include "server/util/unique_fd.h"
+
+namespace attend {
+
+// Through it the rest of the server counts and bounds what a connection does. On its loop's thread;
+// may not throw.
+class ConnectionGuard {
+ public:
+  virtual ~ConnectionGuard() = default;
+  // A call begins, and ends once its stream does. An error ends the connection: its peer has too
+  // many open.
+  virtual Status OpenCall() = 0;
+  virtual void CloseCall() = 0;
+  // So many bytes came of a call's messages.
+  virtual void OnMessageBytes(int64_t bytes) = 0;
+  // Unread and unfinished messages take so many bytes more; less, if negative.
+  virtual void OnHeld(int64_t bytes) = 0;
+  // The connection is over. `why` is an error if it was ended for what its client did.
+  virtual void OnEnd(const Status& why) = 0;
+};
+
+struct ConnectionOptions {
+  Http2Session::Limits session;
+  Duration handshake_timeout = std::chrono::seconds(20);  // until its first frame is whole
+  Duration idle_timeout = std::chrono::hours(24);         // without calls: then it is drained
+  Duration drain_timeout = std::chrono::seconds(10);      // until a client must know of its drain
+  Duration age_max = std::chrono::hours(24 * 365);
+  // Calls of a connection whose handlers are not done, those among them whose streams were reset.
+  int64_t calls_max = 4096;
+};
+
+// Shared by all connections of a loop. The loop's thread, but for the counts.
+struct LoopShare {
+  LoopShare(Loop& its_loop, CallMethods& its_methods, const Clock& its_clock,
+            const ConnectionOptions& its_options, std::atomic<int64_t>& all_calls,
+            size_t read_bytes_max)
+      : loop(its_loop),
+        methods(its_methods),
+        clock(its_clock),
+        options(its_options),
+        calls(all_calls),
+        buffer(new char[read_bytes_max]),
+        buffer_bytes(read_bytes_max) {}
+
+  Loop& loop;
+  CallMethods& methods;
+  const Clock& clock;
+  const ConnectionOptions options;
+  std::atomic<int64_t>& calls;  // that there are
+  std::vector<class Connection*> connections;
+  std::atomic<int64_t> connections_count{0};
+  std::atomic<int64_t> padding_bytes{0};  // that came and meant nothing
+  const std::unique_ptr<char[]> buffer;   // of a read
+  const size_t buffer_bytes;
+};
+
+class Connection final : public Loop::Task,
+                         private Loop::Watcher,
+                         private Loop::TurnEnd,
+                         private Loop::Timer,
+                         private Http2Session::Owner,
+                         private CallOwner {
+ public:
+  // Post it to the share's loop, where it begins. May throw std::bad_alloc. `guard`: null for none.
+  Connection(LoopShare& share, UniqueFd socket, std::string peer,
+             std::unique_ptr<ConnectionGuard> guard);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // Asks the client to go once its calls have ended.
+  void Drain();
+  // Ends the connection and its calls at once.
+  void Close(const Status& why);
+
+ private:
+  static constexpr size_t kNowhere = static_cast<size_t>(-1);
+
+  ~Connection() = default;
+  void Run() override;                      // of the task: begins it, or deletes it
+  void OnEvents(uint32_t events) override;  // of the socket
+  void OnTurnEnd() override;
+  void OnTime() override;
+  Http2Stream* OnRequest(int32_t id, RequestHead&& head) override;
+  Http2Session& session() override { return *session_; }
+  void OnOutput() override { share_.loop.AtTurnEnd(*this); }
+  void OnCame(int64_t bytes) override;
+  void OnHeld(int64_t bytes) override;
+  void OnStreamClosed(CallStream& call) override;
+
+  void Begin();
+  void Read();
+  // Writes what the session has to say, as far as the socket takes it.
+  void Flush();
+  bool WriteSome();
+  void SetEvents();
+  void SetTimer();
+  // Answers a request that is no call of gRPC, if it is none.
+  bool Refuse(int32_t id, const RequestHead& head);
+
+  LoopShare& share_;
+  UniqueFd socket_;
+  const std::string peer_;
+  const std::unique_ptr<ConnectionGuard> guard_;
+  std::optional<Http2Session> session_;
+  std::vector<CallStream*> calls_;  // whose streams are open
+  // Calls that there are, for calls_max: the streams of some are closed. They may outlive this.
+  const std::shared_ptr<std::atomic<int64_t>> living_;
+  TimePoint born_;
+  TimePoint idle_since_;
+  uint32_t events_ = 0;   // that are watched
+  bool blocked_ = false;  // the socket takes no more
+  bool begun_ = false;
+  bool draining_ = false;
+  bool drained_ = false;  // as far as its client goes
+  bool closing_ = false;  // once what there is has been sent
+  bool closed_ = false;
+  Status why_;
+  size_t place_ = kNowhere;  // in the share's list
+};
+
+}  // namespace attend

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/http2_session.h"
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <utility>
+
+#include "server/transport/header_block.h"
+
+namespace attend {
+namespace {
+
+constexpr int64_t kHeaderOverheadBytes = 32;  // RFC 9113, 6.5.2
+constexpr int64_t kHardHeaderFactor = 8;
+constexpr int kFirstExtension = 10;  // type of frame
+constexpr int32_t kStreamMax = 0x7fffffff;
+constexpr size_t kContinuationsMax = 16;
+constexpr std::string_view kDrainPing = "draining";  // eight bytes, as of every ping
+
+std::string_view View(const uint8_t* data, size_t bytes) {
+  return {reinterpret_cast<const char*>(data), bytes};
+}
+
+}  // namespace
+
+// The functions that nghttp2 calls. No exception may pass through it.
+struct Http2Session::Callbacks {
+  template <class F>
+  static int Guard(Http2Session& self, const F& function) {
+    try {
+      return function();
+    } catch (const std::bad_alloc&) {
+      self.complaint_ = "no memory";  // short enough to need none itself
+      return NGHTTP2_ERR_CALLBACK_FAILURE;
+    }
+  }
+  static Http2Session& Of(void* user) { return *static_cast<Http2Session*>(user); }
+
+  static int OnBeginFrame(nghttp2_session*, const nghttp2_frame_hd* head, void* user) {
+    return Guard(Of(user), [&] {
+      return Of(user).CountFrame(*head) ? 0 : int{NGHTTP2_ERR_CALLBACK_FAILURE};
+    });
+  }
+  static int OnBeginHeaders(nghttp2_session*, const nghttp2_frame* frame, void* user) {
+    return Guard(Of(user), [&] { return Of(user).BeginHeaders(*frame); });
+  }
+  static int OnHeader(nghttp2_session*, const nghttp2_frame*, const uint8_t* name,
+                      size_t name_bytes, const uint8_t* value, size_t value_bytes, uint8_t,
+                      void* user) {
+    return Guard(Of(user), [&] {
+      return Of(user).AddHeader(View(name, name_bytes), View(value, value_bytes));
+    });
+  }
+  static int OnData(nghttp2_session* session, uint8_t, int32_t id, const uint8_t* data,
+                    size_t bytes, void* user) {
+    return Guard(Of(user), [&]() -> int {
+      nghttp2_session_consume_connection(session, bytes);
+      if (Http2Stream* const stream = Of(user).Find(id)) {
+        stream->OnData(View(data, bytes));
+      } else {
+        nghttp2_session_consume_stream(session, id, bytes);
+      }
+      return 0;
+    });
+  }
+  static int OnFrame(nghttp2_session*, const nghttp2_frame* frame, void* user) {
+    return Guard(Of(user), [&]() -> int {
+      Of(user).EndFrame(*frame);
+      return Of(user).complaint_.empty() ? 0 : int{NGHTTP2_ERR_CALLBACK_FAILURE};
+    });
+  }
+  static int OnClose(nghttp2_session* session, int32_t id, uint32_t, void* user) {
+    return Guard(Of(user), [&]() -> int {
+      if (Http2Stream* const stream = Of(user).Find(id)) {
+        nghttp2_session_set_stream_user_data(session, id, nullptr);
+        stream->OnClose();
+      }
+      return 0;
+    });
+  }
+  static int OnSent(nghttp2_session*, const nghttp2_frame* frame, void* user) {
+    return Guard(Of(user), [&]() -> int { return Of(user).Sent(*frame), 0; });
+  }
+  static int SkipUnknown(nghttp2_session*, void**, const nghttp2_frame_hd*, void*) {
+    return NGHTTP2_ERR_CANCEL;
+  }
+  static ssize_t Write(nghttp2_session*, const uint8_t* data, size_t bytes, int, void* user) {
+    Http2Session& self = Of(user);
+    if (self.output_.size() >= self.limits_.output_bytes_max) return NGHTTP2_ERR_WOULDBLOCK;
+    const int status =
+        Guard(self, [&]() -> int { return self.output_.Copy(View(data, bytes)), 0; });
+    return status == 0 ? static_cast<ssize_t>(bytes) : status;
+  }
+  static ssize_t FrameBytes(nghttp2_session*, uint8_t, int32_t, int32_t session_window,
+                            int32_t stream_window, uint32_t remote_frame_bytes_max, void* user) {
+    const int64_t most =
+        std::min<int64_t>(remote_frame_bytes_max, Of(user).limits_.frame_bytes_max);
+    return std::max<ssize_t>(1, std::min<int64_t>({session_window, stream_window, most}));
+  }
+  static ssize_t Read(nghttp2_session*, int32_t id, uint8_t*, size_t bytes_max, uint32_t* flags,
+                      nghttp2_data_source* source, void* user) {
+    try {
+      return Of(user).ReadOutput(id, *static_cast<Http2Stream*>(source->ptr), bytes_max, *flags);
+    } catch (const std::bad_alloc&) {
+      return NGHTTP2_ERR_CALLBACK_FAILURE;
+    }
+  }
+  static int WriteData(nghttp2_session*, nghttp2_frame* frame, const uint8_t* head, size_t bytes,
+                       nghttp2_data_source* source, void* user) {
+    Http2Session& self = Of(user);
+    if (self.output_.size() >= self.limits_.output_bytes_max) return NGHTTP2_ERR_WOULDBLOCK;
+    return Guard(self, [&]() -> int {
+      constexpr size_t kFrameHeadBytes = 9;
+      auto& stream = *static_cast<Http2Stream*>(source->ptr);
+      self.output_.Copy(View(head, kFrameHeadBytes));
+      stream.output.MoveTo(self.output_, bytes);
+      self.budget_.CountSent(static_cast<int64_t>(bytes));
+      (void)frame;  // without padding, as none was asked for
+      if (bytes > 0) stream.OnTaken(bytes);
+      return 0;
+    });
+  }
+};
+
+Http2Session::Http2Session(const Limits& limits, Owner& owner, const Clock& clock)
+    : limits_(limits), owner_(owner), clock_(clock), budget_(limits.rates), now_(clock.Now()) {
+  nghttp2_session_callbacks* calls = nullptr;
+  nghttp2_option* option = nullptr;
+  if (nghttp2_session_callbacks_new(&calls) != 0 || nghttp2_option_new(&option) != 0) {
+    nghttp2_session_callbacks_del(calls);
+    throw std::bad_alloc();
+  }
+  nghttp2_session_callbacks_set_on_begin_frame_callback(calls, Callbacks::OnBeginFrame);
+  nghttp2_session_callbacks_set_on_begin_headers_callback(calls, Callbacks::OnBeginHeaders);
+  nghttp2_session_callbacks_set_on_header_callback(calls, Callbacks::OnHeader);
+  nghttp2_session_callbacks_set_on_data_chunk_recv_callback(calls, Callbacks::OnData);
+  nghttp2_session_callbacks_set_on_frame_recv_callback(calls, Callbacks::OnFrame);
+  nghttp2_session_callbacks_set_on_stream_close_callback(calls, Callbacks::OnClose);
+  nghttp2_session_callbacks_set_on_frame_send_callback(calls, Callbacks::OnSent);
+  nghttp2_session_callbacks_set_send_callback(calls, Callbacks::Write);
+  nghttp2_session_callbacks_set_send_data_callback(calls, Callbacks::WriteData);
+  nghttp2_session_callbacks_set_data_source_read_length_callback(calls, Callbacks::FrameBytes);
+  // So that frames of types that are not HTTP/2's own are seen, and counted: nghttp2 skips others
+  // silently.
+  nghttp2_session_callbacks_set_unpack_extension_callback(calls, Callbacks::SkipUnknown);
+  for (int type = kFirstExtension; type <= 255; ++type) {
+    nghttp2_option_set_user_recv_extension_type(option, static_cast<uint8_t>(type));
+  }
+  nghttp2_option_set_no_auto_window_update(option, 1);
+  nghttp2_option_set_no_closed_streams(option, 1);
+  nghttp2_option_set_max_continuations(option, kContinuationsMax);
+  // The budget of frames bounds them; nghttp2's own is far below what honest clients cancel.
+  nghttp2_option_set_stream_reset_rate_limit(option, limits.rates.resets.burst,
+                                             limits.rates.resets.per_second);
+  const int made = nghttp2_session_server_new2(&session_, calls, this, option);
+  nghttp2_session_callbacks_del(calls);
+  nghttp2_option_del(option);
+  if (made != 0) throw std::bad_alloc();
+  const std::array<nghttp2_settings_entry, 4> settings = {
+      {{NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, limits.streams_max},
+       {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, static_cast<uint32_t>(limits.stream_window_bytes)},
+       {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, limits.frame_bytes_max},
+       {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE,
+        static_cast<uint32_t>(limits.header_list_bytes_max)}}};
+  if (nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings.data(), settings.size()) != 0 ||
+      nghttp2_session_set_local_window_size(session_, NGHTTP2_FLAG_NONE, 0,
+                                            limits.connection_window_bytes) != 0) {
+    nghttp2_session_del(session_);
+    throw std::bad_alloc();
+  }
+}
+
+Http2Session::~Http2Session() { nghttp2_session_del(session_); }
+
+Status Http2Session::Receive(std::string_view bytes) {
+  now_ = clock_.Now();
+  const ssize_t taken = nghttp2_session_mem_recv(
+      session_, reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+  if (taken >= 0) return Status();
+  if (!complaint_.empty()) {
+    Terminate(NGHTTP2_ENHANCE_YOUR_CALM);
+    return ResourceExhausted(complaint_);
+  }
+  return InvalidArgument(std::string("the connection does not speak HTTP/2: ") +
+                         nghttp2_strerror(static_cast<int>(taken)));
+}
+
+Status Http2Session::Send() {
+  const int sent = nghttp2_session_send(session_);
+  if (sent == 0) return Status();
+  return Internal(std::string("frames cannot be written: ") + nghttp2_strerror(sent));
+}
+
+Http2Stream* Http2Session::Find(int32_t id) const {
+  return static_cast<Http2Stream*>(nghttp2_session_get_stream_user_data(session_, id));
+}
+
+void Http2Session::Complain(std::string error) { complaint_ = std::move(error); }
+
+bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
+  ++counts_.frames;
+  const bool ack = (head.flags & NGHTTP2_FLAG_ACK) != 0;
+  const bool last = (head.flags & NGHTTP2_FLAG_END_STREAM) != 0;
+  bool may = true;
+  switch (head.type) {
+    case NGHTTP2_PING:
+      may = ack ? budget_.Empty(now_) : budget_.Ping(now_);
+      break;
+    case NGHTTP2_SETTINGS:
+      may = ack ? budget_.Empty(now_) : budget_.Settings(now_);
+      break;
+    case NGHTTP2_RST_STREAM:
+      may = budget_.Reset(now_);
+      break;
+    case NGHTTP2_WINDOW_UPDATE:
+      may = budget_.WindowUpdate(now_);
+      break;
+    case NGHTTP2_DATA: {
+      const bool empty = head.length < static_cast<size_t>(FrameBudget::kEmptyBytes);
+      may = !empty || last || budget_.Empty(now_);
+      break;
+    }
+    case NGHTTP2_HEADERS:
+      may = head.stream_id > newest_ || budget_.Empty(now_);
+      break;
+    default:
+      may = budget_.Empty(now_);
+  }
+  if (!may) {
+    Complain("frames of type " + std::to_string(head.type) +
+             " came faster than a connection may send them");
+  }
+  return may;
+}
+
+int Http2Session::BeginHeaders(const nghttp2_frame& frame) {
+  head_ = RequestHead();
+  request_ = frame.headers.cat == NGHTTP2_HCAT_REQUEST;
+  if (!request_) return 0;
+  newest_ = frame.hd.stream_id;
+  budget_.CountCall();
+  return 0;
+}
+
+int Http2Session::AddHeader(std::string_view name, std::string_view value) {
+  head_.list_bytes += static_cast<int64_t>(name.size() + value.size()) + kHeaderOverheadBytes;
+  if (head_.list_bytes > limits_.header_list_bytes_max * kHardHeaderFactor) {
+    Complain("the headers of a call have more than " +
+             std::to_string(limits_.header_list_bytes_max * kHardHeaderFactor) + " bytes");
+    return NGHTTP2_ERR_CALLBACK_FAILURE;
+  }
+  if (head_.list_bytes > limits_.header_list_bytes_max) head_.too_large = true;
+  if (!request_ || head_.too_large) return 0;
+  if (name == ":method") {
+    head_.method = value;
+  } else if (name == ":scheme") {
+    head_.scheme = value;
+  } else if (name == ":path") {
+    head_.path = value;
+  } else if (name == ":authority") {
+    head_.authority = value;
+  } else if (name == "content-type") {
+    head_.content_type = value;
+  } else if (name == "grpc-encoding") {
+    head_.encoding = value;
+  } else if (name == "grpc-timeout") {
+    head_.timeout = std::string(value);
+  } else if (name != "te" && name != "grpc-accept-encoding") {
+    head_.malformed |= !AddReceived(name, value, head_.metadata);
+  }
+  return 0;
+}
+
+void Http2Session::EndFrame(const nghttp2_frame& frame) {
+  switch (frame.hd.type) {
+    case NGHTTP2_HEADERS:
+      EndHeaders(frame);
+      return;
+    case NGHTTP2_DATA: {
+      const bool ends = (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
+      if (frame.data.padlen > 0) {
+        counts_.padding_bytes += static_cast<int64_t>(frame.data.padlen);
+        const auto left = static_cast<int64_t>(frame.hd.length - frame.data.padlen);
+        if (!ends && left < FrameBudget::kEmptyBytes && !budget_.Empty(now_)) {
+          return Complain("more frames of padding came than a connection may send");
+        }
+      }
+      Http2Stream* const stream = ends ? Find(frame.hd.stream_id) : nullptr;
+      if (stream != nullptr) stream->OnEnd();
+      return;
+    }
+    case NGHTTP2_PING: {
+      const bool ours = (frame.hd.flags & NGHTTP2_FLAG_ACK) != 0 &&
+                        View(frame.ping.opaque_data, sizeof frame.ping.opaque_data) == kDrainPing;
+      if (draining_ && ours) EndDrain();
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+void Http2Session::EndHeaders(const nghttp2_frame& frame) {
+  const int32_t id = frame.hd.stream_id;
+  if (frame.headers.padlen > 0) {
+    counts_.padding_bytes += static_cast<int64_t>(frame.headers.padlen);
+  }
+  if (frame.headers.cat == NGHTTP2_HCAT_REQUEST) {
+    Http2Stream* const stream = owner_.OnRequest(id, std::move(head_));
+    head_ = RequestHead();
+    if (stream == nullptr) return;
+    nghttp2_session_set_stream_user_data(session_, id, stream);
+  }
+  if ((frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0) return;
+  if (Http2Stream* const stream = Find(id)) stream->OnEnd();
+}
+
+ssize_t Http2Session::ReadOutput(int32_t id, Http2Stream& stream, size_t bytes_max,
+                                 uint32_t& flags) {
+  const size_t bytes = std::min(bytes_max, stream.output.size());
+  const bool ends = stream.trailers_.has_value() && bytes == stream.output.size();
+  if (bytes == 0 && !ends) {
+    stream.deferred_ = true;
+    return NGHTTP2_ERR_DEFERRED;
+  }
+  flags |= NGHTTP2_DATA_FLAG_NO_COPY;
+  if (ends) {
+    flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
+    const HeaderBlock block(*stream.trailers_);
+    if (nghttp2_submit_trailer(session_, id, block.data(), block.size()) != 0) {
+      return NGHTTP2_ERR_CALLBACK_FAILURE;
+    }
+  }
+  return static_cast<ssize_t>(bytes);
+}
+
+void Http2Session::Sent(const nghttp2_frame& frame) {
+  if (frame.hd.type == NGHTTP2_GOAWAY && frame.goaway.last_stream_id == kStreamMax) {
+    // Its answer comes once the client knows. Any sooner, the ping would overtake the notice.
+    nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE,
+                        reinterpret_cast<const uint8_t*>(kDrainPing.data()));
+  }
+  const bool ends = (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
+  if (frame.hd.type != NGHTTP2_HEADERS || !ends) return;
+  const int32_t id = frame.hd.stream_id;
+  if (Http2Stream* const stream = Find(id)) stream->trailers_sent = true;
+  // The client need not send the rest. Any sooner, this would overtake the trailers.
+  if (nghttp2_session_get_stream_remote_close(session_, id) == 0) Reset(id, NGHTTP2_NO_ERROR);
+}
+
+void Http2Session::Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers) {
+  nghttp2_data_provider provider{};
+  provider.source.ptr = &stream;
+  provider.read_callback = Callbacks::Read;
+  const HeaderBlock block(headers);
+  nghttp2_submit_response(session_, id, block.data(), block.size(), &provider);
+}
+
+void Http2Session::Resume(int32_t id, Http2Stream& stream) {
+  if (!std::exchange(stream.deferred_, false)) return;
+  nghttp2_session_resume_data(session_, id);
+}
+
+void Http2Session::End(int32_t id, Http2Stream& stream, CallMetadata trailers) {
+  stream.trailers_ = std::move(trailers);
+  Resume(id, stream);
+}
+
+void Http2Session::RespondWhole(int32_t id, const CallMetadata& headers) {
+  const HeaderBlock block(headers);
+  nghttp2_submit_response(session_, id, block.data(), block.size(), nullptr);
+}
+
+void Http2Session::Reset(int32_t id, uint32_t error_code) {
+  nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, error_code);
+}
+
+void Http2Session::Consume(int32_t id, size_t bytes) {
+  nghttp2_session_consume_stream(session_, id, bytes);
+}
+
+void Http2Session::Drain() {
+  if (std::exchange(draining_, true)) return;
+  nghttp2_submit_shutdown_notice(session_);
+}
+
+void Http2Session::EndDrain() {
+  // Streams that the client began before it knew have come by now.
+  nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
+                        nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
+                        nullptr, 0);
+}
+
+void Http2Session::Terminate(uint32_t error_code) {
+  nghttp2_session_terminate_session(session_, error_code);
+}
+
+}  // namespace attend

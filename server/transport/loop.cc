@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/loop.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace attend {
+namespace {
+
+constexpr int kEventsMax = 256;
+
+}  // namespace
+
+Loop::Loop(const Clock& clock)
+    : clock_(clock),
+      events_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      looked_(clock.Now()) {}
+
+Result<std::unique_ptr<Loop>> Loop::Start(ThreadName name, const Clock& clock) {
+  std::unique_ptr<Loop> loop(new Loop(clock));
+  epoll_event event{};
+  event.events = EPOLLIN;
+  if (!loop->events_.valid() || !loop->wake_.valid() ||
+      epoll_ctl(loop->events_.get(), EPOLL_CTL_ADD, loop->wake_.get(), &event) != 0) {
+    return Unavailable(std::string("a loop cannot watch its sockets: ") + strerror(errno));
+  }
+  loop->thread_ = std::thread([self = loop.get(), name] {
+    NameThread(name);
+    self->Run();
+  });
+  return loop;
+}
+
+Loop::~Loop() {
+  if (!thread_.joinable()) return;
+  ending_.store(true);
+  eventfd_write(wake_.get(), 1);
+  thread_.join();
+}
+
+void Loop::Post(Task& task) {
+  if (task.posted_.exchange(true)) return;
+  Task* head = posted_.load(std::memory_order_relaxed);
+  do {
+    task.next_ = head;
+  } while (!posted_.compare_exchange_weak(head, &task));
+  // Only the first that finds the loop asleep pays for the wake-up.
+  if (asleep_.exchange(false)) eventfd_write(wake_.get(), 1);
+}
+
+void Loop::Run() {
+  id_.store(std::this_thread::get_id());
+  while (!ending_.load()) {
+    Wait();
+    RunTasks();
+    RunTimers();
+    EndTurn();
+    turns_.fetch_add(1, std::memory_order_relaxed);
+  }
+  RunTasks();
+  EndTurn();
+}
+
+void Loop::Wait() {
+  std::array<epoll_event, kEventsMax> events;
+  int wait_ms = WaitMs();
+  asleep_.store(true);
+  // A task that was posted before this was seen has not woken anybody.
+  if (posted_.load() != nullptr || ending_.load()) wait_ms = 0;
+  const int count = epoll_wait(events_.get(), events.data(), kEventsMax, wait_ms);
+  asleep_.store(false);
+  looked_.store(clock_.Now(), std::memory_order_relaxed);
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.ptr == nullptr) {
+      eventfd_t value;
+      eventfd_read(wake_.get(), &value);
+      continue;
+    }
+    static_cast<Watcher*>(events[i].data.ptr)->OnEvents(events[i].events);
+  }
+}
+
+void Loop::RunTasks() {
+  Task* newest = posted_.exchange(nullptr);
+  Task* first = nullptr;  // in the order in which they were posted
+  while (newest != nullptr) {
+    Task* const next = newest->next_;
+    newest->next_ = first;
+    first = newest;
+    newest = next;
+  }
+  while (first != nullptr) {
+    Task& task = *first;
+    first = task.next_;
+    task.posted_.store(false);
+    task.Run();
+  }
+}
+
+void Loop::RunTimers() {
+  if (timers_.empty()) return;
+  const TimePoint now = clock_.Now();
+  while (!timers_.empty() && timers_.front()->due_ <= now) {
+    Timer& timer = *timers_.front();
+    Clear(timer);
+    timer.OnTime();
+  }
+}
+
+void Loop::EndTurn() {
+  while (first_turn_end_ != nullptr) {
+    TurnEnd& what = *first_turn_end_;
+    Forget(what);
+    what.OnTurnEnd();
+  }
+}
+
+int Loop::WaitMs() const {
+  if (timers_.empty()) return -1;
+  // Rounded up, so that it is due when the wait ends.
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(timers_.front()->due_ - clock_.Now());
+  return static_cast<int>(std::clamp<int64_t>(left.count(), 0, std::numeric_limits<int>::max()));
+}
+
+Status Loop::Watch(int fd, uint32_t events, Watcher& watcher) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = &watcher;
+  if (epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return Status();
+  return Unavailable("descriptor " + std::to_string(fd) + " cannot be watched: " + strerror(errno));
+}
+
+void Loop::Rewatch(int fd, uint32_t events, Watcher& watcher) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = &watcher;
+  epoll_ctl(events_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
+void Loop::Unwatch(int fd) { epoll_ctl(events_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+void Loop::AtTurnEnd(TurnEnd& what) {
+  if (std::exchange(what.waiting_, true)) return;
+  what.before_ = nullptr;
+  what.after_ = std::exchange(first_turn_end_, &what);
+  if (what.after_ != nullptr) what.after_->before_ = &what;
+}
+
+void Loop::Forget(TurnEnd& what) {
+  if (!std::exchange(what.waiting_, false)) return;
+  (what.before_ == nullptr ? first_turn_end_ : what.before_->after_) = what.after_;
+  if (what.after_ != nullptr) what.after_->before_ = what.before_;
+}
+
+void Loop::Set(Timer& timer, TimePoint due) {
+  if (!timer.set()) {
+    timers_.push_back(&timer);
+    timer.place_ = timers_.size() - 1;
+  }
+  timer.due_ = due;
+  Rise(timer.place_);
+  Sink(timer.place_);
+}
+
+void Loop::Clear(Timer& timer) {
+  if (!timer.set()) return;
+  const size_t place = std::exchange(timer.place_, Timer::kNowhere);
+  Timer* const last = timers_.back();
+  timers_.pop_back();
+  if (last == &timer) return;
+  Place(last, place);
+  Rise(place);
+  Sink(last->place_);
+}
+
+void Loop::Place(Timer* timer, size_t place) {
+  timers_[place] = timer;
+  timer->place_ = place;
+}
+
+void Loop::Rise(size_t place) {
+  while (place > 0) {
+    const size_t parent = (place - 1) / 2;
+    Timer* const above = timers_[parent];
+    if (above->due_ <= timers_[place]->due_) return;
+    Place(timers_[place], parent);
+    Place(above, place);
+    place = parent;
+  }
+}
+
+void Loop::Sink(size_t place) {
+  for (;;) {
+    size_t next = 2 * place + 1;
+    if (next >= timers_.size()) return;
+    if (next + 1 < timers_.size() && timers_[next + 1]->due_ < timers_[next]->due_) ++next;
+    Timer* const below = timers_[next];
+    if (timers_[place]->due_ <= below->due_) return;
+    Place(timers_[place], next);
+    Place(below, place);
+    place = next;
+  }
+}
+
+}  // namespace attend

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Cuts the bytes of a stream into gRPC's messages, each of which stands behind five bytes: whether
+// it is compressed, and its length.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "kernels/util/status.h"
+
+namespace attend {
+
+// A message that has come. Without an owner its bytes lie in the buffer of the read, and are gone
+// when the function that was given it returns.
+struct InMessage {
+  std::string_view bytes;
+  std::shared_ptr<const std::string> owner;
+
+  // The bytes stay from now on. May throw std::bad_alloc.
+  void Own() {
+    if (owner != nullptr) return;
+    owner = std::make_shared<const std::string>(bytes);
+    bytes = *owner;
+  }
+};
+
+// A message of which all bytes come in one piece is handed out where it lies; of others the bytes
+// are gathered as they come, so that a length alone takes no memory. After an error the stream is
+// of no more use.
+class MessageAssembler {
+ public:
+  static constexpr size_t kPrefixBytes = 5;
+
+  explicit MessageAssembler(int64_t message_bytes_max) : message_bytes_max_(message_bytes_max) {}
+
+  // Takes from `bytes` what belongs to the next message. `whole`: it has come, and is in `message`;
+  // call again for what is left of `bytes`. May throw std::bad_alloc.
+  Status Take(std::string_view& bytes, InMessage& message, bool& whole);
+
+  // Whether a message has begun and has not ended.
+  bool under_way() const { return prefix_bytes_ > 0; }
+  // Memory that the message under way takes.
+  int64_t held_bytes() const {
+    return gathered_ == nullptr ? 0 : static_cast<int64_t>(gathered_->capacity());
+  }
+
+ private:
+  Status TakePrefix(std::string_view& bytes);
+
+  const int64_t message_bytes_max_;
+  size_t prefix_bytes_ = 0;
+  uint8_t prefix_[kPrefixBytes] = {};
+  size_t length_ = 0;                      // of the message, once its prefix is whole
+  std::shared_ptr<std::string> gathered_;  // null: nothing is kept
+};
+
+}  // namespace attend

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/transport.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace attend {
+
+struct Transport::Part {
+  // Nothing: the turn that runs it is what counts.
+  class Look final : public Loop::Task {
+   public:
+    void Run() override {}
+  };
+
+  class DrainAll final : public Loop::Task {
+   public:
+    explicit DrainAll(Part& part) : part_(part) {}
+    void Run() override {
+      for (Connection* const connection : part_.share->connections) connection->Drain();
+    }
+
+   private:
+    Part& part_;
+  };
+
+  class CloseAll final : public Loop::Task {
+   public:
+    explicit CloseAll(Part& part) : part_(part) {}
+    void Run() override {
+      std::vector<Connection*>& all = part_.share->connections;
+      while (!all.empty()) all.back()->Close(Status());
+      closed_.store(true);
+      closed_.notify_all();
+    }
+    void Wait() { closed_.wait(false); }
+
+   private:
+    Part& part_;
+    std::atomic<bool> closed_{false};
+  };
+
+  std::optional<LoopShare> share;
+  DrainAll drain{*this};
+  CloseAll close{*this};
+  Look look;
+  std::unique_ptr<Loop> loop;  // goes first: its thread uses the rest
+};
+
+Result<std::unique_ptr<Transport>> Transport::Start(const Options& options, CallMethods& methods,
+                                                    const Clock& clock) {
+  std::unique_ptr<Transport> transport(new Transport());
+  for (int i = 0; i < std::max(1, options.loops); ++i) {
+    auto part = std::make_unique<Part>();
+    Result<std::unique_ptr<Loop>> loop = Loop::Start("attend-loop", clock);
+    if (!loop.ok()) return loop.status();
+    part->loop = std::move(*loop);
+    part->share.emplace(*part->loop, methods, clock, options.connection, transport->calls_,
+                        options.read_bytes_max);
+    transport->parts_.push_back(std::move(part));
+  }
+  return transport;
+}
+
+Transport::~Transport() {
+  for (const auto& part : parts_) part->loop->Post(part->close);
+  for (const auto& part : parts_) part->close.Wait();
+  // Their handlers may be anywhere in the server.
+  for (int64_t calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
+}
+
+void Transport::Serve(UniqueFd socket, std::string peer, std::unique_ptr<ConnectionGuard> guard) {
+  const auto fewest =
+      std::min_element(parts_.begin(), parts_.end(), [](const auto& a, const auto& b) {
+        return a->share->connections_count.load(std::memory_order_relaxed) <
+               b->share->connections_count.load(std::memory_order_relaxed);
+      });
+  LoopShare& share = *(*fewest)->share;
+  auto* const connection =
+      new Connection(share, std::move(socket), std::move(peer), std::move(guard));
+  share.connections_count.fetch_add(1, std::memory_order_relaxed);
+  share.loop.Post(*connection);
+}
+
+void Transport::Drain() {
+  for (const auto& part : parts_) part->loop->Post(part->drain);
+}
+
+int64_t Transport::CountConnections() const {
+  int64_t sum = 0;
+  for (const auto& part : parts_) {
+    sum += part->share->connections_count.load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
+int64_t Transport::CountPadding() const {
+  int64_t sum = 0;
+  for (const auto& part : parts_) {
+    sum += part->share->padding_bytes.load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
+TimePoint Transport::LookedAt() {
+  TimePoint oldest = kNever;
+  for (const auto& part : parts_) {
+    oldest = std::min(oldest, part->loop->looked());
+    part->loop->Post(part->look);
+  }
+  return oldest;
+}
+
+}  // namespace attend

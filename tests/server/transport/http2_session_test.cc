@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/http2_session.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "tests/server/support/http2_client.h"
+
+namespace attend {
+namespace {
+
+// Keeps what came, and sends what the test says.
+struct Recorded final : Http2Stream {
+  void OnData(std::string_view bytes) override { came.append(bytes); }
+  void OnEnd() override { ended = true; }
+  void OnTaken(size_t bytes) override { taken += bytes; }
+  void OnClose() override {
+    closed = true;
+    whole = trailers_sent;
+  }
+  void Write(std::string bytes) {
+    const OutMessage message = OutMessage::Of(std::move(bytes));
+    output.Refer(message.pieces[0], message.owner);
+  }
+
+  std::string came;
+  RequestHead head;
+  size_t taken = 0;
+  bool ended = false, closed = false, whole = false;
+};
+
+CallMetadata Metadata(const CallMetadata::Entry& first, const CallMetadata::Entry& second = {}) {
+  CallMetadata metadata;
+  metadata.Add(first.first, first.second);
+  if (!second.first.empty()) metadata.Add(second.first, second.second);
+  return metadata;
+}
+const CallMetadata kHeaders = Metadata({":status", "200"}, {"content-type", "application/grpc"});
+const CallMetadata kTrailers = Metadata({"grpc-status", "0"});
+
+class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
+ protected:
+  Http2Stream* OnRequest(int32_t id, RequestHead&& head) override {
+    if (refuses_) return session().Reset(id, NGHTTP2_REFUSED_STREAM), nullptr;
+    auto stream = std::make_unique<Recorded>();
+    stream->head = std::move(head);
+    return (streams_[id] = std::move(stream)).get();
+  }
+  Http2Session& session() {
+    if (session_ == nullptr) {
+      Http2Session::Owner& owner = *this;
+      session_ = std::make_unique<Http2Session>(limits_, owner, clock_);
+    }
+    return *session_;
+  }
+  // All that the session has to say, `piece` bytes at a time, to the client.
+  void ToClient(Http2Client& client) {
+    for (;;) {
+      ASSERT_TRUE(session().Send().ok());
+      std::array<iovec, 1> first;
+      if (session().output().Fill(first) == 0) return;
+      const std::string_view bytes(static_cast<const char*>(first[0].iov_base), first[0].iov_len);
+      ASSERT_TRUE(client.Receive(bytes));
+      session().output().Consume(bytes.size());
+    }
+  }
+  // Until neither has anything to say. Returns what the session thinks of its client.
+  Status Exchange(Http2Client& client, size_t piece = 1 << 20) {
+    for (;;) {
+      ToClient(client);
+      const std::string said = client.Output();
+      if (said.empty()) return Status();
+      for (size_t at = 0; at < said.size(); at += piece) {
+        const Status status = session().Receive(std::string_view(said).substr(at, piece));
+        if (!status.ok()) return ToClient(client), status;
+      }
+    }
+  }
+
+  SteadyClock clock_;
+  Http2Session::Limits limits_;
+  std::map<int32_t, std::unique_ptr<Recorded>> streams_;
+  bool refuses_ = false;
+  std::unique_ptr<Http2Session> session_;
+};
+
+TEST_F(Http2SessionTest, TakesARequestAndAnswersIt) {
+  for (const size_t piece : {1, 3, 100000}) {
+    session_.reset();
+    Http2Client client;
+    const int32_t id = client.Begin("/a.B/C", {{"x-bin", "AAE"}, {"grpc-timeout", "5S"}});
+    client.SendMessage(id, "question");
+    ASSERT_TRUE(Exchange(client, piece).ok());
+    Recorded& stream = *streams_.at(id);
+    EXPECT_EQ(stream.head.path, "/a.B/C");
+    EXPECT_EQ(stream.head.method, "POST");
+    EXPECT_EQ(stream.head.timeout, "5S");
+    EXPECT_EQ(*stream.head.metadata.Find("x-bin"), std::string("\0\1", 2));
+    EXPECT_EQ(stream.came, Framed("question"));
+    EXPECT_TRUE(stream.ended);
+    session().Respond(id, stream, kHeaders);
+    stream.Write(Framed(std::string(100000, 'a')));
+    session().End(id, stream, kTrailers);
+    ASSERT_TRUE(Exchange(client).ok());
+    EXPECT_EQ(client.answer(id).Messages(), std::vector<std::string>{std::string(100000, 'a')});
+    EXPECT_EQ(client.answer(id).Status(), 0);
+    EXPECT_EQ(client.answer(id).headers.at("content-type"), "application/grpc");
+    EXPECT_TRUE(stream.closed && stream.whole);
+    EXPECT_EQ(stream.taken, 100005u);
+  }
+}
+
+TEST_F(Http2SessionTest, AnswersPieceByPiece) {
+  Http2Client client;
+  const int32_t id = client.Begin("/a.B/C", {}, /*ends=*/true);
+  ASSERT_TRUE(Exchange(client).ok());
+  Recorded& stream = *streams_.at(id);
+  session().Respond(id, stream, kHeaders);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Exchange(client).ok());
+    stream.Write(Framed("x"));
+    session().Resume(id, stream);
+    ASSERT_TRUE(Exchange(client).ok());
+    EXPECT_EQ(client.answer(id).Messages().size(), size_t(i + 1));
+  }
+  session().End(id, stream, kTrailers);
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(client.answer(id).Status(), 0);
+}
+
+TEST_F(Http2SessionTest, ResetsAStreamAfterItsTrailersIfTheClientIsNotDone) {
+  Http2Client client;
+  const int32_t id = client.Begin("/a.B/C");
+  client.Send(id, Framed("first"));
+  ASSERT_TRUE(Exchange(client).ok());
+  session().RespondWhole(id, Metadata({":status", "200"}, {"grpc-status", "12"}));
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(client.answer(id).Status(), 12);
+  EXPECT_TRUE(client.answer(id).ended);
+  EXPECT_TRUE(client.answer(id).closed);
+  EXPECT_EQ(client.answer(id).error, uint32_t{NGHTTP2_NO_ERROR});
+  EXPECT_TRUE(streams_.at(id)->whole);
+}
+
+TEST_F(Http2SessionTest, SaysThatAStreamWasReset) {
+  Http2Client client;
+  const int32_t id = client.Begin("/a.B/C");
+  ASSERT_TRUE(Exchange(client).ok());
+  client.Reset(id);
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_TRUE(streams_.at(id)->closed);
+  EXPECT_FALSE(streams_.at(id)->whole);
+}
+
+TEST_F(Http2SessionTest, WaitsForWhatIsConsumed) {
+  limits_.stream_window_bytes = 100000;
+  Http2Client client;
+  const int32_t slow = client.Begin("/a.B/C");
+  const int32_t other = client.Begin("/a.B/C");
+  client.Send(slow, std::string(250000, 's'));
+  ASSERT_TRUE(Exchange(client).ok());
+  Recorded& stream = *streams_.at(slow);
+  EXPECT_EQ(stream.came.size(), 100000u);
+  client.Send(other, std::string(50000, 'o'));
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(streams_.at(other)->came.size(), 50000u);
+  session().Consume(slow, 100000);
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(stream.came.size(), 200000u);
+  session().Consume(slow, 100000);
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(stream.came.size(), 250000u);
+}
+
+TEST_F(Http2SessionTest, TakesPaddingAndCountsIt) {
+  limits_.stream_window_bytes = 100000;
+  Http2Client client;
+  client.Pad(200);
+  const int32_t id = client.Begin("/a.B/C");
+  for (int i = 0; i < 1000; ++i) {
+    client.Send(id, std::string(100, 'x'));
+    ASSERT_TRUE(Exchange(client).ok());
+    session().Consume(id, 100);
+  }
+  // More than the window, which padding fills as well.
+  EXPECT_EQ(streams_.at(id)->came.size(), 100000u);
+  EXPECT_GE(session().counts().padding_bytes, 1001 * 200);
+}
+
+TEST_F(Http2SessionTest, StopsAtItsOutputBound) {
+  limits_.output_bytes_max = 50000;
+  Http2Client client;
+  const int32_t id = client.Begin("/a.B/C", {}, true);
+  ASSERT_TRUE(Exchange(client).ok());
+  client.Grant(0, 1 << 28);
+  client.Grant(id, 1 << 28);
+  ASSERT_TRUE(Exchange(client).ok());
+  Recorded& stream = *streams_.at(id);
+  session().Respond(id, stream, kHeaders);
+  for (int i = 0; i < 10; ++i) stream.Write(std::string(100000, 'a'));
+  session().End(id, stream, kTrailers);
+  ASSERT_TRUE(session().Send().ok());
+  EXPECT_GE(session().output().size(), limits_.output_bytes_max);
+  EXPECT_LE(session().output().size(), limits_.output_bytes_max + (1 << 15));
+  EXPECT_TRUE(session().wants_send());
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(client.answer(id).body.size(), 1000000u);
+}
+
+TEST_F(Http2SessionTest, AsksForNoMoreStreamsAndServesThoseOnTheirWay) {
+  Http2Client client;
+  const int32_t first = client.Begin("/a.B/C", {}, true);
+  ASSERT_TRUE(Exchange(client).ok());
+  session().Drain();
+  const int32_t second = client.Begin("/a.B/C", {}, true);
+  // The client has said it before it hears of the drain.
+  const std::string said = client.Output();
+  ToClient(client);
+  ASSERT_EQ(client.goaways().size(), 1u);
+  EXPECT_EQ(client.goaways()[0].first, 0x7fffffff);
+  ASSERT_TRUE(session().Receive(said).ok());
+  ASSERT_TRUE(Exchange(client).ok());
+  ASSERT_EQ(client.goaways().size(), 2u);
+  EXPECT_EQ(client.goaways()[1].first, second);
+  EXPECT_FALSE(session().over());
+  for (const int32_t id : {first, second}) {
+    session().RespondWhole(id, Metadata({":status", "200"}, {"grpc-status", "0"}));
+  }
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(client.answer(second).Status(), 0);
+  EXPECT_TRUE(session().over());
+}
+
+TEST_F(Http2SessionTest, TellsHowManyStreamsThereMayBe) {
+  limits_.streams_max = 3;
+  Http2Client client;
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(client.streams_max(), 3u);
+  for (int i = 0; i < 5; ++i) client.Begin("/a.B/C");
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(streams_.size(), 3u);
+}
+
+TEST_F(Http2SessionTest, RefusesStreamsBeyondThatBeforeTheClientKnows) {
+  limits_.streams_max = 3;
+  Http2Client client;
+  int32_t last = 0;
+  for (int i = 0; i < 5; ++i) last = client.Begin("/a.B/C");
+  const std::string said = client.Output();
+  ASSERT_TRUE(session().Receive(said).ok());
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(streams_.size(), 3u);
+  EXPECT_EQ(client.answer(last).error, uint32_t{NGHTTP2_REFUSED_STREAM});
+}
+
+TEST_F(Http2SessionTest, DropsWhatComesForRefusedStreams) {
+  refuses_ = true;
+  limits_.connection_window_bytes = 100000;
+  Http2Client client;
+  for (int i = 0; i < 10; ++i) client.Send(client.Begin("/a.B/C"), std::string(50000, 'x'), true);
+  ASSERT_TRUE(Exchange(client).ok());
+  refuses_ = false;
+  const int32_t id = client.Begin("/a.B/C");
+  client.Send(id, std::string(90000, 'x'), true);
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(streams_.at(id)->came.size(), 90000u);
+}
+
+TEST_F(Http2SessionTest, KeepsNoMoreOfHeadersThanTheirLimit) {
+  limits_.header_list_bytes_max = 2000;
+  Http2Client client;
+  const int32_t id = client.Begin("/a.B/C", {{"long", std::string(3000, 'x')}}, true);
+  const int32_t next = client.Begin("/a.B/C", {{"long", std::string(1000, 'x')}}, true);
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_TRUE(streams_.at(id)->head.too_large);
+  EXPECT_EQ(streams_.at(id)->head.metadata.Find("long"), nullptr);
+  EXPECT_FALSE(streams_.at(next)->head.too_large);
+}
+
+TEST_F(Http2SessionTest, EndsAConnectionOfEndlessHeaders) {
+  limits_.header_list_bytes_max = 2000;
+  Http2Client client;
+  Http2Client::Headers many;
+  for (int i = 0; i < 1000; ++i) many.emplace_back("same", "value");  // a byte each, once known
+  client.Begin("/a.B/C", many, true);
+  const Status status = Exchange(client);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  ASSERT_EQ(client.goaways().size(), 1u);
+  EXPECT_EQ(client.goaways()[0].second, uint32_t{NGHTTP2_ENHANCE_YOUR_CALM});
+}
+
+// The head of a frame, and so many zeros.
+std::string Frame(uint8_t type, uint8_t flags, int32_t id, size_t bytes) {
+  std::string frame = {
+      static_cast<char>(bytes >> 16), static_cast<char>(bytes >> 8), static_cast<char>(bytes),
+      static_cast<char>(type),        static_cast<char>(flags),      static_cast<char>(id >> 24),
+      static_cast<char>(id >> 16),    static_cast<char>(id >> 8),    static_cast<char>(id)};
+  return frame.append(bytes, '\0');
+}
+
+TEST_F(Http2SessionTest, EndsConnectionsThatSendWhatCarriesNothing) {
+  const std::map<std::string, std::string> floods = {
+      {"ping", Frame(NGHTTP2_PING, 0, 0, 8)},
+      {"ping's answer", Frame(NGHTTP2_PING, NGHTTP2_FLAG_ACK, 0, 8)},
+      {"settings", Frame(NGHTTP2_SETTINGS, 0, 0, 0)},
+      {"empty data", Frame(NGHTTP2_DATA, 0, 1, 0)},
+      {"padding", Frame(NGHTTP2_DATA, NGHTTP2_FLAG_PADDED, 1, 1)},
+      {"unknown", Frame(0x77, 0, 0, 0)},
+      {"priority", Frame(NGHTTP2_PRIORITY, 0, 3, 5)},
+      {"window", Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, 3) + "\1"},
+  };
+  for (const auto& [name, frame] : floods) {
+    session_.reset();
+    Http2Client client;
+    client.Begin("/a.B/C");
+    ASSERT_TRUE(Exchange(client).ok());
+    std::string sent = frame;
+    if (name == "window") sent = std::string("\0\0\4", 3) + frame.substr(3);
+    Status status;
+    int64_t count = 0;
+    while (status.ok() && count < 100000) {
+      status = session().Receive(sent);
+      if (name != "settings") ToClient(client);
+      ++count;
+    }
+    EXPECT_EQ(status.code(), Code::kResourceExhausted) << name;
+    EXPECT_LT(count, 60000) << name;
+    if (name == "settings") continue;  // which this client did not send, so it hears no more
+    ASSERT_EQ(client.goaways().size(), 1u) << name;
+    EXPECT_EQ(client.goaways()[0].second, uint32_t{NGHTTP2_ENHANCE_YOUR_CALM}) << name;
+  }
+}
+
+TEST_F(Http2SessionTest, LetsHonestClientsCancelManyCalls) {
+  Http2Client client;
+  for (int i = 0; i < 20; ++i) {
+    std::vector<int32_t> ids;
+    for (int call = 0; call < 500; ++call) ids.push_back(client.Begin("/a.B/C"));
+    ASSERT_TRUE(Exchange(client).ok());
+    for (const int32_t id : ids) client.Reset(id);
+    ASSERT_TRUE(Exchange(client).ok());
+  }
+  EXPECT_EQ(streams_.size(), 10000u);
+}
+
+TEST_F(Http2SessionTest, SpeaksNothingButHttp2) {
+  EXPECT_EQ(session().Receive("GET / HTTP/1.1\r\nhost: a\r\n\r\n").code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace attend

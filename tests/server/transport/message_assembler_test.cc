@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/message_assembler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/server/support/http2_client.h"
+
+namespace attend {
+namespace {
+
+constexpr int64_t kMost = 100000;
+
+// The messages of a stream that comes in pieces of up to `piece` bytes.
+Status Cut(MessageAssembler& assembler, std::string_view stream, size_t piece,
+           std::vector<std::string>& messages) {
+  while (!stream.empty()) {
+    std::string_view bytes = stream.substr(0, piece);
+    stream.remove_prefix(bytes.size());
+    while (!bytes.empty()) {
+      InMessage message;
+      bool whole = false;
+      ATTEND_RETURN_IF_ERROR(assembler.Take(bytes, message, whole));
+      if (whole) messages.emplace_back(message.bytes);
+    }
+  }
+  return Status();
+}
+
+TEST(MessageAssembler, CutsStreamsWhereverTheyAreBroken) {
+  std::mt19937 random(std::random_device{}());
+  std::vector<std::string> sent;
+  std::string stream;
+  for (int i = 0; i < 50; ++i) {
+    sent.emplace_back(i % 5 == 0 ? 0 : random() % 300, static_cast<char>('a' + i % 26));
+    stream += Framed(sent.back());
+  }
+  for (const size_t piece : {1, 2, 3, 5, 7, 64, 1000, 100000}) {
+    MessageAssembler assembler(kMost);
+    std::vector<std::string> messages;
+    ASSERT_TRUE(Cut(assembler, stream, piece, messages).ok());
+    EXPECT_EQ(messages, sent) << piece;
+    EXPECT_FALSE(assembler.under_way());
+  }
+}
+
+TEST(MessageAssembler, HandsOutWholeMessagesWhereTheyLie) {
+  const std::string stream = Framed("hello");
+  std::string_view bytes = stream;
+  MessageAssembler assembler(kMost);
+  InMessage message;
+  bool whole = false;
+  ASSERT_TRUE(assembler.Take(bytes, message, whole).ok());
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(message.bytes.data(), stream.data() + 5);
+  EXPECT_EQ(message.owner, nullptr);
+  message.Own();
+  EXPECT_NE(message.bytes.data(), stream.data() + 5);
+  EXPECT_EQ(message.bytes, "hello");
+}
+
+TEST(MessageAssembler, TakesNoMemoryForALengthAlone) {
+  const std::string prefix = Framed(std::string(kMost, 'x')).substr(0, 6);
+  MessageAssembler assembler(kMost);
+  std::string_view bytes = prefix;
+  InMessage message;
+  bool whole = true;
+  ASSERT_TRUE(assembler.Take(bytes, message, whole).ok());
+  EXPECT_FALSE(whole);
+  EXPECT_TRUE(assembler.under_way());
+  EXPECT_LE(assembler.held_bytes(), 128 << 10);
+}
+
+TEST(MessageAssembler, RefusesWhatIsTooLongAtItsLength) {
+  MessageAssembler assembler(10);
+  std::vector<std::string> messages;
+  EXPECT_TRUE(Cut(assembler, Framed(std::string(10, 'x')), 100, messages).ok());
+  const Status status = Cut(assembler, Framed(std::string(11, 'x')).substr(0, 5), 1, messages);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(status.message(), "a message has 11 bytes, must have at most 10");
+}
+
+TEST(MessageAssembler, RefusesCompressedMessagesAndOtherFlags) {
+  std::vector<std::string> messages;
+  MessageAssembler compressed(kMost);
+  EXPECT_EQ(Cut(compressed, Framed("x", true), 100, messages).code(), Code::kUnimplemented);
+  MessageAssembler unknown(kMost);
+  EXPECT_EQ(Cut(unknown, "\2", 100, messages).code(), Code::kInternal);
+}
+
+}  // namespace
+}  // namespace attend

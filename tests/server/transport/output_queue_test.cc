@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/output_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+#include <string>
+
+namespace attend {
+namespace {
+
+// Takes all of it, `most` bytes at a time.
+std::string Drain(OutputQueue& queue, size_t most) {
+  std::string all;
+  while (!queue.empty()) {
+    std::array<iovec, 3> vectors;
+    const size_t count = queue.Fill(vectors);
+    size_t taken = 0;
+    for (size_t i = 0; i < count && taken < most; ++i) {
+      const size_t bytes = std::min(vectors[i].iov_len, most - taken);
+      all.append(static_cast<const char*>(vectors[i].iov_base), bytes);
+      taken += bytes;
+    }
+    queue.Consume(taken);
+  }
+  return all;
+}
+
+TEST(OutputQueue, KeepsOrderAndBytes) {
+  std::mt19937 random(std::random_device{}());
+  for (const size_t most : {1, 7, 1000, 100000}) {
+    OutputQueue queue;
+    std::string sent;
+    for (int i = 0; i < 100; ++i) {
+      const std::string bytes(random() % 6000, static_cast<char>('a' + i % 26));
+      sent += bytes;
+      if (i % 2 == 0) {
+        queue.Copy(bytes);
+      } else {
+        const OutMessage message = OutMessage::Of(bytes);
+        for (const std::string_view piece : message.pieces) queue.Refer(piece, message.owner);
+      }
+    }
+    EXPECT_EQ(queue.size(), sent.size());
+    EXPECT_EQ(Drain(queue, most), sent);
+  }
+}
+
+TEST(OutputQueue, MovesParts) {
+  const OutMessage message = OutMessage::Of(std::string(5000, 'm'));
+  OutputQueue from, to;
+  from.Copy("head");
+  from.Refer(message.pieces[0], message.owner);
+  from.MoveTo(to, 2004);
+  EXPECT_EQ(from.size(), 3000u);
+  EXPECT_EQ(to.size(), 2004u);
+  EXPECT_EQ(Drain(to, 100), "head" + std::string(2000, 'm'));
+  from.MoveTo(to, 3000);
+  EXPECT_TRUE(from.empty());
+  EXPECT_EQ(Drain(to, 100), std::string(3000, 'm'));
+}
+
+TEST(OutputQueue, KeepsLargePiecesWhereTheyLieUntilTheyHaveLeft) {
+  OutputQueue queue;
+  std::weak_ptr<const void> owner;
+  const char* data = nullptr;
+  {
+    const OutMessage message = OutMessage::Of(std::string(5000, 'm'));
+    owner = message.owner;
+    data = message.pieces[0].data();
+    queue.Refer(message.pieces[0], message.owner);
+  }
+  std::array<iovec, 1> vectors;
+  ASSERT_EQ(queue.Fill(vectors), 1u);
+  EXPECT_EQ(vectors[0].iov_base, data);
+  queue.Consume(4999);
+  EXPECT_FALSE(owner.expired());
+  queue.Consume(1);
+  EXPECT_TRUE(owner.expired());
+}
+
+}  // namespace
+}  // namespace attend

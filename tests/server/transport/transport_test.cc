@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/transport.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/server/support/transport_fixture.h"
+
+namespace attend {
+namespace {
+
+class TransportTest : public TransportFixture {};
+
+TEST_F(TransportTest, ServesManyConnectionsOnManyLoops) {
+  options_.loops = 4;
+  Start();
+  constexpr int kThreads = 4, kConnections = 4, kCalls = 50;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int connection = 0; connection < kConnections; ++connection) {
+        ConnectedClient client = Connect();
+        std::vector<int32_t> ids;
+        for (int call = 0; call < kCalls; ++call) {
+          ids.push_back(client->Begin(call % 2 == 0 ? "/echo" : "/later"));
+          client->SendMessage(ids.back(), std::to_string(call));
+        }
+        for (const int32_t id : ids) {
+          ASSERT_TRUE(client.UntilClosed(id));
+          ASSERT_EQ(client->answer(id).Status(), 0);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(AllDone());
+  EXPECT_EQ(methods_.counts.begun.load(), kThreads * kConnections * kCalls);
+  EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() == 0; }));
+}
+
+TEST_F(TransportTest, EndsWithOpenCalls) {
+  for (int round = 0; round < 10; ++round) {
+    Start();
+    std::vector<ConnectedClient> clients;
+    for (const char* const path : {"/echo", "/later", "/held", "/flood"}) {
+      clients.push_back(Connect());
+      for (int i = 0; i < 5; ++i) {
+        clients.back()->SendMessage(clients.back()->Begin(path), "x", i % 2 == 0);
+      }
+      clients.back().Write();
+    }
+    if (round % 2 == 0) Eventually([&] { return methods_.counts.begun.load() > round; });
+    transport_.reset();
+    EXPECT_EQ(methods_.counts.done.load(), methods_.counts.begun.load());
+  }
+}
+
+TEST_F(TransportTest, DrainsWithoutLosingCalls) {
+  ConnectedClient client = Connect();
+  const int32_t id = client->Begin("/echo");
+  client->SendMessage(id, "before", false);
+  ASSERT_TRUE(client.Until([&] { return client->answer(id).Messages().size() == 1; }));
+  transport_->Drain();
+  ASSERT_TRUE(client.Until([&] { return client->goaways().size() == 2; }));
+  client->SendMessage(id, "after", true);
+  ASSERT_TRUE(client.UntilClosed(id));
+  EXPECT_EQ(client->answer(id).Messages().size(), 2u);
+  EXPECT_TRUE(client.Until([&] { return client.ended; }));
+  EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() == 0; }));
+}
+
+TEST_F(TransportTest, DrainsIdleAndOldConnections) {
+  options_.connection.idle_timeout = std::chrono::milliseconds(10);
+  options_.connection.drain_timeout = std::chrono::milliseconds(10);
+  ConnectedClient idle = Connect();
+  EXPECT_TRUE(idle.Until([&] { return idle.ended; }));
+  EXPECT_GE(idle->goaways().size(), 1u);  // without calls it hears no more
+  options_.connection.idle_timeout = std::chrono::hours(1);
+  options_.connection.age_max = std::chrono::milliseconds(10);
+  Start();
+  ConnectedClient old = Connect();
+  const int32_t id = old->Begin("/echo");
+  ASSERT_TRUE(old.Until([&] { return old->goaways().size() == 2; }));
+  old->SendMessage(id, "still");
+  ASSERT_TRUE(old.UntilClosed(id));
+  EXPECT_EQ(old->answer(id).Status(), 0);
+  EXPECT_TRUE(old.Until([&] { return old.ended; }));
+}
+
+TEST_F(TransportTest, ClosesConnectionsThatSayNothing) {
+  options_.connection.handshake_timeout = std::chrono::milliseconds(10);
+  ConnectedClient client = Connect();
+  client.client->Output();  // never sent
+  EXPECT_TRUE(client.Until([&] { return client.ended; }));
+}
+
+TEST_F(TransportTest, ClosesConnectionsThatFlood) {
+  ConnectedClient client = Connect();
+  for (int i = 0; i < 1000; ++i) client->Ping();
+  EXPECT_TRUE(client.Until([&] { return client.ended; }));
+  EXPECT_EQ(client->goaways().size(), 1u);
+}
+
+TEST_F(TransportTest, RefusesCallsOfAConnectionThatHasTooMany) {
+  options_.connection.calls_max = 10;
+  ConnectedClient client = Connect();
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 11; ++i) ids.push_back(client->Begin("/held"));
+  ASSERT_TRUE(client.UntilClosed(ids.back()));
+  EXPECT_EQ(client->answer(ids.back()).error, uint32_t{NGHTTP2_REFUSED_STREAM});
+}
+
+TEST_F(TransportTest, CountsPadding) {
+  ConnectedClient client = Connect();
+  client->Pad(100);
+  const int32_t id = client->Begin("/echo");
+  client->SendMessage(id, "padded");
+  ASSERT_TRUE(client.UntilClosed(id));
+  EXPECT_EQ(client->answer(id).Messages(), std::vector<std::string>{"padded"});
+  EXPECT_GE(transport_->CountPadding(), 200);
+}
+
+TEST_F(TransportTest, SaysThatItsLoopsAreAlive) {
+  options_.loops = 2;
+  Start();
+  const TimePoint before = clock_.Now();
+  EXPECT_TRUE(Eventually([&] { return transport_->LookedAt() > before; }));
+}
+
+// Lets so many calls be open, and counts.
+struct CountingGuard final : ConnectionGuard {
+  struct Counts {
+    std::atomic<int64_t> open{0}, bytes{0}, held{0}, ended{0}, failed{0};
+  };
+  CountingGuard(Counts& its_counts, int64_t its_most) : counts(its_counts), most(its_most) {}
+  Status OpenCall() override {
+    if (counts.open.load() >= most) return ResourceExhausted("too many calls");
+    counts.open.fetch_add(1);
+    return Status();
+  }
+  void CloseCall() override { counts.open.fetch_sub(1); }
+  void OnMessageBytes(int64_t bytes) override { counts.bytes.fetch_add(bytes); }
+  void OnHeld(int64_t bytes) override { counts.held.fetch_add(bytes); }
+  void OnEnd(const Status& why) override {
+    counts.ended.fetch_add(1);
+    counts.failed.fetch_add(why.ok() ? 0 : 1);
+  }
+
+  Counts& counts;
+  const int64_t most;
+};
+
+TEST_F(TransportTest, AsksItsGuard) {
+  CountingGuard::Counts counts;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+  const int32_t held = client->Begin("/held");
+  client->SendMessage(held, std::string(1000, 'h'), false);
+  const int32_t partly = client->Begin("/echo");
+  client->Send(partly, Framed(std::string(5000, 'p')).substr(0, 2000));
+  ASSERT_TRUE(client.Until([&] { return counts.bytes.load() == 1005 + 2000; }));
+  EXPECT_TRUE(Eventually([&] { return counts.held.load() >= 2900; }));
+  const int32_t whole = client->Begin("/echo");
+  client->SendMessage(whole, "w");
+  ASSERT_TRUE(client.UntilClosed(whole));
+  EXPECT_EQ(counts.open.load(), 2);
+  for (int i = 0; i < 2; ++i) client->Begin("/held");
+  EXPECT_TRUE(client.Until([&] { return client.ended; }));
+  EXPECT_TRUE(AllDone());
+  EXPECT_EQ(counts.open.load(), 0);
+  EXPECT_EQ(counts.held.load(), 0);
+  EXPECT_EQ(counts.ended.load(), 1);
+  EXPECT_EQ(counts.failed.load(), 1);
+}
+
+}  // namespace
+}  // namespace attend
