@@ -104,8 +104,9 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
 // Takes all of one size at once.
 Status SessionTable::TakeCopies(const CopyLayers& layers, int64_t length, Cut& cut,
                                 CacheRefusal* refusal) {
+  const PageTree& tree = TreeOf(*cut.origin);
   const auto charge = [&](const auto& layer) {
-    return TreeOf(*cut.origin).Charge(layer.first) * std::ssize(layer.second);
+    return tree.Charge(layer.first) * std::ssize(layer.second);
   };
   int64_t later_bytes = 0;
   for (const auto& layer : layers) later_bytes += charge(layer);
