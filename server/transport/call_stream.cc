@@ -33,7 +33,7 @@ CallStream::CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& h
       deadline_(deadline),
       calls_(calls),
       siblings_(std::move(siblings)),
-      assembler_(message_bytes_max) {
+      assembler_(message_bytes_max, head_.encoding) {
   calls_.fetch_add(1);
   siblings_->fetch_add(1);
 }
@@ -55,18 +55,11 @@ void CallStream::Begin(CallMethods& methods) {
 
 template <class F>
 void CallStream::Ask(const F& ask) {
-  if (!loop_.OnThread()) {
-    const MutexLock lock(mutex_);
-    ask(asked_);
-    // Under the lock, so that the call cannot end meanwhile: Apply takes it to see what was asked.
-    loop_.Post(*this);
-    return;
-  }
-  {
-    const MutexLock lock(mutex_);
-    ask(asked_);
-  }
-  Apply();
+  const MutexLock lock(mutex_);
+  ask(asked_);
+  // In a callback of this call, Apply goes on once that returns. Posted under the lock, so that the
+  // call cannot end meanwhile: Apply takes it to see what was asked.
+  if (!loop_.OnThread() || !applying_) loop_.Post(*this);
 }
 
 void CallStream::Read() {
@@ -83,6 +76,12 @@ void CallStream::AddHeader(std::string key, std::string value) {
 
 void CallStream::Finish(CallEnd end) {
   Ask([&](Asked& asked) { asked.end = std::move(end); });
+}
+
+void CallStream::Cancel() {
+  const MutexLock lock(mutex_);
+  asked_.cancel = true;
+  loop_.Post(*this);
 }
 
 bool CallStream::TakeAsked(Asked& asked) {
@@ -106,11 +105,11 @@ void CallStream::Apply() {
   }
   applying_ = false;
   Keep(std::exchange(incoming_, {}));
-  CountHeld();
   if (done_ && !posted()) delete this;
 }
 
 void CallStream::Do(Asked& asked) {
+  if (asked.cancel) Lose();
   reading_ |= asked.read;
   writing_ |= asked.write.has_value();
   ended_ |= asked.end.has_value();
@@ -200,7 +199,7 @@ void CallStream::Send(const OutMessage& message) {
       0, static_cast<char>(bytes >> 24), static_cast<char>(bytes >> 16),
       static_cast<char>(bytes >> 8), static_cast<char>(bytes)};
   output.Copy({prefix.data(), prefix.size()});
-  for (const std::string_view piece : message.pieces) output.Refer(piece, message.owner);
+  for (const OutMessage::Piece& piece : message.pieces) output.Refer(piece.bytes, piece.owner);
   if (std::exchange(responded_, true)) {
     owner_->session().Resume(id_, *this);
   } else {
@@ -232,6 +231,10 @@ void CallStream::Fail(const Status& status) {
 void CallStream::SendEnd(const CallEnd& end) {
   if (owner_ == nullptr || std::exchange(answered_, true)) return;
   loop_.Clear(*this);
+  // In one block of headers, clients would take initial metadata for trailing metadata.
+  if (!first_.entries().empty() && !std::exchange(responded_, true)) {
+    owner_->session().Respond(id_, *this, Headers());
+  }
   if (responded_) {
     CallMetadata trailers;
     AddStatus(end, trailers);
@@ -248,6 +251,7 @@ CallMetadata CallStream::Headers() const {
   CallMetadata headers;
   headers.Add(":status", "200");
   headers.Add("content-type", "application/grpc");
+  headers.Add("grpc-accept-encoding", "identity");
   for (const auto& [key, value] : first_.entries()) headers.Add(key, value);
   return headers;
 }
@@ -259,15 +263,8 @@ void CallStream::Keep(std::string_view bytes) {
   unread_.append(bytes);
 }
 
-void CallStream::CountHeld() {
-  const int64_t held = assembler_.held_bytes() + static_cast<int64_t>(unread_.capacity());
-  if (owner_ != nullptr && held != held_bytes_) {
-    owner_->OnHeld(held - std::exchange(held_bytes_, held));
-  }
-}
-
 void CallStream::OnData(std::string_view bytes) {
-  owner_->OnCame(static_cast<int64_t>(bytes.size()));
+  owner_->OnCame(id_, bytes);
   if (answered_ || cancelled()) return owner_->session().Consume(id_, bytes.size());
   incoming_ = bytes;
   Apply();
@@ -287,7 +284,6 @@ void CallStream::OnClose() {
   if (!trailers_sent) cancelled_.store(true, std::memory_order_seq_cst);
   loop_.Clear(*this);
   output.Clear();
-  owner_->OnHeld(-std::exchange(held_bytes_, 0));
   std::exchange(owner_, nullptr)->OnStreamClosed(*this);
   Apply();
 }

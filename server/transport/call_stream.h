@@ -4,9 +4,10 @@
 // call.
 //
 // Everything happens on the loop's thread, in Apply, which calls the handler and is not entered
-// twice: what the handler asks for meanwhile is done once its callback has returned. Other threads
-// leave what they ask for in `asked_` and post the call. It deletes itself once the handler has
-// heard OnDone, and no sooner than its post has run.
+// twice: what the handler asks for meanwhile is done once its callback has returned. What is asked
+// for elsewhere, on whatever thread, is left in `asked_`, and the call is posted. So no function
+// that a handler calls calls a handler, and locks may be held around it. The call deletes itself
+// once the handler has heard OnDone, and no sooner than its post has run.
 
 #pragma once
 
@@ -32,10 +33,8 @@ class CallOwner {
   virtual Http2Session& session() = 0;
   // The session may have something to send.
   virtual void OnOutput() = 0;
-  // So many bytes of messages came.
-  virtual void OnCame(int64_t bytes) = 0;
-  // Unfinished and unread messages take so many bytes more; less, if negative.
-  virtual void OnHeld(int64_t bytes) = 0;
+  // The next bytes of the call's messages came.
+  virtual void OnCame(int32_t id, std::string_view bytes) = 0;
   // The stream has ended. The call does not use its owner any more.
   virtual void OnStreamClosed(class CallStream& call) = 0;
 
@@ -69,6 +68,7 @@ class CallStream final : public ServerCall,
   void Write(OutMessage message) override;
   void AddHeader(std::string key, std::string value) override;
   void Finish(CallEnd end) override;
+  void Cancel() override;
   bool cancelled() const override { return cancelled_.load(std::memory_order_seq_cst); }
 
   void OnData(std::string_view bytes) override;
@@ -76,6 +76,7 @@ class CallStream final : public ServerCall,
   void OnTaken(size_t bytes) override;
   void OnClose() override;
 
+  int32_t id() const { return id_; }
   // Its place in its connection's list.
   size_t place = 0;
 
@@ -85,7 +86,8 @@ class CallStream final : public ServerCall,
     bool read = false;
     std::optional<OutMessage> write;
     std::optional<CallEnd> end;
-    bool any() const { return read || write || end; }
+    bool cancel = false;
+    bool any() const { return read || write || end || cancel; }
   };
 
   ~CallStream();
@@ -108,7 +110,6 @@ class CallStream final : public ServerCall,
   // none.
   void Lose();
   void Keep(std::string_view bytes);
-  void CountHeld();
   CallMetadata Headers() const;
 
   Loop& loop_;
@@ -131,7 +132,6 @@ class CallStream final : public ServerCall,
   std::string unread_;         // what has come and was not asked for
   size_t unread_at_ = 0;       // of which this much has been read
   std::string_view incoming_;  // what came just now
-  int64_t held_bytes_ = 0;     // as the owner knows
   bool applying_ = false;
   bool half_closed_ = false;  // the client sends no more
   bool reading_ = false;      // the handler waits for a message

@@ -130,7 +130,8 @@ void Connection::Flush() {
   if (closed_) return;
   const bool told = session_->output().empty();
   // One attempt to tell it must do: it may not read.
-  if (closing_ || (told && session_->over())) return Close(why_);
+  if (closing_) return Close(why_);
+  if (told && session_->over()) return Close(session_->wrong());
   SetEvents();
 }
 
@@ -211,12 +212,10 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
   const int64_t message_bytes_max = share_.methods.MessageBytesMax(head.path);
   auto* const call = new CallStream(share_.loop, *this, id, std::move(head), peer_, deadline,
                                     message_bytes_max, share_.calls, living_);
-  const Status open = guard_ == nullptr ? Status() : guard_->OpenCall();
+  const Status open = guard_ == nullptr ? Status() : guard_->OpenCall(id);
   if (!open.ok()) {
     call->Drop();
-    closing_ = true;
-    why_ = open;
-    session_->Terminate(NGHTTP2_ENHANCE_YOUR_CALM);
+    EndFor(open);
     return nullptr;
   }
   call->place = calls_.size();
@@ -232,19 +231,28 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
   return call;
 }
 
-void Connection::OnCame(int64_t bytes) {
-  if (guard_ != nullptr) guard_->OnMessageBytes(bytes);
+void Connection::OnCame(int32_t id, std::string_view bytes) {
+  if (guard_ == nullptr) return;
+  const Status may = guard_->OnMessageBytes(id, bytes);
+  if (!may.ok()) EndFor(may);
 }
 
-void Connection::OnHeld(int64_t bytes) {
-  if (guard_ != nullptr && bytes != 0) guard_->OnHeld(bytes);
+void Connection::OnGrant(int32_t id, int64_t bytes) {
+  if (guard_ != nullptr) guard_->OnGrant(id, bytes);
+}
+
+void Connection::EndFor(const Status& why) {
+  if (std::exchange(closing_, true)) return;
+  why_ = why;
+  session_->Terminate(NGHTTP2_ENHANCE_YOUR_CALM);
+  OnOutput();
 }
 
 void Connection::OnStreamClosed(CallStream& call) {
   calls_.back()->place = call.place;
   std::swap(calls_[call.place], calls_.back());
   calls_.pop_back();
-  if (guard_ != nullptr) guard_->CloseCall();
+  if (guard_ != nullptr) guard_->CloseCall(call.id());
   if (calls_.empty() && !closed_ && !draining_) {
     idle_since_ = share_.clock.Now();
     SetTimer();
@@ -266,6 +274,12 @@ void Connection::Close(const Status& why) {
   // Each takes itself out of the list, and may go; the session is not used any more.
   while (!calls_.empty()) calls_.back()->OnClose();
   session_.reset();
+  if (guard_ != nullptr) guard_->OnEnd(why);
+  if (!why.ok()) {
+    // Reset: a client whose bytes no longer fit the socket would wait for a minute otherwise.
+    const linger at_once{1, 0};
+    setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  }
   socket_.Reset();
   if (place_ != kNowhere) {
     share_.connections.back()->place_ = place_;
@@ -273,7 +287,6 @@ void Connection::Close(const Status& why) {
     share_.connections.pop_back();
   }
   share_.connections_count.fetch_sub(1, std::memory_order_relaxed);
-  if (guard_ != nullptr) guard_->OnEnd(why);
   share_.loop.Post(*this);  // to delete it, once no event of this turn can meet it
 }
 

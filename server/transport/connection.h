@@ -31,13 +31,14 @@ class ConnectionGuard {
   virtual ~ConnectionGuard() = default;
   // A call begins, and ends once its stream does. An error ends the connection: its peer has too
   // many open.
-  virtual Status OpenCall() = 0;
-  virtual void CloseCall() = 0;
-  // So many bytes came of a call's messages.
-  virtual void OnMessageBytes(int64_t bytes) = 0;
-  // Unread and unfinished messages take so many bytes more; less, if negative.
-  virtual void OnHeld(int64_t bytes) = 0;
-  // The connection is over. `why` is an error if it was ended for what its client did.
+  virtual Status OpenCall(int32_t id) = 0;
+  virtual void CloseCall(int32_t id) = 0;
+  // The next bytes of a call's messages came. An error ends the connection.
+  virtual Status OnMessageBytes(int32_t id, std::string_view bytes) = 0;
+  // The client may send so many bytes more of a call's messages; of all, if the id is 0.
+  virtual void OnGrant(int32_t id, int64_t bytes) = 0;
+  // The connection is over, and its socket is about to be closed. `why` is an error if it was ended
+  // for what its client did.
   virtual void OnEnd(const Status& why) = 0;
 };
 
@@ -105,11 +106,13 @@ class Connection final : public Loop::Task,
   Http2Stream* OnRequest(int32_t id, RequestHead&& head) override;
   Http2Session& session() override { return *session_; }
   void OnOutput() override { share_.loop.AtTurnEnd(*this); }
-  void OnCame(int64_t bytes) override;
-  void OnHeld(int64_t bytes) override;
+  void OnCame(int32_t id, std::string_view bytes) override;
+  void OnGrant(int32_t id, int64_t bytes) override;
   void OnStreamClosed(CallStream& call) override;
 
   void Begin();
+  // Ends the connection once its client has been told that it did what it may not.
+  void EndFor(const Status& why);
   void Read();
   // Writes what the session has to say, as far as the socket takes it.
   void Flush();

@@ -12,7 +12,6 @@
 namespace attend {
 namespace {
 
-constexpr int64_t kHeaderOverheadBytes = 32;  // RFC 9113, 6.5.2
 constexpr int64_t kHardHeaderFactor = 8;
 constexpr int kFirstExtension = 10;  // type of frame
 constexpr int32_t kStreamMax = 0x7fffffff;
@@ -197,8 +196,6 @@ Http2Stream* Http2Session::Find(int32_t id) const {
   return static_cast<Http2Stream*>(nghttp2_session_get_stream_user_data(session_, id));
 }
 
-void Http2Session::Complain(std::string error) { complaint_ = std::move(error); }
-
 bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
   ++counts_.frames;
   const bool ack = (head.flags & NGHTTP2_FLAG_ACK) != 0;
@@ -241,43 +238,24 @@ int Http2Session::BeginHeaders(const nghttp2_frame& frame) {
   if (!request_) return 0;
   newest_ = frame.hd.stream_id;
   budget_.CountCall();
-  return 0;
+  if (acknowledged_ || ++unacknowledged_calls_ <= limits_.streams_max) return 0;
+  Complain("calls came beyond the settings, which the client has not acknowledged");
+  return NGHTTP2_ERR_CALLBACK_FAILURE;
 }
 
 int Http2Session::AddHeader(std::string_view name, std::string_view value) {
-  head_.list_bytes += static_cast<int64_t>(name.size() + value.size()) + kHeaderOverheadBytes;
-  if (head_.list_bytes > limits_.header_list_bytes_max * kHardHeaderFactor) {
-    Complain("the headers of a call have more than " +
-             std::to_string(limits_.header_list_bytes_max * kHardHeaderFactor) + " bytes");
-    return NGHTTP2_ERR_CALLBACK_FAILURE;
-  }
-  if (head_.list_bytes > limits_.header_list_bytes_max) head_.too_large = true;
-  if (!request_ || head_.too_large) return 0;
-  if (name == ":method") {
-    head_.method = value;
-  } else if (name == ":scheme") {
-    head_.scheme = value;
-  } else if (name == ":path") {
-    head_.path = value;
-  } else if (name == ":authority") {
-    head_.authority = value;
-  } else if (name == "content-type") {
-    head_.content_type = value;
-  } else if (name == "grpc-encoding") {
-    head_.encoding = value;
-  } else if (name == "grpc-timeout") {
-    head_.timeout = std::string(value);
-  } else if (name != "te" && name != "grpc-accept-encoding") {
-    head_.malformed |= !AddReceived(name, value, head_.metadata);
-  }
-  return 0;
+  // The client's own trailers are counted alone.
+  head_.Add(name, value, request_ ? limits_.header_list_bytes_max : 0);
+  const int64_t most = limits_.header_list_bytes_max * kHardHeaderFactor;
+  if (head_.list_bytes <= most) return 0;
+  Complain("the headers of a call have more than " + std::to_string(most) + " bytes");
+  return NGHTTP2_ERR_CALLBACK_FAILURE;
 }
 
 void Http2Session::EndFrame(const nghttp2_frame& frame) {
   switch (frame.hd.type) {
     case NGHTTP2_HEADERS:
-      EndHeaders(frame);
-      return;
+      return EndHeaders(frame);
     case NGHTTP2_DATA: {
       const bool ends = (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
       if (frame.data.padlen > 0) {
@@ -297,8 +275,11 @@ void Http2Session::EndFrame(const nghttp2_frame& frame) {
       if (draining_ && ours) EndDrain();
       return;
     }
-    default:
+    case NGHTTP2_SETTINGS:
+      acknowledged_ |= (frame.hd.flags & NGHTTP2_FLAG_ACK) != 0;
       return;
+    default:
+      break;
   }
 }
 
@@ -337,7 +318,13 @@ ssize_t Http2Session::ReadOutput(int32_t id, Http2Stream& stream, size_t bytes_m
 }
 
 void Http2Session::Sent(const nghttp2_frame& frame) {
-  if (frame.hd.type == NGHTTP2_GOAWAY && frame.goaway.last_stream_id == kStreamMax) {
+  if (frame.hd.type == NGHTTP2_WINDOW_UPDATE) {
+    owner_.OnGrant(frame.hd.stream_id, frame.window_update.window_size_increment);
+  }
+  if (frame.hd.type == NGHTTP2_GOAWAY && frame.goaway.error_code != NGHTTP2_NO_ERROR) {
+    wrong_ = InvalidArgument(std::string("the client broke a rule of HTTP/2: ") +
+                             nghttp2_http2_strerror(frame.goaway.error_code));
+  } else if (frame.hd.type == NGHTTP2_GOAWAY && frame.goaway.last_stream_id == kStreamMax) {
     // Its answer comes once the client knows. Any sooner, the ping would overtake the notice.
     nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE,
                         reinterpret_cast<const uint8_t*>(kDrainPing.data()));

@@ -20,24 +20,16 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/transport/frame_budget.h"
 #include "server/transport/metadata.h"
 #include "server/transport/output_queue.h"
+#include "server/transport/request_head.h"
 
 namespace attend {
-
-// The headers of a request, once they are whole.
-struct RequestHead {
-  std::string method, scheme, path, authority, content_type, encoding;
-  std::optional<std::string> timeout;
-  CallMetadata metadata;   // the rest, but for what gRPC itself uses
-  int64_t list_bytes = 0;  // as HTTP/2 counts them: 32 more for each header
-  bool too_large = false;  // what goes beyond the limit is not here
-  bool malformed = false;  // a binary value is no base64
-};
 
 // A stream of a session, which begins with its request and ends with OnClose.
 class Http2Stream {
@@ -89,6 +81,8 @@ class Http2Session {
     // A request has begun on that stream. Null: it has been answered whole, or reset, and what its
     // client still sends is dropped.
     virtual Http2Stream* OnRequest(int32_t id, RequestHead&& head) = 0;
+    // The client is told that it may send so many bytes more on a stream; on all, if the id is 0.
+    virtual void OnGrant(int32_t id, int64_t bytes) = 0;
 
    protected:
     ~Owner() = default;
@@ -109,6 +103,9 @@ class Http2Session {
   bool wants_send() const { return nghttp2_session_want_write(session_) != 0; }
   // Nothing more comes or goes, once the output has left.
   bool over() const { return !wants_send() && nghttp2_session_want_read(session_) == 0; }
+
+  // Not OK once the client has been told by a GOAWAY that it did what it may not.
+  const Status& wrong() const { return wrong_; }
 
   // Begins the answer on a stream that is open.
   void Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers);
@@ -142,7 +139,7 @@ class Http2Session {
   ssize_t ReadOutput(int32_t id, Http2Stream& stream, size_t bytes_max, uint32_t& flags);
   void Sent(const nghttp2_frame& frame);
   Http2Stream* Find(int32_t id) const;
-  void Complain(std::string error);
+  void Complain(std::string error) { complaint_ = std::move(error); }
 
   const Limits limits_;
   Owner& owner_;
@@ -156,6 +153,9 @@ class Http2Session {
   RequestHead head_;      // of the block that is coming: there is one at a time
   bool request_ = false;  // that block begins a request
   bool draining_ = false;
+  bool acknowledged_ = false;          // the client has, the settings
+  uint32_t unacknowledged_calls_ = 0;  // before it had
+  Status wrong_;
   std::string complaint_;  // that ended Receive
 };
 

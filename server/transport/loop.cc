@@ -24,8 +24,7 @@ constexpr int kEventsMax = 256;
 Loop::Loop(const Clock& clock)
     : clock_(clock),
       events_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      looked_(clock.Now()) {}
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 Result<std::unique_ptr<Loop>> Loop::Start(ThreadName name, const Clock& clock) {
   std::unique_ptr<Loop> loop(new Loop(clock));
@@ -80,7 +79,6 @@ void Loop::Wait() {
   if (posted_.load() != nullptr || ending_.load()) wait_ms = 0;
   const int count = epoll_wait(events_.get(), events.data(), kEventsMax, wait_ms);
   asleep_.store(false);
-  looked_.store(clock_.Now(), std::memory_order_relaxed);
   for (int i = 0; i < count; ++i) {
     if (events[i].data.ptr == nullptr) {
       eventfd_t value;

@@ -95,8 +95,6 @@ class Loop {
   // Any thread; never blocks, takes no lock and no memory.
   void Post(Task& task);
   bool OnThread() const { return std::this_thread::get_id() == id_.load(); }
-  // When the thread last did something, for a look from outside. Any thread.
-  TimePoint looked() const { return looked_.load(std::memory_order_relaxed); }
   // Turns so far. Any thread.
   int64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
@@ -131,7 +129,6 @@ class Loop {
   std::atomic<Task*> posted_{nullptr};  // newest first
   std::atomic<bool> asleep_{false};     // or about to be, so a post must wake it
   std::atomic<bool> ending_{false};
-  std::atomic<TimePoint> looked_;
   std::atomic<int64_t> turns_{0};
   std::vector<Timer*> timers_;         // a heap, the next first
   TurnEnd* first_turn_end_ = nullptr;  // a list, the newest first

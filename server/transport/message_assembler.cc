@@ -30,7 +30,8 @@ Status MessageAssembler::TakePrefix(std::string_view& bytes) {
                              " bytes, must have at most " + std::to_string(message_bytes_max_));
   }
   if (prefix_[0] == 1) {
-    return Unimplemented("a message is compressed; this server takes identity alone");
+    return Unimplemented("a message is compressed by '" + encoding_ +
+                         "', must have the encoding identity");
   }
   return Status();
 }

@@ -36,7 +36,9 @@ class MessageAssembler {
  public:
   static constexpr size_t kPrefixBytes = 5;
 
-  explicit MessageAssembler(int64_t message_bytes_max) : message_bytes_max_(message_bytes_max) {}
+  // `encoding` is that of compressed messages, which are refused: none is inflated.
+  explicit MessageAssembler(int64_t message_bytes_max, std::string encoding = {})
+      : message_bytes_max_(message_bytes_max), encoding_(std::move(encoding)) {}
 
   // Takes from `bytes` what belongs to the next message. `whole`: it has come, and is in `message`;
   // call again for what is left of `bytes`. May throw std::bad_alloc.
@@ -53,6 +55,7 @@ class MessageAssembler {
   Status TakePrefix(std::string_view& bytes);
 
   const int64_t message_bytes_max_;
+  const std::string encoding_;
   size_t prefix_bytes_ = 0;
   uint8_t prefix_[kPrefixBytes] = {};
   size_t length_ = 0;                      // of the message, once its prefix is whole

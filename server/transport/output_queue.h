@@ -20,19 +20,22 @@
 
 namespace attend {
 
-// A message on its way out. `owner` keeps the pieces.
+// A message on its way out. Each piece is kept by its owner, which is let go of once it has left.
 struct OutMessage {
-  std::vector<std::string_view> pieces;
-  std::shared_ptr<const void> owner;
+  struct Piece {
+    std::string_view bytes;
+    std::shared_ptr<const void> owner;
+  };
+  std::vector<Piece> pieces;
 
   // A message that owns its bytes.
   static OutMessage Of(std::string bytes) {
     const auto owned = std::make_shared<const std::string>(std::move(bytes));
-    return {{*owned}, owned};
+    return {{{*owned, owned}}};
   }
   int64_t bytes() const {
     int64_t sum = 0;
-    for (const std::string_view piece : pieces) sum += static_cast<int64_t>(piece.size());
+    for (const Piece& piece : pieces) sum += static_cast<int64_t>(piece.bytes.size());
     return sum;
   }
 };

@@ -24,7 +24,8 @@ struct CallEnd {
   CallMetadata trailers;
 };
 
-// The server's end of a call. Any thread, but where it says otherwise. Lives until OnDone returns.
+// The server's end of a call. Any thread; none of its functions calls the handler before it
+// returns, so locks may be held. Lives until OnDone returns.
 class ServerCall {
  public:
   // These are the same for the whole call.
@@ -33,8 +34,8 @@ class ServerCall {
   virtual const std::string& peer() const = 0;
   virtual TimePoint deadline() const = 0;  // kNever: none
 
-  // Asks for the next message: OnMessage follows, or OnHalfClose, maybe before this returns. On a
-  // cancelled call it is OnHalfClose.
+  // Asks for the next message: OnMessage follows, or OnHalfClose. On a cancelled call it is
+  // OnHalfClose.
   virtual void Read() = 0;
   // Sends a message, after which OnWritten follows, maybe before this returns: once few bytes of
   // the call wait for its client, so a client that does not read stops the call and takes no
@@ -46,6 +47,8 @@ class ServerCall {
   // still comes.
   virtual void Finish(CallEnd end) = 0;
 
+  // Resets the call, such as one whose client does not read. OnCancel follows. Until OnDone.
+  virtual void Cancel() = 0;
   // The answer is no longer wanted: the client went, or reset the call, or its deadline has passed.
   // Once true, stays true.
   virtual bool cancelled() const = 0;

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "kernels/util/mutex.h"
-#include "server/transport/transport.h"
+#include "server/transport/http2_transport.h"
 #include "tests/server/support/http2_client.h"
 
 namespace attend {
@@ -149,7 +149,8 @@ struct ConnectedClient {
 class TransportFixture : public ::testing::Test {
  protected:
   void Start() {
-    Result<std::unique_ptr<Transport>> transport = Transport::Start(options_, methods_, clock_);
+    Result<std::unique_ptr<Http2Transport>> transport =
+        Http2Transport::Start(options_, methods_, clock_);
     ASSERT_TRUE(transport.ok());
     transport_ = std::move(*transport);
   }
@@ -173,8 +174,8 @@ class TransportFixture : public ::testing::Test {
 
   SteadyClock clock_;
   TestMethods methods_;
-  Transport::Options options_;
-  std::unique_ptr<Transport> transport_;
+  Http2Transport::Options options_;
+  std::unique_ptr<Http2Transport> transport_;
 };
 
 }  // namespace attend

@@ -25,7 +25,7 @@ struct Recorded final : Http2Stream {
   }
   void Write(std::string bytes) {
     const OutMessage message = OutMessage::Of(std::move(bytes));
-    output.Refer(message.pieces[0], message.owner);
+    output.Refer(message.pieces[0].bytes, message.pieces[0].owner);
   }
 
   std::string came;
@@ -51,6 +51,7 @@ class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
     stream->head = std::move(head);
     return (streams_[id] = std::move(stream)).get();
   }
+  void OnGrant(int32_t id, int64_t bytes) override { granted_[id] += bytes; }
   Http2Session& session() {
     if (session_ == nullptr) {
       Http2Session::Owner& owner = *this;
@@ -85,9 +86,19 @@ class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
   SteadyClock clock_;
   Http2Session::Limits limits_;
   std::map<int32_t, std::unique_ptr<Recorded>> streams_;
+  std::map<int32_t, int64_t> granted_;
   bool refuses_ = false;
   std::unique_ptr<Http2Session> session_;
 };
+
+// The head of a frame, and so many zeros.
+std::string Frame(uint8_t type, uint8_t flags, int32_t id, size_t bytes) {
+  std::string frame = {
+      static_cast<char>(bytes >> 16), static_cast<char>(bytes >> 8), static_cast<char>(bytes),
+      static_cast<char>(type),        static_cast<char>(flags),      static_cast<char>(id >> 24),
+      static_cast<char>(id >> 16),    static_cast<char>(id >> 8),    static_cast<char>(id)};
+  return frame.append(bytes, '\0');
+}
 
 TEST_F(Http2SessionTest, TakesARequestAndAnswersIt) {
   for (const size_t piece : {1, 3, 100000}) {
@@ -175,6 +186,7 @@ TEST_F(Http2SessionTest, WaitsForWhatIsConsumed) {
   session().Consume(slow, 100000);
   ASSERT_TRUE(Exchange(client).ok());
   EXPECT_EQ(stream.came.size(), 250000u);
+  EXPECT_EQ(granted_[slow], 200000);
 }
 
 TEST_F(Http2SessionTest, TakesPaddingAndCountsIt) {
@@ -258,6 +270,32 @@ TEST_F(Http2SessionTest, RefusesStreamsBeyondThatBeforeTheClientKnows) {
   EXPECT_EQ(client.answer(last).error, uint32_t{NGHTTP2_REFUSED_STREAM});
 }
 
+TEST_F(Http2SessionTest, EndsAConnectionThatNeverAcknowledgesTheSettings) {
+  limits_.streams_max = 3;
+  Http2Client client;
+  std::string said = client.Output();
+  Status status = session().Receive(said);
+  for (int i = 0; i < 4 && status.ok(); ++i) {
+    const int32_t id = client.Begin("/a.B/C", {}, true);
+    status = session().Receive(client.Output());
+    if (i < 3) session().RespondWhole(id, kHeaders);
+    ASSERT_TRUE(session().Send().ok());
+  }
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+}
+
+TEST_F(Http2SessionTest, SaysThatARuleOfHttp2WasBroken) {
+  Http2Client client;
+  client.Begin("/a.B/C", {}, true);
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_TRUE(session().wrong().ok());
+  const std::string of_an_even_stream = Frame(NGHTTP2_DATA, 0, 2, 100);
+  ASSERT_TRUE(session().Receive(of_an_even_stream).ok());
+  ToClient(client);
+  EXPECT_EQ(session().wrong().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(session().over() || session().wants_send());
+}
+
 TEST_F(Http2SessionTest, DropsWhatComesForRefusedStreams) {
   refuses_ = true;
   limits_.connection_window_bytes = 100000;
@@ -292,15 +330,6 @@ TEST_F(Http2SessionTest, EndsAConnectionOfEndlessHeaders) {
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   ASSERT_EQ(client.goaways().size(), 1u);
   EXPECT_EQ(client.goaways()[0].second, uint32_t{NGHTTP2_ENHANCE_YOUR_CALM});
-}
-
-// The head of a frame, and so many zeros.
-std::string Frame(uint8_t type, uint8_t flags, int32_t id, size_t bytes) {
-  std::string frame = {
-      static_cast<char>(bytes >> 16), static_cast<char>(bytes >> 8), static_cast<char>(bytes),
-      static_cast<char>(type),        static_cast<char>(flags),      static_cast<char>(id >> 24),
-      static_cast<char>(id >> 16),    static_cast<char>(id >> 8),    static_cast<char>(id)};
-  return frame.append(bytes, '\0');
 }
 
 TEST_F(Http2SessionTest, EndsConnectionsThatSendWhatCarriesNothing) {

@@ -165,12 +165,11 @@ TEST(Loop, EndsATurnOnceForEachThatAsked) {
   EXPECT_EQ(two.turns.load(), 1);
 }
 
-TEST(Loop, SaysThatItIsAlive) {
+TEST(Loop, CountsItsTurns) {
   const SteadyClock clock{};
   const std::unique_ptr<Loop> loop = StartLoop(clock);
-  const TimePoint before = clock.Now();
   RunOn(*loop, [] {});
-  EXPECT_GE(loop->looked(), before);
+  RunOn(*loop, [] {});
   EXPECT_GT(loop->turns(), 0);
 }
 

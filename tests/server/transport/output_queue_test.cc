@@ -40,7 +40,7 @@ TEST(OutputQueue, KeepsOrderAndBytes) {
         queue.Copy(bytes);
       } else {
         const OutMessage message = OutMessage::Of(bytes);
-        for (const std::string_view piece : message.pieces) queue.Refer(piece, message.owner);
+        for (const auto& piece : message.pieces) queue.Refer(piece.bytes, piece.owner);
       }
     }
     EXPECT_EQ(queue.size(), sent.size());
@@ -52,7 +52,7 @@ TEST(OutputQueue, MovesParts) {
   const OutMessage message = OutMessage::Of(std::string(5000, 'm'));
   OutputQueue from, to;
   from.Copy("head");
-  from.Refer(message.pieces[0], message.owner);
+  from.Refer(message.pieces[0].bytes, message.pieces[0].owner);
   from.MoveTo(to, 2004);
   EXPECT_EQ(from.size(), 3000u);
   EXPECT_EQ(to.size(), 2004u);
@@ -68,9 +68,9 @@ TEST(OutputQueue, KeepsLargePiecesWhereTheyLieUntilTheyHaveLeft) {
   const char* data = nullptr;
   {
     const OutMessage message = OutMessage::Of(std::string(5000, 'm'));
-    owner = message.owner;
-    data = message.pieces[0].data();
-    queue.Refer(message.pieces[0], message.owner);
+    owner = message.pieces[0].owner;
+    data = message.pieces[0].bytes.data();
+    queue.Refer(message.pieces[0].bytes, message.pieces[0].owner);
   }
   std::array<iovec, 1> vectors;
   ASSERT_EQ(queue.Fill(vectors), 1u);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "server/transport/transport.h"
+#include "server/transport/http2_transport.h"
 
 #include <gtest/gtest.h>
 
@@ -126,27 +126,59 @@ TEST_F(TransportTest, CountsPadding) {
   EXPECT_GE(transport_->CountPadding(), 200);
 }
 
-TEST_F(TransportTest, SaysThatItsLoopsAreAlive) {
+// Keeps its loop from going on, from the first call until it is told.
+struct StandStill {
+  struct Guard final : ConnectionGuard {
+    explicit Guard(StandStill& its_stand) : stand(its_stand) {}
+    Status OpenCall(int32_t) override {
+      stand.stands.store(true);
+      while (stand.stands.load()) std::this_thread::yield();
+      return Status();
+    }
+    void CloseCall(int32_t) override {}
+    Status OnMessageBytes(int32_t, std::string_view) override { return Status(); }
+    void OnGrant(int32_t, int64_t) override {}
+    void OnEnd(const Status&) override {}
+
+    StandStill& stand;
+  };
+  std::atomic<bool> stands{false};
+};
+
+TEST_F(TransportTest, SaysWhetherItsLoopsStandStill) {
   options_.loops = 2;
   Start();
-  const TimePoint before = clock_.Now();
-  EXPECT_TRUE(Eventually([&] { return transport_->LookedAt() > before; }));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(Eventually([&] { return transport_->StoodStill() == Duration::zero(); }));
+  }
+  StandStill stand;
+  ConnectedClient client = Connect(std::make_unique<StandStill::Guard>(stand));
+  client->Begin("/held");
+  client.Write();
+  ASSERT_TRUE(Eventually([&] { return stand.stands.load(); }));
+  EXPECT_TRUE(Eventually([&] { return transport_->StoodStill() > std::chrono::milliseconds(5); }));
+  stand.stands.store(false);
+  EXPECT_TRUE(Eventually([&] { return transport_->StoodStill() == Duration::zero(); }));
 }
 
 // Lets so many calls be open, and counts.
 struct CountingGuard final : ConnectionGuard {
   struct Counts {
-    std::atomic<int64_t> open{0}, bytes{0}, held{0}, ended{0}, failed{0};
+    std::atomic<int64_t> open{0}, bytes{0}, granted{0}, ended{0}, failed{0};
   };
   CountingGuard(Counts& its_counts, int64_t its_most) : counts(its_counts), most(its_most) {}
-  Status OpenCall() override {
+  Status OpenCall(int32_t) override {
     if (counts.open.load() >= most) return ResourceExhausted("too many calls");
     counts.open.fetch_add(1);
     return Status();
   }
-  void CloseCall() override { counts.open.fetch_sub(1); }
-  void OnMessageBytes(int64_t bytes) override { counts.bytes.fetch_add(bytes); }
-  void OnHeld(int64_t bytes) override { counts.held.fetch_add(bytes); }
+  void CloseCall(int32_t) override { counts.open.fetch_sub(1); }
+  Status OnMessageBytes(int32_t, std::string_view bytes) override {
+    if (bytes.find("wrong") != std::string_view::npos) return InvalidArgument("wrong bytes");
+    counts.bytes.fetch_add(static_cast<int64_t>(bytes.size()));
+    return Status();
+  }
+  void OnGrant(int32_t, int64_t bytes) override { counts.granted.fetch_add(bytes); }
   void OnEnd(const Status& why) override {
     counts.ended.fetch_add(1);
     counts.failed.fetch_add(why.ok() ? 0 : 1);
@@ -156,25 +188,31 @@ struct CountingGuard final : ConnectionGuard {
   const int64_t most;
 };
 
-TEST_F(TransportTest, AsksItsGuard) {
+TEST_F(TransportTest, AsksItsGuardForCalls) {
   CountingGuard::Counts counts;
   ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
   const int32_t held = client->Begin("/held");
   client->SendMessage(held, std::string(1000, 'h'), false);
-  const int32_t partly = client->Begin("/echo");
-  client->Send(partly, Framed(std::string(5000, 'p')).substr(0, 2000));
-  ASSERT_TRUE(client.Until([&] { return counts.bytes.load() == 1005 + 2000; }));
-  EXPECT_TRUE(Eventually([&] { return counts.held.load() >= 2900; }));
   const int32_t whole = client->Begin("/echo");
   client->SendMessage(whole, "w");
   ASSERT_TRUE(client.UntilClosed(whole));
-  EXPECT_EQ(counts.open.load(), 2);
-  for (int i = 0; i < 2; ++i) client->Begin("/held");
+  EXPECT_TRUE(Eventually([&] { return counts.bytes.load() == 1005 + 6; }));
+  EXPECT_EQ(counts.open.load(), 1);
+  EXPECT_GT(counts.granted.load(), 0);
+  for (int i = 0; i < 3; ++i) client->Begin("/held");
   EXPECT_TRUE(client.Until([&] { return client.ended; }));
   EXPECT_TRUE(AllDone());
   EXPECT_EQ(counts.open.load(), 0);
-  EXPECT_EQ(counts.held.load(), 0);
   EXPECT_EQ(counts.ended.load(), 1);
+  EXPECT_EQ(counts.failed.load(), 1);
+}
+
+TEST_F(TransportTest, AsksItsGuardForBytes) {
+  CountingGuard::Counts counts;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+  client->SendMessage(client->Begin("/echo"), "wrong");
+  EXPECT_TRUE(client.Until([&] { return client.ended; }));
+  EXPECT_TRUE(AllDone());
   EXPECT_EQ(counts.failed.load(), 1);
 }
 

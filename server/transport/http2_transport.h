@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/util/clock.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/transport/connection.h"
 #include "server/transport/loop.h"
@@ -20,7 +21,7 @@
 namespace attend {
 
 // Thread-safe, but for its end.
-class Transport {
+class Http2Transport {
  public:
   struct Options {
     int loops = 1;
@@ -29,12 +30,12 @@ class Transport {
   };
 
   // `methods` and `clock` must outlive the transport.
-  static Result<std::unique_ptr<Transport>> Start(const Options& options, CallMethods& methods,
-                                                  const Clock& clock);
+  static Result<std::unique_ptr<Http2Transport>> Start(const Options& options, CallMethods& methods,
+                                                       const Clock& clock);
   // Closes every connection, which cancels its calls, and waits until all calls are done.
-  ~Transport();
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
+  ~Http2Transport();
+  Http2Transport(const Http2Transport&) = delete;
+  Http2Transport& operator=(const Http2Transport&) = delete;
 
   // Serves a connected, non-blocking socket, on the loop that has fewest. `peer`: how calls name
   // it. `guard`: null for none. May throw std::bad_alloc.
@@ -47,16 +48,18 @@ class Transport {
   int64_t CountCalls() const { return calls_.load(); }
   // Bytes that came as padding, which is legal and carries nothing.
   int64_t CountPadding() const;
-  // When the loop that has stood still for longest last did something; loops with nothing to do
-  // are asked first, and answer in the next turn.
-  TimePoint LookedAt();
+  // For how long a loop has not answered to an earlier call of this: of the one that has not for
+  // longest. Each call asks those again that have.
+  Duration StoodStill() ATTEND_EXCLUDES(mutex_);
 
  private:
   // One loop, and what is done to all of its connections.
   struct Part;
 
-  Transport() = default;
+  explicit Http2Transport(const Clock& clock);
 
+  const Clock& clock_;
+  Mutex mutex_;  // of StoodStill
   std::atomic<int64_t> calls_{0};
   std::vector<std::unique_ptr<Part>> parts_;
 };

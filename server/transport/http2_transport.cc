@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "server/transport/transport.h"
+#include "server/transport/http2_transport.h"
 
 #include <algorithm>
 #include <optional>
@@ -8,11 +8,22 @@
 
 namespace attend {
 
-struct Transport::Part {
-  // Nothing: the turn that runs it is what counts.
+struct Http2Transport::Part {
+  // Its answer is that it has run.
   class Look final : public Loop::Task {
    public:
-    void Run() override {}
+    void Run() override { answered_.store(true); }
+    // For how long it has not; asks again if it has.
+    Duration Ask(Loop& loop, TimePoint now) {
+      if (!answered_.exchange(false)) return now - asked_;
+      asked_ = now;
+      loop.Post(*this);
+      return Duration::zero();
+    }
+
+   private:
+    std::atomic<bool> answered_{true};
+    TimePoint asked_;
   };
 
   class DrainAll final : public Loop::Task {
@@ -49,9 +60,12 @@ struct Transport::Part {
   std::unique_ptr<Loop> loop;  // goes first: its thread uses the rest
 };
 
-Result<std::unique_ptr<Transport>> Transport::Start(const Options& options, CallMethods& methods,
-                                                    const Clock& clock) {
-  std::unique_ptr<Transport> transport(new Transport());
+Http2Transport::Http2Transport(const Clock& clock) : clock_(clock) {}
+
+Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& options,
+                                                              CallMethods& methods,
+                                                              const Clock& clock) {
+  std::unique_ptr<Http2Transport> transport(new Http2Transport(clock));
   for (int i = 0; i < std::max(1, options.loops); ++i) {
     auto part = std::make_unique<Part>();
     Result<std::unique_ptr<Loop>> loop = Loop::Start("attend-loop", clock);
@@ -64,14 +78,15 @@ Result<std::unique_ptr<Transport>> Transport::Start(const Options& options, Call
   return transport;
 }
 
-Transport::~Transport() {
+Http2Transport::~Http2Transport() {
   for (const auto& part : parts_) part->loop->Post(part->close);
   for (const auto& part : parts_) part->close.Wait();
   // Their handlers may be anywhere in the server.
   for (int64_t calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
 }
 
-void Transport::Serve(UniqueFd socket, std::string peer, std::unique_ptr<ConnectionGuard> guard) {
+void Http2Transport::Serve(UniqueFd socket, std::string peer,
+                           std::unique_ptr<ConnectionGuard> guard) {
   const auto fewest =
       std::min_element(parts_.begin(), parts_.end(), [](const auto& a, const auto& b) {
         return a->share->connections_count.load(std::memory_order_relaxed) <
@@ -84,11 +99,11 @@ void Transport::Serve(UniqueFd socket, std::string peer, std::unique_ptr<Connect
   share.loop.Post(*connection);
 }
 
-void Transport::Drain() {
+void Http2Transport::Drain() {
   for (const auto& part : parts_) part->loop->Post(part->drain);
 }
 
-int64_t Transport::CountConnections() const {
+int64_t Http2Transport::CountConnections() const {
   int64_t sum = 0;
   for (const auto& part : parts_) {
     sum += part->share->connections_count.load(std::memory_order_relaxed);
@@ -96,7 +111,7 @@ int64_t Transport::CountConnections() const {
   return sum;
 }
 
-int64_t Transport::CountPadding() const {
+int64_t Http2Transport::CountPadding() const {
   int64_t sum = 0;
   for (const auto& part : parts_) {
     sum += part->share->padding_bytes.load(std::memory_order_relaxed);
@@ -104,13 +119,13 @@ int64_t Transport::CountPadding() const {
   return sum;
 }
 
-TimePoint Transport::LookedAt() {
-  TimePoint oldest = kNever;
+Duration Http2Transport::StoodStill() {
+  Duration longest{0};
+  const MutexLock lock(mutex_);
   for (const auto& part : parts_) {
-    oldest = std::min(oldest, part->loop->looked());
-    part->loop->Post(part->look);
+    longest = std::max(longest, part->look.Ask(*part->loop, clock_.Now()));
   }
-  return oldest;
+  return longest;
 }
 
 }  // namespace attend
