@@ -52,11 +52,11 @@ ROOMS = {
     "server/upload": "memory request schedule util",
     "server/device": "memory metrics request schedule util",
     "server/engine": "device memory metrics request schedule upload util",
-    "server/rpc": "auth engine limits log memory metrics regions request sessions trace upload "
-                  "util wire",
+    "server/rpc": "auth engine limits log memory metrics regions request sessions trace transport "
+                  "upload util wire",
     "server/oip": "auth engine limits memory metrics regions request rpc util wire",
     "server/app": "auth engine http limits log memory metrics net oip regions request rpc schedule "
-                  "sessions tls trace upload util wire proto/process",
+                  "sessions tls trace transport upload util wire proto/process",
     "client": "call memory rpc wire",
     "client/c": "client call memory wire",
     "client/call": "memory",

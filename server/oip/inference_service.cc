@@ -10,10 +10,9 @@
 #include "server/memory/memory_reserve.h"
 #include "server/oip/models.h"
 #include "server/rpc/call_caller.h"
+#include "server/rpc/grpc_data.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/service_call.h"
-#include "server/rpc/stream_call.h"
-#include "server/rpc/unary_call.h"
 
 namespace attend::oip {
 namespace {
@@ -155,16 +154,13 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelStatistics(Call* call,
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelInfer(Call* call, const Bytes* request,
                                                                 Bytes* response) {
-  return BeginUnary(context_, "/inference.GRPCInferenceService/ModelInfer", unary_, Pass::kForward,
-                    *call, *request, *response);
+  return BeginGrpcUnary(context_, "/inference.GRPCInferenceService/ModelInfer", unary_,
+                        Pass::kForward, *call, *request, *response);
 }
 
 InferenceServiceImpl::Stream* InferenceServiceImpl::ModelStreamInfer(Call* call) {
   constexpr std::string_view kMethod = "/inference.GRPCInferenceService/ModelStreamInfer";
-  return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
-    return new StreamCall(context_, FactsOfStream(context_, kMethod, caller, *call), stream_,
-                          Pass::kForward, *call, std::move(hold));
-  });
+  return OpenGrpcStream(context_, kMethod, stream_, Pass::kForward, *call);
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryIndex(Call* call,

@@ -37,8 +37,8 @@ std::string Asked(const In& in) {
 
 }  // namespace
 
-Status AdminServiceImpl::MayComeThisWay(const Call& call) const {
-  const bool local = OriginOf(call.peer(), {}).local;
+Status AdminServiceImpl::MayComeThisWay(const WireCall& call) const {
+  const bool local = OriginOf(call.Peer(), {}).local;
   if (context_.authenticator == nullptr) {
     // The socket's file says who may.
     if (private_sockets_) return Status();
@@ -46,7 +46,7 @@ Status AdminServiceImpl::MayComeThisWay(const Call& call) const {
                   "others than the server's own user may open its Unix sockets (socket-mode), and "
                   "there is no --tokens");
   }
-  if (local || call.auth_context()->IsPeerAuthenticated()) return Status();
+  if (local || call.HasCertificate()) return Status();
   return Status(Code::kPermissionDenied,
                 "a server is operated over loopback, a Unix socket or with a client certificate");
 }
@@ -68,7 +68,7 @@ AdminServiceImpl::Reactor* AdminServiceImpl::Respond(Call* call, const Bytes* re
       });
     }
     const CallFacts& facts = begun->facts();
-    const std::string peer = begun->call().peer();
+    const std::string peer = begun->call().Peer();
     const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
     context_.logger.LogAlways("admin call", {{"method", facts.method},
                                              {"code", CodeName(status.code())},

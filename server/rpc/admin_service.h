@@ -56,7 +56,7 @@ class AdminServiceImpl final
 
  private:
   // Whether callers with the scope may come from where this one does.
-  Status MayComeThisWay(const Call& call) const;
+  Status MayComeThisWay(const WireCall& call) const;
   // `answer(request, response)` fills the response, or says why not. The log has each call, and by
   // whom.
   template <class In, class Out, class Answer>

@@ -9,10 +9,10 @@
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_stream.h"
+#include "server/rpc/grpc_data.h"
+#include "server/rpc/grpc_wire.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/service_call.h"
-#include "server/rpc/stream_call.h"
-#include "server/rpc/unary_call.h"
 #include "server/util/rejection.h"
 #include "server/wire/grpc_status.h"
 
@@ -31,32 +31,29 @@ constexpr ServiceMethod kInfo{.event = "info call failed",
 grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
                                                        const grpc::ByteBuffer* request,
                                                        grpc::ByteBuffer* response) {
-  return BeginUnary(context_, "/attend.v1.AttentionService/Attend", AttendFormat(), Pass::kForward,
-                    *call, *request, *response);
+  return BeginGrpcUnary(context_, "/attend.v1.AttentionService/Attend", AttendFormat(),
+                        Pass::kForward, *call, *request, *response);
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call,
                                                          const grpc::ByteBuffer* request,
                                                          grpc::ByteBuffer* response) {
-  return BeginUnary(context_, "/attend.v1.AttentionService/Backward", AttendFormat(),
-                    Pass::kBackward, *call, *request, *response);
+  return BeginGrpcUnary(context_, "/attend.v1.AttentionService/Backward", AttendFormat(),
+                        Pass::kBackward, *call, *request, *response);
 }
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendStream(
     grpc::CallbackServerContext* call) {
   constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendStream";
-  return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
-    return new StreamCall(context_, FactsOfStream(context_, kMethod, caller, *call), AttendFormat(),
-                          std::nullopt, *call, std::move(hold));
-  });
+  return OpenGrpcStream(context_, kMethod, AttendFormat(), std::nullopt, *call);
 }
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
     grpc::CallbackServerContext* call) {
   constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendChunked";
   return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
-    return ChunkedStream::Make(context_, ReadFacts(context_, kMethod, caller, *call), *call,
-                               std::move(hold));
+    return ChunkedStream::Make(context_, ReadFacts(context_, kMethod, caller, GrpcWire(*call)),
+                               *call, std::move(hold));
   });
 }
 
@@ -70,6 +67,32 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServ
       });
 }
 
+Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::string& method,
+                    const std::string& why) {
+  return OrOutOfMemory([&]() -> Status {
+    // Strangers are not told which methods there are.
+    const Result<Caller> caller = CallerOf(context, call, method, Scope::kAny, /*came=*/0);
+    if (!caller.ok()) return caller.status();
+    Request request;
+    SetCaller(*caller, request);
+    request.id = context.next_id.fetch_add(1, std::memory_order_relaxed);
+    request.received = context.clock.Now();
+    request.status = Because(Rejection::kUnknownMethod, Unimplemented(why));
+    CallFacts facts = FactsOf(context, method, *caller, call);
+    facts.known_method = false;
+    RecordEnd(context, request, 0, 0, call, facts);
+    return request.status;
+  });
+}
+
+void AnswerInfo(ServiceContext& context, ServiceCall::Wire wire) {
+  ServiceCall::Run<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
+      context, kInfo, std::move(wire),
+      [&context](const Caller& caller, const auto&, auto& out, auto&) {
+        return context.fill_info(caller, &out), Status();
+      });
+}
+
 grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     grpc::GenericCallbackServerContext* call) {
   class Refusal final : public grpc::ServerGenericBidiReactor {
@@ -77,22 +100,9 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     explicit Refusal(const grpc::Status& status) { Finish(status); }
     void OnDone() override { delete this; }
   };
-  const Status status = OrOutOfMemory([&]() -> Status {
-    // Strangers are not told which methods there are.
-    const Result<Caller> caller =
-        CallerOf(context_, *call, call->method(), Scope::kAny, /*came=*/0);
-    if (!caller.ok()) return caller.status();
-    Request request;
-    SetCaller(*caller, request);
-    request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
-    request.received = context_.clock.Now();
-    request.status =
-        Because(Rejection::kUnknownMethod, Unimplemented("there is no method " + call->method()));
-    CallFacts facts = FactsOf(context_, call->method(), *caller, *call);
-    facts.known_method = false;
-    RecordEnd(context_, request, 0, 0, *call, facts);
-    return request.status;
-  });
+  const std::string& method = call->method();
+  const Status status =
+      RefuseMethod(context_, GrpcWire(*call), method, "there is no method " + method);
   return new Refusal(ToGrpc(status));
 }
 

@@ -10,8 +10,18 @@
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/service_call.h"
+#include "server/wire/wire_call.h"
 
 namespace attend {
+
+// Refuses a call of a method that is not served, whose path is `method`: counts and logs that, and
+// returns what the call ends with, UNIMPLEMENTED unless its caller is refused. `method` must
+// outlive the call.
+Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::string& method,
+                    const std::string& why);
+// GetServerInfo.
+void AnswerInfo(ServiceContext& context, ServiceCall::Wire wire);
 
 // Calls of methods that do not exist: each is refused, counted and logged.
 class UnknownMethods final : public grpc::CallbackGenericService {

@@ -4,7 +4,6 @@
 
 #include <grpc/grpc_security_constants.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,22 +17,24 @@
 namespace attend {
 namespace {
 
-using Metadata = std::multimap<grpc::string_ref, grpc::string_ref>;
+std::optional<std::string_view> Find(const WireCall& call, const char* key) {
+  std::string_view first;
+  if (call.Find(key, first) == 0) return std::nullopt;
+  return first;
+}
 
-std::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
-
-std::optional<std::string_view> Find(const Metadata& metadata, const char* key) {
-  const auto found = metadata.find(key);
-  if (found == metadata.end()) return std::nullopt;
-  return View(found->second);
+Status CheckOnceIn(const WireCall& call) {
+  return CheckOnce([&](const char* key) {
+    std::string_view first;
+    return call.Find(key, first);
+  });
 }
 
 // The tenant to which the Unix socket is bound over which the call came. Its peer is the socket's
 // path and the number of the connection.
-std::optional<int> TenantOfSocket(const ServiceContext& context,
-                                  const grpc::CallbackServerContext& call) {
+std::optional<int> TenantOfSocket(const ServiceContext& context, const WireCall& call) {
   if (context.socket_tenants.empty()) return std::nullopt;
-  const std::string peer = call.peer();
+  const std::string peer = call.Peer();
   const auto found = context.socket_tenants.find(std::string_view(peer).substr(0, peer.rfind(':')));
   if (found == context.socket_tenants.end()) return std::nullopt;
   return found->second;
@@ -50,22 +51,21 @@ Caller CallerOfSocket(int tenant) {
 
 // Of a server that does not ask who calls. Its Unix sockets are guarded by their files' modes, so
 // whoever comes in there may operate it.
-Decision Anyone(const ServiceContext& context, const grpc::CallbackServerContext& call,
-                Scope scope) {
+Decision Anyone(const ServiceContext& context, const WireCall& call, Scope scope) {
   Decision decision;
   Caller& caller = decision.caller;
   const std::optional<int> bound = TenantOfSocket(context, call);
   if (bound) caller = CallerOfSocket(*bound);
   const Tenants& tenants = context.engine.options().tenants;
   if (!bound && !tenants.single()) {  // reading metadata makes a map of it
-    if (Status once = CheckOnce(call.client_metadata()); !once.ok()) {
+    if (Status once = CheckOnceIn(call); !once.ok()) {
       return {{}, std::move(once), CallerRefusal::kUnknown};
     }
-    const auto tenant = Find(call.client_metadata(), kTenantMetadataKey);
+    const auto tenant = Find(call, kTenantMetadataKey);
     if (tenant) caller.tenant = tenants.Find(*tenant);
   }
   if (scope != Scope::kAdmin) return decision;
-  if (!bound && call.peer().starts_with("unix:")) {
+  if (!bound && call.Peer().starts_with("unix:")) {
     caller.scopes.Add(Scope::kAdmin);
     return decision;
   }
@@ -74,11 +74,6 @@ Decision Anyone(const ServiceContext& context, const grpc::CallbackServerContext
                            "admin calls need --tokens, or a Unix socket that is not bound to a "
                            "tenant");
   return decision;
-}
-
-std::string_view SecurityOf(const grpc::AuthContext& auth) {
-  const auto values = auth.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
-  return values.empty() ? std::string_view() : View(values.front());
 }
 
 void RequireScope(Decision& decision, Scope scope) {
@@ -109,24 +104,21 @@ CallOrigin OriginOf(std::string_view peer, std::string_view security) {
 
 namespace {
 
-Decision Decide(const ServiceContext& context, const grpc::CallbackServerContext& call,
-                Scope scope) {
+Decision Decide(const ServiceContext& context, const WireCall& call, Scope scope) {
   if (context.authenticator == nullptr) return Anyone(context, call, scope);
-  const Metadata& metadata = call.client_metadata();
-  if (Status once = CheckOnce(metadata); !once.ok()) {
+  if (Status once = CheckOnceIn(call); !once.ok()) {
     return {{}, std::move(once), CallerRefusal::kUnknown};
   }
-  const std::shared_ptr<const grpc::AuthContext> auth = call.auth_context();
   Credentials credentials;
-  credentials.authorization = Find(metadata, kAuthorizationMetadataKey);
-  credentials.tenant = Find(metadata, kTenantMetadataKey);
+  credentials.authorization = Find(call, kAuthorizationMetadataKey);
+  credentials.tenant = Find(call, kTenantMetadataKey);
   std::vector<Credentials::Name> names;
   if (credentials.authorization) {
-    const CallOrigin origin = OriginOf(call.peer(), SecurityOf(*auth));
+    const CallOrigin origin = OriginOf(call.Peer(), call.Security());
     credentials.encrypted = origin.encrypted;
     credentials.local = origin.local;
   } else {
-    names = CertificateNamesOf(*auth);
+    names = call.CertificateNames();
     credentials.certificate = names;
   }
   Decision decision;
@@ -142,14 +134,14 @@ Decision Decide(const ServiceContext& context, const grpc::CallbackServerContext
 }
 
 // Counts, logs and tells it.
-Status Refuse(ServiceContext& context, grpc::CallbackServerContext& call, std::string_view method,
+Status Refuse(ServiceContext& context, const WireCall& call, std::string_view method,
               Decision decision, Rejection rejection) {
   context.metrics.RecordRejection(rejection);
   RefusedCall refused;
   refused.method = method;
   // Known where what it asks for is not its to ask for.
   if (decision.caller.name != nullptr) refused.caller = *decision.caller.name;
-  refused.peer = call.peer();
+  refused.peer = call.Peer();
   LogRefused(context.logger, context.access_log, decision.status, refused);
   AddRefusal(context, decision.status.code(), Refusal(), call);
   return Because(Rejection::kCounted, std::move(decision.status));
@@ -157,25 +149,17 @@ Status Refuse(ServiceContext& context, grpc::CallbackServerContext& call, std::s
 
 }  // namespace
 
-Status CheckOnce(const Metadata& metadata) {
-  for (const char* const key : {kAuthorizationMetadataKey, kTenantMetadataKey}) {
-    if (metadata.count(key) <= 1) continue;
-    return Status(kUnauthenticated, std::string("the metadata ") + key + " came more than once");
-  }
-  return Status();
-}
-
-Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& call,
-                        std::string_view method, Scope scope, int64_t came) {
+Result<Caller> CallerOf(ServiceContext& context, const WireCall& call, std::string_view method,
+                        Scope scope, int64_t came) {
   Decision decision = Decide(context, call, scope);
   Rejection rejection = RejectionOf(decision.refusal);
   if (decision.status.ok() && context.connections != nullptr) {
     // Operators are heard, whatever else their tenant has open.
     if (scope == Scope::kAdmin) {
-      context.connections->CallUncounted(call.peer(), decision.credential);
+      context.connections->CallUncounted(call.Peer(), decision.credential);
     } else {
       decision.status =
-          context.connections->Call(call.peer(), decision.caller.tenant, decision.credential);
+          context.connections->Call(call.Peer(), decision.caller.tenant, decision.credential);
       rejection = Rejection::kTenantLimit;
       if (!decision.status.ok()) {  // nobody has looked whether it is a request
         context.metrics.RecordSmallCall(decision.caller.tenant, decision.status.code());
@@ -188,8 +172,8 @@ Result<Caller> CallerOf(ServiceContext& context, grpc::CallbackServerContext& ca
   return Refuse(context, call, method, std::move(decision), rejection);
 }
 
-Status RecheckCaller(ServiceContext& context, grpc::CallbackServerContext& call,
-                     std::string_view method, Scope scope, const Caller& before) {
+Status RecheckCaller(ServiceContext& context, const WireCall& call, std::string_view method,
+                     Scope scope, const Caller& before) {
   Decision decision = Decide(context, call, scope);
   if (decision.status.ok()) {
     const Caller& caller = decision.caller;
@@ -204,10 +188,10 @@ Status RecheckCaller(ServiceContext& context, grpc::CallbackServerContext& call,
   return Refuse(context, call, method, std::move(decision), rejection);
 }
 
-std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerContext& call,
+std::optional<Caller> AdmitCaller(ServiceContext& context, const WireCall& call,
                                   std::string_view method, Scope scope,
                                   const grpc::ByteBuffer& request,
-                                  grpc::ServerUnaryReactor& reactor) {
+                                  const std::function<void(const grpc::Status&)>& finish) {
   std::optional<Caller> admitted;
   const Status status = OrOutOfMemory([&] {
     Result<Caller> caller =
@@ -215,22 +199,8 @@ std::optional<Caller> AdmitCaller(ServiceContext& context, grpc::CallbackServerC
     if (caller.ok()) admitted = std::move(*caller);
     return caller.status();
   });
-  if (!status.ok()) reactor.Finish(ToGrpc(status));
+  if (!status.ok()) finish(ToGrpc(status));
   return admitted;
-}
-
-std::vector<Credentials::Name> CertificateNamesOf(const grpc::AuthContext& connection) {
-  std::vector<Credentials::Name> names;
-  if (!connection.IsPeerAuthenticated()) return names;
-  const auto add = [&](const char* property, CertificateName kind) {
-    for (const grpc::string_ref& text : connection.FindPropertyValues(property)) {
-      names.push_back({kind, View(text)});
-    }
-  };
-  add(GRPC_PEER_URI_PROPERTY_NAME, CertificateName::kUri);
-  add(GRPC_PEER_DNS_PROPERTY_NAME, CertificateName::kDns);
-  add(GRPC_X509_CN_PROPERTY_NAME, CertificateName::kCommon);
-  return names;
 }
 
 Rejection RejectionOf(CallerRefusal refusal) {

@@ -81,18 +81,8 @@ std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responde
   return request;
 }
 
-TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {
-  const auto deadline = call.deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) return kNever;
-  // gRPC gives the deadline by the wall clock, so only that clock tells what is left.
-  const auto left = deadline - std::chrono::system_clock::now();
-  // Far deadlines would overflow the sum.
-  if (left > std::chrono::hours(24 * 365)) return kNever;
-  return context.clock.Now() + std::chrono::duration_cast<Duration>(left);
-}
-
 std::unique_ptr<OpenSpan> RecordEnd(ServiceContext& context, Request& request, int64_t total_ns,
-                                    int64_t response_bytes, const grpc::CallbackServerContext& call,
+                                    int64_t response_bytes, const WireCall& call,
                                     const CallFacts& of_call, const MessageFormat& format) {
   if (request.status.code() == Code::kCancelled && CancelledLate(request, context.clock.Now())) {
     request.status = Status(Code::kDeadlineExceeded,
@@ -145,8 +135,7 @@ int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& re
   return refusal.retry_after_ms > 0 ? refusal.retry_after_ms : context.engine.RetryAfterMs(code);
 }
 
-void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
-                grpc::CallbackServerContext& call) {
+void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal, const WireCall& call) {
   const int64_t retry_after_ms = RetryAfterMs(context, code, refusal);
   if (retry_after_ms > 0) {
     call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(retry_after_ms));

@@ -30,6 +30,7 @@
 #include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
 #include "server/wire/message_format.h"
+#include "server/wire/wire_call.h"
 
 namespace attend {
 
@@ -108,15 +109,12 @@ struct ServiceContext {
 // Makes a request for a message that has just arrived on `responder`'s call.
 std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
                                     TimePoint deadline);
-// The call's deadline on the server's clock; kNever if it has none.
-TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
-
 // Counts and logs the end of a request. `total_ns` is the time since its arrival. gRPC reports a
 // client's deadline as a cancellation, so a cancellation at the deadline ends with
 // DEADLINE_EXCEEDED, as in the client: this may change the request's status. Keep the span until
 // the answer is written; null if there is none.
 std::unique_ptr<OpenSpan> RecordEnd(ServiceContext& context, Request& request, int64_t total_ns,
-                                    int64_t response_bytes, const grpc::CallbackServerContext& call,
+                                    int64_t response_bytes, const WireCall& call,
                                     const CallFacts& facts,
                                     const MessageFormat& format = AttendFormat());
 
@@ -129,7 +127,6 @@ void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
 // When the client of a refused request should retry; 0 if that is of no use.
 int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& refusal);
 // Tells the call's client that, and what else a program needs to know of a refused request.
-void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal,
-                grpc::CallbackServerContext& call);
+void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal, const WireCall& call);
 
 }  // namespace attend

@@ -2,7 +2,6 @@
 
 #include "server/rpc/call_facts.h"
 
-#include <iterator>
 #include <string>
 
 #include "server/memory/memory_reserve.h"
@@ -11,30 +10,29 @@
 namespace attend {
 namespace {
 
-void Tell(const TraceParent& span, grpc::CallbackServerContext& call) {
+void Tell(const TraceParent& span, const WireCall& call) {
   if (span.valid()) call.AddInitialMetadata(kTraceParentKey, FormatTraceParent(span));
 }
 
-void TellServer(const ServiceContext& context, grpc::CallbackServerContext& call) {
+void TellServer(const ServiceContext& context, const WireCall& call) {
   TryAllocating([&] { call.AddInitialMetadata("attend-server-id", context.server_id); });
 }
 
 }  // namespace
 
-void TellLoad(const ServiceContext& context, grpc::CallbackServerContext& call) {
+void TellLoad(const ServiceContext& context, const WireCall& call) {
   if (context.load != nullptr) TryAllocating([&] { context.load->Tell(call); });
 }
 
 // Two that disagree are none.
-TraceParent ParentOf(const grpc::CallbackServerContext& call) {
-  const auto& metadata = call.client_metadata();
-  const auto [first, last] = metadata.equal_range(kTraceParentKey);
-  if (first == last || std::next(first) != last) return {};
-  return ParseTraceParent({first->second.data(), first->second.size()}).value_or(TraceParent());
+TraceParent ParentOf(const WireCall& call) {
+  std::string_view text;
+  if (call.Find(kTraceParentKey, text) != 1) return {};
+  return ParseTraceParent(text).value_or(TraceParent());
 }
 
 CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Caller& caller,
-                    grpc::CallbackServerContext& call) {
+                    const WireCall& call) {
   TellServer(context, call);
   TellLoad(context, call);
   CallFacts facts;
@@ -47,7 +45,7 @@ CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Call
   return facts;
 }
 
-void GiveSpan(ServiceContext& context, CallFacts& facts, grpc::CallbackServerContext& call) {
+void GiveSpan(ServiceContext& context, CallFacts& facts, const WireCall& call) {
   TryAllocating([&] {
     if (context.tracer != nullptr) facts.own = context.tracer->Begin(facts.parent);
     Tell(facts.own.valid() ? facts.own : facts.parent, call);
@@ -55,14 +53,14 @@ void GiveSpan(ServiceContext& context, CallFacts& facts, grpc::CallbackServerCon
 }
 
 CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller& caller,
-                  grpc::CallbackServerContext& call) {
+                  const WireCall& call) {
   CallFacts facts = ReadFacts(context, method, caller, call);
   GiveSpan(context, facts, call);
   return facts;
 }
 
 CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const Caller& caller,
-                        grpc::CallbackServerContext& call) {
+                        const WireCall& call) {
   TellServer(context, call);
   CallFacts facts;
   facts.method = method;

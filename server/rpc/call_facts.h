@@ -4,13 +4,12 @@
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <string_view>
 
 #include "kernels/util/clock.h"
 #include "server/auth/caller.h"
 #include "server/trace/trace_parent.h"
+#include "server/wire/wire_call.h"
 
 namespace attend {
 
@@ -30,23 +29,23 @@ struct CallFacts {
 
 // What the call's metadata says, if it does so once and is valid. Makes a map of the metadata: one
 // thread at a time.
-TraceParent ParentOf(const grpc::CallbackServerContext& call);
+TraceParent ParentOf(const WireCall& call);
 
 // How busy the server is, if it says so, to a call's client. For streams, when they end.
-void TellLoad(const ServiceContext& context, grpc::CallbackServerContext& call);
+void TellLoad(const ServiceContext& context, const WireCall& call);
 
 // Tells the call's client which server this is, and how busy. Reads the call's metadata if there is
 // an access log or a tracer; else only a failure is written down, and that reads it then.
 CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Caller& caller,
-                    grpc::CallbackServerContext& call);
+                    const WireCall& call);
 // Gives the call a span, if it is to have one, and tells its client, before anything is written.
-void GiveSpan(ServiceContext& context, CallFacts& facts, grpc::CallbackServerContext& call);
+void GiveSpan(ServiceContext& context, CallFacts& facts, const WireCall& call);
 // Both.
 CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller& caller,
-                  grpc::CallbackServerContext& call);
+                  const WireCall& call);
 // Of a stream, whose metadata is read in any case. Its client is told of its own span, and of the
 // load when the stream ends.
 CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const Caller& caller,
-                        grpc::CallbackServerContext& call);
+                        const WireCall& call);
 
 }  // namespace attend

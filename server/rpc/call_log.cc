@@ -71,7 +71,7 @@ bool WantsLine(ServiceContext& context, const Status& status, int64_t total_ns) 
 
 // The ids of a call's trace as text, which fields refer to.
 struct TraceText {
-  TraceText(const CallFacts& facts, const grpc::CallbackServerContext& call) {
+  TraceText(const CallFacts& facts, const WireCall& call) {
     const TraceParent from = facts.read ? facts.parent : ParentOf(call);
     const TraceParent& any = facts.own.valid() ? facts.own : from;
     if (any.valid()) trace = TraceIdText(any);
@@ -112,8 +112,7 @@ void AddStatus(const Status& status, Fields& fields) {
 }  // namespace
 
 void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
-            int64_t response_bytes, const grpc::CallbackServerContext& call,
-            const CallFacts& facts) {
+            int64_t response_bytes, const WireCall& call, const CallFacts& facts) {
   const bool ok = request.status.ok();
   const LogLevel level = ok ? LogLevel::debug : LogLevel::warn;
   const bool event = context.logger.should_log(level);
@@ -121,7 +120,7 @@ void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
       context.access_log != nullptr && context.access_log->Wants(request.id, !ok, total_ns);
   if (!event && !line) return;
   const std::string& tenant = TenantName(context, request.tenant);
-  const std::string peer = call.peer();  // builds a string, so only where it is written down
+  const std::string peer = call.Peer();  // builds a string, so only where it is written down
   const TraceText trace(facts, call);
   if (line) {
     Fields fields;
@@ -179,7 +178,7 @@ void LogRefused(Logger& logger, AccessLog* access_log, const Status& status,
 }
 
 void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& end,
-            const grpc::CallbackServerContext& call, const CallFacts& facts) {
+            const WireCall& call, const CallFacts& facts) {
   const int64_t total_ns = NanosecondsBetween(facts.began, context.clock.Now());
   const bool event = !status.ok() && context.logger.should_log(LogLevel::warn);
   const bool line = WantsLine(context, status, total_ns);
@@ -188,7 +187,7 @@ void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& e
   context.metrics.RecordRejection(RejectionOf(status));
   if (!event && !line) return;
   const std::string& tenant = TenantName(context, facts.caller.tenant);
-  const std::string peer = call.peer();
+  const std::string peer = call.Peer();
   const TraceText trace(facts, call);
   if (line) {
     Fields fields;

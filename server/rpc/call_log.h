@@ -5,8 +5,6 @@
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,8 +19,7 @@ namespace attend {
 
 // Of a request to the engine. `response_bytes` and `total_ns` as RecordEnd has them.
 void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
-            int64_t response_bytes, const grpc::CallbackServerContext& call,
-            const CallFacts& facts);
+            int64_t response_bytes, const WireCall& call, const CallFacts& facts);
 
 // Of a call whose caller is unknown, or may not make it. `access_log`: null if off. What it brought
 // to say who it is, is written nowhere.
@@ -41,6 +38,6 @@ struct SmallCallEnd {
   int64_t response_bytes = 0;
 };
 void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& end,
-            const grpc::CallbackServerContext& call, const CallFacts& facts);
+            const WireCall& call, const CallFacts& facts);
 
 }  // namespace attend

@@ -10,6 +10,7 @@
 
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
+#include "server/rpc/grpc_wire.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
@@ -45,7 +46,7 @@ Status CallerGate::Check(const InputMetadata& metadata, const grpc::AuthContext&
     credentials.certificate = names;
   }
   Decision decision;
-  decision.status = CheckOnce(metadata);
+  decision.status = CheckOnce([&](const char* key) { return metadata.count(key); });
   decision.refusal = CallerRefusal::kUnknown;
   if (decision.status.ok()) decision = authenticator_.Decide(credentials, Scope::kAny);
   if (decision.status.ok()) return Status();

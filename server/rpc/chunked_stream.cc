@@ -25,7 +25,7 @@ ChunkedStream* ChunkedStream::Make(ServiceContext& context, const CallFacts& fac
   const std::shared_ptr<ChunkedStream> stream(
       new ChunkedStream(context, facts, call, std::move(hold)));
   stream->self_ = stream;
-  stream->watched_->Join(context.answers, call.c_call());
+  stream->watched_->Join(context.answers, stream->call_);
   return stream.get();
 }
 
@@ -51,7 +51,7 @@ void ChunkedStream::Advance() {
       watched_->Hold(1);  // until OnWriteDone
       StartWrite(&outgoing_);
     }
-    if (step == Step::kCancel) call_.TryCancel();
+    if (step == Step::kCancel) call_.Cancel();
     const MutexLock lock(mutex_);
     --starting_;
   }
@@ -172,7 +172,7 @@ void ChunkedStream::OnReadDone(bool ok) {
   if (!transfer) return TakeFirst(ok, std::move(message));
   if (ok) return TakeChunk(std::move(message));
   // Reads also end like this if the call was cancelled.
-  if (call_.IsCancelled()) {
+  if (call_.Cancelled()) {
     transfer->FailCancelled();
   } else {
     transfer->HalfClosed();
@@ -202,7 +202,7 @@ void ChunkedStream::EndUnread() {
 // Reads also end without a message if the call was cancelled, for example by a client whose answer
 // came over other streams. Then there was no request. Only in OnDone is it known which it was.
 void ChunkedStream::RecordUnread() {
-  if (call_.IsCancelled()) return;
+  if (call_.Cancelled()) return;
   Request request;
   SetCaller(facts_.caller, request);
   request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
@@ -226,8 +226,8 @@ void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
 void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
   CallFacts facts = facts_;
   GiveSpan(context_, facts, call_);  // the request's: streams that join it have none
-  const TransferRef transfer = TransferRef::Adopt(
-      new ChunkedTransfer(context_, facts, call_, DeadlineOf(context_, call_), shared_from_this()));
+  const TransferRef transfer = TransferRef::Adopt(new ChunkedTransfer(
+      context_, facts, call_, call_.Deadline(context_.clock), shared_from_this()));
   SetTransfer(transfer, true);
   context_.workers.Post(
       [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });
@@ -245,7 +245,7 @@ void ChunkedStream::JoinTransfer(const std::string& token) {
   if (status.ok()) return SetTransfer(transfer, false);
   const std::string_view code = CodeName(status.code());
   context_.logger.Log(LogLevel::warn, "stream refused",
-                      {{"code", code}, {"error", status.message()}, {"peer", call_.peer()}}, code);
+                      {{"code", code}, {"error", status.message()}, {"peer", call_.Peer()}}, code);
   Refuse(std::move(status));
 }
 

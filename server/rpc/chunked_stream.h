@@ -48,6 +48,7 @@
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/chunked_transfer.h"
+#include "server/rpc/grpc_wire.h"
 #include "server/rpc/standing_caller.h"
 #include "server/wire/chunk_codec.h"
 
@@ -116,7 +117,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   ServiceContext& context_;
   const CallFacts facts_;
-  grpc::CallbackServerContext& call_;
+  const GrpcWire call_;
   StandingCaller caller_{context_, call_, facts_, Scope::kCompute};
   CountHold hold_;                       // End releases it
   std::shared_ptr<ChunkedStream> self_;  // until OnDone

@@ -16,7 +16,7 @@
 namespace attend {
 
 ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const CallFacts& facts,
-                                 const grpc::CallbackServerContext& call, TimePoint deadline,
+                                 const WireCall& call, TimePoint deadline,
                                  std::shared_ptr<TransferStream> first)
     : context_(context), facts_(facts), call_(call), deadline_(deadline) {
   streams_.push_back(std::move(first));

@@ -71,9 +71,8 @@ struct ChunkPlace {
 class ChunkedTransfer final : public Call {
  public:
   // `first` is the stream that brought the header; `call` lives until that stream is finished.
-  ChunkedTransfer(ServiceContext& context, const CallFacts& facts,
-                  const grpc::CallbackServerContext& call, TimePoint deadline,
-                  std::shared_ptr<TransferStream> first);
+  ChunkedTransfer(ServiceContext& context, const CallFacts& facts, const WireCall& call,
+                  TimePoint deadline, std::shared_ptr<TransferStream> first);
 
   // Whose it is.
   int tenant() const { return facts_.caller.tenant; }
@@ -126,7 +125,7 @@ class ChunkedTransfer final : public Call {
   // Call
   void OnQueueing(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
-  std::string Peer() const override { return call_.peer(); }
+  std::string Peer() const override { return call_.Peer(); }
 
  private:
   enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnded };
@@ -151,7 +150,7 @@ class ChunkedTransfer final : public Call {
 
   ServiceContext& context_;
   const CallFacts facts_;
-  const grpc::CallbackServerContext& call_;
+  const WireCall& call_;
   const TimePoint deadline_;
   uint64_t id_ = 0;  // set once, when the transfer is made
 

@@ -24,7 +24,7 @@ using ServingStatus = HealthCheckResponse::ServingStatus;
 constexpr size_t kRequestBytesMax = 4096;
 
 // The message that says so; made without memory of its own but the slice's.
-grpc::ByteBuffer Answer(ServingStatus status) {
+grpc::ByteBuffer MessageOf(ServingStatus status) {
   constexpr char kField = 0x08;
   const char bytes[] = {kField, static_cast<char>(status)};
   const grpc::Slice slice(bytes, sizeof(bytes));  // held inside the slice
@@ -81,7 +81,7 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<grpc::ByteB
     if (ended_ || writing_ || now_ == told_) return;
     writing_ = true;
     told_ = now_;
-    bytes_ = Answer(told_);
+    bytes_ = MessageOf(told_);
     StartWrite(&bytes_);
   }
 
@@ -122,19 +122,22 @@ Result<std::string> HealthService::ServiceOf(const grpc::ByteBuffer& request) {
   return parsed.service();
 }
 
+Status HealthService::Answer(const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
+  return OrOutOfMemory([&]() -> Status {
+    const Result<std::string> service = ServiceOf(request);
+    if (!service.ok()) return service.status();
+    if (!services_.contains(*service)) return Status(Code::kNotFound, "service name unknown");
+    const MutexLock lock(mutex_);
+    response = MessageOf(StatusOf(serving_));
+    return Status();
+  });
+}
+
 grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* call,
                                                const grpc::ByteBuffer* request,
                                                grpc::ByteBuffer* response) {
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const Status status = OrOutOfMemory([&]() -> Status {
-    const Result<std::string> service = ServiceOf(*request);
-    if (!service.ok()) return service.status();
-    if (!services_.contains(*service)) return Status(Code::kNotFound, "service name unknown");
-    const MutexLock lock(mutex_);
-    *response = Answer(StatusOf(serving_));
-    return Status();
-  });
-  reactor->Finish(ToGrpc(status));
+  reactor->Finish(ToGrpc(Answer(*request, *response)));
   return reactor;
 }
 

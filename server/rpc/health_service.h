@@ -37,6 +37,8 @@ class HealthService final : public HealthMethods {
   HealthService(const std::vector<std::string>& services, const ConnectionHolds* connections);
 
   void SetServing(bool serving);  // any thread
+  // Answers a check. Any thread.
+  Status Answer(const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 
   grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* call,
                                   const grpc::ByteBuffer* request,

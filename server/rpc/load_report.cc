@@ -58,7 +58,7 @@ std::string LoadMeter::Report() {
   return report_;
 }
 
-void LoadMeter::Tell(grpc::CallbackServerContext& call) {
+void LoadMeter::Tell(const WireCall& call) {
   const std::string report = Report();
   if (!report.empty()) call.AddTrailingMetadata("endpoint-load-metrics-bin", report);
 }

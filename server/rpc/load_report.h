@@ -6,14 +6,13 @@
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
+#include "server/wire/wire_call.h"
 
 namespace attend {
 
@@ -40,7 +39,7 @@ class LoadMeter {
   // Encoded; empty in the first second.
   std::string Report() ATTEND_EXCLUDES(mutex_);
   // Gives the report to a call that has not ended.
-  void Tell(grpc::CallbackServerContext& call);
+  void Tell(const WireCall& call);
 
  private:
   const std::function<Totals()> totals_;

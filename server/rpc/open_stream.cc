@@ -5,7 +5,7 @@
 namespace attend {
 
 Status TakeStream(ServiceContext& context, std::string_view method, const Caller& caller,
-                  grpc::CallbackServerContext& call, CountHold& hold) {
+                  const WireCall& call, CountHold& hold) {
   Status status = context.limits.Take(caller.tenant, Limit::kStreams, hold);
   if (status.ok()) return status;
   Request request;

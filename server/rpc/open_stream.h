@@ -15,6 +15,7 @@
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/grpc_wire.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
@@ -31,21 +32,21 @@ class EndedStream final : public RawStream {
 // Takes one of the streams that the caller's tenant may have open. A refusal is counted, logged and
 // told to the call's client, but for its status.
 Status TakeStream(ServiceContext& context, std::string_view method, const Caller& caller,
-                  grpc::CallbackServerContext& call, CountHold& hold);
+                  const WireCall& call, CountHold& hold);
 
 // Begins the stream that `make` makes for the caller of that method, which holds its place among
-// its tenant's, and ends it if streams are no longer accepted.
+// its tenant's, and ends it if streams are no longer accepted. An error: there is none, and the
+// call is to end so.
 template <class Make>
-RawStream* OpenStream(ServiceContext& context, std::string_view method,
-                      grpc::CallbackServerContext& call, const Make& make,
-                      Scope scope = Scope::kCompute) {
+Status BeginStream(ServiceContext& context, std::string_view method, const WireCall& call,
+                   const Make& make, Scope scope = Scope::kCompute) {
   OpenStreams::Place place;
   const auto generation = [&context] {
     return context.authenticator == nullptr ? 0 : context.authenticator->generation();
   };
   const uint64_t known = generation();
   std::invoke_result_t<Make, const Caller&, CountHold> stream = nullptr;
-  const Status status = OrOutOfMemory([&]() -> Status {
+  ATTEND_RETURN_IF_ERROR(OrOutOfMemory([&]() -> Status {
     const Result<Caller> caller = CallerOf(context, call, method, scope, /*came=*/0);
     if (!caller.ok()) return caller.status();
     CountHold hold;
@@ -53,13 +54,27 @@ RawStream* OpenStream(ServiceContext& context, std::string_view method,
     place = OpenStreams::MakePlace();
     stream = make(*caller, std::move(hold));
     return Status();
-  });
-  if (!status.ok()) return new EndedStream(ToGrpc(status));
+  }));
   if (context.streams.Add(std::move(place), stream)) stream->EndWhenIdle();
   // What callers may do changed before the stream was among those that are asked then.
   if (generation() != known) stream->Recheck();
   stream->Begin();
-  return stream;
+  return Status();
+}
+
+// The same of a stream that is a reactor of gRPC's.
+template <class Make>
+RawStream* OpenStream(ServiceContext& context, std::string_view method,
+                      grpc::CallbackServerContext& call, const Make& make,
+                      Scope scope = Scope::kCompute) {
+  RawStream* made = nullptr;
+  const auto make_it = [&](const Caller& caller, CountHold hold) {
+    auto* const stream = make(caller, std::move(hold));
+    made = stream;
+    return stream;
+  };
+  const Status status = BeginStream(context, method, GrpcWire(call), make_it, scope);
+  return status.ok() ? made : new EndedStream(ToGrpc(status));
 }
 
 }  // namespace attend

@@ -16,6 +16,7 @@
 #include "attend/v1/admin.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_log.h"
+#include "server/rpc/grpc_wire.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/standing_caller.h"
 #include "server/util/rejection.h"
@@ -130,7 +131,7 @@ class Stream final : public RawStream, public OpenCall {
       if (finished_) return;  // it crossed the end of the call
       answering_ = ok;
     }
-    if (!ok) return Stop(call_.IsCancelled() ? Cancelled() : Status());
+    if (!ok) return Stop(call_.Cancelled() ? Cancelled() : Status());
     const Status status = OrOutOfMemory([this] { return Respond(); });
     if (status.ok()) return StartWrite(&bytes_);
     Answered();
@@ -205,7 +206,7 @@ class Stream final : public RawStream, public OpenCall {
   ServiceContext& context_;
   const std::vector<std::string>& services_;
   const CallFacts facts_;
-  grpc::CallbackServerContext& call_;
+  const GrpcWire call_;
   StandingCaller caller_{context_, call_, facts_, Scope::kInfo};
   CountHold hold_;  // its place among its tenant's streams
   // Of the thread that answers, or ends the stream when none does.
@@ -232,7 +233,7 @@ ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::s
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ReflectionService::Begin(
     const std::string& method, grpc::CallbackServerContext& call) {
   const auto make = [&](const Caller& caller, CountHold hold) {
-    return new Stream(context_, services_, FactsOf(context_, method, caller, call), call,
+    return new Stream(context_, services_, FactsOf(context_, method, caller, GrpcWire(call)), call,
                       std::move(hold));
   };
   return OpenStream(context_, method, call, make, Scope::kInfo);

@@ -6,6 +6,7 @@
 
 #include "server/rpc/call_caller.h"
 #include "server/rpc/call_log.h"
+#include "server/rpc/grpc_wire.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
@@ -13,39 +14,50 @@ namespace attend {
 ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod& method,
                                     const std::string& name, Call& call, const Bytes& request,
                                     Bytes& response, Reactor& reactor) {
+  Wire wire{nullptr, &request, &response,
+            [&reactor](const grpc::Status& status) { reactor.Finish(status); }};
+  if (TryAllocating([&] { wire.call = std::make_shared<GrpcWire>(call); })) {
+    return Begin(context, method, name, std::move(wire));
+  }
+  reactor.Finish(ToGrpc(OutOfMemory()));
+  return nullptr;
+}
+
+ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod& method,
+                                    const std::string& name, Wire wire) {
   const std::optional<Caller> caller =
-      AdmitCaller(context, call, name, method.scope, request, reactor);
+      AdmitCaller(context, *wire.call, name, method.scope, *wire.request, wire.finish);
   if (!caller) return nullptr;
-  const CallFacts facts = FactsOf(context, name, *caller, call);
-  const auto came = static_cast<int64_t>(request.Length());
+  const CallFacts facts = FactsOf(context, name, *caller, *wire.call);
+  const auto came = static_cast<int64_t>(wire.request->Length());
   Ref begun;
   const Status status = OrOutOfMemory([&] {
-    begun = std::make_shared<ServiceCall>(context, method, facts, call, request, response, reactor);
+    begun = std::make_shared<ServiceCall>(context, method, facts, wire);
     return method.charge == ServiceMethod::Charge::kPlace
                ? context.limits.BeginSmall(caller->tenant, begun->place_, came)
                : Status();
   });
   if (method.charge == ServiceMethod::Charge::kBytes) context.limits.Came(caller->tenant, came);
   if (status.ok()) return begun;
-  ServiceCall(context, method, facts, call, request, response, reactor).End(status);
+  ServiceCall(context, method, facts, std::move(wire)).End(status);
   return nullptr;
 }
 
 void ServiceCall::Note(const Status& status) {
-  const SmallCallEnd end{method_.event, static_cast<int64_t>(request_.Length()),
-                         static_cast<int64_t>(response_.Length())};
+  const SmallCallEnd end{method_.event, static_cast<int64_t>(wire_.request->Length()),
+                         static_cast<int64_t>(wire_.response->Length())};
   if (method_.charge != ServiceMethod::Charge::kNone) {
     context_.limits.Came(facts_.caller.tenant, end.response_bytes);
   }
   place_.End(end.request_bytes, true, true);
-  LogEnd(context_, status, end, call_, facts_);
+  LogEnd(context_, status, end, *wire_.call, facts_);
 }
 
 void ServiceCall::End(const Status& status, const Refusal& refusal) {
   const OnNoMemory wait(OnNoMemory::kWait);
   Note(status);
-  if (!status.ok()) AddRefusal(context_, status.code(), refusal, call_);
-  reactor_.Finish(ToGrpc(status));
+  if (!status.ok()) AddRefusal(context_, status.code(), refusal, *wire_.call);
+  wire_.finish(ToGrpc(status));
 }
 
 }  // namespace attend

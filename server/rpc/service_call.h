@@ -9,6 +9,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -43,9 +44,19 @@ class ServiceCall {
   using Bytes = grpc::ByteBuffer;
   using Ref = std::shared_ptr<ServiceCall>;
 
-  // Admits the caller and takes what the method takes. Null: the call has ended. gRPC keeps the
-  // call and its messages until End; `method` must outlive it too. `name` is as gRPC's paths have
-  // it, `reactor` the call's default one.
+  // The carrier of one. The messages live until `finish`, which ends the call.
+  struct Wire {
+    std::shared_ptr<const WireCall> call;
+    const Bytes* request;
+    Bytes* response;
+    std::function<void(const grpc::Status&)> finish;
+  };
+
+  // Admits the caller and takes what the method takes. Null: the call has ended. `method` must
+  // outlive the call, and so must `name`, which is as gRPC's paths have it.
+  static Ref Begin(ServiceContext& context, const ServiceMethod& method, const std::string& name,
+                   Wire wire);
+  // The same of gRPC's library, whose default reactor of the call is `reactor`.
   static Ref Begin(ServiceContext& context, const ServiceMethod& method, const std::string& name,
                    Call& call, const Bytes& request, Bytes& response, Reactor& reactor);
 
@@ -55,24 +66,25 @@ class ServiceCall {
   static Reactor* Run(ServiceContext& context, const ServiceMethod& method, Call* call,
                       const Bytes* request, Bytes* response, const Answer& answer) {
     Reactor* const reactor = call->DefaultReactor();
-    const Ref begun = Begin(context, method, MethodOf<In>(), *call, *request, *response, *reactor);
-    if (begun == nullptr) return reactor;
-    if (method.later) {
-      begun->Post([begun, answer] { begun->template Respond<In, Out>(answer); });
-    } else {
-      begun->template Respond<In, Out>(answer);
-    }
+    Go<In, Out>(Begin(context, method, MethodOf<In>(), *call, *request, *response, *reactor),
+                answer);
     return reactor;
+  }
+  template <class In, class Out, class Answer>
+  static void Run(ServiceContext& context, const ServiceMethod& method, Wire wire,
+                  const Answer& answer) {
+    Go<In, Out>(Begin(context, method, MethodOf<In>(), std::move(wire)), answer);
   }
 
   const CallFacts& facts() const { return facts_; }
-  Call& call() const { return call_; }
+  const WireCall& call() const { return *wire_.call; }
 
   // Parses the request and has `answer(request, response)` fill the response, or say why not.
   template <class In, class Out, class Answer>
   Status Try(const Answer& answer) {
     return OrOutOfMemory([&] {
-      return AnswerSmallCall<In, Out>(request_, method_.request_bytes_max, answer, response_);
+      return AnswerSmallCall<In, Out>(*wire_.request, method_.request_bytes_max, answer,
+                                      *wire_.response);
     });
   }
 
@@ -88,17 +100,19 @@ class ServiceCall {
   // All of it but the last.
   void Note(const Status& status);
 
-  ServiceCall(ServiceContext& context, const ServiceMethod& method, CallFacts facts, Call& call,
-              const Bytes& request, Bytes& response, Reactor& reactor)
-      : context_(context),
-        method_(method),
-        facts_(std::move(facts)),
-        call_(call),
-        request_(request),
-        response_(response),
-        reactor_(reactor) {}
+  ServiceCall(ServiceContext& context, const ServiceMethod& method, CallFacts facts, Wire wire)
+      : context_(context), method_(method), facts_(std::move(facts)), wire_(std::move(wire)) {}
 
  private:
+  template <class In, class Out, class Answer>
+  static void Go(const Ref& begun, const Answer& answer) {
+    if (begun == nullptr) return;
+    if (begun->method_.later) {
+      begun->Post([begun, answer] { begun->template Respond<In, Out>(answer); });
+    } else {
+      begun->template Respond<In, Out>(answer);
+    }
+  }
   template <class In, class Out, class Answer>
   void Respond(const Answer& answer) {
     Refusal refusal;
@@ -115,10 +129,7 @@ class ServiceCall {
   ServiceContext& context_;
   const ServiceMethod& method_;
   const CallFacts facts_;
-  Call& call_;
-  const Bytes& request_;
-  Bytes& response_;
-  Reactor& reactor_;
+  const Wire wire_;
   LimitHold place_;
 };
 

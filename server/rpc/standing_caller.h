@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <atomic>
 #include <cstdint>
 
@@ -19,8 +17,7 @@ namespace attend {
 // Thread-safe. The call and its facts must outlive it.
 class StandingCaller {
  public:
-  StandingCaller(ServiceContext& context, grpc::CallbackServerContext& call, const CallFacts& facts,
-                 Scope scope)
+  StandingCaller(ServiceContext& context, const WireCall& call, const CallFacts& facts, Scope scope)
       : context_(context), call_(call), facts_(facts), scope_(scope) {}
 
   // Looks again if what callers may do has changed. What was refused once stays refused, and is
@@ -39,7 +36,7 @@ class StandingCaller {
 
  private:
   ServiceContext& context_;
-  grpc::CallbackServerContext& call_;
+  const WireCall& call_;
   const CallFacts& facts_;
   const Scope scope_;
   std::atomic<uint64_t> generation_{0};  // the authenticator's when it last knew the caller

@@ -15,17 +15,17 @@
 namespace attend {
 
 StreamCall::StreamCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
-                       std::optional<Pass> asked, grpc::CallbackServerContext& call, CountHold hold)
+                       std::optional<Pass> asked, StreamWire& wire, CountHold hold)
     : context_(context),
       facts_(facts),
       format_(format),
       asked_(asked),
-      call_(call),
-      deadline_(DeadlineOf(context, call)),
+      wire_(wire),
+      deadline_(wire.call().Deadline(context.clock)),
       hold_(std::move(hold)) {}
 
 void StreamCall::Begin() {
-  watched_->Join(context_.answers, call_.c_call());
+  watched_->Join(context_.answers, wire_.call());
   Step step;
   {
     const MutexLock lock(mutex_);
@@ -76,7 +76,7 @@ StreamCall::Step StreamCall::NextLocked() {
 }
 
 void StreamCall::Do(Step step) {
-  if (step == Step::kRead) StartRead(&incoming_);
+  if (step == Step::kRead) wire_.Read(&incoming_);
   if (step != Step::kFinish) return;
   bool cut_off = false;
   std::optional<grpc::Status> stopped;
@@ -93,9 +93,9 @@ void StreamCall::Do(Step step) {
   } else if (cut_off) {
     status = ToGrpc(Draining());
   }
-  TellLoad(context_, call_);
+  TellLoad(context_, wire_.call());
   hold_.Release();  // before the client hears of it and opens another
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>::Finish(std::move(status));
+  wire_.End(status);
 }
 
 void StreamCall::OnReadDone(bool ok) {
@@ -169,7 +169,7 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
   const bool ok = request->status.ok();  // RecordEnd changes failures alone
   const int64_t bytes = ok ? AnswerBytes(*request) : 0;
   const std::unique_ptr<OpenSpan> span =
-      RecordEnd(context_, *request, total_ns, bytes, call_, facts_, format_);
+      RecordEnd(context_, *request, total_ns, bytes, wire_.call(), facts_, format_);
   {
     const MutexLock lock(mutex_);
     queued_.erase(request->id);
@@ -250,15 +250,15 @@ void StreamCall::Answer(uint64_t place, grpc::ByteBuffer&& answer) {
   }
 }
 
-void StreamCall::Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options) {
+void StreamCall::Write(const grpc::ByteBuffer* answer, bool hurries) {
   watched_->Hold(1);  // until OnWriteDone
-  StartWrite(answer, options);
+  wire_.Write(answer, hurries);
 }
 
 void StreamCall::OnWriteDone(bool ok) {
   watched_->Release(1);
   const grpc::ByteBuffer* next = nullptr;
-  grpc::WriteOptions options;
+  bool hurries = true;
   grpc::ByteBuffer written;  // let go of outside the lock
   std::deque<grpc::ByteBuffer> dropped;
   std::map<uint64_t, std::optional<grpc::ByteBuffer>> dropped_early;
@@ -276,10 +276,10 @@ void StreamCall::OnWriteDone(bool ok) {
     writing_ = !answers_.empty();
     if (writing_) next = &answers_.front();
     // One more follows at once: both in one system call.
-    if (answers_.size() > 1) options.set_buffer_hint();
+    if (answers_.size() > 1) hurries = false;
     step = NextLocked();
   }
-  if (next != nullptr) Write(next, options);
+  if (next != nullptr) Write(next, hurries);
   Do(step);
 }
 

@@ -15,12 +15,13 @@
 //
 // A request counts as unanswered from its reading until its answer is written, or cannot be.
 //
-// gRPC's threads enter through the On... methods, the server's through Finish. A mutex guards the
-// state and is never held across a call to gRPC or the engine that may call back.
+// The wire's threads enter through the On... methods, the server's through Finish. A mutex guards
+// the state and is never held across a call to the wire or the engine that may call back.
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/status.h>
 
 #include <cstdint>
 #include <deque>
@@ -31,19 +32,19 @@
 
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/data_wire.h"
 #include "server/rpc/request_reader.h"
 #include "server/rpc/standing_caller.h"
 #include "server/wire/message_format.h"
 
 namespace attend {
 
-class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                         public Call,
-                         public OpenCall {
+class StreamCall final : public StreamHandler, public Call, public OpenCall {
  public:
-  // `format` must outlive the call. `hold`: its place among its tenant's streams, until it ends.
+  // `format` must outlive the call, `wire` its OnDone. `hold`: its place among its tenant's
+  // streams, until it ends.
   StreamCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
-             std::optional<Pass> asked, grpc::CallbackServerContext& call, CountHold hold);
+             std::optional<Pass> asked, StreamWire& wire, CountHold hold);
 
   void Begin();
   // OpenCall. Stops reading.
@@ -53,9 +54,9 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // Call
   void OnQueueing(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
-  std::string Peer() const override { return call_.peer(); }
+  std::string Peer() const override { return wire_.call().Peer(); }
 
-  // gRPC
+  // StreamHandler
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -67,8 +68,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   ~StreamCall() override = default;
   // What to do now that something has changed; at most one of its results is acted upon at a time.
   Step NextLocked() ATTEND_REQUIRES(mutex_);
-  // In gRPC's On... methods this object is alive. On other threads it is only while a request of
-  // theirs is unanswered, or for kFinish, which only one thread is given.
+  // In the wire's On... functions this object is alive. On other threads it is only while a request
+  // of theirs is unanswered, or for kFinish, which only one thread is given.
   void Do(Step step);
   void Respond(std::unique_ptr<Request> request);
   // The answer of the request that is at that place of the stream.
@@ -80,21 +81,21 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
       ATTEND_REQUIRES(mutex_);
   // Drops the message, takes no more of them, and ends so when the earlier ones are answered.
   void Stop(uint64_t place, grpc::Status status);
-  void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
+  void Write(const grpc::ByteBuffer* answer, bool hurries = true);
 
   ServiceContext& context_;
   const CallFacts facts_;
   const MessageFormat& format_;
   const std::optional<Pass> asked_;
-  grpc::CallbackServerContext& call_;
+  StreamWire& wire_;
   const TimePoint deadline_;
-  StandingCaller caller_{context_, call_, facts_, Scope::kCompute};
+  StandingCaller caller_{context_, wire_.call(), facts_, Scope::kCompute};
   CountHold hold_;  // who is given kFinish releases it
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   Mutex mutex_;
-  grpc::ByteBuffer incoming_;  // gRPC's while reading_, else the mutex's
-  // The first is gRPC's while writing_.
+  grpc::ByteBuffer incoming_;  // the wire's while reading_, else the mutex's
+  // The first is the wire's while writing_.
   std::deque<grpc::ByteBuffer> answers_ ATTEND_GUARDED_BY(mutex_);
   // If answers have an order: those that wait for earlier ones, by place.
   std::map<uint64_t, std::optional<grpc::ByteBuffer>> early_ ATTEND_GUARDED_BY(mutex_);

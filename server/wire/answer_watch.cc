@@ -2,7 +2,7 @@
 
 #include "server/wire/answer_watch.h"
 
-#include <grpc/support/alloc.h>
+#include <grpc/grpc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,21 +19,14 @@ namespace {
 // How often per timeout the thread checks: a call ends at most an eighth of it too late.
 constexpr int kLooksPerTimeout = 8;
 
-std::string PeerOf(grpc_call* call) {
-  char* const peer = grpc_call_get_peer(call);
-  std::string text = peer == nullptr ? "unknown" : peer;
-  gpr_free(peer);
-  return text;
-}
-
 }  // namespace
 
-void WatchedCall::Join(AnswerWatch& watch, grpc_call* call) {
+void WatchedCall::Join(AnswerWatch& watch, const WireCall& call) {
   if (watch.timeout_ == Duration::zero()) return;
   AnswerWatch::Stripe& stripe = watch.StripeOf(this);
   const MutexLock lock(stripe.mutex);
   watch_ = &watch;
-  call_ = call;
+  call_ = &call;
   next_ = stripe.first;
   if (next_ != nullptr) next_->previous_ = this;
   stripe.first = this;
@@ -78,7 +71,7 @@ std::vector<std::string> AnswerWatch::WaitingPeers() {
     for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->held_bytes_.load(std::memory_order_relaxed) == 0) continue;
       // Must not wait for memory: calls that would free some wait for this lock.
-      if (!TryAllocating([&] { peers.push_back(PeerOf(each->call_)); })) return peers;
+      if (!TryAllocating([&] { peers.push_back(each->call_->Peer()); })) return peers;
     }
   }
   return peers;
@@ -98,22 +91,34 @@ void AnswerWatch::Run() {
 }
 
 void AnswerWatch::Look(Stripe& stripe, TimePoint now) {
-  std::vector<grpc_call*> unread;
+  struct Unread {
+    std::string peer;
+    grpc_call* call;  // null: it is cancelled already
+  };
+  std::vector<Unread> unread;
   {
     const MutexLock lock(stripe.mutex);
     for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->KeepsUp()) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;
-      if (!TryAllocating([&] { unread.push_back(each->call_); })) break;  // the next check finds it
+      grpc_call* const call = each->call_->OfGrpc();
+      if (!TryAllocating([&] { unread.push_back({each->call_->Peer(), call}); })) {
+        break;  // the next check finds it
+      }
       each->cut_off_ = true;
-      grpc_call_ref(each->call_);
+      if (call == nullptr) {
+        each->call_->Cancel();
+      } else {
+        grpc_call_ref(call);
+      }
     }
   }
   // Without the lock: gRPC may call code that leaves the watch.
-  for (grpc_call* call : unread) {
-    TryAllocating([&] { unread_(PeerOf(call)); });  // else it is cancelled without a report
-    grpc_call_cancel(call, nullptr);
-    grpc_call_unref(call);
+  for (const Unread& each : unread) {
+    TryAllocating([&] { unread_(each.peer); });  // else it is cancelled without a report
+    if (each.call == nullptr) continue;
+    grpc_call_cancel(each.call, nullptr);
+    grpc_call_unref(each.call);
   }
 }
 

@@ -19,6 +19,7 @@
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
+#include "server/wire/wire_call.h"
 
 namespace attend {
 
@@ -32,8 +33,8 @@ class WatchedCall {
   WatchedCall(const WatchedCall&) = delete;
   WatchedCall& operator=(const WatchedCall&) = delete;
 
-  // `call` may have waiting answers. Call once.
-  void Join(AnswerWatch& watch, grpc_call* call);
+  // `call`, which must live until Leave, may have waiting answers. Call once.
+  void Join(AnswerWatch& watch, const WireCall& call);
   void Leave();
 
   // Hold: `bytes`, at least one, begin to wait for the client. Release: the client has taken
@@ -54,7 +55,7 @@ class WatchedCall {
   std::atomic<int64_t> taken_bytes_{0};
   // Used by the watch, under the lock of the call's stripe.
   AnswerWatch* watch_ = nullptr;  // null: not watched
-  grpc_call* call_ = nullptr;
+  const WireCall* call_ = nullptr;
   bool cut_off_ = false;
   TimePoint since_;
   int64_t due_bytes_ = 0;  // of taken_bytes_, a timeout after `since_`

@@ -3,6 +3,7 @@
 // A stream that begins while what callers may do changes.
 
 #include "server/rpc/open_stream.h"
+#include "server/rpc/grpc_data.h"
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -39,11 +40,18 @@ class Streams final : public v1::AttentionService::WithRawCallbackMethod_AttendS
   Streams(ServiceContext& context, std::function<void()> between)
       : context_(context), between_(std::move(between)) {}
   RawStream* AttendStream(grpc::CallbackServerContext* call) override {
-    return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
+    auto* const wire = new GrpcStream(*call);
+    const auto make = [&](const Caller& caller, CountHold hold) {
       between_();
-      return new StreamCall(context_, FactsOfStream(context_, kMethod, caller, *call),
-                            AttendFormat(), std::nullopt, *call, std::move(hold));
-    });
+      auto* const stream =
+          new StreamCall(context_, FactsOfStream(context_, kMethod, caller, wire->call()),
+                         AttendFormat(), std::nullopt, *wire, std::move(hold));
+      wire->Give(*stream);
+      return stream;
+    };
+    const Status status = BeginStream(context_, kMethod, wire->call(), make);
+    if (!status.ok()) wire->End(ToGrpc(status));
+    return wire;
   }
 
  private:

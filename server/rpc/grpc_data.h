@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls that bring tensors, carried by gRPC's library, which owns what these return until its
+// OnDone.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <optional>
+#include <string_view>
+
+#include "server/rpc/call_context.h"
+#include "server/rpc/data_wire.h"
+#include "server/rpc/grpc_wire.h"
+#include "server/rpc/open_stream.h"
+#include "server/wire/message_format.h"
+
+namespace attend {
+
+// The wire of a stream, which deletes itself. Without a handler it is one that is refused.
+class GrpcStream final : public RawStream, public StreamWire {
+ public:
+  explicit GrpcStream(grpc::CallbackServerContext& call) : call_(call) {}
+
+  void Give(StreamHandler& handler) { handler_ = &handler; }
+
+  const WireCall& call() const override { return call_; }
+  void Read(grpc::ByteBuffer* to) override { StartRead(to); }
+  void Write(const grpc::ByteBuffer* message, bool hurries) override {
+    grpc::WriteOptions options;
+    if (!hurries) options.set_buffer_hint();
+    StartWrite(message, options);
+  }
+  void End(const grpc::Status& status) override { Finish(status); }
+
+  void OnReadDone(bool ok) override { handler_->OnReadDone(ok); }
+  void OnWriteDone(bool ok) override { handler_->OnWriteDone(ok); }
+  void OnCancel() override {
+    if (handler_ != nullptr) handler_->OnCancel();
+  }
+  void OnDone() override {
+    if (handler_ != nullptr) handler_->OnDone();
+    delete this;
+  }
+
+ private:
+  const GrpcWire call_;
+  StreamHandler* handler_ = nullptr;  // null: it was refused
+};
+
+// Takes a unary call, which is for that pass, to the engine. `method` and `format` must outlive the
+// call.
+grpc::ServerUnaryReactor* BeginGrpcUnary(ServiceContext& context, std::string_view method,
+                                         const MessageFormat& format, Pass pass,
+                                         grpc::CallbackServerContext& call,
+                                         const grpc::ByteBuffer& request,
+                                         grpc::ByteBuffer& response);
+
+// The same of a stream of such requests. Without a pass each says its own.
+RawStream* OpenGrpcStream(ServiceContext& context, std::string_view method,
+                          const MessageFormat& format, std::optional<Pass> pass,
+                          grpc::CallbackServerContext& call);
+
+}  // namespace attend

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/h2_calls.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "server/memory/memory_reserve.h"
+#include "server/rpc/attention_service.h"
+#include "server/rpc/call_caller.h"
+#include "server/rpc/data_wire.h"
+#include "server/rpc/h2_wire.h"
+#include "server/rpc/open_stream.h"
+#include "server/rpc/stream_call.h"
+#include "server/rpc/unary_call.h"
+#include "server/wire/grpc_status.h"
+
+namespace attend {
+namespace {
+
+constexpr char kAttend[] = "/attend.v1.AttentionService/Attend";
+constexpr char kBackward[] = "/attend.v1.AttentionService/Backward";
+constexpr char kAttendStream[] = "/attend.v1.AttentionService/AttendStream";
+constexpr char kInfo[] = "/attend.v1.AttentionService/GetServerInfo";
+constexpr char kHealth[] = "/grpc.health.v1.Health/Check";
+
+// A call that has been refused.
+class H2Ended final : public CallHandler {
+ public:
+  void OnMessage(InMessage) override {}
+  void OnHalfClose() override {}
+  void OnWritten(bool) override {}
+  void OnCancel() override {}
+  void OnDone() override { delete this; }
+};
+
+class H2Unary final : public CallHandler, public UnaryWire {
+ public:
+  H2Unary(ServiceContext& context, std::string_view method, Pass pass, ServerCall& call)
+      : context_(context), method_(method), pass_(pass), call_(call), wire_(call) {}
+
+  void Begin() {
+    const Status status = OrOutOfMemory([&]() -> Status {
+      Result<Caller> caller = CallerOf(context_, wire_, method_, Scope::kCompute, /*came=*/0);
+      if (caller.ok()) caller_ = std::move(*caller);
+      return caller.status();
+    });
+    status.ok() ? call_.Read() : wire_.End(ToGrpc(status));
+  }
+
+  // CallHandler
+  void OnMessage(InMessage message) override { Start(ToByteBuffer(std::move(message))); }
+  void OnHalfClose() override {
+    grpc::ByteBuffer none;
+    none.Clear();
+    Start(std::move(none));
+  }
+  void OnWritten(bool) override {}
+  void OnCancel() override {
+    if (unary_ != nullptr) unary_->OnCancel();
+  }
+  void OnDone() override {
+    if (unary_ != nullptr) unary_->OnDone();
+    delete this;
+  }
+
+  // UnaryWire
+  const WireCall& call() const override { return wire_; }
+  void Answer(grpc::ByteBuffer&& answer) override {
+    call_.Write(ToOutMessage(answer));
+    wire_.End(grpc::Status::OK);
+  }
+  void Fail(const grpc::Status& status) override { wire_.End(status); }
+
+ private:
+  // With its message, or none.
+  void Start(grpc::ByteBuffer&& message) {
+    const Status status = OrOutOfMemory([&] {
+      unary_ = new UnaryCall(context_, FactsOf(context_, method_, caller_, wire_), AttendFormat(),
+                             pass_, *this);
+      return Status();
+    });
+    status.ok() ? unary_->Begin(std::move(message)) : wire_.End(ToGrpc(status));
+  }
+
+  ServiceContext& context_;
+  const std::string_view method_;
+  const Pass pass_;
+  ServerCall& call_;
+  const H2Wire wire_;
+  Caller caller_;
+  UnaryCall* unary_ = nullptr;  // until its message has come
+};
+
+class H2Stream final : public CallHandler, public StreamWire {
+ public:
+  H2Stream(ServiceContext& context, ServerCall& call)
+      : context_(context), call_(call), wire_(call) {}
+
+  void Begin() {
+    const Status status =
+        BeginStream(context_, kAttendStream, wire_, [&](const Caller& caller, CountHold hold) {
+          stream_ = new StreamCall(context_, FactsOfStream(context_, kAttendStream, caller, wire_),
+                                   AttendFormat(), std::nullopt, *this, std::move(hold));
+          return stream_;
+        });
+    if (!status.ok()) wire_.End(ToGrpc(status));
+  }
+
+  // CallHandler
+  void OnMessage(InMessage message) override {
+    grpc::ByteBuffer bytes = ToByteBuffer(std::move(message));
+    to_->Swap(&bytes);
+    stream_->OnReadDone(true);
+  }
+  void OnHalfClose() override { stream_->OnReadDone(false); }
+  void OnWritten(bool ok) override { stream_->OnWriteDone(ok); }
+  void OnCancel() override {
+    if (stream_ != nullptr) stream_->OnCancel();
+  }
+  void OnDone() override {
+    if (stream_ != nullptr) stream_->OnDone();
+    delete this;
+  }
+
+  // StreamWire
+  const WireCall& call() const override { return wire_; }
+  void Read(grpc::ByteBuffer* to) override {
+    to_ = to;
+    call_.Read();
+  }
+  void Write(const grpc::ByteBuffer* message, bool) override {
+    call_.Write(ToOutMessage(*message));
+  }
+  void End(const grpc::Status& status) override { wire_.End(status); }
+
+ private:
+  ServiceContext& context_;
+  ServerCall& call_;
+  const H2Wire wire_;
+  StreamCall* stream_ = nullptr;    // null: it was refused
+  grpc::ByteBuffer* to_ = nullptr;  // of the read that is under way
+};
+
+// One small message each way.
+class H2Small final : public CallHandler {
+ public:
+  H2Small(ServerCall& call, const std::function<void(ServiceCall::Wire)>& answer)
+      : call_(call), wire_(std::make_shared<const H2Wire>(call)), answer_(answer) {}
+
+  void OnMessage(InMessage message) override {
+    request_ = ToByteBuffer(std::move(message));
+    answer_({wire_, &request_, &response_, [this](const grpc::Status& status) { End(status); }});
+  }
+  void OnHalfClose() override {
+    End(call_.cancelled()
+            ? grpc::Status::CANCELLED
+            : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the call has no message"));
+  }
+  void OnWritten(bool) override {}
+  void OnCancel() override {}
+  void OnDone() override { delete this; }
+
+ private:
+  void End(const grpc::Status& status) {
+    if (status.ok()) call_.Write(ToOutMessage(response_));
+    wire_->End(status);
+  }
+
+  ServerCall& call_;
+  const std::shared_ptr<const H2Wire> wire_;
+  const std::function<void(ServiceCall::Wire)>& answer_;
+  grpc::ByteBuffer request_;
+  grpc::ByteBuffer response_;
+};
+
+int64_t Smallest(const H2Methods::Bounds& bounds) {
+  int64_t smallest = std::numeric_limits<int64_t>::max();
+  for (const auto& [path, bytes] : bounds) smallest = std::min(smallest, bytes);
+  return smallest;
+}
+
+}  // namespace
+
+H2Methods::H2Methods(ServiceContext& context, HealthService& health, Bounds bounds)
+    : context_(context), bounds_(std::move(bounds)), smallest_bound_(Smallest(bounds_)) {
+  small_[kInfo] = [&context](ServiceCall::Wire wire) { AnswerInfo(context, std::move(wire)); };
+  small_[kHealth] = [&health](const ServiceCall::Wire& wire) {
+    wire.finish(ToGrpc(health.Answer(*wire.request, *wire.response)));
+  };
+}
+
+int64_t H2Methods::MessageBytesMax(std::string_view path) const {
+  const auto found = bounds_.find(std::string(path));
+  return found == bounds_.end() ? smallest_bound_ : found->second;
+}
+
+CallHandler* H2Methods::Begin(ServerCall& call) {
+  const std::string& path = call.path();
+  if (path == kAttend || path == kBackward) {
+    auto* const unary = new H2Unary(context_, path == kAttend ? kAttend : kBackward,
+                                    path == kAttend ? Pass::kForward : Pass::kBackward, call);
+    unary->Begin();
+    return unary;
+  }
+  if (path == kAttendStream) {
+    auto* const stream = new H2Stream(context_, call);
+    stream->Begin();
+    return stream;
+  }
+  const auto small = small_.find(path);
+  if (small != small_.end()) {
+    auto* const handler = new H2Small(call, small->second);
+    call.Read();
+    return handler;
+  }
+  const std::string why = bounds_.contains(path)
+                              ? path + " is not served with --server-transport h2, only with grpc"
+                              : "there is no method " + path;
+  auto* const ended = new H2Ended();
+  const H2Wire wire(call);
+  wire.End(ToGrpc(RefuseMethod(context_, wire, path, why)));
+  return ended;
+}
+
+}  // namespace attend

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/h2_wire.h"
+
+#include <grpcpp/support/slice.h>
+
+#include <memory>
+#include <utility>
+
+#include "server/wire/grpc_status.h"
+
+namespace attend {
+
+int H2Wire::Find(std::string_view key, std::string_view& first) const {
+  int count = 0;
+  for (const auto& [name, value] : call_.metadata().entries()) {
+    if (name == key && count++ == 0) first = value;
+  }
+  return count;
+}
+
+void H2Wire::End(const grpc::Status& status) const {
+  call_.Finish({FromGrpc(status), std::move(trailers_)});
+}
+
+grpc::ByteBuffer ToByteBuffer(InMessage&& message) {
+  using Owner = std::shared_ptr<const std::string>;
+  if (message.owner == nullptr) {
+    const grpc::Slice slice(message.bytes.data(), message.bytes.size());
+    return grpc::ByteBuffer(&slice, 1);
+  }
+  auto owner = std::make_unique<Owner>(std::move(message.owner));
+  const grpc::Slice slice(
+      const_cast<char*>(message.bytes.data()), message.bytes.size(),
+      [](void* held) { delete static_cast<Owner*>(held); }, owner.get());
+  (void)owner.release();
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+OutMessage ToOutMessage(const grpc::ByteBuffer& message) {
+  std::vector<grpc::Slice> slices;
+  OutMessage out;
+  if (!message.Dump(&slices).ok()) return out;
+  out.pieces.reserve(slices.size());
+  for (grpc::Slice& slice : slices) {
+    const auto owner = std::make_shared<const grpc::Slice>(std::move(slice));
+    out.pieces.push_back({{reinterpret_cast<const char*>(owner->begin()), owner->size()}, owner});
+  }
+  return out;
+}
+
+}  // namespace attend
