@@ -41,6 +41,7 @@ struct Config {
   std::string tls_client_cert = "require";
   std::string tls_crl;  // a file or a folder; empty: none
   bool reflection = true;
+  std::string server_transport = "grpc";  // or "h2"
   int64_t stream_requests_max = 64;
   int64_t chunked_streams_max = 16;
   double chunked_idle_timeout_seconds = 30;

@@ -17,6 +17,7 @@
 #include "attend/v1/attention.grpc.pb.h"
 #include "attend/v1/session.grpc.pb.h"
 #include "inference/grpc_service.grpc.pb.h"
+#include "kernels/util/processors.h"
 #include "server/app/options.h"
 #include "server/app/unix_address.h"
 #include "server/net/guarded_functions.h"
@@ -95,7 +96,7 @@ std::vector<std::string> ServiceNames(const Config& config) {
 
 Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const Config& config, std::span<grpc::Service* const> services,
-    grpc::CallbackGenericService& unknown, std::shared_ptr<CallerGate> gate,
+    grpc::CallbackGenericService& unknown, CallMethods* own, std::shared_ptr<CallerGate> gate,
     ConnectionHolds& connections, Metrics& metrics, Logger& logger, const Clock& clock,
     std::function<void()> changed) {
   // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
@@ -119,6 +120,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   builder.RegisterCallbackGenericService(&unknown);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");
+  if (own != nullptr) ATTEND_RETURN_IF_ERROR(server->StartOwn(config, *own, clock));
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
@@ -139,6 +141,33 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   server->listener_ = std::move(*listener);
   server->heartbeat_ = std::make_unique<Heartbeat>(server->grpc_->InProcessChannel({}), clock);
   return server;
+}
+
+Status GrpcServer::StartOwn(const Config& config, CallMethods& methods, const Clock& clock) {
+  Http2Transport::Options options;
+  options.loops = Processors();
+  ConnectionOptions& connection = options.connection;
+  connection.session.streams_max = static_cast<uint32_t>(MaxStreams(config));
+  connection.handshake_timeout = Milliseconds(config.handshake_timeout_seconds);
+  connection.idle_timeout = Milliseconds(config.connection_idle_timeout_seconds);
+  if (config.max_connection_age_seconds > 0) {
+    connection.age_max = Milliseconds(config.max_connection_age_seconds);
+  }
+  // Calls that were reset are still the server's until their requests have ended.
+  connection.calls_max = 2 * MaxStreams(config);
+  Result<std::unique_ptr<Http2Transport>> transport =
+      Http2Transport::Start(options, methods, clock);
+  if (!transport.ok()) return transport.status();
+  transport_ = std::move(*transport);
+  intake_->ServeBy(*transport_, connection.session.stream_window_bytes);
+  return Status();
+}
+
+int GrpcServer::unanswered_seconds() const {
+  const int grpc = heartbeat_->unanswered_seconds();
+  if (transport_ == nullptr) return grpc;
+  const auto own = std::chrono::duration_cast<seconds>(transport_->StoodStill());
+  return std::max(grpc, static_cast<int>(own.count()));
 }
 
 Status GrpcServer::Listen(const Config& config) {
@@ -187,6 +216,7 @@ GrpcServer::~GrpcServer() {
   heartbeat_.reset();
   listener_.reset();
   RemoveSockets();
+  transport_.reset();
   if (grpc_ == nullptr) return;
   grpc_->Shutdown(std::chrono::system_clock::now());
   grpc_->Wait();

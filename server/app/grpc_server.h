@@ -23,6 +23,7 @@
 #include "server/net/connection_limits.h"
 #include "server/net/listener.h"
 #include "server/regions/unix_listener.h"
+#include "server/transport/http2_transport.h"
 
 namespace attend {
 
@@ -31,27 +32,28 @@ std::vector<std::string> ServiceNames(const Config& config);
 
 class GrpcServer {
  public:
-  // Returns a server that serves `services`. Calls of unknown methods go to `unknown`. `changed` is
-  // called on a thread of its own when accepting() has changed. The arguments must outlive the
-  // server.
-  static Result<std::unique_ptr<GrpcServer>> Start(const Config& config,
-                                                   std::span<grpc::Service* const> services,
-                                                   grpc::CallbackGenericService& unknown,
-                                                   std::shared_ptr<CallerGate> gate,
-                                                   ConnectionHolds& connections, Metrics& metrics,
-                                                   Logger& logger, const Clock& clock,
-                                                   std::function<void()> changed);
+  // Returns a server that serves `services`. Calls of unknown methods go to `unknown`. `own`: the
+  // methods of this server's own transport, which then carries all calls; null: gRPC's library
+  // does. `changed` is called on a thread of its own when accepting() has changed. The arguments
+  // must outlive the server.
+  static Result<std::unique_ptr<GrpcServer>> Start(
+      const Config& config, std::span<grpc::Service* const> services,
+      grpc::CallbackGenericService& unknown, CallMethods* own, std::shared_ptr<CallerGate> gate,
+      ConnectionHolds& connections, Metrics& metrics, Logger& logger, const Clock& clock,
+      std::function<void()> changed);
   ~GrpcServer();  // cancels all open calls
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // Thread-safe, and so are the next four.
+  // Thread-safe, and so are the next five.
   bool accepting() const { return listener_->accepting(); }
   int64_t CountConnections() { return listener_->CountOpen(); }
   // Of those that `connections` says are no callers' any more.
   void FindStrangers() { listener_->FindStrangers(); }
   const ConnectionLimits& limits() const { return limits_; }
-  const Heartbeat& heartbeat() const { return *heartbeat_; }
+  // For how long threads that answer calls have not answered the server itself.
+  int unanswered_seconds() const;
+  bool beats() const { return unanswered_seconds() < Heartbeat::kUnansweredSecondsMax; }
 
   // Removes the Unix sockets' files, so that no client connects to a process that ends.
   void RemoveSockets();
@@ -63,6 +65,7 @@ class GrpcServer {
   GrpcServer() = default;
   Status Listen(const Config& config);
   Status ListenUnix(const Config& config, const std::string& address);
+  Status StartOwn(const Config& config, CallMethods& methods, const Clock& clock);
 
   // gRPC's connections use it until they end.
   std::unique_ptr<Intake> intake_;
@@ -71,6 +74,7 @@ class GrpcServer {
   std::vector<UnixListener> unix_;
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<Http2Transport> transport_;  // null: gRPC's library carries calls
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<Heartbeat> heartbeat_;
 };

@@ -3,6 +3,8 @@
 #include "server/app/intake.h"
 
 #include <grpcpp/security/server_credentials.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pwd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -18,6 +20,7 @@
 #include <utility>
 
 #include "server/app/call_peer.h"
+#include "server/app/h2_guard.h"
 #include "server/app/method_bounds.h"
 #include "server/app/unix_address.h"
 #include "server/memory/memory_reserve.h"
@@ -181,10 +184,38 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
   limits.kept = open;
   limits.use = std::make_shared<ConnectionUse>(message_memory_);
   if (strangers_) limits.use->marks = open->marks();
-  const bool taken = FamilyOf(socket) != AF_UNIX && tls_ != nullptr
-                         ? TakeTls(socket, about.st_ino, call_peer, limits)
-                         : TakePlain(socket, about.st_ino, limits);
+  bool taken = false;
+  if (transport_ != nullptr) {
+    taken = TakeOwn(socket, about.st_ino, call_peer, open, limits);
+  } else if (FamilyOf(socket) != AF_UNIX && tls_ != nullptr) {
+    taken = TakeTls(socket, about.st_ino, call_peer, limits);
+  } else {
+    taken = TakePlain(socket, about.st_ino, limits);
+  }
   return taken ? limits.use : nullptr;
+}
+
+void Intake::ServeBy(Http2Transport& transport, int64_t stream_window_bytes) {
+  transport_ = &transport;
+  stream_window_bytes_ = stream_window_bytes;
+}
+
+bool Intake::TakeOwn(int socket, ino_t inode, const std::string& peer, ConnectionHolds::Ref open,
+                     const Http2Frames::Limits& limits) {
+  UniqueFd owned(socket);
+  const int on = 1;
+  if (FamilyOf(socket) != AF_UNIX) setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ReadGuard::BeginUnread(socket, inode);
+  const auto on_end = [this, socket](const Status& why) {
+    if (!why.ok()) on_wrong_(socket, why.message().c_str());
+    ReadGuard::End(socket);
+  };
+  return TryAllocating([&] {
+    transport_->Serve(
+        std::move(owned), peer,
+        std::make_unique<H2Guard>(
+            H2Guard::Parts{limits.calls, open, limits.use, stream_window_bytes_, on_end}, clock_));
+  });
 }
 
 bool Intake::TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits) {

@@ -27,6 +27,7 @@
 #include "server/tls/tls_certificates.h"
 #include "server/tls/tls_clients.h"
 #include "server/tls/tls_connection.h"
+#include "server/transport/http2_transport.h"
 
 namespace attend {
 
@@ -41,6 +42,9 @@ class Intake {
 
   // Once, before the server is built.
   Status AddTo(grpc::ServerBuilder& builder);
+  // All connections go to this transport, not to gRPC. Once, before the first; it must outlive what
+  // is taken, and there is no TLS.
+  void ServeBy(Http2Transport& transport, int64_t stream_window_bytes);
   // Whether the client may connect; if not, that is counted and logged. One thread.
   bool Admits(int socket);
   // Hands over a connected socket that has something to read. One thread. Returns what it is used
@@ -57,6 +61,8 @@ class Intake {
   Intake(const Config& config, ConnectionHolds& connections, Metrics& metrics, Logger& logger,
          const Clock& clock);
   // False: it has been refused, and is closed.
+  bool TakeOwn(int socket, ino_t inode, const std::string& peer, ConnectionHolds::Ref open,
+               const Http2Frames::Limits& limits);
   bool TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits);
   bool TakeTls(int socket, ino_t inode, const std::string& peer, const Http2Frames::Limits& limits);
   // True, and the connection is closed, if its client speaks without TLS.
@@ -96,6 +102,8 @@ class Intake {
   std::shared_ptr<CallerGate> gate_;
   std::unique_ptr<Acceptor> plain_;
   std::unique_ptr<Acceptor> tls_;
+  Http2Transport* transport_ = nullptr;  // null: gRPC's
+  int64_t stream_window_bytes_ = 0;
 };
 
 }  // namespace attend

@@ -71,4 +71,12 @@ std::vector<MethodBound> MethodBounds(const Config& config) {
   return bounds;
 }
 
+std::unordered_map<std::string, int64_t> MessageBounds(const Config& config) {
+  std::unordered_map<std::string, int64_t> bounds;
+  for (const MethodBound& each : MethodBounds(config)) {
+    bounds[each.path] = std::min(each.bytes_max, each.message_max);
+  }
+  return bounds;
+}
+
 }  // namespace attend

@@ -6,6 +6,9 @@
 
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "server/app/config.h"
@@ -15,5 +18,7 @@ namespace attend {
 
 // Of all methods that the server may have.
 std::vector<MethodBound> MethodBounds(const Config& config);
+// The most bytes of one message, by path.
+std::unordered_map<std::string, int64_t> MessageBounds(const Config& config);
 
 }  // namespace attend

@@ -17,6 +17,7 @@
 #include "server/app/gpu_stats.h"
 #include "server/app/info.h"
 #include "server/app/limits_file.h"
+#include "server/app/method_bounds.h"
 #include "server/app/observing.h"
 #include "server/app/oip_options.h"
 #include "server/app/options.h"
@@ -164,6 +165,9 @@ Status Server::MakeServices() {
   health_service_ = std::make_unique<HealthService>(
       ServiceNames(config_), callers_ == nullptr ? nullptr : connections_.get());
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
+  if (config_.server_transport == "h2") {
+    own_methods_ = std::make_unique<H2Methods>(*context_, *health_service_, MessageBounds(config_));
+  }
   if (config_.reflection) {
     reflection_ = std::make_unique<ReflectionService>(*context_, ServiceNames(config_));
   }
@@ -251,7 +255,7 @@ void Server::UpdateConnections() {
   const MutexLock lock(serving_mutex_);
   if (serving_ == nullptr) return;
   metrics_.SetConnections(serving_->CountConnections(), serving_->limits().connections);
-  metrics_.SetUnansweredSeconds(serving_->heartbeat().unanswered_seconds());
+  metrics_.SetUnansweredSeconds(serving_->unanswered_seconds());
 }
 
 Status Server::StartGrpc() {
@@ -267,8 +271,8 @@ Status Server::StartGrpc() {
                                         access_log_.get());
   }
   Result<std::unique_ptr<GrpcServer>> grpc =
-      GrpcServer::Start(config_, services, *unknown_methods_, std::move(gate), *connections_,
-                        metrics_, *logger_, clock_, [this] { UpdateHealth(); });
+      GrpcServer::Start(config_, services, *unknown_methods_, own_methods_.get(), std::move(gate),
+                        *connections_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
   grpc_ = std::move(*grpc);
   {
@@ -306,14 +310,13 @@ bool Server::Ready() {
 
 bool Server::ReadyLocked() const {
   return serving_ != nullptr && !engine_->draining() && engine_->healthy() &&
-         serving_->accepting() && serving_->heartbeat().beats();
+         serving_->accepting() && serving_->beats();
 }
 
 const char* Server::Ailment() {
   if (!engine_->healthy()) return "every device is lost\n";
   const MutexLock lock(serving_mutex_);
-  return serving_ == nullptr || serving_->heartbeat().beats() ? nullptr
-                                                              : "calls are not answered\n";
+  return serving_ == nullptr || serving_->beats() ? nullptr : "calls are not answered\n";
 }
 
 void Server::LogStart() const {

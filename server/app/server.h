@@ -35,6 +35,7 @@ class ChunkedTransfer;
 class Dumper;
 class Engine;
 class GrpcServer;
+class H2Methods;
 class LoadMeter;
 class MetricsEndpoint;
 class ReceiveMemory;
@@ -155,6 +156,7 @@ class Server {
   std::unique_ptr<AdminServiceImpl> admin_service_;
   std::unique_ptr<HealthService> health_service_;
   std::unique_ptr<UnknownMethods> unknown_methods_;
+  std::unique_ptr<H2Methods> own_methods_;  // null: gRPC's library carries calls
   Mutex serving_mutex_;
   // grpc_, for threads other than the owner's. Null before it serves and at the end.
   GrpcServer* serving_ ATTEND_GUARDED_BY(serving_mutex_) = nullptr;

@@ -16,6 +16,7 @@
 #include "server/rpc/admin_service.h"
 #include "server/rpc/attention_service.h"
 #include "server/rpc/chunked_registry.h"
+#include "server/rpc/h2_calls.h"
 #include "server/rpc/health_service.h"
 #include "server/rpc/load_report.h"
 #include "server/rpc/reflection.h"

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Counts and bounds what comes on a connection that the server's own transport serves, as
+// Http2Frames does for those that gRPC's library serves.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "kernels/util/clock.h"
+#include "server/limits/connection_holds.h"
+#include "server/net/connection_use.h"
+#include "server/net/open_calls.h"
+#include "server/transport/connection.h"
+
+namespace attend {
+
+class H2Guard final : public ConnectionGuard {
+ public:
+  struct Parts {
+    std::shared_ptr<OpenCalls::Peer> calls;
+    ConnectionHolds::Ref open;  // while the connection is
+    std::shared_ptr<ConnectionUse> use;
+    int64_t stream_window_bytes = 0;
+    // Told that the connection is about to be closed, for what its client did or not.
+    std::function<void(const Status& why)> on_end;
+  };
+
+  // `clock` must outlive it.
+  H2Guard(Parts parts, const Clock& clock);
+
+  Status OpenCall(int32_t id) override;
+  void CloseCall(int32_t id) override;
+  Status OnMessageBytes(int32_t id, std::string_view bytes) override;
+  void OnGrant(int32_t id, int64_t bytes) override;
+  void OnEnd(const Status& why) override { parts_.on_end(why); }
+
+ private:
+  const Parts parts_;
+  const Clock& clock_;
+  int64_t position_ = 0;  // bytes of messages so far
+};
+
+}  // namespace attend
