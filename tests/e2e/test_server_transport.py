@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same calls over gRPC's library and over the server's own transport: small calls, streams,
+how they end, who makes them, and the bounds that each meets before anything of it is kept."""
+
+import concurrent.futures
+import contextlib
+import subprocess
+import threading
+import time
+
+import grpc
+import pytest
+
+import harness
+import hostile
+import strangers
+import wire
+
+CODE = grpc.StatusCode
+STREAM = "/attend.v1.AttentionService/AttendStream"
+HEALTH = "/grpc.health.v1.Health/Check"
+SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
+NOT_SERVED = ["/attend.v1.AttentionService/AttendChunked", "/grpc.health.v1.Health/Watch",
+              "/attend.v1.SessionService/CreateSession", "/attend.v1.AdminService/GetStatus",
+              "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+
+
+@pytest.fixture(params=("grpc", "h2"))
+def start(request, start_server, tmp_path):
+    """start(*flags): a server of each transport, at a port and at a Unix socket."""
+    return lambda *flags: start_server("--server-transport", request.param, *flags,
+                                       listen=f"127.0.0.1:0,unix:{tmp_path}/socket")
+
+
+@pytest.fixture
+def start_own(start_server):
+    return lambda *flags: start_server("--server-transport", "h2", *flags)
+
+
+def refusal(call):
+    with pytest.raises(grpc.RpcError) as failed:
+        call()
+    return failed.value
+
+
+def conversation(path, data, stream=1, flags=0):
+    """The bytes of a connection with one call on it, and so much of its messages."""
+    headers = hostile.call_headers(path)
+    return (hostile.HELLO + SETTINGS_ACK +
+            hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream, headers) +
+            hostile.frame(hostile.DATA, flags, stream, data))
+
+
+def test_unary_calls_and_streams_are_the_same_bits(start):
+    server = start()
+    requests = [wire.small_request(seed=i, length=1 + 37 * i, heads=1 + i % 3, request_id=f"r{i}")
+                for i in range(24)]
+    bits = []
+    for address in server.addresses:
+        with wire.connect(address) as service:
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                unary = list(pool.map(lambda r: service.Attend(r, timeout=wire.SECONDS), requests))
+            streamed = {a.request_id: a
+                        for a in service.AttendStream(iter(requests), timeout=wire.SECONDS)}
+        assert [a.request_id for a in unary] == [r.request_id for r in requests]
+        assert all(list(streamed[a.request_id].raw) == list(a.raw) for a in unary)
+        bits.append([list(a.raw) for a in unary])
+    assert bits[0] == bits[1]
+    assert server.metric("attend_requests_total", code="OK") == 4 * len(requests)
+
+
+def test_large_messages_both_ways(start):
+    server = start()
+    request = wire.small_request(length=20_000, heads=2, dim=8)
+    request.q.shape[2] = 20_000
+    with wire.connect(server.address) as service:
+        answer = service.Attend(request, timeout=wire.SECONDS)
+        assert sum(len(part) for part in answer.raw) == 20_000 * 2 * 8 * 4
+        streamed = list(service.AttendStream(iter([request] * 3), timeout=wire.SECONDS))
+    assert all(list(each.raw) == list(answer.raw) for each in streamed)
+
+
+def test_what_a_call_is_told(start, tmp_path):
+    """Its server's id, its span's, and of a refusal what and why, in words of any language."""
+    server = start("--server-id", "the-server", "--access-log", tmp_path / "access.log")
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with wire.connect(server.address) as service:
+        answer, call = service.Attend.with_call(wire.small_request(), timeout=wire.SECONDS,
+                                                metadata=[("traceparent", trace)])
+        assert answer.raw and ("attend-server-id", "the-server") in call.initial_metadata()
+        assert ("traceparent", trace) in call.initial_metadata()
+        failed = refusal(lambda: service.Attend(wire.small_request(softcap=-1),
+                                                timeout=wire.SECONDS))
+        assert failed.code() is CODE.INVALID_ARGUMENT and "softcap is -1" in failed.details()
+        assert ("attend-server-id", "the-server") in failed.initial_metadata()
+        failed = refusal(lambda: service.Attend(wire.small_request(kernel="ä%\n"),
+                                                timeout=wire.SECONDS))
+        assert "ä" in failed.details() or "\\x" in failed.details()
+
+
+def test_methods_that_are_not_there(start):
+    server = start()
+    with grpc.insecure_channel(server.address) as channel:
+        failed = refusal(lambda: channel.unary_unary("/no.such.Service/Method")(b"", timeout=10))
+        assert failed.code() is CODE.UNIMPLEMENTED
+        assert "there is no method /no.such.Service/Method" in failed.details()
+
+
+def test_methods_that_are_not_served_say_with_what_they_are(start_own):
+    server = start_own()
+    with grpc.insecure_channel(server.address) as channel:
+        for path in NOT_SERVED:
+            failed = refusal(lambda path=path: channel.unary_unary(path)(b"", timeout=10))
+            assert failed.code() is CODE.UNIMPLEMENTED
+            assert f"{path} is not served with --server-transport h2" in failed.details()
+        assert channel.unary_unary(HEALTH)(b"", timeout=10) == b"\x08\x01"
+
+
+def test_deadlines_and_cancellations(start):
+    """Queued calls end at once, and none is left behind."""
+    server = start("--lanes", "1")
+    with wire.connect(server.address) as service:
+        slow = [service.Attend.future(wire.slow_request(), timeout=wire.SECONDS) for _ in range(3)]
+        late = refusal(lambda: service.Attend(wire.slow_request(), timeout=0.05))
+        assert late.code() is CODE.DEADLINE_EXCEEDED
+        streams = [service.AttendStream(iter([wire.slow_request()]), timeout=wire.SECONDS)
+                   for _ in range(3)]
+        for call in slow + streams:
+            call.cancel()
+        harness.wait_for("all to end", lambda: server.metric("attend_inflight_requests") == 0)
+        assert service.Attend(wire.small_request(), timeout=wire.SECONDS).raw
+    harness.wait_for("the late one to count", lambda: server.metric(
+        "attend_requests_total", code="DEADLINE_EXCEEDED") >= 1)
+
+
+def test_clients_that_vanish(start):
+    server = start("--lanes", "1")
+    for _ in range(10):
+        with contextlib.ExitStack() as stack:
+            for path in (wire.ATTEND, STREAM, HEALTH, "/attend.v1.AttentionService/GetServerInfo"):
+                for part in (b"", b"\0", hostile.grpc_message(bytes(1000), 2000),
+                             hostile.grpc_message(wire.slow_request().SerializeToString())):
+                    connection = stack.enter_context(hostile.open_socket(server.address))
+                    connection.sendall(conversation(path, part))
+    harness.wait_for("no connection", lambda: server.metric("attend_connections") == 0)
+    wire.assert_serves(server.address)
+    assert server.stop() == 0
+
+
+def test_callers_are_known_by_their_tokens(start, tmp_path):
+    (tmp_path / "tokens").write_text(strangers.TOKENS_FILE)
+    server = start("--tokens", tmp_path / "tokens", strangers.TENANTS, "--first-call-timeout", "1")
+    request = wire.small_request().SerializeToString()
+    with grpc.insecure_channel(server.address) as channel:
+        for path, message in ((wire.ATTEND, request), (STREAM, request), ("/no.such/Method", b"")):
+            answer = strangers.ask(channel, path, (), message)
+            assert answer.code is CODE.UNAUTHENTICATED, path
+        wrong = strangers.ask(channel, wire.ATTEND, strangers.bearer(strangers.token()), request)
+        assert wrong.code is CODE.UNAUTHENTICATED
+        good = strangers.ask(channel, wire.ATTEND,
+                             strangers.bearer(strangers.TOKENS["blue"]), request)
+        assert good.code is CODE.OK
+        informed = strangers.ask(channel, wire.ATTEND,
+                                 strangers.bearer(strangers.TOKENS["informed"]), request)
+        assert informed.code is CODE.PERMISSION_DENIED
+    with hostile.open_socket(server.address) as stranger:
+        stranger.sendall(conversation(wire.ATTEND, b"\0"))
+        assert hostile.ended(stranger)
+    harness.wait_for("it to count", lambda: server.metric(
+        "attend_connections_refused_total", reason="stranger") >= 1)
+
+
+def test_messages_that_come_no_further_end_their_connection(start):
+    server = start(*hostile.SMALL_LIMITS, "--message-timeout", "0.4")
+    half = hostile.grpc_message(bytes(1000), 1 << 20)
+    connections = []
+    for path, parts in ((wire.ATTEND, (half[:2], half)), (STREAM, (half[:2], half)),
+                        (HEALTH, (half[:2],))):
+        for part in parts:
+            connections.append(hostile.open_socket(server.address))
+            connections[-1].sendall(conversation(path, part))
+    for connection in connections:
+        with connection:
+            assert hostile.ended(connection)
+    harness.wait_for("all to count", lambda: server.metric(
+        "attend_connections_refused_total", reason="stalled") == len(connections))
+    wire.assert_serves(server.address)
+
+
+def test_streams_between_messages_do_not_stall(start):
+    server = start(*hostile.SMALL_LIMITS, "--message-timeout", "0.4")
+    go = threading.Event()
+
+    def requests():
+        yield wire.small_request()
+        go.wait()
+        yield wire.small_request()
+
+    with wire.connect(server.address) as service:
+        answers = service.AttendStream(requests(), timeout=wire.SECONDS)
+        assert next(answers).raw
+        time.sleep(1)
+        go.set()
+        assert next(answers).raw
+
+
+def test_open_calls_are_bounded(start):
+    server = start("--max-streams", "10", "--max-calls", "100", "--max-calls-per-peer", "25")
+    opens = b"".join(hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream,
+                                   hostile.call_headers(STREAM)) for stream in range(1, 21, 2))
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(hostile.open_socket(server.address)) for _ in range(3)]
+        for connection in connections:
+            connection.sendall(hostile.HELLO + SETTINGS_ACK + opens)
+            time.sleep(0.2)
+        assert hostile.ended(connections[2])
+    harness.wait_for("it to count", lambda: server.metric(
+        "attend_connections_refused_total", reason="frames") == 1)
+    wire.assert_serves(server.address)
+
+
+def test_unfinished_messages_are_bounded_together(start):
+    """The peer has all of it, so a connection of its own ends."""
+    server = start("--grpc-memory-max", "64MiB", "--max-request-bytes", "16MiB",
+                   "--memory-budget", "64MiB", "--message-timeout", "60")
+    with contextlib.ExitStack() as stack, hostile.grows_at_most(server, 160 << 20):
+        for _ in range(12):
+            sender = stack.enter_context(hostile.Sender(server.address, STREAM))
+            sender.send_all(hostile.grpc_message(bytes(15 << 20), 16 << 20))
+        ended = harness.wait_for("some to end", lambda: server.metric(
+            "attend_connections_refused_total", reason="messages"))
+        assert ended >= 4
+    wire.assert_serves(server.address)
+
+
+def test_a_message_far_too_long_ends_its_call_at_its_length(start_own):
+    """The server's own transport ends no more than the call: its connection goes on."""
+    server = start_own(*hostile.SMALL_LIMITS)
+    with hostile.grows_at_most(server, 16 << 20), grpc.insecure_channel(
+            server.address, options=wire.UNLIMITED) as channel:
+        for path, size in ((wire.ATTEND, 33 << 20), (HEALTH, 5000), ("/no.such/Method", 5000),
+                           ("/attend.v1.AttentionService/GetServerInfo", 129 << 10)):
+            failed = refusal(lambda path=path, size=size: channel.unary_unary(path)(
+                bytes(size), timeout=wire.SECONDS))
+            assert failed.code() in (CODE.RESOURCE_EXHAUSTED, CODE.UNIMPLEMENTED), path
+        assert channel.unary_unary(HEALTH)(b"", timeout=10) == b"\x08\x01"
+    assert server.metric("attend_connections_refused_total", reason="frames") == 0
+
+
+def test_padding_is_legal(start_own):
+    server = start_own()
+    message = hostile.grpc_message(b"")
+    padded = bytes([9]) + message + bytes(9)
+    padded_flag, end_stream = 0x08, 0x01
+    with hostile.open_socket(server.address) as connection:
+        connection.sendall(conversation(HEALTH, padded, flags=padded_flag | end_stream))
+        came = b""
+        while b"\x08\x01" not in came:
+            more = connection.recv(1 << 16)
+            assert more
+            came += more
+
+
+def test_old_connections_lose_no_call(start):
+    server = start("--max-connection-age", "0.3")
+    until = time.monotonic() + 3
+    options = [("grpc.enable_retries", 0)]
+    with grpc.insecure_channel(server.address, options=options) as channel:
+        call = channel.unary_unary(HEALTH)
+        while time.monotonic() < until:
+            assert call(b"", timeout=10) == b"\x08\x01"
+
+
+def test_a_drain_answers_what_it_has_accepted(start):
+    server = start()
+    with wire.connect(server.address) as service:
+        calls = [service.Attend.future(wire.slow_request(), timeout=wire.SECONDS) for _ in range(2)]
+        harness.wait_for("one to run", lambda: server.metric("attend_lanes_busy") >= 1)
+        assert server.stop() == 0
+        codes = {call.code() for call in calls}
+    assert codes <= {CODE.OK, CODE.UNAVAILABLE} and CODE.OK in codes
+
+
+def test_attend_client(start, tmp_path):
+    server = start()
+    for address in server.addresses:
+        for words in (["info"], ["load", "--duration", "0.3", "--concurrency", "16"],
+                      ["load", "--duration", "0.3", "--concurrency", "16", "--stream"]):
+            done = subprocess.run([harness.binary("attend-client"), "-s", address, *words],
+                                  capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_tls_is_refused_at_the_start(start_server, tmp_path):
+    with pytest.raises(harness.ServerEnded) as failed:
+        start_server("--server-transport", "h2", "--tls-cert", "c", "--tls-key", "k")
+    assert failed.value.code == 2 and "h2 has no TLS" in failed.value.log
