@@ -249,6 +249,7 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
   p.scale = call.scale.value_or(DefaultScale(p.dim));
   p.softcap = call.softcap;
   p.has_bias = call.bias.has_value();
+  p.bias_bits = call.bias && call.bias->dtype == DType::kBit;
   p.has_alibi = !call.alibi_slopes.empty();
   p.has_sinks = !call.sinks.empty();
   p.return_lse = lse != nullptr;

@@ -45,6 +45,7 @@ struct Mask {
 struct Problem {
   DType dtype = DType::kFloat32;  // of Q, K and V, and of O unless o_float32
   bool o_float32 = false;         // O is float32: partial answers are merged without loss
+  bool bias_bits = false;         // the bias is a mask of bits (BiasView)
   int64_t batch = 0;              // B, 0 allowed
   int64_t heads_q = 0;            // Hq
   int64_t heads_kv = 0;           // Hkv

@@ -306,6 +306,7 @@ Status Validator::Bias() {
   (void)__builtin_mul_overflow(step, tensor.shape(1), &step);
   view.stride_b = stride(0, step);
   problem_.has_bias = true;
+  problem_.bias_bits = bits;
   out_.present[3] = true;
   return Status();
 }

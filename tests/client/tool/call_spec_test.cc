@@ -151,6 +151,7 @@ TEST(CallSpec, AMaskOfBitsHasWholeBytesForEachRow) {
   EXPECT_EQ(call.bias->bytes, 3 * 5 * 3);
   const Attention attention = *Describe(call, nullptr, nullptr);
   EXPECT_EQ(attention.bias.dtype, DType::kBit);
+  EXPECT_TRUE(attention.problem.bias_bits);
   EXPECT_EQ(attention.bias.stride_q, 24);
   EXPECT_EQ(attention.bias.stride_h, 5 * 24);
   EXPECT_EQ(attention.bias.stride_b, 0);

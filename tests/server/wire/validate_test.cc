@@ -49,6 +49,7 @@ TEST(ValidateTest, RowsOfBitsBeginOnBytes) {
     ASSERT_TRUE(status.ok()) << status.ToString();
     const BiasView& bias = validated.attention.bias;
     EXPECT_EQ(bias.dtype, DType::kBit);
+    EXPECT_TRUE(validated.attention.problem.bias_bits);
     EXPECT_EQ(validated.tensor_bytes[3], 2 * length * row_bytes);
     EXPECT_EQ(bias.stride_q, length == 1 ? 0 : 8 * row_bytes);
     EXPECT_EQ(bias.stride_h, 8 * row_bytes * length);
