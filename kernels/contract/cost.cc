@@ -116,6 +116,7 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .slower_half = 1,
      .pair = 80,
      .softcap = 80,
+     .bias = 100,
      .dropout = 210,
      .tile = 1e6,
      .tile_rows = 128,

@@ -112,6 +112,7 @@ bool IsHopper(const DeviceInfo& device) {
 
 constexpr int64_t kSm90PagesDimMax = 192;    // as in sm90/variants.h
 constexpr int64_t kSm90DropoutDimMax = 128;  // likewise
+constexpr int64_t kSm90BitsDimMax = 128;     // likewise
 // The kernel takes no shift off capped scores (cuda/backward/pass.h). In powers of two they are up
 // to 369, and LSE of 2^30 keys is up to 399. That is beyond kShiftedLse but below 512, so rounding
 // it to fp32 still moves weights by 2^-16 at most.
@@ -168,6 +169,18 @@ std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
   return WhyNotDrop(p);
 }
 
+// Why cuda_flash_sm90 cannot take the problem's bias; "" if it can or there is none.
+std::string_view WhyNotSm90Bias(const Problem& p) {
+  if (!p.has_bias) return {};
+  if (!p.bias_bits) return "cuda_flash_sm90 has no bias but masks of bits";
+  if (p.page_rows > 0) return "cuda_flash_sm90 has no bias of bits for keys in pages";
+  if (p.dropout > 0) return "cuda_flash_sm90 has no bias of bits with dropout";
+  if (std::max(p.dim, p.dim_v) > kSm90BitsDimMax) {
+    return "cuda_flash_sm90 has a bias of bits up to a D and Dv of 128";
+  }
+  return {};
+}
+
 std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
                             const MemoryTraits& memory) {
   if (!IsHopper(device)) {
@@ -178,7 +191,7 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   if (p.page_rows > 0 && std::max(p.dim, p.dim_v) > kSm90PagesDimMax) {
     return "cuda_flash_sm90 reads K and V in pages up to a D and Dv of 192";
   }
-  if (p.has_bias) return "cuda_flash_sm90 has no bias";
+  if (!WhyNotSm90Bias(p).empty()) return WhyNotSm90Bias(p);
   if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
   if (p.dropout > 0 && std::max(p.dim, p.dim_v) > kSm90DropoutDimMax) {
     return "cuda_flash_sm90 has dropout up to a D and Dv of 128";
@@ -194,6 +207,7 @@ std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
                                     const MemoryTraits& memory) {
   const std::string_view why_not = WhyNotSm90(p, device, memory);
   if (!why_not.empty()) return why_not;
+  if (p.has_bias) return "the backward pass of cuda_flash_sm90 has no bias";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return "the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8";
   }

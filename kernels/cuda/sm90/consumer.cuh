@@ -9,7 +9,9 @@
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/ragged/redo_rows.cuh"
+#include "kernels/cuda/sm90/mask_bits.cuh"
 #include "kernels/cuda/sm90/softmax.cuh"
+#include "kernels/cuda/sm90/store.cuh"
 #include "kernels/cuda/sm90/tile.cuh"
 
 namespace attend::cuda {
@@ -41,6 +43,7 @@ struct Consumer {
   SoftmaxRows<kScores> rows;
   uint32_t query[T::kQueryInRegisters ? T::kD / 16 : 1][4];  // its fragments
   DropoutLane dropout = {};                                  // if T has it
+  MaskBits<T> bits;                                          // likewise
 
   // ---- score ----------------------------------------------------------------------------------
 
@@ -124,20 +127,10 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int end = window.End(row + 8 * r) - first;
-      HideScores(r, [end](int key) { return key >= end; });
+      HideScores(scores, r, [end](int key) { return key >= end; });
       if (key_begin >= full_begin) continue;
       const int begin = window.Begin(row + 8 * r) - first;
-      HideScores(r, [begin](int key) { return key < begin; });
-    }
-  }
-  template <class Hidden>
-  __device__ __forceinline__ void HideScores(int r, const Hidden& hidden) {
-#pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (hidden(8 * j + i)) scores[4 * j + 2 * r + i] = NegativeInfinity();
-      }
+      HideScores(scores, r, [begin](int key) { return key < begin; });
     }
   }
 
@@ -147,6 +140,7 @@ struct Consumer {
     const float cap = T::kCapInRegister ? cap_factor : work.cap_factor;
     if (cap != 0.0f) ApplySoftcap(cap);
     const int key = tile * T::kKeys;
+    if constexpr (T::kBits) bits.Remove(scores);
     if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
     return rows.Follow(scores, rescale);
   }
@@ -197,7 +191,34 @@ struct Consumer {
   __device__ __forceinline__ void LeaveKeys(int n) {
     Release(storage.EmptyK(k.stage));
     k.Step();
-    if (n == tile_begin) LeaveQuery();
+    if (n == tile_begin && !T::kBits) LeaveQuery();
+  }
+
+  // The place of K that is next in turn: which tile is there. False: the tile of rows has no more.
+  __device__ __forceinline__ bool TakeEntry() {
+    Wait(storage.FullK(k.stage), k.parity);
+    const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
+    bits.entry = state.bits.entries[k.stage];
+    if (bits.entry != MaskBits<T>::kEndEntry) return true;
+    Release(storage.EmptyK(k.stage));
+    k.Step();
+    LeaveQuery();
+    return false;
+  }
+
+  // Its bits; under the products, before the place is left.
+  __device__ __forceinline__ void TakeBits() {
+    const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
+    bits.seen = state.bits.seen[k.stage][threadIdx.x / 32 - 4][lane];
+  }
+
+  // The tile of keys after tile n, below tile_begin if there is none.
+  __device__ __forceinline__ int NextTile(int n) {
+    if constexpr (T::kBits) {
+      return TakeEntry() ? bits.tile() : tile_begin - 1;
+    } else {
+      return n - 1;
+    }
   }
 
   // The last tile's output.
@@ -229,18 +250,20 @@ struct Consumer {
   __device__ __forceinline__ void AccumulateUnderOutput(const Sm90Work& work) {
     float rescale[2];
     int n = tile_end - 1;
+    if constexpr (T::kBits) n = bits.tile();
     LeaveKeys(n);
     ScoresToWeights(work, n, rescale);
     PackWeights();
     Wait(storage.FullV(v.stage), v.parity);
     bool accumulate = false;
-    for (--n; n >= tile_begin; --n) {
-      Wait(storage.FullK(k.stage), k.parity);
+    for (n = NextTile(n); n >= tile_begin; n = NextTile(n)) {
+      if constexpr (!T::kBits) Wait(storage.FullK(k.stage), k.parity);
       AwaitTurn();
       IssueScores();
       IssueOutput(accumulate);
       accumulate = true;
       PassTurn();
+      if constexpr (T::kBits) TakeBits();
       WgmmaWait<1>();
       HoldRegisters(scores);
       LeaveKeys(n);
@@ -262,6 +285,7 @@ struct Consumer {
   }
 
   // Products and softmax of a warpgroup alternate; one warpgroup at a time is in its exponentials.
+  // Not under a mask of bits: whether there is a next tile is known too late.
   __device__ __forceinline__ void AccumulateInTurns(const Sm90Work& work) {
     float rescale[2];
     int n = tile_end - 1;
@@ -319,6 +343,10 @@ struct Consumer {
     tile_begin = ::max(work.window.Begin(row_begin) / T::kKeys, work.tile_begin);
     tile_begin = min(tile_begin, tile_end - 1);
     rows.Reset(work.to_log2);
+    if constexpr (T::kBits) {
+      tile_begin = work.tile_begin;
+      tile_end = work.tile_end;  // which of them, the entries say
+    }
     if constexpr (T::kDropout) {
       dropout = DropoutLane::Of(*work.attention, work.o_batch, work.o_head, row, lane);
     }
@@ -364,53 +392,6 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ uint32_t OutputPair(int block, int r) const {
-    return PackPair<kBfloat16>(output[4 * block + 2 * r], output[4 * block + 2 * r + 1]);
-  }
-
-  // 16 bytes from each lane; `o` is the head's first row.
-  __device__ __forceinline__ void StoreVectors(const Sm90Work& work) {
-    const int col = 8 * (lane % 4);
-    uint16_t* o = work.o + row * work.o_stride + col;
-    const int64_t eight_rows = 8 * work.o_stride;
-    const int upper = row < work.q_rows ? work.dim_v - col : 0;  // columns from here on
-    const int lower = row + 8 < work.q_rows ? work.dim_v - col : 0;
-#pragma unroll
-    for (int block = 0; block < kOutputs / 4; block += 4) {
-      uint32_t x[2][4];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[r][i] = OutputPair(block + i, r);
-        TransposeQuad(x[r], lane);
-      }
-      if (8 * block < upper) {
-        *reinterpret_cast<uint4*>(o + 8 * block) = make_uint4(x[0][0], x[0][1], x[0][2], x[0][3]);
-      }
-      if (8 * block < lower) {
-        *reinterpret_cast<uint4*>(o + eight_rows + 8 * block) =
-            make_uint4(x[1][0], x[1][1], x[1][2], x[1][3]);
-      }
-    }
-  }
-
-  // Element by element, for rows that do not begin on 16-byte boundaries.
-  __device__ __forceinline__ void StoreElements(const Sm90Work& work) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int mine = row + 8 * r;
-      const int dim = mine < work.q_rows ? work.dim_v : 0;
-      uint16_t* o = work.o + mine * work.o_stride;
-#pragma unroll
-      for (int block = 0; block < kOutputs / 4; ++block) {
-        const uint32_t pair = OutputPair(block, r);
-        const int col = 8 * block + 2 * (lane % 4);
-        if (col < dim) o[col] = static_cast<uint16_t>(pair);
-        if (col + 1 < dim) o[col + 1] = static_cast<uint16_t>(pair >> 16);
-      }
-    }
-  }
-
   // By the copy engine, from where the warpgroup's rows of Q were. No thread waits for it.
   __device__ __forceinline__ void StoreBoxes(const Sm90Work& work, int stage) {
     // A product reads Q for the whole warpgroup, and a warp has only waited for its own part of it.
@@ -421,8 +402,9 @@ struct Consumer {
     const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
 #pragma unroll
     for (int block = 0; block < kOutputs / 4; block += 2) {
-      const uint32_t x[4] = {OutputPair(block, 0), OutputPair(block, 1), OutputPair(block + 1, 0),
-                             OutputPair(block + 1, 1)};
+      const uint32_t x[4] = {
+          OutputPair<kBfloat16>(output, block, 0), OutputPair<kBfloat16>(output, block, 1),
+          OutputPair<kBfloat16>(output, block + 1, 0), OutputPair<kBfloat16>(output, block + 1, 1)};
       const int chunk = (block + lane / 16) % kChunks ^ swizzle;
       StoreMatrices(rows + block / kChunks * T::kBoxBytesQ + mine * 2 * T::kColsV + 16 * chunk, x);
     }
@@ -442,7 +424,7 @@ struct Consumer {
     RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
     // The warp's first row is computed again, which saves a register in the loop over keys.
     using Element = std::conditional_t<kBfloat16, __nv_bfloat16, __half>;
-    RedoRows<Element, kOutputs / 4, false, !T::kDropout, T::kDropout>(
+    RedoRows<Element, kOutputs / 4, T::kBits, !T::kDropout && !T::kBits, T::kDropout>(
         *work.attention, work.o_batch, work.o_head, work.row_begin + 16 * (ThreadIndex() / 32 - 4),
         [&](int j) { return output + 4 * j; }, ends);
     FinishRow(work, 0, ends[0]);
@@ -454,9 +436,9 @@ struct Consumer {
     // LeaveStored speaks for all warps.
     if constexpr (T::kStoreThroughQ) SyncNamed(kGroupBarrier + group, 128);
     if (work.vectors) {
-      StoreVectors(work);
+      StoreVectors<kBfloat16>(work, row, lane, output);
     } else {
-      StoreElements(work);
+      StoreElements<kBfloat16>(work, row, lane, output);
     }
   }
 
@@ -470,16 +452,21 @@ struct Consumer {
       const Sm90Work& work = state.work[slot];
       Wait(storage.FullQ(q.stage), q.parity);
       if (work.end) break;
-      const bool any = work.tile_begin < work.tile_end;
+      bool any = work.tile_begin < work.tile_end;
       SetUp(work);
       Skip(work.tile_end - tile_end);
       LoadQuery();
-      if (any) Wait(storage.FullK(k.stage), k.parity);
+      if constexpr (T::kBits) {
+        any = TakeEntry();
+      } else {
+        if (any) Wait(storage.FullK(k.stage), k.parity);
+      }
       IssueScores();
+      if constexpr (T::kBits) TakeBits();
       WgmmaWait<0>();
       HoldRegisters(scores);
       if (T::kStoreThroughQ && last_stage >= 0) LeaveStored(last_stage);
-      if (!any) LeaveQuery();
+      if (!any && !T::kBits) LeaveQuery();
       if (any) {
         Accumulate(work);
         Skip(tile_begin - work.tile_begin);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/consumer.cuh"
+#include "kernels/cuda/sm90/mask_bits.cuh"
 #include "kernels/cuda/sm90/producer.cuh"
 #include "kernels/cuda/sm90/scheduler.cuh"
 
@@ -21,19 +22,25 @@ __device__ __forceinline__ void InitBarriers(const Sm90SharedStorage<T>& at) {
   constexpr int kWarps = 4 * T::kConsumers;
   for (int n = 0; n < Sm90State<T>::kSlots; ++n) {
     InitBarrier(at.FullWork(n), 1);
-    InitBarrier(at.EmptyWork(n), kWarps);
+    InitBarrier(at.EmptyWork(n), kWarps + (T::kBits ? kSm90BitsWarps : 0));
   }
   for (int n = 0; n < T::kStagesQ; ++n) {
     InitBarrier(at.FullQ(n), 1);
     InitBarrier(at.EmptyQ(n), T::kStoreThroughQ ? T::kConsumers : kWarps);
   }
   for (int n = 0; n < T::kStages; ++n) {
-    InitBarrier(at.FullK(n), 1);
+    InitBarrier(at.FullK(n), T::kBits ? 2 : 1);
     InitBarrier(at.EmptyK(n), kWarps);
     InitBarrier(at.FullV(n), 1);
     InitBarrier(at.EmptyV(n), kWarps);
   }
   InitBarrier(at.Tail(), 1);
+  if constexpr (T::kBits) {
+    for (int n = 0; n < kSm90Scans; ++n) {
+      InitBarrier(at.FullScan(n), 1);
+      InitBarrier(at.EmptyScan(n), 2);
+    }
+  }
   FenceBarrierInit();
 }
 
@@ -77,6 +84,16 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
       auto& state = *reinterpret_cast<Sm90State<T>*>(shared + T::kOffsetState);
       Scheduler<T> scheduler{params, state, storage};
       scheduler.Run();
+    } else if (T::kBits && warp == 2) {
+      if constexpr (T::kBits) {
+        BitScanner<T> scanner{shared, storage, lane};
+        scanner.Run();
+      }
+    } else if (T::kBits && warp == 3) {
+      if constexpr (T::kBits) {
+        BitArranger<T> arranger{shared, storage, lane};
+        arranger.Run();
+      }
     }
   } else {
     TakeRegisters<T::kConsumerRegisters>();

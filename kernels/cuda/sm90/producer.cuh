@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "kernels/cuda/sm90/mask_bits.cuh"
 #include "kernels/cuda/sm90/tile.cuh"
 
 namespace attend::cuda {
@@ -18,6 +19,7 @@ struct Producer {
   const int lane;
   PackedCursor<T::kStages> k = {}, v = {};
   PackedCursor<T::kStagesQ> q = {};
+  PackedCursor<kSm90Scans> scan = {};  // if T has bits
   uint32_t tail_parity = 0;
 
   // Announces the tile's bytes, at `row_bytes` a row, and calls load(row of the tile, row, batch)
@@ -137,6 +139,50 @@ struct Producer {
     AcquireTensorMap(&at.maps->v);
   }
 
+  __device__ __forceinline__ void LoadV(const Sm90Work& at, int tile, bool patch) {
+    if (patch) {
+      LoadLastV(at, tile);
+    } else {
+      LoadV(at, tile);
+    }
+  }
+
+  // Waits for the place of the next K, and says what the consumers find there.
+  __device__ __forceinline__ void Announce(int entry) {
+    if (lane != 0) return;
+    Wait(storage.EmptyK(k.stage()), k.parity() ^ 1);
+    auto& state = *reinterpret_cast<Sm90State<T>*>(shared + T::kOffsetState);
+    state.bits.entries[k.stage()] = entry;
+  }
+
+  // Under a mask of bits: loads the tiles in which some row sees a key, and ends them with an entry
+  // without one.
+  __device__ __forceinline__ void RunSeenTiles(const Sm90Work& at) {
+    const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
+    const int patched = at.patch ? at.tile_end - 1 : -1;
+    int held = -1;  // its V is still to be loaded
+    Acquire(at);
+    __syncwarp();
+    ForSeenTiles(storage, state, at, scan, [&](int tile, bool all_seen) {
+      Announce(MaskBits<T>::EntryOf(tile, all_seen));
+      LoadK(at, tile);
+      if (held < 0) {
+        Publish(at);
+      } else {
+        LoadV(at, held, held == patched);
+      }
+      held = tile;
+    });
+    if (held < 0) {
+      Publish(at);
+    } else {
+      LoadV(at, held, held == patched);
+    }
+    Announce(MaskBits<T>::kEndEntry);
+    if (lane == 0) Arrive(storage.FullK(k.stage()));
+    k.Step();
+  }
+
   __device__ __forceinline__ void RunTile(const Sm90Work& at) {
     const int begin = at.tile_begin;
     const int last = at.tile_end - 1;
@@ -165,7 +211,11 @@ struct Producer {
         Publish(at);
         return;
       }
-      RunTile(at);
+      if constexpr (T::kBits) {
+        RunSeenTiles(at);
+      } else {
+        RunTile(at);
+      }
     }
   }
 };

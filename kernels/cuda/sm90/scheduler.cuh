@@ -98,6 +98,16 @@ __device__ __forceinline__ void DescribeTile(const Attention& a, const TileWork&
   work.cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
 }
 
+// Where the mask's bits of the tile's head are.
+__device__ __forceinline__ void DescribeBits(const Attention& a, const TileWork& tile,
+                                             BitRows& rows) {
+  const BiasView& mask = a.bias;
+  rows.data = static_cast<const uint8_t*>(mask.data) +
+              (tile.b * mask.stride_b + tile.h * mask.stride_h) / 8;
+  rows.stride = mask.stride_q / 8;
+  rows.row_bytes = static_cast<int>((a.problem.len_k + 7) / 8);
+}
+
 template <class T>
 struct Scheduler {
   const RaggedParams& params;
@@ -120,11 +130,14 @@ struct Scheduler {
       work.maps = &params.single_maps;
       work.new_maps = false;
       DescribeTile<T>(params.single, tile, work);
+      if constexpr (T::kBits) DescribeBits(params.single, tile, state.bits.rows[slot.stage]);
     } else {
       work.maps = params.maps + tile.problem;
       work.new_maps = tile.problem != last_problem;
       last_problem = tile.problem;
-      DescribeTile<T>(params.attentions[tile.problem], tile, work);
+      const Attention& attention = params.attentions[tile.problem];
+      DescribeTile<T>(attention, tile, work);
+      if constexpr (T::kBits) DescribeBits(attention, tile, state.bits.rows[slot.stage]);
     }
     Arrive(storage.FullWork(slot.stage));
     slot.Step();

@@ -102,6 +102,18 @@ struct SoftmaxRows {
   }
 };
 
+// Gives -inf to the keys of row `r` of which hidden(key) is true, counted from the thread's first.
+template <int kScores, class Hidden>
+__device__ __forceinline__ void HideScores(float (&scores)[kScores], int r, const Hidden& hidden) {
+#pragma unroll
+  for (int j = 0; j < kScores / 4; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (hidden(8 * j + i)) scores[4 * j + 2 * r + i] = NegativeInfinity();
+    }
+  }
+}
+
 // Makes the weights of a tile, whose keys begin at `key`, 0 that dropout removes. Rows of the part
 // begin at a multiple of 16 of the whole's.
 template <int kScores>

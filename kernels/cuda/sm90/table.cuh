@@ -44,6 +44,12 @@ using Sm90D64Dropout =
     Sm90Tile<Sm90Config{.head_dim = 64, .keys = 128, .stages = 3, .dropout = true}>;
 using Sm90D128Dropout = Sm90Tile<Sm90Config{.head_dim = 128, .keys = 128, .dropout = true}>;
 
+// A mask of bits takes registers, too.
+using Sm90D64Bits = Sm90Tile<Sm90Config{
+    .head_dim = 64, .keys = 128, .stages = 3, .overlap = Overlap::kOutputTurns, .bits = true}>;
+using Sm90D128Bits = Sm90Tile<Sm90Config{
+    .head_dim = 128, .keys = 128, .overlap = Overlap::kOutputTurns, .bits = true}>;
+
 // Tiles of 256 rows below which multiprocessors would be idle: three quarters of an H200's 132.
 inline constexpr int64_t kSm90FewTiles = 99;
 // Keys from which on Sm90D64FewLong pays.
@@ -61,6 +67,7 @@ std::string Sm90Name() {
   if (T::kQueryInRegisters) name += "_q_registers";
   if (T::kBlocks > 1) name += "_blocks" + std::to_string(T::kBlocks);
   if (T::kDropout) name += "_dropout";
+  if (T::kBits) name += "_bits";
   return name;
 }
 
@@ -105,6 +112,9 @@ std::span<const FlashVariant> Sm90Variants(const Problem& p) {
   if (p.dropout > 0) {
     return dim <= 64 ? Sm90List<kBfloat16, Sm90D64Dropout>()
                      : Sm90List<kBfloat16, Sm90D128Dropout>();
+  }
+  if (p.bias_bits) {
+    return dim <= 64 ? Sm90List<kBfloat16, Sm90D64Bits>() : Sm90List<kBfloat16, Sm90D128Bits>();
   }
   if (dim <= 64) return Sm90ListD64<kBfloat16>(p);
   if (dim <= 96) return Sm90List<kBfloat16, Sm90D96>();

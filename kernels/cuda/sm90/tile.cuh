@@ -35,6 +35,7 @@ struct Sm90Config {
   bool query_in_registers = false;  // its fragments; else they are read for each tile of keys
   int blocks = 1;                   // to a multiprocessor, whose registers they share
   bool dropout = false;             // weights are dropped
+  bool bits = false;                // a mask of bits removes keys
 };
 
 template <Sm90Config kConfig>
@@ -50,6 +51,7 @@ struct Sm90Tile {
   static constexpr bool kTurns = kOverlap != Overlap::kOutput;
   static constexpr bool kQueryInRegisters = kConfig.query_in_registers;
   static constexpr bool kDropout = kConfig.dropout;
+  static constexpr bool kBits = kConfig.bits;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlocks = kConfig.blocks;
 
@@ -59,12 +61,12 @@ struct Sm90Tile {
   // Registers of a multiprocessor go where the accumulators are. What setmaxnreg hands out is what
   // the launch took: the same for every thread, a multiple of 8.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks) / 8 * 8;
-  static constexpr int kProducerRegisters = kConsumers == 4 ? 32 : 40;
+  static constexpr int kProducerRegisters = kConsumers == 4 ? 32 : kBits ? 64 : 40;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
   static_assert(kConsumerRegisters <= 256);
   // D256 has no registers for the producer of pages.
-  static constexpr bool kReadsPages = kD <= kSm90PagesDimMax && !kDropout;
+  static constexpr bool kReadsPages = kD <= kSm90PagesDimMax && !kDropout && !kBits;
   // A register that D256 does not have for what is read once for each tile of keys.
   static constexpr bool kCapInRegister = kD < 256;
 
@@ -105,6 +107,30 @@ struct Window {
   }
 };
 
+// The warps that read a mask of bits (mask_bits.cuh), and how many results of a scan may wait to be
+// used.
+inline constexpr int kSm90BitsWarps = 2;
+inline constexpr int kSm90Scans = 4;
+
+// Where a mask's bits of a head are.
+struct BitRows {
+  const uint8_t* data;  // of row 0
+  int64_t stride;       // bytes from row to row; 0: all rows have the same
+  int32_t row_bytes;
+
+  // Whether all rows begin at multiples of so many bytes.
+  template <int kBytes>
+  __device__ __forceinline__ bool IsAligned() const {
+    return (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride)) % kBytes == 0;
+  }
+};
+
+// The scanner's result: one bit for each tile of keys that it looked at together.
+struct ScannedTiles {
+  uint32_t some;  // a row sees a key
+  uint32_t all;   // every row sees every key
+};
+
 // What is known of a tile of query rows before its data: written by the scheduler.
 struct Sm90Work {
   // For the consumers.
@@ -134,6 +160,21 @@ struct Sm90Work {
   int32_t page_shift;  // keys in pages: of 2^page_shift
 };
 
+// Under a mask of bits (mask_bits.cuh), what scheduler, scanner, producer, arranger and consumers
+// tell each other of it.
+template <class T, bool = T::kBits>
+struct Sm90BitsState {};
+template <class T>
+struct Sm90BitsState<T, true> {
+  BitRows rows[2];  // for each description
+  ScannedTiles scans[kSm90Scans];
+  int32_t entries[T::kStages];  // for each place of K, see MaskBits::EntryOf
+  uint2 seen[T::kStages][T::kRows / 16]
+            [32];              // likewise, see MaskBits::seen; of the consumers' warps
+  uint4 scanned[T::kRows][8];  // the scanner's
+  Barrier full_scan[kSm90Scans], empty_scan[kSm90Scans];
+};
+
 // After the tiles in shared memory.
 template <class T>
 struct Sm90State {
@@ -144,6 +185,7 @@ struct Sm90State {
   Barrier tail;  // of a V tile that the producer completes itself
   Barrier full_k[T::kStages], empty_k[T::kStages];
   Barrier full_v[T::kStages], empty_v[T::kStages];
+  Sm90BitsState<T> bits;
 };
 
 // A block's shared memory: where its tiles and barriers are, from the address of the first tile on.
@@ -179,6 +221,12 @@ struct Sm90SharedStorage {
   }
   __device__ __forceinline__ uint32_t EmptyV(int n) const {
     return In(offsetof(State, empty_v)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t FullScan(int n) const {
+    return In(offsetof(State, bits) + offsetof(Sm90BitsState<T>, full_scan)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t EmptyScan(int n) const {
+    return In(offsetof(State, bits) + offsetof(Sm90BitsState<T>, empty_scan)) + 8 * n;
   }
   __device__ __forceinline__ uint32_t Q(int stage) const { return base + stage * T::kBytesQ; }
   __device__ __forceinline__ uint32_t K(int stage) const {

@@ -10,10 +10,13 @@
 namespace attend::cuda {
 
 std::span<const FlashVariant> Sm90VariantsFor(const Problem& p) {
-  if (p.has_bias || p.has_alibi || !(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
+  const int64_t dim = std::max(p.dim, p.dim_v);
+  if (p.has_bias && (!p.bias_bits || p.page_rows > 0 || p.dropout > 0 || dim > kSm90BitsDimMax)) {
     return {};
   }
-  const int64_t dim = std::max(p.dim, p.dim_v);
+  if (p.has_alibi || !(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
+    return {};
+  }
   if (p.page_rows > 0 && dim > kSm90PagesDimMax) return {};
   if (p.dropout > 0 && dim > kSm90DropoutDimMax) return {};
   switch (p.dtype) {
@@ -32,14 +35,19 @@ cudaError_t LoadSm90() {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const int64_t dim : {64, 96, 128, 192, 256}) {
       for (const int64_t dim_v : {dim, int64_t{128}}) {
+        p.dtype = dtype;
+        p.dim = dim;
+        p.dim_v = dim_v;
         for (const int32_t dropout : {0, 1}) {
-          p.dtype = dtype;
-          p.dim = dim;
-          p.dim_v = dim_v;
           p.dropout = dropout;
           const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
           if (error != cudaSuccess) return error;
         }
+        p.dropout = 0;
+        p.has_bias = p.bias_bits = true;
+        const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
+        if (error != cudaSuccess) return error;
+        p.has_bias = p.bias_bits = false;
       }
     }
   }

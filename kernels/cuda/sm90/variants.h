@@ -15,9 +15,11 @@ namespace attend::cuda {
 
 inline constexpr int kSm90PagesDimMax = 192;    // D and Dv of keys in pages
 inline constexpr int kSm90DropoutDimMax = 128;  // likewise of dropout
+inline constexpr int kSm90BitsDimMax = 128;     // and under a mask of bits
 
-// See VariantsFor (launch.h): fp16 and bf16 without bias and ALiBi, a scale of 2^-20 to 2^20, pages
-// up to kSm90PagesDimMax, dropout up to kSm90DropoutDimMax. Empty for others.
+// See VariantsFor (launch.h): fp16 and bf16 without ALiBi, a scale of 2^-20 to 2^20, pages up to
+// kSm90PagesDimMax, dropout up to kSm90DropoutDimMax; no bias but masks of bits, up to
+// kSm90BitsDimMax and without pages and dropout. Empty for others.
 std::span<const FlashVariant> Sm90VariantsFor(const Problem& problem);
 
 // The same for one dtype (f16.cu, bf16.cu).

@@ -273,7 +273,11 @@ TEST(CudaBits, AThousandRunsGiveTheSameBits) {
   window.problem.has_alibi = true;
   ProblemSpec half = MakeSpec(2, 20, 4, 700, 900, 128, 128, DType::kFloat16);
   half.problem.mask.right = 0;
-  for (const ProblemSpec& spec : {causal, window, half}) {
+  ProblemSpec bits = half;
+  bits.problem.has_bias = true;
+  bits.bias_dtype = DType::kBit;
+  bits.bias_masked_share = 0.3;
+  for (const ProblemSpec& spec : {causal, window, half, bits}) {
     for (const KernelId kernel : kCudaKernels) {
       ASSERT_NO_FATAL_FAILURE(Repeat(spec, kernel, cuda::kDefaultConfig, 1000, seed));
     }

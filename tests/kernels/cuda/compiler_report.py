@@ -35,7 +35,7 @@ CODE = re.compile(r"\(C(\d+)\)")
 # Sm90Config's fields, in order, and what they are where the table does not say.
 FIELDS = {"head_dim": None, "value_dim": "0", "warpgroups": "2", "keys": None, "stages": "2",
           "query_stages": "2", "overlap": "Overlap::kOutput", "query_in_registers": "false",
-          "blocks": "1", "dropout": "false"}
+          "blocks": "1", "dropout": "false", "bits": "false"}
 # enum Overlap, in order.
 OVERLAPS = ("kOutput", "kOutputTurns", "kSoftmaxTurns")
 

@@ -33,6 +33,11 @@ std::vector<std::unique_ptr<Known>> MakePool(uint64_t seed, size_t count) {
   for (uint64_t n = seed; pool.size() < count; ++n) {
     ProblemSpec spec = n % 2 == 0 ? AlignedSpec(n) : RandomSpec(n, 5e5);
     if (n % 3 == 0) spec = WithDropout(spec, n);
+    if (n % 6 == 2) {
+      spec.problem.has_bias = true;
+      spec.bias_dtype = DType::kBit;
+      spec.bias_masked_share = 0.3;
+    }
     for (const KernelId kernel :
          {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
       auto known = std::make_unique<Known>();

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm90, rows of O that leave from registers: a consumer's thread has two rows, 8 apart,
+// of which a quad shares the columns. Device code; the lanes of a warp call each function together.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/mma.cuh"
+#include "kernels/cuda/sm90/tile.cuh"
+
+namespace attend::cuda {
+
+template <bool kBfloat16, int kOutputs>
+__device__ __forceinline__ uint32_t OutputPair(const float (&output)[kOutputs], int block, int r) {
+  return PackPair<kBfloat16>(output[4 * block + 2 * r], output[4 * block + 2 * r + 1]);
+}
+
+// 16 bytes from each lane.
+template <bool kBfloat16, int kOutputs>
+__device__ __forceinline__ void StoreVectors(const Sm90Work& work, int row, int lane,
+                                             const float (&output)[kOutputs]) {
+  const int col = 8 * (lane % 4);
+  uint16_t* o = work.o + row * work.o_stride + col;
+  const int64_t eight_rows = 8 * work.o_stride;
+  const int upper = row < work.q_rows ? work.dim_v - col : 0;  // columns from here on
+  const int lower = row + 8 < work.q_rows ? work.dim_v - col : 0;
+#pragma unroll
+  for (int block = 0; block < kOutputs / 4; block += 4) {
+    uint32_t x[2][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[r][i] = OutputPair<kBfloat16>(output, block + i, r);
+      TransposeQuad(x[r], lane);
+    }
+    if (8 * block < upper) {
+      *reinterpret_cast<uint4*>(o + 8 * block) = make_uint4(x[0][0], x[0][1], x[0][2], x[0][3]);
+    }
+    if (8 * block < lower) {
+      *reinterpret_cast<uint4*>(o + eight_rows + 8 * block) =
+          make_uint4(x[1][0], x[1][1], x[1][2], x[1][3]);
+    }
+  }
+}
+
+// Element by element, for rows that do not begin on 16-byte boundaries.
+template <bool kBfloat16, int kOutputs>
+__device__ __forceinline__ void StoreElements(const Sm90Work& work, int row, int lane,
+                                              const float (&output)[kOutputs]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int mine = row + 8 * r;
+    const int dim = mine < work.q_rows ? work.dim_v : 0;
+    uint16_t* o = work.o + mine * work.o_stride;
+#pragma unroll
+    for (int block = 0; block < kOutputs / 4; ++block) {
+      const uint32_t pair = OutputPair<kBfloat16>(output, block, r);
+      const int col = 8 * block + 2 * (lane % 4);
+      if (col < dim) o[col] = static_cast<uint16_t>(pair);
+      if (col + 1 < dim) o[col + 1] = static_cast<uint16_t>(pair >> 16);
+    }
+  }
+}
+
+}  // namespace attend::cuda
