@@ -2,8 +2,11 @@
 """What lies beside the plain forward pass: masks of bool, biases, ALiBi, softcap, O in float32,
 memory off alignment, head dims between the tiles, and prompts over pages. Each is a call of
 attend_kernels with all that it needs, packing of masks among it, and its time is shown as a
-multiple of the plain call's of the same shape. PyTorch's cuDNN takes the same mask or bias."""
+multiple of the plain call's of the same shape. PyTorch's cuDNN takes the same mask or bias. Masks
+of bool are raced as bits that are ready, too, through the C ABI: by the kernel that is taken for
+them and by cuda_flash_sm80."""
 
+import ctypes
 import dataclasses
 import math
 
@@ -16,10 +19,11 @@ from bench_kernels_truth import UNIT, UNITS
 from bench_kernels_turns import compete
 
 import attend_kernels
+from attend_kernels import _library, _tensors
 
 OURS, CUDNN, PLAIN = "attend", "cudnn", "plain"
 BATCH, HEADS, LENGTH = 4, 16, 4096
-PADDING, BLOCK, SEEN_BLOCKS = 300, 128, 0.1
+PADDING, BLOCK, SEEN_BLOCKS, DOCUMENTS = 300, 128, 0.1, 8
 SOFTCAP = 30.0
 
 
@@ -54,9 +58,17 @@ def masks(q):
     ends = torch.tensor([length - min(PADDING * b, length - 1) for b in range(batch)],
                         device=q.device)
     padding = torch.arange(length, device=q.device) < ends[:, None]
+    documents = torch.arange(length, device=q.device) * DOCUMENTS // length
     return {"random mask [1, 1, L, L]": torch.rand(1, 1, length, length, device=q.device) < 0.5,
+            "random mask [B, H, L, L]": torch.rand(batch, heads, length, length,
+                                                   device=q.device) < 0.5,
+            "mask that hides nothing [1, 1, L, L]": torch.ones(1, 1, length, length,
+                                                               device=q.device) > 0,
             "padding mask [B, 1, 1, L]": padding[:, None, None],
-            "mask of 10 % of the blocks [1, H, L, L]": some.contiguous()}
+            "mask of 10 % of the blocks [1, H, L, L]": some.contiguous(),
+            "mask of 10 % of the blocks [1, 1, L, L]": some[:, :1].contiguous(),
+            f"mask of {DOCUMENTS} documents [1, 1, L, L]":
+                (documents == documents[:, None])[None, None]}
 
 
 def biases(q, padding):
@@ -106,6 +118,8 @@ def cases(dim, **sizes):
         yield Case(name, tensors, {"bias": mask})
     padding = seen["padding mask [B, 1, 1, L]"]
     yield Case("padding mask, causal", tensors, {"bias": padding, "causal": True}, causal=True)
+    yield Case("random mask, causal", tensors,
+               {"bias": seen["random mask [1, 1, L, L]"], "causal": True}, causal=True)
     for name, bias in biases(tensors[0], padding).items():
         yield Case(name, tensors, {"bias": bias})
     slopes = torch.rand(tensors[0].shape[1], device=tensors[0].device) * 0.1
@@ -179,6 +193,52 @@ class Ours(entries.Contender):
         return [attend_kernels.attention(*self.case.tensors, out=self.out, **self.case.options)]
 
 
+class Bits(entries.Contender):
+    """A kernel, given the mask as bits: one call of the C ABI, without what attention() does."""
+    is_attend = True
+
+    def __init__(self, case, kernel, name):
+        super().__init__(name)
+        self.case, self.kernel = case, kernel
+
+    def prepare(self, sets):
+        q, k, v = self.case.tensors
+        mask = self.case.options.get("bias")
+        if mask is None or mask.dtype != torch.bool:
+            raise entries.CannotRun("there is no mask of bool")
+        self.bits = _tensors.packed_mask(mask)
+        self.out = torch.empty_like(q)
+        self.library, needed = _library.library(), ctypes.c_int64()
+        p = _library.Params(
+            struct_bytes=ctypes.sizeof(_library.Params), dtype=_library.DTYPES["bfloat16"],
+            batch=q.shape[0], heads_q=q.shape[1], heads_kv=k.shape[1], len_q=q.shape[2],
+            len_k=k.shape[2], dim=q.shape[3], dim_v=v.shape[3], window_left=-1,
+            window_right=0 if self.case.causal else -1, scale=1 / math.sqrt(q.shape[3]),
+            config=-1, kernel=self.kernel.encode(), bias=self.bits.data_ptr(),
+            bias_dtype=_library.BIT)
+        for name, tensor in zip("qkvo", (q, k, v, self.out)):
+            setattr(p, name, _library.TensorStruct(tensor.data_ptr(), *tensor.stride()[:3]))
+        p.bias_stride_b, p.bias_stride_h, p.bias_stride_q = (
+            0 if size == 1 else 8 * stride
+            for size, stride in zip(self.bits.shape[:3], self.bits.stride()[:3]))
+        self.params = (_library.Params * 1)(p)
+        self.check(self.library.attend_batch_workspace_bytes(self.params, 1, ctypes.byref(needed)))
+        self.workspace = torch.zeros(needed.value + 256, dtype=torch.uint8, device=q.device)
+        self.place = (self.workspace.data_ptr() + 255) // 256 * 256
+        self.needed = needed.value
+
+    def check(self, code):
+        if code != 0:
+            raise entries.CannotRun(self.library.attend_last_error().decode(errors="replace"))
+
+    def poison(self, n):
+        self.out.fill_(math.nan)
+
+    def run(self, n):
+        self.check(self.library.attend_run_batch(self.params, 1, self.place, self.needed, None))
+        return [self.out]
+
+
 class Cudnn(entries.Contender):
     """SDPA with the same mask or bias, expanded, which costs it nothing."""
 
@@ -212,7 +272,11 @@ def cliffs(options):
             name = f"B{BATCH} H{HEADS} L{LENGTH} D{dim} bfloat16 {case.name}"
             if options.filter not in name and not case.name.startswith(PLAIN):
                 continue
-            results = compete([Ours(case), Cudnn(case)], [case.tensors], judge_of(case), options)
+            contenders = [Ours(case), Cudnn(case)]
+            if case.options.get("bias") is not None and case.options["bias"].dtype == torch.bool:
+                contenders += [Bits(case, "auto", "bits"),
+                               Bits(case, "cuda_flash_sm80", "bits, cuda_flash_sm80")]
+            results = compete(contenders, [case.tensors], judge_of(case), options)
             if case.name.startswith(PLAIN):
                 plain[case.causal] = results[OURS].get("ms", math.nan)
             kernel = attend_kernels.select(*case.tensors, **case.options)[0]
