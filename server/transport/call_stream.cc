@@ -125,6 +125,7 @@ void CallStream::Lose() {
   answered_ = true;
   cancelled_.store(true, std::memory_order_seq_cst);
   if (owner_ == nullptr) return;
+  if (leaving_) return owner_->OnUnread();
   owner_->session().Reset(id_, NGHTTP2_INTERNAL_ERROR);
   owner_->OnOutput();
 }
@@ -284,7 +285,14 @@ void CallStream::OnClose() {
   if (!trailers_sent) cancelled_.store(true, std::memory_order_seq_cst);
   loop_.Clear(*this);
   output.Clear();
-  std::exchange(owner_, nullptr)->OnStreamClosed(*this);
+  leaving_ = owner_->OnStreamClosed(*this, trailers_sent);
+  if (!leaving_) owner_ = nullptr;
+  Apply();
+}
+
+void CallStream::OnLeft(bool arrived) {
+  if (!arrived) cancelled_.store(true, std::memory_order_seq_cst);
+  owner_ = nullptr;
   Apply();
 }
 

@@ -35,8 +35,11 @@ class CallOwner {
   virtual void OnOutput() = 0;
   // The next bytes of the call's messages came.
   virtual void OnCame(int32_t id, std::string_view bytes) = 0;
-  // The stream has ended. The call does not use its owner any more.
-  virtual void OnStreamClosed(class CallStream& call) = 0;
+  // The stream has ended; `whole`: with all that the call had to say. True: some of that is still
+  // on its way to the socket, and OnLeft follows. Else the call does not use its owner any more.
+  virtual bool OnStreamClosed(class CallStream& call, bool whole) = 0;
+  // The client does not read what is on its way there.
+  virtual void OnUnread() = 0;
 
  protected:
   ~CallOwner() = default;
@@ -75,6 +78,8 @@ class CallStream final : public ServerCall,
   void OnEnd() override;
   void OnTaken(size_t bytes) override;
   void OnClose() override;
+  // All of it is in the socket, or is lost.
+  void OnLeft(bool arrived);
 
   int32_t id() const { return id_; }
   // Its place in its connection's list.
@@ -140,7 +145,8 @@ class CallStream final : public ServerCall,
   bool answered_ = false;     // the end of the answer is
   bool ended_ = false;        // the handler has called Finish
   bool told_cancelled_ = false;
-  bool done_ = false;  // it has heard OnDone
+  bool leaving_ = false;  // the stream is closed, OnLeft follows
+  bool done_ = false;     // it has heard OnDone
 };
 
 }  // namespace attend

@@ -107,6 +107,11 @@ bool Connection::WriteSome() {
   const ssize_t bytes = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
   if (bytes > 0) {
     output.Consume(static_cast<size_t>(bytes));
+    while (!leaving_.empty() && leaving_.front().last <= output.gone()) {
+      CallStream& call = *leaving_.front().call;
+      leaving_.pop_front();
+      call.OnLeft(/*arrived=*/true);
+    }
     return true;
   }
   if (errno == EINTR) return true;
@@ -223,7 +228,7 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
   try {
     call->Begin(share_.methods);
   } catch (const std::bad_alloc&) {
-    OnStreamClosed(*call);
+    OnStreamClosed(*call, /*whole=*/false);
     call->Drop();
     session_->RespondWhole(id, GrpcStatus(ResourceExhausted("there is no memory for the call")));
     return nullptr;
@@ -248,7 +253,9 @@ void Connection::EndFor(const Status& why) {
   OnOutput();
 }
 
-void Connection::OnStreamClosed(CallStream& call) {
+bool Connection::OnStreamClosed(CallStream& call, bool whole) {
+  const bool leaves = whole && !closed_ && !session_->output().empty();
+  if (leaves) leaving_.push_back({&call, session_->output().added()});
   calls_.back()->place = call.place;
   std::swap(calls_[call.place], calls_.back());
   calls_.pop_back();
@@ -257,6 +264,7 @@ void Connection::OnStreamClosed(CallStream& call) {
     idle_since_ = share_.clock.Now();
     SetTimer();
   }
+  return leaves;
 }
 
 void Connection::Drain() {
@@ -273,6 +281,7 @@ void Connection::Close(const Status& why) {
   share_.loop.Unwatch(socket_.get());
   // Each takes itself out of the list, and may go; the session is not used any more.
   while (!calls_.empty()) calls_.back()->OnClose();
+  for (; !leaving_.empty(); leaving_.pop_front()) leaving_.front().call->OnLeft(false);
   session_.reset();
   if (guard_ != nullptr) guard_->OnEnd(why);
   if (!why.ok()) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -108,7 +109,8 @@ class Connection final : public Loop::Task,
   void OnOutput() override { share_.loop.AtTurnEnd(*this); }
   void OnCame(int32_t id, std::string_view bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
-  void OnStreamClosed(CallStream& call) override;
+  bool OnStreamClosed(CallStream& call, bool whole) override;
+  void OnUnread() override { EndFor(Status()); }
 
   void Begin();
   // Ends the connection once its client has been told that it did what it may not.
@@ -128,6 +130,12 @@ class Connection final : public Loop::Task,
   const std::unique_ptr<ConnectionGuard> guard_;
   std::optional<Http2Session> session_;
   std::vector<CallStream*> calls_;  // whose streams are open
+  // Those with bytes in the session's output, the last of which is that one of all.
+  struct Leaving {
+    CallStream* call;
+    uint64_t last;
+  };
+  std::deque<Leaving> leaving_;
   // Calls that there are, for calls_max: the streams of some are closed. They may outlive this.
   const std::shared_ptr<std::atomic<int64_t>> living_;
   TimePoint born_;

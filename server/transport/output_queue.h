@@ -56,7 +56,7 @@ class OutputQueue {
     }
     // It has its memory, so what earlier views see stays where it is.
     pieces_.back().block->append(bytes);
-    size_ += bytes.size();
+    Count(bytes.size());
   }
   void Refer(std::string_view bytes, const std::shared_ptr<const void>& owner) {
     if (bytes.size() <= kCopyBytesMax) return Copy(bytes);
@@ -64,7 +64,7 @@ class OutputQueue {
     piece.bytes = bytes;
     piece.owner = owner;
     pieces_.push_back(std::move(piece));
-    size_ += bytes.size();
+    Count(bytes.size());
   }
   // Moves the first `bytes`, of which there must be so many, to the end of `to`.
   void MoveTo(OutputQueue& to, size_t bytes) {
@@ -103,6 +103,9 @@ class OutputQueue {
   }
 
   size_t size() const { return size_; }
+  // Bytes that were added so far, and those of them that are gone.
+  uint64_t added() const { return added_; }
+  uint64_t gone() const { return added_ - size_; }
   bool empty() const { return size_ == 0; }
 
  private:
@@ -119,8 +122,14 @@ class OutputQueue {
     }
   };
 
+  void Count(size_t bytes) {
+    size_ += bytes;
+    added_ += bytes;
+  }
+
   std::deque<Piece> pieces_;
   size_t size_ = 0;
+  uint64_t added_ = 0;
 };
 
 }  // namespace attend

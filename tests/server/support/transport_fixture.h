@@ -32,9 +32,12 @@ struct CallCounts {
 
 // A call that echoes messages until its client is done. `/later`: from a thread of its own;
 // `/refused`: ends at once; `/held`: reads nothing and ends when it is cancelled; `/deaf`: ends
-// with the first message; `/flood`: answers with as many messages as are read.
+// with the first message; `/big`: answers one with much, and
+// ends at once; `/flood`: answers with as many messages as are read.
 class TestCall final : public CallHandler {
  public:
+  static constexpr int kBigBytes = 400000;
+
   TestCall(ServerCall& call, CallCounts& counts) : call_(call), counts_(counts) {
     counts_.begun.fetch_add(1);
     if (const std::string* const said = call_.metadata().Find("say-bin")) {
@@ -52,6 +55,10 @@ class TestCall final : public CallHandler {
   void OnMessage(InMessage message) override {
     counts_.messages.fetch_add(1);
     if (call_.path() == "/deaf") return End(Status(Code::kOutOfRange, "enough"));
+    if (call_.path() == "/big") {
+      call_.Write(OutMessage::Of(std::string(kBigBytes, 'b')));
+      return End(Status());
+    }
     std::string answer(message.bytes);
     if (call_.path() != "/later") return call_.Write(OutMessage::Of(std::move(answer)));
     if (thread_.joinable()) thread_.join();

@@ -199,6 +199,26 @@ TEST_F(CallsTest, WaitForClientsThatDoNotRead) {
   EXPECT_TRUE(AllDone());
 }
 
+TEST_F(CallsTest, AreDoneOnceTheSocketHasTheirAnswer) {
+  ConnectedClient client = Connect();
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 5; ++i) {
+    ids.push_back(client->Begin("/big"));
+    client->SendMessage(ids.back(), "?", false);
+  }
+  client.Write();
+  client->Grant(0, 1 << 24);
+  for (const int32_t id : ids) client->Grant(id, 1 << 24);
+  client.Write();
+  // More of some than the socket takes is in the connection's output.
+  ASSERT_TRUE(Eventually([&] { return methods_.counts.messages.load() == 5; }));
+  EXPECT_EQ(methods_.counts.done.load(), 0);
+  for (const int32_t id : ids) ASSERT_TRUE(client.UntilClosed(id));
+  EXPECT_EQ(client->answer(ids[4]).Messages()[0].size(), size_t{TestCall::kBigBytes});
+  EXPECT_TRUE(AllDone());
+  EXPECT_EQ(methods_.counts.cancelled.load(), 0);
+}
+
 TEST_F(CallsTest, HaveMetadataWithinLimits) {
   ConnectedClient client = Connect();
   const int32_t large = client->Begin("/echo", {{"long", std::string(9000, 'x')}});
