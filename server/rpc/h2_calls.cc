@@ -52,8 +52,13 @@ class H2Unary final : public CallHandler, public UnaryWire {
   }
 
   // CallHandler
-  void OnMessage(InMessage message) override { Start(ToByteBuffer(std::move(message))); }
+  // Whatever follows is dropped as it comes, so that none of it is kept.
+  void OnMessage(InMessage message) override {
+    call_.Read();
+    if (unary_ == nullptr) Start(ToByteBuffer(std::move(message)));
+  }
   void OnHalfClose() override {
+    if (unary_ != nullptr) return;
     grpc::ByteBuffer none;
     none.Clear();
     Start(std::move(none));
@@ -152,10 +157,13 @@ class H2Small final : public CallHandler {
       : call_(call), wire_(std::make_shared<const H2Wire>(call)), answer_(answer) {}
 
   void OnMessage(InMessage message) override {
+    call_.Read();
+    if (std::exchange(begun_, true)) return;
     request_ = ToByteBuffer(std::move(message));
     answer_({wire_, &request_, &response_, [this](const grpc::Status& status) { End(status); }});
   }
   void OnHalfClose() override {
+    if (begun_) return;
     End(call_.cancelled()
             ? grpc::Status::CANCELLED
             : grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the call has no message"));
@@ -175,6 +183,7 @@ class H2Small final : public CallHandler {
   const std::function<void(ServiceCall::Wire)>& answer_;
   grpc::ByteBuffer request_;
   grpc::ByteBuffer response_;
+  bool begun_ = false;  // its message has come
 };
 
 int64_t Smallest(const H2Methods::Bounds& bounds) {
