@@ -247,6 +247,20 @@ def test_a_message_far_too_long_ends_its_call_at_its_length(start_own):
     assert server.metric("attend_connections_refused_total", reason="frames") == 0
 
 
+def test_answers_that_no_client_reads_are_given_up(start):
+    server = start(*hostile.SMALL_LIMITS, "--write-timeout", "0.5")
+    with hostile.Http2(server.address, 1 << 24) as reader:
+        reader.send(hostile.WINDOW_UPDATE, 0, 0, (1 << 24).to_bytes(4, "big"))
+        for _ in range(3):
+            stream = reader.open(wire.ATTEND)
+            reader.data(stream, hostile.grpc_message(hostile.unread_request()), hostile.END_STREAM)
+        harness.wait_for("one to be given up", lambda: server.metric(
+            "attend_unread_calls_total") >= 1, 30)
+        harness.wait_for("their memory", lambda: server.metric(
+            "attend_host_memory_used_bytes") == 0, 30)
+        wire.assert_serves(server.address)
+
+
 def test_padding_is_legal(start_own):
     server = start_own()
     message = hostile.grpc_message(b"")
