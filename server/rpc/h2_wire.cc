@@ -25,16 +25,20 @@ void H2Wire::End(const grpc::Status& status) const {
 
 grpc::ByteBuffer ToByteBuffer(InMessage&& message) {
   using Owner = std::shared_ptr<const std::string>;
-  if (message.owner == nullptr) {
+  if (message.blocks.empty()) {
     const grpc::Slice slice(message.bytes.data(), message.bytes.size());
     return grpc::ByteBuffer(&slice, 1);
   }
-  auto owner = std::make_unique<Owner>(std::move(message.owner));
-  const grpc::Slice slice(
-      const_cast<char*>(message.bytes.data()), message.bytes.size(),
-      [](void* held) { delete static_cast<Owner*>(held); }, owner.get());
-  (void)owner.release();
-  return grpc::ByteBuffer(&slice, 1);
+  std::vector<grpc::Slice> slices;
+  slices.reserve(message.blocks.size());
+  for (Owner& block : message.blocks) {
+    auto owner = std::make_unique<Owner>(std::move(block));
+    slices.emplace_back(
+        const_cast<char*>((*owner)->data()), (*owner)->size(),
+        [](void* held) { delete static_cast<Owner*>(held); }, owner.get());
+    (void)owner.release();
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
 OutMessage ToOutMessage(const grpc::ByteBuffer& message) {

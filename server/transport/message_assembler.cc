@@ -8,8 +8,8 @@
 namespace attend {
 namespace {
 
-// A message up to this is given its memory at once.
-constexpr size_t kReserveBytesMax = size_t{64} << 10;
+// A block of a message that is gathered; its last one has no more than is missing.
+constexpr size_t kBlockBytesMax = size_t{256} << 10;
 
 }  // namespace
 
@@ -36,28 +36,40 @@ Status MessageAssembler::TakePrefix(std::string_view& bytes) {
   return Status();
 }
 
+void MessageAssembler::Gather(std::string_view& bytes) {
+  while (!bytes.empty() && gathered_bytes_ < length_) {
+    if (blocks_.empty() || blocks_.back()->size() == blocks_.back()->capacity()) {
+      auto block = std::make_shared<std::string>();
+      block->reserve(std::min(length_ - gathered_bytes_, kBlockBytesMax));
+      held_bytes_ += static_cast<int64_t>(block->capacity());
+      blocks_.push_back(std::move(block));
+    }
+    std::string& block = *blocks_.back();
+    const size_t taken =
+        std::min({bytes.size(), length_ - gathered_bytes_, block.capacity() - block.size()});
+    block.append(bytes.substr(0, taken));
+    bytes.remove_prefix(taken);
+    gathered_bytes_ += taken;
+  }
+}
+
 Status MessageAssembler::Take(std::string_view& bytes, InMessage& message, bool& whole) {
   whole = false;
   if (prefix_bytes_ < kPrefixBytes) {
     ATTEND_RETURN_IF_ERROR(TakePrefix(bytes));
     if (prefix_bytes_ < kPrefixBytes) return Status();
   }
-  if (gathered_ == nullptr && bytes.size() >= length_) {
-    message = {bytes.substr(0, length_), nullptr};
+  if (gathered_bytes_ == 0 && bytes.size() >= length_) {
+    message = {bytes.substr(0, length_), {}};
     bytes.remove_prefix(length_);
   } else {
-    if (bytes.empty()) return Status();
-    if (gathered_ == nullptr) {
-      gathered_ = std::make_shared<std::string>();
-      gathered_->reserve(std::min(length_, kReserveBytesMax));
-    }
-    const size_t taken = std::min(bytes.size(), length_ - gathered_->size());
-    gathered_->append(bytes.substr(0, taken));
-    bytes.remove_prefix(taken);
-    if (gathered_->size() < length_) return Status();
-    message.owner = std::move(gathered_);
-    message.bytes = *message.owner;
-    gathered_ = nullptr;
+    Gather(bytes);
+    if (gathered_bytes_ < length_) return Status();
+    message.bytes = {};
+    message.blocks.assign(blocks_.begin(), blocks_.end());
+    blocks_.clear();
+    gathered_bytes_ = 0;
+    held_bytes_ = 0;
   }
   prefix_bytes_ = 0;
   whole = true;

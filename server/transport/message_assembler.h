@@ -10,22 +10,23 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "kernels/util/status.h"
 
 namespace attend {
 
-// A message that has come. Without an owner its bytes lie in the buffer of the read, and are gone
-// when the function that was given it returns.
+// A message that has come: as `blocks` that stay for as long as they are held, or, without any, as
+// `bytes` in the buffer of the read, which are gone when the function that was given it returns.
 struct InMessage {
   std::string_view bytes;
-  std::shared_ptr<const std::string> owner;
+  std::vector<std::shared_ptr<const std::string>> blocks;
 
-  // The bytes stay from now on. May throw std::bad_alloc.
-  void Own() {
-    if (owner != nullptr) return;
-    owner = std::make_shared<const std::string>(bytes);
-    bytes = *owner;
+  // A copy of it.
+  std::string Text() const {
+    std::string text(bytes);
+    for (const auto& block : blocks) text += *block;
+    return text;
   }
 };
 
@@ -47,19 +48,20 @@ class MessageAssembler {
   // Whether a message has begun and has not ended.
   bool under_way() const { return prefix_bytes_ > 0; }
   // Memory that the message under way takes.
-  int64_t held_bytes() const {
-    return gathered_ == nullptr ? 0 : static_cast<int64_t>(gathered_->capacity());
-  }
+  int64_t held_bytes() const { return held_bytes_; }
 
  private:
   Status TakePrefix(std::string_view& bytes);
+  void Gather(std::string_view& bytes);
 
   const int64_t message_bytes_max_;
   const std::string encoding_;
   size_t prefix_bytes_ = 0;
   uint8_t prefix_[kPrefixBytes] = {};
-  size_t length_ = 0;                      // of the message, once its prefix is whole
-  std::shared_ptr<std::string> gathered_;  // null: nothing is kept
+  size_t length_ = 0;  // of the message, once its prefix is whole
+  size_t gathered_bytes_ = 0;
+  int64_t held_bytes_ = 0;
+  std::vector<std::shared_ptr<std::string>> blocks_;  // none of them grows beyond what it was given
 };
 
 }  // namespace attend

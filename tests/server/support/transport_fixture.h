@@ -59,7 +59,7 @@ class TestCall final : public CallHandler {
       call_.Write(OutMessage::Of(std::string(kBigBytes, 'b')));
       return End(Status());
     }
-    std::string answer(message.bytes);
+    std::string answer = message.Text();
     if (call_.path() != "/later") return call_.Write(OutMessage::Of(std::move(answer)));
     if (thread_.joinable()) thread_.join();
     thread_ =
