@@ -141,7 +141,9 @@ def test_clients_that_vanish(start):
                 for part in (b"", b"\0", hostile.grpc_message(bytes(1000), 2000),
                              hostile.grpc_message(wire.slow_request().SerializeToString())):
                     connection = stack.enter_context(hostile.open_socket(server.address))
-                    connection.sendall(conversation(path, part))
+                    # Some of them are frames beyond what there may be.
+                    with contextlib.suppress(OSError):
+                        connection.sendall(conversation(path, part))
     harness.wait_for("no connection", lambda: server.metric("attend_connections") == 0)
     wire.assert_serves(server.address)
     assert server.stop() == 0
@@ -149,7 +151,7 @@ def test_clients_that_vanish(start):
 
 def test_callers_are_known_by_their_tokens(start, tmp_path):
     (tmp_path / "tokens").write_text(strangers.TOKENS_FILE)
-    server = start("--tokens", tmp_path / "tokens", strangers.TENANTS, "--first-call-timeout", "1")
+    server = start("--tokens", tmp_path / "tokens", strangers.TENANTS, "--first-call-timeout", "5")
     request = wire.small_request().SerializeToString()
     with grpc.insecure_channel(server.address) as channel:
         for path, message in ((wire.ATTEND, request), (STREAM, request), ("/no.such/Method", b"")):
