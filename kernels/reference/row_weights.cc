@@ -232,7 +232,7 @@ RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, dou
   weights.log_units = 2;
   weights.sink = sum.sink();
   weights.sink_error = ShareError(weights.sink, weights.log_error, std::log(weights.sink));
-  weights.kept = sum.kept();
+  weights.kept = weights.known ? sum.kept() : -1;
   // Dropout may keep all of the weight that moves, or none.
   const double kept_moved =
       p.dropout > 0 ? KeptFactor(p) * std::min(1.0, std::expm1(2 * moved)) : 0;
@@ -260,11 +260,12 @@ RowWeights GradientRows::AsGiven(const GradientRow& row, const RowElements& o, d
   const bool bits16 = p.dtype != DType::kFloat32;
   const double dot_units =
       SumRoundings(p.dim) + (bits16 ? static_cast<double>(p.dim) / 8 * kRoundoff : 0);
+  const double largest_score =
+      std::abs(static_cast<double>(p.scale)) * Norm(row.q, p.dim) * LargestKey(row);
   weights.shift = lse;
   weights.inverse_sum = 1;
   weights.log_error =
-      (bits16 ? 12 : 8) * kRoundoff * (1 + std::abs(lse)) +
-      dot_units * std::abs(static_cast<double>(p.scale)) * Norm(row.q, p.dim) * LargestKey(row);
+      (bits16 ? 12 : 8) * kRoundoff * (1 + std::abs(lse)) + dot_units * largest_score;
   weights.log_units = bits16 ? 4 : 2;
   const bool nothing = d_lse == 0 && Norm(row.d_o, p.dim_v) == 0;
   weights.known = nothing || weights.log_error < kLogErrorMost;
@@ -272,7 +273,8 @@ RowWeights GradientRows::AsGiven(const GradientRow& row, const RowElements& o, d
   const double sink = p.has_sinks ? static_cast<double>(a_.sinks[row.id.h]) : -kInfinity;
   weights.sink = std::exp(std::min(0.0, sink - lse));
   weights.sink_error = ShareError(weights.sink, weights.log_error, std::log(weights.sink));
-  weights.kept = p.dropout > 0 ? -1 : 1 - weights.sink;
+  const bool may_overflow = largest_score > std::numeric_limits<float>::max();
+  weights.kept = p.dropout > 0 || may_overflow ? -1 : 1 - weights.sink;
   weights.kept_error = kNormError + weights.sink_error;
   const Products delta = Multiply(row.d_o, o, p.dim_v);
   weights.less = delta.sum - d_lse;

@@ -205,6 +205,25 @@ TEST(CheckGradients, RowsMaskedThroughoutAreNotJudgedButTheirSumIs) {
   }
 }
 
+// Such weights need not sum to 1, and O and LSE of another scale cannot be told from theirs.
+TEST(CheckGradients, ScoresThatOverflowAreNotJudged) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (int n = 0; n < 20; ++n) {
+    OwnedAttention owned = MakeAttention(MakeSpec(2, 2, 2, 3, 13, 64, 3), seed + n);
+    Attention& a = owned.attention;
+    const Attention* batch[] = {&a};
+    CpuFlash(batch);
+    a.problem.scale = 3e38f;
+    OwnedGradients gradients(a, seed + n);
+    CpuFlashGradients(a, gradients.get());
+    for (const double budget : {kAll, 3e2}) {  // whole rows; and O and LSE as given
+      const RowsReport report = CheckGradients(a, gradients.get(), 1, budget, nullptr, false);
+      EXPECT_FALSE(report.failed() && !report.of_inputs) << report.detail;
+    }
+  }
+}
+
 // A loss that leaves out such rows leaves nothing open.
 TEST(CheckGradients, MaskedRowsOfNoLossAreJudged) {
   const uint64_t seed = FreshSeed();
