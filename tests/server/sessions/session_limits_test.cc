@@ -132,7 +132,7 @@ TEST_F(SessionLimitsTest, WhatAForkOrATruncationMissesIsTold) {
 
 TEST_F(SessionLimitsTest, AForkWithPagesOfTwoSizesEvictsNothingIfBothDoNotFit) {
   LayerShape wide = kShape;
-  wide.heads_kv *= 2;
+  wide.heads_kv *= 16;  // two of the smallest pages
   const auto make = [&](std::vector<LayerShape> shapes, bool pinned) {
     const Result<SessionInfo> made =
         table_->Create(0, {0, shapes, std::chrono::seconds(60), pinned});
