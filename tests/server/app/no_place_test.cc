@@ -29,6 +29,7 @@ bool ReadGuard::Begin(int, ino_t, const Http2Frames::Limits&, const Clock&, cons
   return has_place;
 }
 void ReadGuard::BeginUnread(int, ino_t) {}
+void ReadGuard::End(int) {}
 void ReadGuard::WhileOpen(int, ino_t, const std::function<void()>&) {}
 
 namespace {
