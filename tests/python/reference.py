@@ -80,6 +80,10 @@ def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, kept=1.0, part=slice(N
     return answer
 
 
+def norms(rows):
+    return np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
 def summed_to(x, shape):
     """Summed over the dimensions that `shape` broadcasts."""
     x = x.sum(tuple(range(x.ndim - len(shape))))
@@ -116,7 +120,19 @@ def spoil(truth, q, k, v, terms, masks):
         truth["sinks"][rows.any((0, 2))] = np.nan
 
 
-def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(None), **options):
+def weight_errors(weights, scores, sizes, c, bias):
+    """Errors of weights and of a row's LSE, in units of u. `sizes`: of the sums that scores are."""
+    score_error = np.where(weights > 0, c * (sizes + np.abs(np.where(weights > 0, scores, 0)) + 1),
+                           0)
+    if bias is not None:
+        score_error = score_error + np.where(weights > 0, c * np.abs(bias.astype(np.float64)), 0)
+    row_error = (weights * score_error).sum(-1, keepdims=True)
+    logs = np.minimum(UNIT * (score_error + row_error + c), 700)
+    return np.minimum(weights * np.expm1(logs), 1) / UNIT, row_error  # by at most all there is
+
+
+def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(None),
+           corrects_delta=False, **options):
     """How far from the truth the answers of a kernel may be that computes in float32 and rounds to
     a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients(). `work`: the
     unit roundoff of the weights and of dS as its last products take them; in float16 they may be
@@ -125,7 +141,10 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(
     With u float32's unit roundoff, a sum of n products is off by c u times its magnitude, c = 4 +
     sqrt(n) / 2: roundings add up like a random walk. From there as tests/kernels/support/
     check_gradients.h has it: errors of scores go into weights, those into O and delta, and all into
-    dS. Everything is in units of u until the end."""
+    dS. Everything is in units of u until the end.
+
+    Delta = dO O is off by O's rounding. `corrects_delta`: dQ and dK have of that what is small
+    beside a row of either, as kernels/cpu/README.md promises; dBias and dSinks have all of it."""
     q, k, v, d_o = (x.astype(np.float64) for x in (q, k, v, d_o))
     group = q.shape[1] // k.shape[1]
     c = 4 + np.sqrt(max(q.shape[-1], v.shape[-1], k.shape[2], group * q.shape[2])) / 2
@@ -136,22 +155,15 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(
     o = (weights * kept) @ np.repeat(v, group, axis=1)
     scale = q.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
     sizes = abs(scale) * np.abs(q) @ wide_k.swapaxes(-1, -2)
-    score_error = np.where(weights > 0, c * (sizes + np.abs(np.where(weights > 0, scores, 0)) + 1),
-                           0)
-    if options.get("bias") is not None:
-        sizes_of_bias = np.abs(options["bias"].astype(np.float64))
-        score_error = score_error + np.where(weights > 0, c * sizes_of_bias, 0)
-    row_error = (weights * score_error).sum(-1, keepdims=True)
-    logs = np.minimum(UNIT * (score_error + row_error + c), 700)
-    weight_error = np.minimum(weights * np.expm1(logs), 1) / UNIT  # by at most all there is
+    weight_error, row_error = weight_errors(weights, scores, sizes, c, options.get("bias"))
     largest_weights = weights + UNIT * weight_error
     half_step = np.where(weights > 0, 2.0**-25 * (work == 2.0**-11), 0) / UNIT
     rounded_error = weight_error + (work / UNIT - 1) * largest_weights + half_step
 
     products = np.abs(d_o) @ wide_v.swapaxes(-1, -2) * kept
     less = (weights * products).sum(-1, keepdims=True)
-    less_error = (rounded_error * products).sum(-1, keepdims=True) + \
-        (np.abs(d_o) * (unit * np.abs(o) + smallest)).sum(-1, keepdims=True) / UNIT
+    less_error = (rounded_error * products).sum(-1, keepdims=True)
+    o_error = (np.abs(d_o) * (unit * np.abs(o) + smallest)).sum(-1, keepdims=True) / UNIT
     if d_lse is not None:
         less = less + np.abs(d_lse.astype(np.float64))[..., None]
     largest = products + less
@@ -162,18 +174,28 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(
         d_dot_error = d_dot_error + largest_weights * largest * abs(scale) * slope_error
     d_dot_error = d_dot_error + (work / UNIT - 1) * largest_weights * largest * np.abs(slope) + \
         half_step * abs(scale)
+    truth = {"o": o, **gradients(q, k, v, d_o, d_lse, kept=kept, part=part, **options)}
+    of_o = o_error * largest_weights  # in dS
+    of_o_in_q, of_o_in_k = of_o * np.abs(slope) @ wide_k, of_o * np.abs(slope)
+    if corrects_delta:
+        share = 1.5 * max(1.25 * unit, 2.0**-14) / UNIT
+        d_scores = gradients(q, k, v, d_o, d_lse, kept=kept, **{
+            **options, "bias": np.zeros(scores.shape) + options.get("bias", 0)})["bias"]
+        of_o_in_q = np.minimum(of_o_in_q, share * norms(truth["q"]))
+        of_o_in_k = np.minimum(of_o_in_k, share * np.abs(slope) * weights * norms(d_scores) /
+                               np.maximum(norms(weights), 1e-300))
 
     def shared(x):
         return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)
 
-    error = {"o": (rounded_error * kept) @ wide_v, "q": d_dot_error @ wide_k,
-             "k": shared(d_dot_error.swapaxes(-1, -2) @ np.abs(q)),
+    error = {"o": (rounded_error * kept) @ wide_v, "q": d_dot_error @ wide_k + of_o_in_q,
+             "k": shared((d_dot_error + of_o_in_k).swapaxes(-1, -2) @ np.abs(q)),
              "v": shared((rounded_error * kept).swapaxes(-1, -2) @ np.abs(d_o))}
-    truth = {"o": o, **gradients(q, k, v, d_o, d_lse, kept=kept, part=part, **options)}
     if "bias" in truth:
-        error["bias"] = summed_to(d_score_error, options["bias"].shape)
+        error["bias"] = summed_to(d_score_error + of_o, options["bias"].shape)
     if "sinks" in truth:
-        error["sinks"] = (sink_weights * ((row_error + 2 * c) * less + less_error)).sum((0, 2, 3))
+        error["sinks"] = (sink_weights * ((row_error + 2 * c) * less + less_error +
+                                          o_error)).sum((0, 2, 3))
     rounded = {name: UNIT if name in ("bias", "sinks") else unit for name in error}
     answer = {name: UNIT * error[name] + 1.01 * rounded[name] * np.abs(truth[name]) + smallest +
               2.0**-110 for name in error}
