@@ -62,6 +62,23 @@ def test_gradients_of_all_weights(name, padding):
         within_rounding(*(grads[key] for grads in found), torch.float32, f"{name}: {key}", largest)
 
 
+@pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_gradients_with_rows_that_a_finite_number_masks_throughout(value):
+    """The rows of padding see nothing else, and they are in the loss. float32 keeps at most three
+    digits of their scores, so its own eager attention is the measure and not a model in double."""
+    ids, keep = batch("left")
+    seen = torch.ones(21, 21, dtype=torch.bool).tril() & keep.bool()[:, None, None, :]
+    mask = torch.zeros(seen.shape).masked_fill(~seen, value)
+    assert not seen.any(-1).all()
+    found = []
+    for implementation in ("attend", "eager"):
+        model = FAMILIES["llama"].make(implementation)
+        model(ids, attention_mask=mask, labels=ids, use_cache=False).loss.backward()
+        found.append([x.grad for x in model.parameters()])
+    for ours, eagers in zip(*found, strict=True):
+        assert (ours - eagers).abs().max() <= 1e-2 * eagers.abs().max()
+
+
 @pytest.mark.parametrize("padding", [None, "left"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_generated_tokens(name, padding):

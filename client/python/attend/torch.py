@@ -16,9 +16,9 @@ import torch
 from attend_kernels._tensors import check_nested, check_tangent
 from torch import nn
 
-from . import _operators
+from . import _block_mask, _operators
 
-__all__ = ["FlashAttention", "StandardAttention", "attention", "run_flash",
+__all__ = ["FlashAttention", "StandardAttention", "attention", "mask_of_blocks", "run_flash",
            "scaled_dot_product_attention"]
 
 
@@ -61,6 +61,12 @@ def _zeros(tensor):
     return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0.0)
 
 
+def mask_of_blocks(block_mask):
+    """A BlockMask of torch.nn.attention.flex_attention as [B|1, H|1, Lq, Lk] of bool, for `bias` or
+    attn_mask. These take the BlockMask itself too, and then make this in every call."""
+    return _block_mask.as_tensor("block_mask", block_mask)
+
+
 def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, scale=None,
               softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
               kv_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
@@ -69,9 +75,11 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     """attend_kernels.attention for tensors, with gradients by q, k, v, bias and sinks, through O
     and LSE. All arguments as there; those that may be lists there are tensors here. float64 is
     computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is float32.
+    bias: also a BlockMask.
     dropout_p: also 1, which drops all: O is 0, and so is every gradient through it.
     dropout_seed: an integer, or its 64 bits as an int64 tensor of one element on the CPU; None:
     drawn from PyTorch's default generator of the CPU, which torch.manual_seed sets."""
+    bias = _block_mask.as_tensor("bias", bias)
     if not torch.compiler.is_compiling():
         for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks),
                              ("alibi_slopes", alibi_slopes)):
@@ -191,11 +199,13 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                                  scale=None, enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention by attend's kernels: the same arguments, the
     same answer, for head dims of 1 to 256. Also by attn_mask there is a gradient, if it is of
-    numbers; one of bool is read as bits. Rows that attn_mask hides all keys from are 0. With
-    dropout_p the weights that are dropped are others than PyTorch's; torch.manual_seed repeats
-    them. NestedTensors have layout torch.jagged and no attn_mask. There is no second derivative."""
+    numbers; one of bool is read as bits, and so is a BlockMask. Rows that attn_mask hides all keys
+    from are 0. With dropout_p the weights that are dropped are others than PyTorch's;
+    torch.manual_seed repeats them. NestedTensors have layout torch.jagged and no attn_mask. There
+    is no second derivative."""
     if query.is_nested or key.is_nested or value.is_nested:
         return _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    attn_mask = _block_mask.as_tensor("attn_mask", attn_mask)
     _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     query, key, value = as_autocast(query, key, value)
     if enable_gqa:
