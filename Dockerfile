@@ -11,6 +11,8 @@
 ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS build
+# A compiler cache takes objects of the same language only.
+ENV LANG=C.UTF-8
 WORKDIR /src
 ARG ATTEND_CUDA=ON
 # The packages first: they change less often than the sources, so this layer stays cached.
