@@ -139,7 +139,10 @@ class Http2Session {
   ssize_t ReadOutput(int32_t id, Http2Stream& stream, size_t bytes_max, uint32_t& flags);
   void Sent(const nghttp2_frame& frame);
   Http2Stream* Find(int32_t id) const;
-  void Complain(std::string error) { complaint_ = std::move(error); }
+  void Complain(std::string what, uint32_t error = NGHTTP2_ENHANCE_YOUR_CALM) {
+    complaint_ = std::move(what);
+    complaint_error_ = error;
+  }
 
   const Limits limits_;
   Owner& owner_;
@@ -149,7 +152,6 @@ class Http2Session {
   FrameBudget budget_;
   Counts counts_;
   TimePoint now_;         // when what is received now came
-  int32_t newest_ = 0;    // stream
   RequestHead head_;      // of the block that is coming: there is one at a time
   bool request_ = false;  // that block begins a request
   bool draining_ = false;
@@ -157,6 +159,7 @@ class Http2Session {
   uint32_t unacknowledged_calls_ = 0;  // before it had
   Status wrong_;
   std::string complaint_;  // that ended Receive
+  uint32_t complaint_error_ = NGHTTP2_ENHANCE_YOUR_CALM;
 };
 
 }  // namespace attend
