@@ -9,10 +9,10 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <random>
@@ -116,9 +116,11 @@ class Session final : private Http2Session::Owner {
 class Call final : public CallHandler {
  public:
   explicit Call(ServerCall& call) : call_(call), does_(call.path().back()) {
-    if (does_ == 'r') return End(Status(Code::kPermissionDenied, "no\n%"));
-    if (does_ == 'h') return;
-    Read();
+    if (does_ == 'r') {
+      End(Status(Code::kPermissionDenied, "no\n%"));
+    } else if (does_ != 'h') {
+      Read();
+    }
   }
 
   void OnMessage(InMessage message) override {

@@ -93,6 +93,19 @@ TEST_F(TransportTest, DrainsIdleAndOldConnections) {
   EXPECT_TRUE(old.Until([&] { return old.ended; }));
 }
 
+TEST_F(TransportTest, SpreadsTheAgesOfConnectionsThatCameTogether) {
+  options_.connection.age_max = std::chrono::seconds(1);
+  options_.connection.drain_timeout = std::chrono::milliseconds(1);
+  const TimePoint began = clock_.Now();
+  std::vector<ConnectedClient> clients;
+  for (int i = 0; i < 24; ++i) clients.push_back(Connect());
+  EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() < 24; }));
+  const TimePoint first = clock_.Now();
+  EXPECT_GE(first - began, std::chrono::milliseconds(900));
+  EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() == 0; }));
+  EXPECT_GE(clock_.Now() - first, std::chrono::milliseconds(40));
+}
+
 TEST_F(TransportTest, ClosesConnectionsThatSayNothing) {
   options_.connection.handshake_timeout = std::chrono::milliseconds(10);
   ConnectedClient client = Connect();
