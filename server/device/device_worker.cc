@@ -73,6 +73,7 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
                            std::function<void(std::unique_ptr<Request>)> finish)
     : index_(index),
       backend_(backend),
+      beside_(backend.info().kind == DeviceKind::kCpu),
       metrics_(metrics),
       clock_(clock),
       completion_(completion),
@@ -125,7 +126,7 @@ void DeviceWorker::PlanNow() {
   MutexLock lock(mutex_);
   if (unplanned_.load(std::memory_order_relaxed) == 0) return;
   const OnNoMemory wait(OnNoMemory::kWait);
-  if (!plan_stale_ && MayPlanOnCallerLocked()) {
+  if ((beside_ || !plan_stale_) && MayPlanOnCallerLocked()) {
     Scheduler::Step step;
     const std::shared_ptr<CallersRun> run = PlanOnCallerLocked(&step);
     lock.Unlock();
@@ -144,15 +145,15 @@ Scheduler::Step DeviceWorker::PlanLocked(TimePoint now) {
 }
 
 bool DeviceWorker::MayPlanOnCallerLocked() const {
-  return !driven_ && !stop_ && scheduler_.lanes().free > 0;
+  return (beside_ || !driven_) && !stop_ && scheduler_.lanes().free > 0;
 }
 
 std::shared_ptr<DeviceWorker::CallersRun> DeviceWorker::PlanOnCallerLocked(Scheduler::Step* step) {
-  assert(!driven_ && "two threads would plan at once");
+  assert((beside_ || !driven_) && "two threads would start batches at once");
   const LaneState lanes = scheduler_.lanes();
   auto run = std::make_shared<CallersRun>();
   run->caller = std::this_thread::get_id();
-  driven_ = true;
+  if (!beside_) driven_ = true;
   ++callers_;
   *step = PlanLocked(clock_.Now());
   run->polled = lanes.free == lanes.total && step->launches.size() == 1;
@@ -166,10 +167,10 @@ void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<Call
   bool notify = false;
   {
     const MutexLock lock(mutex_);
-    driven_ = false;
+    if (!beside_) driven_ = false;
     // For requests that arrived meanwhile, or that wait for a fuller batch or for their deadline.
     plan_stale_ = WatchDeadlinesLocked() || plan_stale_ || WaitingLocked();
-    notify = plan_stale_;
+    notify = plan_stale_ && !driven_;
   }
   if (notify) wake_.NotifyOne();
   if (run->polled && run->lane >= 0) lanes_[run->lane].lane->Poll(thresholds::kPollAtMost);

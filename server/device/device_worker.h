@@ -9,7 +9,8 @@
 // was idle, that thread also polls for the request's end for a while, and answers it.
 //
 // One thread at a time plans and starts what was planned: driven_ says that one does. What comes
-// meanwhile sets plan_stale_, which the driver looks at before it stops.
+// meanwhile sets plan_stale_, which the driver looks at before it stops. On a CPU, starting a small
+// batch is running it, so there callers plan beside each other and the scheduler's thread.
 //
 //            work, a deadline, a free lane (plan_stale_, or watch_ has come)
 //   asleep ------------------------------------------------------------> planning (Run)
@@ -137,6 +138,7 @@ class DeviceWorker {
 
   const int index_;
   Backend& backend_;
+  const bool beside_;  // callers plan beside others
   Metrics& metrics_;
   const Clock& clock_;
   CompletionThreads& completion_;
