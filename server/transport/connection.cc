@@ -38,7 +38,7 @@ Connection::Connection(LoopShare& share, UniqueFd socket, std::string peer,
                        std::unique_ptr<ConnectionGuard> guard)
     : share_(share),
       socket_(std::move(socket)),
-      peer_(std::move(peer)),
+      peer_(std::make_shared<const std::string>(std::move(peer))),
       guard_(std::move(guard)),
       living_(std::make_shared<std::atomic<int64_t>>(0)) {
   Http2Session::Owner& owner = *this;
@@ -187,7 +187,7 @@ bool Connection::Refuse(int32_t id, const RequestHead& head) {
   CallMetadata answer;
   if (head.method != "POST") {
     answer = HttpStatus("405");
-  } else if (!head.content_type.starts_with("application/grpc")) {
+  } else if (!head.grpc) {
     answer = HttpStatus("415");
   } else if (head.too_large) {
     answer = GrpcStatus(

@@ -130,7 +130,7 @@ class Connection final : public Loop::Task,
 
   LoopShare& share_;
   UniqueFd socket_;
-  const std::string peer_;
+  const std::shared_ptr<const std::string> peer_;
   const std::unique_ptr<ConnectionGuard> guard_;
   std::optional<Http2Session> session_;
   std::vector<CallStream*> calls_;  // whose streams are open

@@ -7,8 +7,6 @@
 #include <new>
 #include <utility>
 
-#include "server/transport/header_block.h"
-
 namespace attend {
 namespace {
 
@@ -317,11 +315,12 @@ void Http2Session::Sent(const nghttp2_frame& frame) {
   if (nghttp2_session_get_stream_remote_close(session_, id) == 0) Reset(id, NGHTTP2_NO_ERROR);
 }
 
-void Http2Session::Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers) {
+void Http2Session::Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers,
+                           std::span<const ConstantHeader> first) {
   nghttp2_data_provider provider{};
   provider.source.ptr = &stream;
   provider.read_callback = Callbacks::Read;
-  const HeaderBlock block(headers);
+  const HeaderBlock block(headers, first);
   nghttp2_submit_response(session_, id, block.data(), block.size(), &provider);
 }
 
@@ -335,8 +334,9 @@ void Http2Session::End(int32_t id, Http2Stream& stream, CallMetadata trailers) {
   Resume(id, stream);
 }
 
-void Http2Session::RespondWhole(int32_t id, const CallMetadata& headers) {
-  const HeaderBlock block(headers);
+void Http2Session::RespondWhole(int32_t id, const CallMetadata& headers,
+                                std::span<const ConstantHeader> first) {
+  const HeaderBlock block(headers, first);
   nghttp2_submit_response(session_, id, block.data(), block.size(), nullptr);
 }
 

@@ -75,6 +75,20 @@ TEST_F(TransportTest, DrainsWithoutLosingCalls) {
   EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() == 0; }));
 }
 
+TEST_F(TransportTest, SaysWhenAllThatCameAtOnceHasBeenTaken) {
+  ConnectedClient client = Connect();
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 10; ++i) {
+    ids.push_back(client->Begin("/together"));
+    client->SendMessage(ids.back(), "x");
+  }
+  client.Write();  // one read of the server's
+  for (const int32_t id : ids) {
+    ASSERT_TRUE(client.UntilClosed(id));
+    EXPECT_EQ(client->answer(id).Messages(), std::vector<std::string>{"10"});
+  }
+}
+
 TEST_F(TransportTest, DrainsIdleAndOldConnections) {
   options_.connection.idle_timeout = std::chrono::milliseconds(10);
   options_.connection.drain_timeout = std::chrono::milliseconds(10);
