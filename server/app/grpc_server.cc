@@ -17,11 +17,11 @@
 #include "attend/v1/attention.grpc.pb.h"
 #include "attend/v1/session.grpc.pb.h"
 #include "inference/grpc_service.grpc.pb.h"
-#include "kernels/util/processors.h"
 #include "server/app/options.h"
 #include "server/app/unix_address.h"
 #include "server/net/guarded_functions.h"
 #include "server/net/tcp_listener.h"
+#include "server/util/cgroups.h"
 #include "server/util/parse_number.h"
 
 namespace attend {
@@ -145,7 +145,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
 
 Status GrpcServer::StartOwn(const Config& config, CallMethods& methods, const Clock& clock) {
   Http2Transport::Options options;
-  options.loops = Processors();
+  options.loops = ProcessorsByQuota();
   ConnectionOptions& connection = options.connection;
   connection.session.streams_max = static_cast<uint32_t>(MaxStreams(config));
   connection.handshake_timeout = Milliseconds(config.handshake_timeout_seconds);

@@ -73,6 +73,7 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
                            std::function<void(std::unique_ptr<Request>)> finish)
     : index_(index),
       backend_(backend),
+      beside_(backend.info().kind == DeviceKind::kCpu),
       metrics_(metrics),
       clock_(clock),
       completion_(completion),
@@ -92,7 +93,13 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
   assert(request == nullptr && "taken if and only if OK");
   const OnNoMemory wait(OnNoMemory::kWait);  // the request is accepted
-  if (first && MayRunOnCallerLocked(pushed)) {
+  if (pushed.planner == std::this_thread::get_id() && !pushed.large &&
+      scheduler_.queue().size() < thresholds::kPlannedTogetherMost) {
+    unplanned_.fetch_add(1, std::memory_order_relaxed);
+    return Status();
+  }
+  if ((first || unplanned_.load() > 0) && pushed.may_end_in_submit && !pushed.large &&
+      MayPlanOnCallerLocked()) {
     Scheduler::Step step;
     const std::shared_ptr<CallersRun> run = PlanOnCallerLocked(&step);
     lock.Unlock();
@@ -113,20 +120,43 @@ Status DeviceWorker::Judge(Request& request) {
   return scheduler_.Judge(request, clock_.Now());
 }
 
-bool DeviceWorker::MayRunOnCallerLocked(const Request& request) const {
-  return request.may_end_in_submit && !request.large && !driven_ && !stop_ &&
-         scheduler_.lanes().free > 0;
+void DeviceWorker::PlanNow() {
+  // A thread sees its own, unless they have been planned.
+  if (unplanned_.load(std::memory_order_relaxed) == 0) return;
+  MutexLock lock(mutex_);
+  if (unplanned_.load(std::memory_order_relaxed) == 0) return;
+  const OnNoMemory wait(OnNoMemory::kWait);
+  if ((beside_ || !plan_stale_) && MayPlanOnCallerLocked()) {
+    Scheduler::Step step;
+    const std::shared_ptr<CallersRun> run = PlanOnCallerLocked(&step);
+    lock.Unlock();
+    return RunOnCaller(step, run);
+  }
+  unplanned_.store(0, std::memory_order_relaxed);
+  ReportLocked();
+  const bool notify = !std::exchange(plan_stale_, true) && !driven_;
+  lock.Unlock();
+  if (notify) wake_.NotifyOne();
+}
+
+Scheduler::Step DeviceWorker::PlanLocked(TimePoint now) {
+  unplanned_.store(0, std::memory_order_relaxed);
+  return scheduler_.Plan(now);
+}
+
+bool DeviceWorker::MayPlanOnCallerLocked() const {
+  return (beside_ || !driven_) && !stop_ && scheduler_.lanes().free > 0;
 }
 
 std::shared_ptr<DeviceWorker::CallersRun> DeviceWorker::PlanOnCallerLocked(Scheduler::Step* step) {
-  assert(!driven_ && "two threads would plan at once");
+  assert((beside_ || !driven_) && "two threads would start batches at once");
   const LaneState lanes = scheduler_.lanes();
   auto run = std::make_shared<CallersRun>();
   run->caller = std::this_thread::get_id();
-  run->polled = lanes.free == lanes.total;
-  driven_ = true;
+  if (!beside_) driven_ = true;
   ++callers_;
-  *step = scheduler_.Plan(clock_.Now());
+  *step = PlanLocked(clock_.Now());
+  run->polled = lanes.free == lanes.total && step->launches.size() == 1;
   ReportLocked();
   return run;
 }
@@ -137,14 +167,14 @@ void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<Call
   bool notify = false;
   {
     const MutexLock lock(mutex_);
-    driven_ = false;
+    if (!beside_) driven_ = false;
     // For requests that arrived meanwhile, or that wait for a fuller batch or for their deadline.
-    plan_stale_ = WatchDeadlinesLocked() || plan_stale_ || !scheduler_.queue().empty();
-    notify = plan_stale_;
+    plan_stale_ = WatchDeadlinesLocked() || plan_stale_ || WaitingLocked();
+    notify = plan_stale_ && !driven_;
   }
   if (notify) wake_.NotifyOne();
   if (run->polled && run->lane >= 0) lanes_[run->lane].lane->Poll(thresholds::kPollAtMost);
-  if (run->ended) completion_.Handle(*std::move(run->ended));
+  for (CompletedBatch& batch : run->ended) completion_.Handle(std::move(batch));
   const MutexLock lock(mutex_);
   --callers_;
   assert(callers_ >= 0);
@@ -260,7 +290,7 @@ void DeviceWorker::Run() {
     }
     plan_stale_ = false;
     const TimePoint now = clock_.Now();
-    Scheduler::Step step = scheduler_.Plan(now);
+    Scheduler::Step step = PlanLocked(now);
     if (!step.empty()) {
       ReportLocked();
       driven_ = true;
@@ -347,7 +377,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   }
   CompletedBatch completed{index_, std::move(batch), std::move(outcome)};
   if (run != nullptr && run->caller == std::this_thread::get_id()) {
-    run->ended = std::move(completed);
+    run->ended.push_back(std::move(completed));
   } else {
     // Before the lane is free: Stop() returns once all lanes are, and nothing may be posted later.
     completion_.Post(std::move(completed));
@@ -357,7 +387,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   scheduler_.LaneDone(lane);
   ReportLanesLocked();
   // Under the lock: once Stop() has seen the lane free, this object may be destroyed.
-  if (!scheduler_.queue().empty() || stop_) {
+  if (WaitingLocked() || stop_) {
     plan_stale_ = true;
     if (!driven_) wake_.NotifyOne();
   }

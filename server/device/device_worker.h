@@ -9,7 +9,8 @@
 // was idle, that thread also polls for the request's end for a while, and answers it.
 //
 // One thread at a time plans and starts what was planned: driven_ says that one does. What comes
-// meanwhile sets plan_stale_, which the driver looks at before it stops.
+// meanwhile sets plan_stale_, which the driver looks at before it stops. On a CPU, starting a small
+// batch is running it, so there callers plan beside each other and the scheduler's thread.
 //
 //            work, a deadline, a free lane (plan_stale_, or watch_ has come)
 //   asleep ------------------------------------------------------------> planning (Run)
@@ -18,6 +19,9 @@
 //
 //   Push: queue empty, lane free, nobody drives --> planning on the caller (RunOnCaller), which
 //   wakes the thread if plan_stale_ was set meanwhile
+//
+// A thread that brings several requests at once says so (Request::planner): Push leaves them
+// queued, and PlanNow does for all of them as Push does for one.
 
 #pragma once
 
@@ -65,6 +69,8 @@ class DeviceWorker {
   // Takes `request` if and only if OK. Thread-safe. If may_end_in_submit is set, the request may
   // have ended when this returns. May throw std::bad_alloc, and then has not taken it.
   Status Push(std::unique_ptr<Request>& request);
+  // Engine::PlanNow. Thread-safe.
+  void PlanNow();
   // Ends the request with CANCELLED if it is still queued; if it is running, tells its kernel to
   // stop. Thread-safe.
   void Cancel(uint64_t id);
@@ -91,12 +97,12 @@ class DeviceWorker {
     std::vector<WorkItem> items;  // reused
   };
 
-  // A batch that runs on the thread that brought its request.
+  // Batches that run on the thread that brought their requests.
   struct CallersRun {
     std::thread::id caller;
-    bool polled = false;
+    bool polled = false;  // there is one, and it has not ended when it has been started
     int lane = -1;
-    std::optional<CompletedBatch> ended;  // if it ended on that thread
+    std::vector<CompletedBatch> ended;  // on that thread
   };
 
   DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options,
@@ -105,7 +111,12 @@ class DeviceWorker {
   void Run();
   // Ensures that the scheduler's thread wakes by the deadlines of what was started.
   bool WatchDeadlinesLocked() ATTEND_REQUIRES(mutex_);
-  bool MayRunOnCallerLocked(const Request& request) const ATTEND_REQUIRES(mutex_);
+  bool MayPlanOnCallerLocked() const ATTEND_REQUIRES(mutex_);
+  Scheduler::Step PlanLocked(TimePoint now) ATTEND_REQUIRES(mutex_);
+  // Whether requests wait that no thread is about to plan.
+  bool WaitingLocked() const ATTEND_REQUIRES(mutex_) {
+    return scheduler_.queue().size() > unplanned_.load(std::memory_order_relaxed);
+  }
   // Plans on the thread that brought a request: RunOnCaller must follow, without the lock.
   std::shared_ptr<CallersRun> PlanOnCallerLocked(Scheduler::Step* step) ATTEND_REQUIRES(mutex_);
   void RunOnCaller(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run)
@@ -127,6 +138,7 @@ class DeviceWorker {
 
   const int index_;
   Backend& backend_;
+  const bool beside_;  // callers plan beside others
   Metrics& metrics_;
   const Clock& clock_;
   CompletionThreads& completion_;
@@ -141,6 +153,8 @@ class DeviceWorker {
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   // Something changed since the scheduler last planned.
   bool plan_stale_ ATTEND_GUARDED_BY(mutex_) = false;
+  // Queued requests that Push has left for PlanNow. Written under the lock.
+  std::atomic<int64_t> unplanned_ = 0;
   // A thread is planning or starting what was planned.
   bool driven_ ATTEND_GUARDED_BY(mutex_) = false;
   // Threads from PlanOnCallerLocked to the end of RunOnCaller.

@@ -236,6 +236,10 @@ Status Engine::Push(std::unique_ptr<Request>& request) {
   }
 }
 
+void Engine::PlanNow() {
+  for (const auto& worker : workers_) worker->PlanNow();
+}
+
 void Engine::Cancel(uint64_t id) {
   for (const auto& worker : workers_) worker->Cancel(id);
   checker_->Cancel(id);

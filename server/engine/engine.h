@@ -100,6 +100,10 @@ class Engine {
   // either.
   Status Submit(std::unique_ptr<Request>& request);
 
+  // Plans what Submit has left queued for this (Request::planner). Requests may end before it
+  // returns. Cheap if there is nothing.
+  void PlanNow();
+
   // Ends the request with CANCELLED now if it is still queued, for a lane or for its check. If it
   // runs, tells it to stop (WorkItem::stop); it then ends with CANCELLED.
   void Cancel(uint64_t id);

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -108,6 +109,9 @@ struct Request {
   // Whether Engine::Submit may run the request on the caller's thread and end it before it returns;
   // only if the responder can be called then.
   bool may_end_in_submit = false;
+  // The thread that submits more requests at once, and then calls Engine::PlanNow. On that thread
+  // Submit leaves a request that is not large in its queue, so that all of them form a batch.
+  std::optional<std::thread::id> planner;
   Responder* responder = nullptr;
 
   Placement placement;  // set by Engine::Place

@@ -235,4 +235,6 @@ CallHandler* H2Methods::Begin(ServerCall& call) {
   return ended;
 }
 
+void H2Methods::OnTaken() { context_.engine.PlanNow(); }
+
 }  // namespace attend

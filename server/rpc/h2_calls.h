@@ -30,6 +30,8 @@ class H2Methods final : public CallMethods {
 
   int64_t MessageBytesMax(std::string_view path) const override;
   CallHandler* Begin(ServerCall& call) override;
+  // Requests that came together run together.
+  void OnTaken() override;
 
  private:
   using Small = std::function<void(ServiceCall::Wire)>;

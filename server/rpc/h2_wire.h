@@ -28,6 +28,7 @@ class H2Wire final : public WireCall {
   int Find(std::string_view key, std::string_view& first) const override;
   TimePoint Deadline(const Clock&) const override { return call_.deadline(); }
   bool Cancelled() const override { return call_.cancelled(); }
+  bool PlansNow() const override { return true; }
   void AddInitialMetadata(const std::string& key, const std::string& value) const override {
     call_.AddHeader(key, value);
   }

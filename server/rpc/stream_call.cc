@@ -4,6 +4,7 @@
 
 #include <cassert>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -129,6 +130,7 @@ void StreamCall::OnReadDone(bool ok) {
   request->asked = asked_;
   SetCaller(facts_.caller, *request);
   request->may_end_in_submit = true;
+  if (wire_.call().PlansNow()) request->planner = std::this_thread::get_id();
   context_.reader.Accept(*this, format_, std::move(request), std::move(message));
 }
 

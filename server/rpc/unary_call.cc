@@ -2,6 +2,7 @@
 
 #include "server/rpc/unary_call.h"
 
+#include <thread>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
@@ -21,6 +22,7 @@ UnaryCall::UnaryCall(ServiceContext& context, const CallFacts& facts, const Mess
   request_->asked = pass;
   SetCaller(facts_.caller, *request_);
   request_->may_end_in_submit = true;
+  if (wire_.call().PlansNow()) request_->planner = std::this_thread::get_id();
 }
 
 void UnaryCall::Begin(grpc::ByteBuffer&& message) {

@@ -11,6 +11,8 @@ namespace {
 
 // A message is written once no more than this of its call waits for the client.
 constexpr size_t kWriteAheadBytes = size_t{64} << 10;
+constexpr ConstantHeader kAnswerHeaders[] = {
+    {":status", "200"}, {"content-type", "application/grpc"}, {"grpc-accept-encoding", "identity"}};
 
 void AddStatus(const CallEnd& end, CallMetadata& trailers) {
   trailers.Add("grpc-status", std::to_string(static_cast<int>(end.status.code())));
@@ -23,13 +25,14 @@ void AddStatus(const CallEnd& end, CallMetadata& trailers) {
 }  // namespace
 
 CallStream::CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head,
-                       const std::string& peer, TimePoint deadline, int64_t message_bytes_max,
-                       std::atomic<int64_t>& calls, std::shared_ptr<std::atomic<int64_t>> siblings)
+                       std::shared_ptr<const std::string> peer, TimePoint deadline,
+                       int64_t message_bytes_max, std::atomic<int64_t>& calls,
+                       std::shared_ptr<std::atomic<int64_t>> siblings)
     : loop_(loop),
       owner_(&owner),
       id_(id),
       head_(std::move(head)),
-      peer_(peer),
+      peer_(std::move(peer)),
       deadline_(deadline),
       calls_(calls),
       siblings_(std::move(siblings)),
@@ -204,7 +207,7 @@ void CallStream::Send(const OutMessage& message) {
   if (std::exchange(responded_, true)) {
     owner_->session().Resume(id_, *this);
   } else {
-    owner_->session().Respond(id_, *this, Headers());
+    owner_->session().Respond(id_, *this, first_, kAnswerHeaders);
   }
   owner_->OnOutput();
 }
@@ -232,29 +235,26 @@ void CallStream::Fail(const Status& status) {
 void CallStream::SendEnd(const CallEnd& end) {
   if (owner_ == nullptr || std::exchange(answered_, true)) return;
   loop_.Clear(*this);
-  // In one block of headers, clients would take initial metadata for trailing metadata.
-  if (!first_.entries().empty() && !std::exchange(responded_, true)) {
-    owner_->session().Respond(id_, *this, Headers());
+  // Its handler knows only that the answer is not wanted. The client may hear of this first.
+  if (expired_ && end.status.code() == Code::kCancelled) {
+    return Tell({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
   }
-  if (responded_) {
-    CallMetadata trailers;
-    AddStatus(end, trailers);
-    owner_->session().End(id_, *this, std::move(trailers));
-  } else {
-    CallMetadata all = Headers();
-    AddStatus(end, all);
-    owner_->session().RespondWhole(id_, all);
-  }
-  owner_->OnOutput();
+  Tell(end);
 }
 
-CallMetadata CallStream::Headers() const {
-  CallMetadata headers;
-  headers.Add(":status", "200");
-  headers.Add("content-type", "application/grpc");
-  headers.Add("grpc-accept-encoding", "identity");
-  for (const auto& [key, value] : first_.entries()) headers.Add(key, value);
-  return headers;
+void CallStream::Tell(const CallEnd& end) {
+  // In one block of headers, clients would take initial metadata for trailing metadata.
+  if (!first_.entries().empty() && !std::exchange(responded_, true)) {
+    owner_->session().Respond(id_, *this, first_, kAnswerHeaders);
+  }
+  CallMetadata trailers;
+  AddStatus(end, trailers);
+  if (responded_) {
+    owner_->session().End(id_, *this, std::move(trailers));
+  } else {
+    owner_->session().RespondWhole(id_, trailers, kAnswerHeaders);
+  }
+  owner_->OnOutput();
 }
 
 void CallStream::Keep(std::string_view bytes) {
@@ -297,6 +297,7 @@ void CallStream::OnLeft(bool arrived) {
 }
 
 void CallStream::OnTime() {
+  expired_ = true;
   cancelled_.store(true, std::memory_order_seq_cst);
   Apply();
 }

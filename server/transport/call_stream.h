@@ -52,9 +52,9 @@ class CallStream final : public ServerCall,
  public:
   // `calls` counts all calls that there are, `siblings` those of the connection. `loop` and `calls`
   // must outlive the call, `owner` its stream.
-  CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head, const std::string& peer,
-             TimePoint deadline, int64_t message_bytes_max, std::atomic<int64_t>& calls,
-             std::shared_ptr<std::atomic<int64_t>> siblings);
+  CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head,
+             std::shared_ptr<const std::string> peer, TimePoint deadline, int64_t message_bytes_max,
+             std::atomic<int64_t>& calls, std::shared_ptr<std::atomic<int64_t>> siblings);
   CallStream(const CallStream&) = delete;
   CallStream& operator=(const CallStream&) = delete;
 
@@ -65,7 +65,7 @@ class CallStream final : public ServerCall,
 
   const std::string& path() const override { return head_.path; }
   const CallMetadata& metadata() const override { return head_.metadata; }
-  const std::string& peer() const override { return peer_; }
+  const std::string& peer() const override { return *peer_; }
   TimePoint deadline() const override { return deadline_; }
   void Read() override;
   void Write(OutMessage message) override;
@@ -111,17 +111,17 @@ class CallStream final : public ServerCall,
   // The call goes on no more, for a fault of its client's: says so, in the handler's place.
   void Fail(const Status& status);
   void SendEnd(const CallEnd& end);
+  void Tell(const CallEnd& end);
   // There is no memory for what the client should hear: its call is reset, as half an answer is
   // none.
   void Lose();
   void Keep(std::string_view bytes);
-  CallMetadata Headers() const;
 
   Loop& loop_;
   CallOwner* owner_;  // null once the stream is closed
   const int32_t id_;
   const RequestHead head_;
-  const std::string peer_;
+  const std::shared_ptr<const std::string> peer_;  // of all calls of its connection
   const TimePoint deadline_;
   std::atomic<int64_t>& calls_;
   const std::shared_ptr<std::atomic<int64_t>> siblings_;
@@ -144,6 +144,7 @@ class CallStream final : public ServerCall,
   bool responded_ = false;    // headers of the answer are under way
   bool answered_ = false;     // the end of the answer is
   bool ended_ = false;        // the handler has called Finish
+  bool expired_ = false;      // its deadline has passed
   bool told_cancelled_ = false;
   bool leaving_ = false;  // the stream is closed, OnLeft follows
   bool done_ = false;     // it has heard OnDone

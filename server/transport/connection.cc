@@ -16,6 +16,7 @@ namespace attend {
 namespace {
 
 constexpr size_t kVectorsMax = 64;  // of one write
+constexpr double kAgeSpread = 0.1;
 
 CallMetadata HttpStatus(std::string status) {
   CallMetadata headers;
@@ -37,7 +38,7 @@ Connection::Connection(LoopShare& share, UniqueFd socket, std::string peer,
                        std::unique_ptr<ConnectionGuard> guard)
     : share_(share),
       socket_(std::move(socket)),
-      peer_(std::move(peer)),
+      peer_(std::make_shared<const std::string>(std::move(peer))),
       guard_(std::move(guard)),
       living_(std::make_shared<std::atomic<int64_t>>(0)) {
   Http2Session::Owner& owner = *this;
@@ -55,6 +56,9 @@ void Connection::Run() {
 void Connection::Begin() {
   begun_ = true;
   born_ = idle_since_ = share_.clock.Now();
+  std::uniform_real_distribution<double> spread(1 - kAgeSpread, 1 + kAgeSpread);
+  old_ =
+      born_ + std::chrono::duration_cast<Duration>(share_.options.age_max * spread(share_.random));
   try {
     place_ = share_.connections.size();
     share_.connections.push_back(this);
@@ -152,7 +156,7 @@ void Connection::SetEvents() {
 void Connection::SetTimer() {
   if (drained_ || closed_) return;
   const ConnectionOptions& options = share_.options;
-  TimePoint due = born_ + options.age_max;
+  TimePoint due = old_;
   if (session_->counts().frames == 0) due = std::min(due, born_ + options.handshake_timeout);
   if (calls_.empty()) due = std::min(due, idle_since_ + options.idle_timeout);
   if (draining_) due = share_.clock.Now() + options.drain_timeout;
@@ -175,7 +179,7 @@ void Connection::OnTime() {
     return Close(InvalidArgument("no frame came before the handshake's time was over"));
   }
   const bool idle = calls_.empty() && now - idle_since_ >= options.idle_timeout;
-  if (idle || now - born_ >= options.age_max) return Drain();
+  if (idle || now >= old_) return Drain();
   SetTimer();
 }
 
@@ -183,7 +187,7 @@ bool Connection::Refuse(int32_t id, const RequestHead& head) {
   CallMetadata answer;
   if (head.method != "POST") {
     answer = HttpStatus("405");
-  } else if (!head.content_type.starts_with("application/grpc")) {
+  } else if (!head.grpc) {
     answer = HttpStatus("415");
   } else if (head.too_large) {
     answer = GrpcStatus(

@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,6 +49,8 @@ struct ConnectionOptions {
   Duration handshake_timeout = std::chrono::seconds(20);  // until its first frame is whole
   Duration idle_timeout = std::chrono::hours(24);         // without calls: then it is drained
   Duration drain_timeout = std::chrono::seconds(10);      // until a client must know of its drain
+  // Each connection's is up to a tenth shorter or longer, so that clients that came together do not
+  // all go, and come again, at once.
   Duration age_max = std::chrono::hours(24 * 365);
   // Calls of a connection whose handlers are not done, those among them whose streams were reset.
   int64_t calls_max = 4096;
@@ -76,6 +79,7 @@ struct LoopShare {
   std::atomic<int64_t> padding_bytes{0};  // that came and meant nothing
   const std::unique_ptr<char[]> buffer;   // of a read
   const size_t buffer_bytes;
+  std::minstd_rand random{std::random_device()()};  // of ages
 };
 
 class Connection final : public Loop::Task,
@@ -126,7 +130,7 @@ class Connection final : public Loop::Task,
 
   LoopShare& share_;
   UniqueFd socket_;
-  const std::string peer_;
+  const std::shared_ptr<const std::string> peer_;
   const std::unique_ptr<ConnectionGuard> guard_;
   std::optional<Http2Session> session_;
   std::vector<CallStream*> calls_;  // whose streams are open
@@ -139,6 +143,7 @@ class Connection final : public Loop::Task,
   // Calls that there are, for calls_max: the streams of some are closed. They may outlive this.
   const std::shared_ptr<std::atomic<int64_t>> living_;
   TimePoint born_;
+  TimePoint old_;  // from when on it is drained
   TimePoint idle_since_;
   uint32_t events_ = 0;   // that are watched
   bool blocked_ = false;  // the socket takes no more

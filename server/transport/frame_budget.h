@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <nghttp2/nghttp2.h>
+
 #include <cstdint>
 
 #include "kernels/util/clock.h"
@@ -33,16 +35,14 @@ class FrameBudget {
         settings_(rates.settings),
         empty_(rates.empty) {}
 
-  // Each counts one frame and says whether it may still come.
-  bool Ping(TimePoint now) { return Take(pings_, now); }
-  bool Reset(TimePoint now) { return Take(resets_, now); }
-  bool Settings(TimePoint now) { return Take(settings_, now); }
+  // CONTINUATION of one block of headers.
+  static constexpr int kContinuationsMax = 16;
+
+  // Counts a frame that begins, and says whether it may come.
+  bool Count(const nghttp2_frame_hd& head, TimePoint now);
   bool Empty(TimePoint now) { return Take(empty_, now); }
-  bool WindowUpdate(TimePoint now) {
-    if (window_updates_ <= 0) return Empty(now);
-    --window_updates_;
-    return true;
-  }
+  // The stream is below one that has begun, and maybe none: the client leaves out ids.
+  bool MayBeLeftOut(int32_t id) const { return leaves_out_ids_ && id < newest_; }
 
   // A call may send two WINDOW_UPDATE, and one for each of so many bytes that it is sent.
   void CountCall() { window_updates_ += 2; }
@@ -55,13 +55,12 @@ class FrameBudget {
  private:
   static constexpr int64_t kBytesPerUpdate = 512;
 
-  static bool Take(TokenBucket& bucket, TimePoint now) {
-    if (bucket.Wait(now) > Duration::zero()) return false;
-    bucket.Charge(1, now);
-    return true;
-  }
+  static bool Take(TokenBucket& bucket, TimePoint now);
 
   TokenBucket pings_, resets_, settings_, empty_;
+  int32_t newest_ = -1;  // stream
+  bool leaves_out_ids_ = false;
+  int continuations_ = 0;  // of the newest block
   int64_t window_updates_ = 8;
   int64_t unspent_ = 0;  // bytes sent that make no whole update so far
 };

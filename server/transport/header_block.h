@@ -6,7 +6,10 @@
 
 #include <nghttp2/nghttp2.h>
 
+#include <array>
 #include <cstdint>
+#include <forward_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,28 +18,43 @@
 
 namespace attend {
 
+// A header of literals, which are not copied.
+struct ConstantHeader {
+  std::string_view name, value;
+};
+
 class HeaderBlock {
  public:
-  // `metadata` must outlive the block, which keeps the base64 of binary values itself.
-  explicit HeaderBlock(const CallMetadata& metadata) {
-    encoded_.reserve(metadata.entries().size());  // so that none moves
-    block_.reserve(metadata.entries().size());
+  // `first`, then `metadata`, which must outlive the block; that keeps the base64 of binary values
+  // itself.
+  explicit HeaderBlock(const CallMetadata& metadata, std::span<const ConstantHeader> first = {})
+      : size_(first.size() + metadata.entries().size()) {
+    if (size_ > few_.size()) many_.resize(size_);
+    nghttp2_nv* to = many_.empty() ? few_.data() : many_.data();
+    for (const ConstantHeader& header : first) {
+      *to++ = {Bytes(header.name), Bytes(header.value), header.name.size(), header.value.size(),
+               NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE};
+    }
     for (const auto& [key, value] : metadata.entries()) {
       std::string_view sent = value;
-      if (IsBinaryKey(key)) sent = encoded_.emplace_back(EncodeBase64(value));
-      block_.push_back({Bytes(key), Bytes(sent), key.size(), sent.size(), NGHTTP2_NV_FLAG_NONE});
+      if (IsBinaryKey(key)) {
+        sent = encoded_.emplace_front(EncodeBase64(value));
+      }
+      *to++ = {Bytes(key), Bytes(sent), key.size(), sent.size(), NGHTTP2_NV_FLAG_NONE};
     }
   }
-  const nghttp2_nv* data() const { return block_.data(); }
-  size_t size() const { return block_.size(); }
+  const nghttp2_nv* data() const { return many_.empty() ? few_.data() : many_.data(); }
+  size_t size() const { return size_; }
 
  private:
   static uint8_t* Bytes(std::string_view text) {
     return reinterpret_cast<uint8_t*>(const_cast<char*>(text.data()));
   }
 
-  std::vector<std::string> encoded_;
-  std::vector<nghttp2_nv> block_;
+  const size_t size_;
+  std::array<nghttp2_nv, 12> few_;  // unless they are more
+  std::vector<nghttp2_nv> many_;
+  std::forward_list<std::string> encoded_;  // none of which moves
 };
 
 }  // namespace attend

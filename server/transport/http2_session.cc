@@ -7,15 +7,13 @@
 #include <new>
 #include <utility>
 
-#include "server/transport/header_block.h"
-
 namespace attend {
 namespace {
 
 constexpr int64_t kHardHeaderFactor = 8;
 constexpr int kFirstExtension = 10;  // type of frame
 constexpr int32_t kStreamMax = 0x7fffffff;
-constexpr size_t kContinuationsMax = 16;
+constexpr size_t kFrameHeadBytes = 9;
 constexpr std::string_view kDrainPing = "draining";  // eight bytes, as of every ping
 
 std::string_view View(const uint8_t* data, size_t bytes) {
@@ -111,7 +109,6 @@ struct Http2Session::Callbacks {
     Http2Session& self = Of(user);
     if (self.output_.size() >= self.limits_.output_bytes_max) return NGHTTP2_ERR_WOULDBLOCK;
     return Guard(self, [&]() -> int {
-      constexpr size_t kFrameHeadBytes = 9;
       auto& stream = *static_cast<Http2Stream*>(source->ptr);
       self.output_.Copy(View(head, kFrameHeadBytes));
       stream.output.MoveTo(self.output_, bytes);
@@ -149,7 +146,8 @@ Http2Session::Http2Session(const Limits& limits, Owner& owner, const Clock& cloc
   }
   nghttp2_option_set_no_auto_window_update(option, 1);
   nghttp2_option_set_no_closed_streams(option, 1);
-  nghttp2_option_set_max_continuations(option, kContinuationsMax);
+  // It counts pieces in which their heads come.
+  nghttp2_option_set_max_continuations(option, FrameBudget::kContinuationsMax * kFrameHeadBytes);
   // The budget of frames bounds them; nghttp2's own is far below what honest clients cancel.
   nghttp2_option_set_stream_reset_rate_limit(option, limits.rates.resets.burst,
                                              limits.rates.resets.per_second);
@@ -179,8 +177,9 @@ Status Http2Session::Receive(std::string_view bytes) {
       session_, reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   if (taken >= 0) return Status();
   if (!complaint_.empty()) {
-    Terminate(NGHTTP2_ENHANCE_YOUR_CALM);
-    return ResourceExhausted(complaint_);
+    Terminate(complaint_error_);
+    return complaint_error_ == NGHTTP2_PROTOCOL_ERROR ? InvalidArgument(complaint_)
+                                                      : ResourceExhausted(complaint_);
   }
   return InvalidArgument(std::string("the connection does not speak HTTP/2: ") +
                          nghttp2_strerror(static_cast<int>(taken)));
@@ -198,36 +197,16 @@ Http2Stream* Http2Session::Find(int32_t id) const {
 
 bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
   ++counts_.frames;
-  const bool ack = (head.flags & NGHTTP2_FLAG_ACK) != 0;
-  const bool last = (head.flags & NGHTTP2_FLAG_END_STREAM) != 0;
-  bool may = true;
-  switch (head.type) {
-    case NGHTTP2_PING:
-      may = ack ? budget_.Empty(now_) : budget_.Ping(now_);
-      break;
-    case NGHTTP2_SETTINGS:
-      may = ack ? budget_.Empty(now_) : budget_.Settings(now_);
-      break;
-    case NGHTTP2_RST_STREAM:
-      may = budget_.Reset(now_);
-      break;
-    case NGHTTP2_WINDOW_UPDATE:
-      may = budget_.WindowUpdate(now_);
-      break;
-    case NGHTTP2_DATA: {
-      const bool empty = head.length < static_cast<size_t>(FrameBudget::kEmptyBytes);
-      may = !empty || last || budget_.Empty(now_);
-      break;
-    }
-    case NGHTTP2_HEADERS:
-      may = head.stream_id > newest_ || budget_.Empty(now_);
-      break;
-    default:
-      may = budget_.Empty(now_);
-  }
+  const bool may = budget_.Count(head, now_);
   if (!may) {
     Complain("frames of type " + std::to_string(head.type) +
              " came faster than a connection may send them");
+  } else if (head.type == NGHTTP2_HEADERS && budget_.MayBeLeftOut(head.stream_id) &&
+             nghttp2_session_find_stream(session_, head.stream_id) == nullptr) {
+    // nghttp2 drops it, as it does trailers of a stream that has been reset.
+    Complain("a call began on stream " + std::to_string(head.stream_id) + " after a later stream",
+             NGHTTP2_PROTOCOL_ERROR);
+    return false;
   }
   return may;
 }
@@ -236,7 +215,6 @@ int Http2Session::BeginHeaders(const nghttp2_frame& frame) {
   head_ = RequestHead();
   request_ = frame.headers.cat == NGHTTP2_HCAT_REQUEST;
   if (!request_) return 0;
-  newest_ = frame.hd.stream_id;
   budget_.CountCall();
   if (acknowledged_ || ++unacknowledged_calls_ <= limits_.streams_max) return 0;
   Complain("calls came beyond the settings, which the client has not acknowledged");
@@ -337,11 +315,12 @@ void Http2Session::Sent(const nghttp2_frame& frame) {
   if (nghttp2_session_get_stream_remote_close(session_, id) == 0) Reset(id, NGHTTP2_NO_ERROR);
 }
 
-void Http2Session::Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers) {
+void Http2Session::Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers,
+                           std::span<const ConstantHeader> first) {
   nghttp2_data_provider provider{};
   provider.source.ptr = &stream;
   provider.read_callback = Callbacks::Read;
-  const HeaderBlock block(headers);
+  const HeaderBlock block(headers, first);
   nghttp2_submit_response(session_, id, block.data(), block.size(), &provider);
 }
 
@@ -355,8 +334,9 @@ void Http2Session::End(int32_t id, Http2Stream& stream, CallMetadata trailers) {
   Resume(id, stream);
 }
 
-void Http2Session::RespondWhole(int32_t id, const CallMetadata& headers) {
-  const HeaderBlock block(headers);
+void Http2Session::RespondWhole(int32_t id, const CallMetadata& headers,
+                                std::span<const ConstantHeader> first) {
+  const HeaderBlock block(headers, first);
   nghttp2_submit_response(session_, id, block.data(), block.size(), nullptr);
 }
 

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +26,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/transport/frame_budget.h"
+#include "server/transport/header_block.h"
 #include "server/transport/metadata.h"
 #include "server/transport/output_queue.h"
 #include "server/transport/request_head.h"
@@ -107,14 +109,16 @@ class Http2Session {
   // Not OK once the client has been told by a GOAWAY that it did what it may not.
   const Status& wrong() const { return wrong_; }
 
-  // Begins the answer on a stream that is open.
-  void Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers);
+  // Begins the answer on a stream that is open, with headers behind those that come first.
+  void Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers,
+               std::span<const ConstantHeader> first = {});
   // The stream's `output` has grown.
   void Resume(int32_t id, Http2Stream& stream);
   // Ends the answer after what `output` has.
   void End(int32_t id, Http2Stream& stream, CallMetadata trailers);
   // Ends a stream that has no answer so far: all in one frame.
-  void RespondWhole(int32_t id, const CallMetadata& headers);
+  void RespondWhole(int32_t id, const CallMetadata& headers,
+                    std::span<const ConstantHeader> first = {});
   void Reset(int32_t id, uint32_t error_code);
   // So many bytes of what a stream brought are no longer kept: the client may send as many more.
   void Consume(int32_t id, size_t bytes);
@@ -139,7 +143,10 @@ class Http2Session {
   ssize_t ReadOutput(int32_t id, Http2Stream& stream, size_t bytes_max, uint32_t& flags);
   void Sent(const nghttp2_frame& frame);
   Http2Stream* Find(int32_t id) const;
-  void Complain(std::string error) { complaint_ = std::move(error); }
+  void Complain(std::string what, uint32_t error = NGHTTP2_ENHANCE_YOUR_CALM) {
+    complaint_ = std::move(what);
+    complaint_error_ = error;
+  }
 
   const Limits limits_;
   Owner& owner_;
@@ -149,7 +156,6 @@ class Http2Session {
   FrameBudget budget_;
   Counts counts_;
   TimePoint now_;         // when what is received now came
-  int32_t newest_ = 0;    // stream
   RequestHead head_;      // of the block that is coming: there is one at a time
   bool request_ = false;  // that block begins a request
   bool draining_ = false;
@@ -157,6 +163,7 @@ class Http2Session {
   uint32_t unacknowledged_calls_ = 0;  // before it had
   Status wrong_;
   std::string complaint_;  // that ended Receive
+  uint32_t complaint_error_ = NGHTTP2_ENHANCE_YOUR_CALM;
 };
 
 }  // namespace attend

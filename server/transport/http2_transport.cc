@@ -68,7 +68,8 @@ Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& opt
   std::unique_ptr<Http2Transport> transport(new Http2Transport(clock));
   for (int i = 0; i < std::max(1, options.loops); ++i) {
     auto part = std::make_unique<Part>();
-    Result<std::unique_ptr<Loop>> loop = Loop::Start("attend-loop", clock);
+    Result<std::unique_ptr<Loop>> loop =
+        Loop::Start("attend-loop", clock, [&methods] { methods.OnTaken(); });
     if (!loop.ok()) return loop.status();
     part->loop = std::move(*loop);
     part->share.emplace(*part->loop, methods, clock, options.connection, transport->calls_,

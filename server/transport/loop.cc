@@ -21,13 +21,15 @@ constexpr int kEventsMax = 256;
 
 }  // namespace
 
-Loop::Loop(const Clock& clock)
+Loop::Loop(const Clock& clock, std::function<void()> after_events)
     : clock_(clock),
+      after_events_(std::move(after_events)),
       events_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-Result<std::unique_ptr<Loop>> Loop::Start(ThreadName name, const Clock& clock) {
-  std::unique_ptr<Loop> loop(new Loop(clock));
+Result<std::unique_ptr<Loop>> Loop::Start(ThreadName name, const Clock& clock,
+                                          std::function<void()> after_events) {
+  std::unique_ptr<Loop> loop(new Loop(clock, std::move(after_events)));
   epoll_event event{};
   event.events = EPOLLIN;
   if (!loop->events_.valid() || !loop->wake_.valid() ||
@@ -62,12 +64,15 @@ void Loop::Run() {
   id_.store(std::this_thread::get_id());
   while (!ending_.load()) {
     Wait();
+    after_events_();
     RunTasks();
+    after_events_();
     RunTimers();
     EndTurn();
     turns_.fetch_add(1, std::memory_order_relaxed);
   }
   RunTasks();
+  after_events_();
   EndTurn();
 }
 

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -83,8 +84,10 @@ class Loop {
     size_t place_ = kNowhere;  // in the heap
   };
 
-  // `clock` must outlive the loop.
-  static Result<std::unique_ptr<Loop>> Start(ThreadName name, const Clock& clock);
+  // `after_events` is called in every turn once all events have been served, and again once the
+  // tasks have. `clock` must outlive the loop.
+  static Result<std::unique_ptr<Loop>> Start(
+      ThreadName name, const Clock& clock, std::function<void()> after_events = [] {});
   // Runs the tasks that were posted, and then ends the thread. No descriptor may be watched any
   // more.
   ~Loop();
@@ -111,7 +114,7 @@ class Loop {
   void Clear(Timer& timer);
 
  private:
-  explicit Loop(const Clock& clock);
+  Loop(const Clock& clock, std::function<void()> after_events);
   void Run();
   void Wait();
   void RunTasks();
@@ -124,6 +127,7 @@ class Loop {
   void Sink(size_t place);
 
   const Clock& clock_;
+  const std::function<void()> after_events_;
   UniqueFd events_;                     // epoll
   UniqueFd wake_;                       // eventfd
   std::atomic<Task*> posted_{nullptr};  // newest first

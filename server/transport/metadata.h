@@ -21,6 +21,7 @@ class CallMetadata {
   using Entry = std::pair<std::string, std::string>;
 
   void Add(std::string key, std::string value) {
+    if (entries_.empty()) entries_.reserve(kUsual);
     entries_.emplace_back(std::move(key), std::move(value));
   }
   // The first value of that key; null if there is none.
@@ -28,6 +29,8 @@ class CallMetadata {
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
+  static constexpr size_t kUsual = 4;  // entries at most, in one piece of memory
+
   std::vector<Entry> entries_;
 };
 

@@ -15,19 +15,15 @@ void RequestHead::Add(std::string_view name, std::string_view value, int64_t lis
   if (too_large) return;
   if (name == ":method") {
     method = value;
-  } else if (name == ":scheme") {
-    scheme = value;
   } else if (name == ":path") {
     path = value;
-  } else if (name == ":authority") {
-    authority = value;
   } else if (name == "content-type") {
-    content_type = value;
+    grpc = value.starts_with("application/grpc");
   } else if (name == "grpc-encoding") {
     encoding = value;
   } else if (name == "grpc-timeout") {
     timeout = std::string(value);
-  } else if (name != "te" && name != "grpc-accept-encoding") {
+  } else if (!name.starts_with(':') && name != "te" && name != "grpc-accept-encoding") {
     malformed |= !AddReceived(name, value, metadata);
   }
 }

@@ -14,7 +14,8 @@
 namespace attend {
 
 struct RequestHead {
-  std::string method, scheme, path, authority, content_type, encoding;
+  std::string method, path, encoding;
+  bool grpc = false;  // so says its content-type
   std::optional<std::string> timeout;
   CallMetadata metadata;   // the rest, but for headers that gRPC itself uses
   int64_t list_bytes = 0;  // as HTTP/2 counts them: 32 more for each header

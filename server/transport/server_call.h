@@ -83,6 +83,9 @@ class CallMethods {
   // may throw std::bad_alloc, and has then not begun. Returns what handles it from now on, which
   // may have ended it already.
   virtual CallHandler* Begin(ServerCall& call) = 0;
+  // All that came at once, on whatever connections of a loop, has been handed to the handlers. On
+  // the loop's thread; may not throw.
+  virtual void OnTaken() {}
 
  protected:
   ~CallMethods() = default;

@@ -67,6 +67,8 @@ inline constexpr int64_t kStagingDeviceShare = 4;
 // One batch in so many begins with a request of a lower priority that has waited for long
 // (schedule/queue_order.h).
 inline constexpr int64_t kAgedEvery = 4;
+// Requests that come at once are planned together, so many at most: more would fill the queue.
+inline constexpr int64_t kPlannedTogetherMost = 128;
 // A refused client is told to try again after so long. It is longer the more requests wait or, if
 // memory was short, the more of it is used. The last is for a server that drains or has no device.
 inline constexpr int64_t kRetryAfterMsMin = 5;

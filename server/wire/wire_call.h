@@ -35,6 +35,9 @@ class WireCall {
   // kNever if it has none.
   virtual TimePoint Deadline(const Clock& clock) const = 0;
   virtual bool Cancelled() const = 0;
+  // The thread that brings its messages calls Engine::PlanNow once it has handed out all that came
+  // at once.
+  virtual bool PlansNow() const { return false; }
 
   // Metadata of the answer: before anything is written, and before the end. May throw
   // std::bad_alloc; one thread at a time.

@@ -16,6 +16,7 @@
 #include "client/tool/npy.h"
 #include "client/tool/safetensors.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/transport_seeds.h"
 #include "tests/server/support/infer_messages.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/wire_gradients.h"
@@ -249,6 +250,10 @@ void Connections() {
   Write("connections", "head", "HEAD /other?x HTTP/1.0\n\n");
 }
 
+void Transports() {
+  for (const auto& [name, input] : TransportSeeds()) Write("transport", name, input);
+}
+
 void Names() {
   Write("names", "plain", "request-7");
   Write("names", "tenant", "team-b");
@@ -376,7 +381,7 @@ int main(int argc, char** argv) {
   attend::fuzz::folder = argv[1];
   using namespace attend::fuzz;
   for (void (*const write)() : {Requests, Infers, Sessions, Chunked, Regions, Settings, Connections,
-                                Names, Answers, Files}) {
+                                Transports, Names, Answers, Files}) {
     write();
   }
   return 0;

@@ -73,8 +73,10 @@ Result<std::unique_ptr<ServerProcess>> Bench::StartAttend(Serves serves,
       ServeCommand(pass_through ? "attend-pass-through" : "attend", arguments));
 }
 
-Result<std::unique_ptr<ServerProcess>> StartEcho(int64_t answer_bytes, const std::string& listen) {
-  return ServerProcess::Start(ServeCommand("echo", {listen, std::to_string(answer_bytes)}));
+Result<std::unique_ptr<ServerProcess>> StartEcho(int64_t answer_bytes, const std::string& listen,
+                                                 EchoKind kind) {
+  return ServerProcess::Start(ServeCommand(kind == EchoKind::kPlain ? "echo" : "inline-echo",
+                                           {listen, std::to_string(answer_bytes)}));
 }
 
 Status AdmitAll(Connections& connections, const std::vector<std::shared_ptr<Work>>& works) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/bench/service/call_driver.h"
+#include "tests/bench/service/echo_server.h"
 #include "tests/bench/service/report.h"
 #include "tests/bench/service/server_process.h"
 #include "tests/bench/service/work.h"
@@ -76,7 +77,8 @@ class Bench {
 
 // A bare gRPC server that answers with so many bytes.
 Result<std::unique_ptr<ServerProcess>> StartEcho(int64_t answer_bytes,
-                                                 const std::string& listen = "127.0.0.1:0");
+                                                 const std::string& listen = "127.0.0.1:0",
+                                                 EchoKind kind = EchoKind::kPlain);
 
 // Sends each once; all must be answered rightly.
 Status AdmitAll(Connections& connections, const std::vector<std::shared_ptr<Work>>& works);

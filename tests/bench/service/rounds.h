@@ -22,6 +22,7 @@ struct Sample {
   double seconds = 0;
   double p50_us = 0;
   double p99_us = 0;
+  double server_us = 0;  // processor time of the server, of each call; 0: not measured
 
   double calls_per_second() const { return static_cast<double>(calls) / seconds; }
   double gigabytes_per_second() const { return static_cast<double>(bytes) / seconds * 1e-9; }

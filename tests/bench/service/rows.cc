@@ -19,6 +19,8 @@ std::span<const Row> Rows() {
       {"stream", "the same on AttendStream, against our own unary calls", true, RunStream},
       {"latency", "what attend adds to an echo and its own kernel, idle, Unix socket", true,
        RunLatency},
+      {"wire", "small calls and streams over each transport, against the fastest echo of gRPC's",
+       false, RunWire},
       {"tls", "small and large calls over TLS, against bare gRPC over TLS and our own without",
        true, RunTls},
       {"batches", "requests/s of mixed lengths, against one launch per request", true, RunBatches},

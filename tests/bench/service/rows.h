@@ -28,6 +28,7 @@ void RunCudaIpc(Bench& bench);
 void RunSmall(Bench& bench);
 void RunStream(Bench& bench);
 void RunLatency(Bench& bench);
+void RunWire(Bench& bench);
 // Encrypted, small and large.
 void RunTls(Bench& bench);
 // Mixtures, extras, and time.

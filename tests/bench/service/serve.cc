@@ -83,7 +83,7 @@ std::string TextOf(const std::string& path) {
 }
 
 // LISTEN ANSWER_BYTES [CERT KEY]
-int ServeEcho(std::span<const std::string> arguments) {
+int ServeEcho(EchoKind kind, std::span<const std::string> arguments) {
   const std::string& listen = arguments[0];
   const int64_t answer_bytes = std::atoll(arguments[1].c_str());
   std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
@@ -94,7 +94,7 @@ int ServeEcho(std::span<const std::string> arguments) {
   }
   TuneAllocatorAndBlocks(kReceiveBlocksBytes, kServerArenas);
   SkipDeadlockSearch();
-  const EchoServer server(listen, answer_bytes, credentials);
+  const EchoServer server(listen, answer_bytes, kind, credentials);
   if (server.address().empty()) return Cannot("the echo does not serve " + listen);
   ServeUntilInputEnds(server.address());
 }
@@ -140,7 +140,10 @@ int Serve(std::span<const std::string> arguments) {
   if (kind == "attend") return ServeAttend(false, arguments.subspan(1));
   if (kind == "attend-pass-through") return ServeAttend(true, arguments.subspan(1));
   if (kind == "echo" && (arguments.size() == 3 || arguments.size() == 5)) {
-    return ServeEcho(arguments.subspan(1));
+    return ServeEcho(EchoKind::kPlain, arguments.subspan(1));
+  }
+  if (kind == "inline-echo" && arguments.size() == 3) {
+    return ServeEcho(EchoKind::kInline, arguments.subspan(1));
   }
   if (kind == "raw-tcp") return ServeRawTcp();
   if (kind == "abandon" && arguments.size() == 3) return Abandon(arguments[1], arguments[2]);

@@ -14,6 +14,7 @@ namespace attend::bench {
 //   attend FLAGS...               attend-server with its flags
 //   attend-pass-through FLAGS...  the same on a device that computes nothing
 //   echo LISTEN ANSWER_BYTES [CERT KEY]    a bare gRPC server, with TLS if it has these files
+//   inline-echo LISTEN ANSWER_BYTES        the fastest one that gRPC's callbacks allow
 //   raw-tcp                       one without gRPC
 //   abandon ADDRESS SOCKET        a client that has large calls under way and never ends them, some
 //                                 of them over a region that it made at this socket

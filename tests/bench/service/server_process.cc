@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -68,6 +69,13 @@ ServerProcess::~ServerProcess() {
   }
   close(input_);
   close(output_);
+}
+
+double ServerProcess::ProcessorSeconds() const {
+  clockid_t clock{};
+  timespec used{};
+  if (clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
 Status ServerProcess::ReadFirstLine(double timeout_seconds) {

@@ -29,6 +29,8 @@ class ServerProcess {
   ServerProcess& operator=(const ServerProcess&) = delete;
 
   const std::string& address() const { return address_; }
+  // Processor time that it has used so far; 0 once it is gone.
+  double ProcessorSeconds() const;
   const std::string& metrics_address() const { return metrics_address_; }  // empty: none
 
  private:

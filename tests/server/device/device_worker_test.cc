@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "server/util/thresholds.h"
 #include "tests/server/support/engine_fixture.h"
 
 namespace attend {
@@ -59,6 +60,46 @@ TEST_F(CallersRunTest, OnAnIdleDeviceItEndsBeforeSubmitReturns) {
     EXPECT_EQ(request.batch_requests, 1);
   }
   EXPECT_TRUE(engine_->WaitIdle(kNever));
+}
+
+TEST_F(CallersRunTest, RequestsThatComeAtOnceAreOneBatch) {
+  Start();
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 5; ++i) {
+    auto request = NewSmall();
+    request->planner = std::this_thread::get_id();
+    ids.push_back(MustSubmit(std::move(request)));
+  }
+  EXPECT_EQ(devices_[0]->submitted_batches(), 0);
+  engine_->PlanNow();
+  EXPECT_EQ(devices_[0]->submitted_batches(), 1);
+  for (const uint64_t id : ids) {
+    ASSERT_TRUE(collector_.Ended(id));
+    EXPECT_EQ(collector_.WaitFor(id).batch_requests, 5);
+  }
+  EXPECT_EQ(note_.thread, std::this_thread::get_id());
+  engine_->PlanNow();  // of nothing
+  EXPECT_EQ(devices_[0]->submitted_batches(), 1);
+}
+
+TEST_F(CallersRunTest, AnotherThreadsRequestIsPlannedAtOnce) {
+  Start();
+  auto request = NewSmall();
+  request->planner = std::thread::id();
+  EXPECT_TRUE(EndedHere(MustSubmit(std::move(request))));
+}
+
+TEST_F(CallersRunTest, ManyThatComeAtOnceDoNotFillTheQueue) {
+  options_.worker.queue_requests_max = 2 * thresholds::kPlannedTogetherMost;
+  Start();
+  std::vector<uint64_t> ids;
+  for (int64_t i = 0; i < 5 * thresholds::kPlannedTogetherMost; ++i) {
+    auto request = NewSmall();
+    request->planner = std::this_thread::get_id();
+    ids.push_back(MustSubmit(std::move(request)));
+  }
+  engine_->PlanNow();
+  for (const uint64_t id : ids) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
 }
 
 TEST_F(CallersRunTest, NotWithoutLeave) {
@@ -171,10 +212,12 @@ TEST_F(CallersRunTest, ManyCallersAndAStop) {
     backends.back()->SetCompute([](const Attention&) {});
     StartOn(std::move(backends));
     std::vector<std::vector<std::unique_ptr<Request>>> requests(kThreads);
+    std::vector<std::vector<bool>> plans(kThreads);
     const uint64_t first_id = last_id_ + 1;
     for (int n = 0; n < kThreads * kEach; ++n) {
       requests[n % kThreads].push_back(NewRequest(test::MakeSpec(1, 1, 1, 4, 4, 16, 16)));
       requests[n % kThreads].back()->may_end_in_submit = n % 5 != 0;
+      plans[n % kThreads].push_back(n % 3 != 0);
     }
     std::atomic<int> accepted{0};
     std::atomic<int> refused{0};
@@ -182,11 +225,15 @@ TEST_F(CallersRunTest, ManyCallersAndAStop) {
     for (int t = 0; t < kThreads; ++t) {
       callers.emplace_back([&, t] {
         std::mt19937_64 random(seed_ + static_cast<uint64_t>(t));
-        for (std::unique_ptr<Request>& request : requests[t]) {
+        for (size_t n = 0; n < requests[t].size(); ++n) {
+          std::unique_ptr<Request>& request = requests[t][n];
+          if (plans[t][n]) request->planner = std::this_thread::get_id();
           const Status status = engine_->Submit(request);
           (status.ok() ? accepted : refused).fetch_add(1);
+          if (random() % 4 == 0) engine_->PlanNow();
           if (random() % 8 == 0) engine_->Cancel(first_id + random() % (kThreads * kEach));
         }
+        engine_->PlanNow();
       });
     }
     if (round % 2 == 1) {

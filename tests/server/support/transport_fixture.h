@@ -28,12 +28,13 @@ namespace attend {
 // Counts what became of the calls of TestMethods.
 struct CallCounts {
   std::atomic<int64_t> begun{0}, cancelled{0}, done{0}, half_closed{0}, messages{0};
+  std::vector<class TestCall*> together;  // since the last OnTaken; of one loop
 };
 
 // A call that echoes messages until its client is done. `/later`: from a thread of its own;
 // `/refused`: ends at once; `/held`: reads nothing and ends when it is cancelled; `/deaf`: ends
-// with the first message; `/big`: answers one with much, and
-// ends at once; `/flood`: answers with as many messages as are read.
+// with the first message; `/big`: answers one with much, and ends at once; `/flood`: answers with
+// as many messages as are read; `/together`: with how many such messages came at once.
 class TestCall final : public CallHandler {
  public:
   static constexpr int kBigBytes = 400000;
@@ -55,6 +56,7 @@ class TestCall final : public CallHandler {
   void OnMessage(InMessage message) override {
     counts_.messages.fetch_add(1);
     if (call_.path() == "/deaf") return End(Status(Code::kOutOfRange, "enough"));
+    if (call_.path() == "/together") return counts_.together.push_back(this);
     if (call_.path() == "/big") {
       call_.Write(OutMessage::Of(std::string(kBigBytes, 'b')));
       return End(Status());
@@ -65,6 +67,7 @@ class TestCall final : public CallHandler {
     thread_ =
         std::thread([this, answer = std::move(answer)] { call_.Write(OutMessage::Of(answer)); });
   }
+  void AnswerTogether(size_t count) { call_.Write(OutMessage::Of(std::to_string(count))); }
   void OnHalfClose() override {
     counts_.half_closed.fetch_add(1);
     if (call_.path() != "/flood") End(call_.cancelled() ? Cancelled() : Status());
@@ -105,6 +108,10 @@ class TestMethods final : public CallMethods {
  public:
   int64_t MessageBytesMax(std::string_view) const override { return 1 << 20; }
   CallHandler* Begin(ServerCall& call) override { return new TestCall(call, counts); }
+  void OnTaken() override {
+    const std::vector<TestCall*> all = std::exchange(counts.together, {});
+    for (TestCall* const call : all) call->AnswerTogether(all.size());
+  }
 
   CallCounts counts;
 };

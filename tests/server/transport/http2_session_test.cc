@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "tests/server/support/http2_bytes.h"
 #include "tests/server/support/http2_client.h"
 
 namespace attend {
@@ -91,13 +92,9 @@ class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
   std::unique_ptr<Http2Session> session_;
 };
 
-// The head of a frame, and so many zeros.
-std::string Frame(uint8_t type, uint8_t flags, int32_t id, size_t bytes) {
-  std::string frame = {
-      static_cast<char>(bytes >> 16), static_cast<char>(bytes >> 8), static_cast<char>(bytes),
-      static_cast<char>(type),        static_cast<char>(flags),      static_cast<char>(id >> 24),
-      static_cast<char>(id >> 16),    static_cast<char>(id >> 8),    static_cast<char>(id)};
-  return frame.append(bytes, '\0');
+// A frame of so many zeros.
+std::string Frame(uint8_t type, uint8_t flags, uint32_t id, size_t bytes) {
+  return http2::Frame(type, flags, id, std::string(bytes, '\0'));
 }
 
 TEST_F(Http2SessionTest, TakesARequestAndAnswersIt) {
@@ -341,19 +338,19 @@ TEST_F(Http2SessionTest, EndsConnectionsThatSendWhatCarriesNothing) {
       {"padding", Frame(NGHTTP2_DATA, NGHTTP2_FLAG_PADDED, 1, 1)},
       {"unknown", Frame(0x77, 0, 0, 0)},
       {"priority", Frame(NGHTTP2_PRIORITY, 0, 3, 5)},
-      {"window", Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, 3) + "\1"},
+      {"window", http2::WindowUpdate(0, 1)},
+      {"continuation", http2::Continuation(3, "", 0)},
   };
   for (const auto& [name, frame] : floods) {
     session_.reset();
     Http2Client client;
     client.Begin("/a.B/C");
     ASSERT_TRUE(Exchange(client).ok());
-    std::string sent = frame;
-    if (name == "window") sent = std::string("\0\0\4", 3) + frame.substr(3);
     Status status;
+    if (name == "continuation") status = session().Receive(http2::Headers(3, "", 0));
     int64_t count = 0;
     while (status.ok() && count < 100000) {
-      status = session().Receive(sent);
+      status = session().Receive(frame);
       if (name != "settings") ToClient(client);
       ++count;
     }

@@ -75,6 +75,20 @@ TEST_F(TransportTest, DrainsWithoutLosingCalls) {
   EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() == 0; }));
 }
 
+TEST_F(TransportTest, SaysWhenAllThatCameAtOnceHasBeenTaken) {
+  ConnectedClient client = Connect();
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 10; ++i) {
+    ids.push_back(client->Begin("/together"));
+    client->SendMessage(ids.back(), "x");
+  }
+  client.Write();  // one read of the server's
+  for (const int32_t id : ids) {
+    ASSERT_TRUE(client.UntilClosed(id));
+    EXPECT_EQ(client->answer(id).Messages(), std::vector<std::string>{"10"});
+  }
+}
+
 TEST_F(TransportTest, DrainsIdleAndOldConnections) {
   options_.connection.idle_timeout = std::chrono::milliseconds(10);
   options_.connection.drain_timeout = std::chrono::milliseconds(10);
@@ -91,6 +105,19 @@ TEST_F(TransportTest, DrainsIdleAndOldConnections) {
   ASSERT_TRUE(old.UntilClosed(id));
   EXPECT_EQ(old->answer(id).Status(), 0);
   EXPECT_TRUE(old.Until([&] { return old.ended; }));
+}
+
+TEST_F(TransportTest, SpreadsTheAgesOfConnectionsThatCameTogether) {
+  options_.connection.age_max = std::chrono::seconds(1);
+  options_.connection.drain_timeout = std::chrono::milliseconds(1);
+  const TimePoint began = clock_.Now();
+  std::vector<ConnectedClient> clients;
+  for (int i = 0; i < 24; ++i) clients.push_back(Connect());
+  EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() < 24; }));
+  const TimePoint first = clock_.Now();
+  EXPECT_GE(first - began, std::chrono::milliseconds(900));
+  EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() == 0; }));
+  EXPECT_GE(clock_.Now() - first, std::chrono::milliseconds(40));
 }
 
 TEST_F(TransportTest, ClosesConnectionsThatSayNothing) {

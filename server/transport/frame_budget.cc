@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/frame_budget.h"
+
+namespace attend {
+
+bool FrameBudget::Take(TokenBucket& bucket, TimePoint now) {
+  if (bucket.Wait(now) > Duration::zero()) return false;
+  bucket.Charge(1, now);
+  return true;
+}
+
+bool FrameBudget::Count(const nghttp2_frame_hd& head, TimePoint now) {
+  const bool ack = (head.flags & NGHTTP2_FLAG_ACK) != 0;
+  const bool last = (head.flags & NGHTTP2_FLAG_END_STREAM) != 0;
+  switch (head.type) {
+    case NGHTTP2_PING:
+      return Take(ack ? empty_ : pings_, now);
+    case NGHTTP2_SETTINGS:
+      return Take(ack ? empty_ : settings_, now);
+    case NGHTTP2_RST_STREAM:
+      return Take(resets_, now);
+    case NGHTTP2_WINDOW_UPDATE:
+      if (window_updates_ <= 0) return Empty(now);
+      --window_updates_;
+      return true;
+    case NGHTTP2_DATA:
+      return last || head.length >= static_cast<size_t>(kEmptyBytes) || Empty(now);
+    case NGHTTP2_HEADERS:
+      continuations_ = 0;
+      if (head.stream_id <= newest_) return Empty(now);
+      leaves_out_ids_ |= head.stream_id != newest_ + 2;
+      newest_ = head.stream_id;
+      return true;
+    case NGHTTP2_CONTINUATION:
+      return ++continuations_ <= kContinuationsMax && Empty(now);
+    default:
+      return Empty(now);
+  }
+}
+
+}  // namespace attend
