@@ -105,6 +105,7 @@ void CallStream::Apply() {
   }
   applying_ = false;
   Keep(std::exchange(incoming_, {}));
+  TellKept();
   if (done_ && !posted()) delete this;
 }
 
@@ -177,10 +178,7 @@ bool CallStream::ReadOne() {
     if (!whole) return true;
     reading_ = false;
     handler_->OnMessage(std::move(message));
-    if (unread_at_ == unread_.size()) {
-      unread_.clear();
-      unread_at_ = 0;
-    }
+    if (unread_at_ == unread_.size()) Forget();
     return true;
   }
   if (!half_closed_ && !cancelled()) return false;
@@ -212,8 +210,7 @@ void CallStream::Send(const OutMessage& message) {
 void CallStream::End(const CallEnd& end) {
   reading_ = false;
   incoming_ = {};
-  unread_.clear();
-  unread_at_ = 0;
+  Forget();
   SendEnd(end);
 }
 
@@ -224,8 +221,7 @@ void CallStream::Fail(const Status& status) {
     Lose();
   }
   incoming_ = {};
-  unread_.clear();
-  unread_at_ = 0;
+  Forget();
   cancelled_.store(true, std::memory_order_seq_cst);
 }
 
@@ -264,6 +260,18 @@ void CallStream::Keep(std::string_view bytes) {
   unread_.append(bytes);
 }
 
+void CallStream::Forget() {
+  // As far as its memory goes too: a call may stay open for long.
+  std::string().swap(unread_);
+  unread_at_ = 0;
+}
+
+void CallStream::TellKept() {
+  const auto kept = static_cast<int64_t>(unread_.size() - unread_at_);
+  if (owner_ != nullptr && kept != told_kept_) owner_->OnKept(kept - told_kept_);
+  told_kept_ = kept;
+}
+
 void CallStream::OnData(std::string_view bytes) {
   owner_->OnCame(id_, bytes);
   if (answered_ || cancelled()) return owner_->session().Consume(id_, bytes.size());
@@ -285,6 +293,8 @@ void CallStream::OnClose() {
   if (!trailers_sent) cancelled_.store(true, std::memory_order_seq_cst);
   loop_.Clear(*this);
   output.Clear();
+  Forget();  // it is read no more
+  owner_->OnKept(-std::exchange(told_kept_, 0));
   leaving_ = owner_->OnStreamClosed(*this, trailers_sent);
   if (!leaving_) owner_ = nullptr;
   Apply();

@@ -20,16 +20,14 @@ CODE = grpc.StatusCode
 STREAM = "/attend.v1.AttentionService/AttendStream"
 HEALTH = "/grpc.health.v1.Health/Check"
 SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
-NOT_SERVED = ["/attend.v1.AttentionService/AttendChunked", "/grpc.health.v1.Health/Watch",
-              "/attend.v1.SessionService/CreateSession", "/attend.v1.AdminService/GetStatus",
-              "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+NOT_SERVED = ["/attend.v1.AttentionService/AttendChunked",
+              "/inference.GRPCInferenceService/ServerLive",
+              "/inference.GRPCInferenceService/ModelInfer"]
 
 
-@pytest.fixture(params=("grpc", "h2"))
-def start(request, start_server, tmp_path):
-    """start(*flags): a server of each transport, at a port and at a Unix socket."""
-    return lambda *flags: start_server("--server-transport", request.param, *flags,
-                                       listen=f"127.0.0.1:0,unix:{tmp_path}/socket")
+@pytest.fixture
+def start(start_either):
+    return start_either
 
 
 @pytest.fixture
@@ -107,7 +105,7 @@ def test_methods_that_are_not_there(start):
 
 
 def test_methods_that_are_not_served_say_with_what_they_are(start_own):
-    server = start_own()
+    server = start_own("--oip")
     with grpc.insecure_channel(server.address) as channel:
         for path in NOT_SERVED:
             failed = refusal(lambda path=path: channel.unary_unary(path)(b"", timeout=10))
