@@ -13,6 +13,7 @@
 #include "server/rpc/grpc_data.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/service_call.h"
+#include "server/rpc/stream_call.h"
 
 namespace attend::oip {
 namespace {

@@ -233,6 +233,28 @@ def test_unfinished_messages_are_bounded_together(start):
     wire.assert_serves(server.address)
 
 
+def test_messages_that_no_stream_asks_for_are_bounded_together(start_own):
+    """Each stream has one that waits for the lane and reads no other; a window of them is kept."""
+    server = start_own(*hostile.SMALL_LIMITS, "--stream-requests-max", "1", "--lanes", "1")
+    endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
+    message = hostile.grpc_message(wire.small_request(length=128).SerializeToString())
+    with contextlib.ExitStack() as stack, hostile.grows_at_most(server, 160 << 20):
+        busy = stack.enter_context(hostile.Sender(server.address, STREAM))
+        assert busy.send_all(hostile.grpc_message(endless))
+        harness.wait_for("it to run", lambda: server.metric("attend_lanes_busy") == 1, 30)
+        for _ in range(8):
+            client = stack.enter_context(hostile.Http2(server.address))
+            with contextlib.suppress(AssertionError, OSError):  # the server ends it
+                for _ in range(16):
+                    client.data(client.open(STREAM), message * 10)
+        ended = harness.wait_for("some to end", lambda: server.metric(
+            "attend_connections_refused_total", reason="messages"))
+        assert ended >= 2
+        assert server.metric("attend_lanes_busy") == 1
+    harness.wait_for("the lane to be free", lambda: server.metric("attend_lanes_busy") == 0, 30)
+    wire.assert_serves(server.address)
+
+
 def test_a_message_far_too_long_ends_its_call_at_its_length(start_own):
     """The server's own transport ends no more than the call: its connection goes on."""
     server = start_own(*hostile.SMALL_LIMITS)
