@@ -30,12 +30,13 @@ class H2Ended final : public CallHandler {
 
 class H2Unary final : public CallHandler, public UnaryWire {
  public:
-  H2Unary(ServiceContext& context, const CallTable::Data& data, ServerCall& call)
-      : context_(context), data_(data), call_(call), wire_(call) {}
+  H2Unary(ServiceContext& context, std::string_view method, const CallTable::Data& data,
+          ServerCall& call)
+      : context_(context), method_(method), data_(data), call_(call), wire_(call) {}
 
   void Begin() {
     const Status status = OrOutOfMemory([&]() -> Status {
-      Result<Caller> caller = CallerOf(context_, wire_, call_.path(), Scope::kCompute, /*came=*/0);
+      Result<Caller> caller = CallerOf(context_, wire_, method_, Scope::kCompute, /*came=*/0);
       if (caller.ok()) caller_ = std::move(*caller);
       return caller.status();
     });
@@ -75,14 +76,15 @@ class H2Unary final : public CallHandler, public UnaryWire {
   // With its message, or none.
   void Start(grpc::ByteBuffer&& message) {
     const Status status = OrOutOfMemory([&] {
-      unary_ = new UnaryCall(context_, FactsOf(context_, call_.path(), caller_, wire_),
-                             *data_.format, data_.pass, *this);
+      unary_ = new UnaryCall(context_, FactsOf(context_, method_, caller_, wire_), *data_.format,
+                             data_.pass, *this);
       return Status();
     });
     status.ok() ? unary_->Begin(std::move(message)) : wire_.End(ToGrpc(status));
   }
 
   ServiceContext& context_;
+  const std::string_view method_;  // the table's
   const CallTable::Data& data_;
   ServerCall& call_;
   const H2Wire wire_;
@@ -194,7 +196,7 @@ int64_t H2Methods::MessageBytesMax(std::string_view path) const {
 CallHandler* H2Methods::Begin(ServerCall& call) {
   const std::string& path = call.path();
   if (const auto data = table_.data.find(path); data != table_.data.end()) {
-    auto* const handler = new H2Unary(context_, data->second, call);
+    auto* const handler = new H2Unary(context_, data->first, data->second, call);
     handler->Begin();
     return handler;
   }

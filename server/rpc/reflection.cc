@@ -243,9 +243,9 @@ ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::s
 }
 
 void ReflectionService::AddTo(CallTable& table) {
-  for (const std::string& version : {grpc::reflection::v1::ServerReflection::service_full_name(),
-                                     proto::ServerReflection::service_full_name()}) {
-    const std::string method = "/" + version + "/ServerReflectionInfo";
+  for (const char* const version : {grpc::reflection::v1::ServerReflection::service_full_name(),
+                                    proto::ServerReflection::service_full_name()}) {
+    const std::string method = std::string("/") + version + "/ServerReflectionInfo";
     CallTable::Stream& begin = table.streams[method];
     begin = [this, method](StreamWire& wire) {
       const WireCall& call = wire.call();

@@ -211,7 +211,8 @@ void CallStream::End(const CallEnd& end) {
   reading_ = false;
   incoming_ = {};
   Forget();
-  SendEnd(end);
+  if (!late_ || end.status.code() != Code::kCancelled) return SendEnd(end);
+  SendEnd({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
 }
 
 void CallStream::Fail(const Status& status) {
@@ -307,6 +308,7 @@ void CallStream::OnLeft(bool arrived) {
 }
 
 void CallStream::OnTime() {
+  late_ = true;
   cancelled_.store(true, std::memory_order_seq_cst);
   Apply();
 }

@@ -150,6 +150,7 @@ class CallStream final : public ServerCall,
   bool responded_ = false;    // headers of the answer are under way
   bool answered_ = false;     // the end of the answer is
   bool ended_ = false;        // the handler has called Finish
+  bool late_ = false;         // its deadline has cancelled it
   bool told_cancelled_ = false;
   bool leaving_ = false;  // the stream is closed, OnLeft follows
   bool done_ = false;     // it has heard OnDone

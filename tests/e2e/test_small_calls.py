@@ -175,7 +175,7 @@ def test_operators(start_either, tmp_path):
             freed = operator(admin, "FreeSessions", b"\x12\x04team")
             assert wire.admin_pb.FreeSessionsResponse.FromString(freed).freed == 1
             assert not tenant.call("ListSessions").sessions
-        assert server.log().count("admin call") == 4
+        assert server.log().count("admin call method") == 4
     with grpc.insecure_channel(server.address) as stranger:
         for method in ("GetStatus", "Drain", "Undrain", "SetLogLevel", "ListSessions",
                        "FreeSessions", "EvictTenant"):

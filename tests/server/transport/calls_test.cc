@@ -126,7 +126,7 @@ TEST_F(CallsTest, EndAtTheirDeadline) {
   ConnectedClient client = Connect();
   const int32_t id = client->Begin("/held", {{"grpc-timeout", "20m"}});
   ASSERT_TRUE(client.UntilClosed(id));
-  EXPECT_EQ(client->answer(id).Status(), static_cast<int>(Code::kCancelled));
+  EXPECT_EQ(client->answer(id).Status(), static_cast<int>(Code::kDeadlineExceeded));
   const int32_t past = client->Begin("/held", {{"grpc-timeout", "0n"}});
   ASSERT_TRUE(client.UntilClosed(past));
   EXPECT_TRUE(AllDone());
