@@ -52,8 +52,8 @@ ROOMS = {
     "server/upload": "memory request schedule util",
     "server/device": "memory metrics request schedule util",
     "server/engine": "device memory metrics request schedule upload util",
-    "server/rpc": "auth engine limits log memory metrics regions request sessions trace transport "
-                  "upload util wire",
+    "server/rpc": "auth engine limits log memory metrics regions request schedule sessions trace "
+                  "transport upload util wire",
     "server/oip": "auth engine limits memory metrics regions request rpc util wire",
     "server/app": "auth engine http limits log memory metrics net oip regions request rpc schedule "
                   "sessions tls trace transport upload util wire proto/process",

@@ -35,6 +35,10 @@ Status H2Guard::OnMessageBytes(int32_t id, std::string_view bytes) {
   return wrong == nullptr ? Status() : InvalidArgument(wrong);
 }
 
+void H2Guard::OnKept(int64_t bytes) {
+  parts_.use->unread_bytes.fetch_add(bytes, std::memory_order_relaxed);
+}
+
 void H2Guard::OnGrant(int32_t id, int64_t bytes) { parts_.use->messages->Grant(id, bytes); }
 
 }  // namespace attend

@@ -35,6 +35,7 @@ class H2Guard final : public ConnectionGuard {
   Status OpenCall(int32_t id) override;
   void CloseCall(int32_t id) override;
   Status OnMessageBytes(int32_t id, std::string_view bytes) override;
+  void OnKept(int64_t bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
   void OnEnd(const Status& why) override { parts_.on_end(why); }
 

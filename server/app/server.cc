@@ -115,6 +115,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   ATTEND_RETURN_IF_ERROR(MakeSessions());
   LockReceiveMemory(receive_blocks);
   workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
+  call_queue_ = std::make_unique<CallQueue>(*workers_, config_.tenants.weights(), clock_);
   reader_ = std::make_unique<RequestReader>(
       *engine_, *workers_, clock_, MakeReaderLimits(config_, receive_memory_.get()), limits_,
       shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), sessions());
@@ -145,6 +146,7 @@ Status Server::MakeServices() {
       .reader = *reader_,
       .metrics = metrics_,
       .workers = *workers_,
+      .queue = *call_queue_,
       .chunked = *chunked_,
       .answers = *answers_,
       .clock = clock_,
@@ -159,17 +161,24 @@ Status Server::MakeServices() {
       .connections = connections_.get(),
       .load = load_.get(),
       .server_id = config_.server_id});
-  service_ = std::make_unique<AttentionServiceImpl>(*context_);
+  table_ = std::make_unique<CallTable>();
+  AddAttention(*context_, *table_);
   session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions());
+  session_service_->AddTo(*table_);
   MakeAdmin();
+  admin_service_->AddTo(*table_);
   health_service_ = std::make_unique<HealthService>(
       ServiceNames(config_), callers_ == nullptr ? nullptr : connections_.get());
-  unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
-  if (config_.server_transport == "h2") {
-    own_methods_ = std::make_unique<H2Methods>(*context_, *health_service_, MessageBounds(config_));
-  }
+  health_service_->AddTo(*table_);
   if (config_.reflection) {
     reflection_ = std::make_unique<ReflectionService>(*context_, ServiceNames(config_));
+    reflection_->AddTo(*table_);
+  }
+  unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
+  grpc_methods_ = std::make_unique<GrpcMethods>(*context_, *table_);
+  if (config_.server_transport == "h2") {
+    own_methods_ = std::make_unique<H2Methods>(*context_, *table_, MessageBounds(config_),
+                                               MethodsOfGrpcAlone(config_));
   }
   if (!config_.oip) return Status();
   Result<oip::InferenceServiceImpl::Options> options = MakeOipOptions(
@@ -259,12 +268,8 @@ void Server::UpdateConnections() {
 }
 
 Status Server::StartGrpc() {
-  std::vector<grpc::Service*> services = {service_.get(), session_service_.get(),
-                                          admin_service_.get(), health_service_.get()};
+  std::vector<grpc::Service*> services = {grpc_methods_.get()};
   if (inference_service_ != nullptr) services.push_back(inference_service_.get());
-  if (reflection_ != nullptr) {
-    for (grpc::Service* const version : reflection_->versions()) services.push_back(version);
-  }
   std::shared_ptr<CallerGate> gate;
   if (callers_ != nullptr) {
     gate = std::make_shared<CallerGate>(callers_->authenticator(), metrics_, *logger_,

@@ -29,11 +29,12 @@ class Accepting;
 class AccessLog;
 class AdminServiceImpl;
 class AnswerWatch;
-class AttentionServiceImpl;
+class CallQueue;
 class Callers;
 class ChunkedTransfer;
 class Dumper;
 class Engine;
+class GrpcMethods;
 class GrpcServer;
 class H2Methods;
 class LoadMeter;
@@ -49,6 +50,7 @@ class SharedMemoryServer;
 class Tracer;
 class UnknownMethods;
 class WorkerThreads;
+struct CallTable;
 struct Caller;
 struct ServiceContext;
 template <class Transfer>
@@ -141,6 +143,7 @@ class Server {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
   std::unique_ptr<WorkerThreads> workers_;
+  std::unique_ptr<CallQueue> call_queue_;
   std::unique_ptr<TransferRegistry<ChunkedTransfer>> chunked_;
   std::unique_ptr<AnswerWatch> answers_;
   std::unique_ptr<SharedMemoryServer> shared_;     // null if off
@@ -148,7 +151,7 @@ class Server {
   std::unique_ptr<Callers> callers_;               // null: callers are not authenticated
   std::unique_ptr<RequestReader> reader_;
   std::unique_ptr<ServiceContext> context_;
-  std::unique_ptr<AttentionServiceImpl> service_;
+  std::unique_ptr<CallTable> table_;
   std::unique_ptr<SessionServiceImpl> session_service_;
   std::unique_ptr<oip::InferenceServiceImpl> inference_service_;  // null if off
   std::unique_ptr<ReflectionService> reflection_;                 // null if off
@@ -156,6 +159,7 @@ class Server {
   std::unique_ptr<AdminServiceImpl> admin_service_;
   std::unique_ptr<HealthService> health_service_;
   std::unique_ptr<UnknownMethods> unknown_methods_;
+  std::unique_ptr<GrpcMethods> grpc_methods_;
   std::unique_ptr<H2Methods> own_methods_;  // null: gRPC's library carries calls
   Mutex serving_mutex_;
   // grpc_, for threads other than the owner's. Null before it serves and at the end.

@@ -202,7 +202,7 @@ std::vector<ConnectionTable::InUse> ConnectionTable::Largest(int64_t most) const
   std::vector<Peer> peers;
   int64_t all = 0;
   for (const auto& [fd, entry] : connections_) {
-    const int64_t bytes = entry.use == nullptr ? 0 : entry.use->messages->Held();
+    const int64_t bytes = entry.use == nullptr ? 0 : entry.use->Held();
     if (bytes == 0) continue;
     const size_t place = places.try_emplace(entry.peer, peers.size()).first->second;
     if (place == peers.size()) peers.emplace_back();

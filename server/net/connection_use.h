@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -21,7 +22,15 @@ struct ConnectionUse {
   std::shared_ptr<const ConnectionMarks> marks;  // null: it is no stranger's
   // Of messages that came, so far. One thread adds at a time; any may read.
   std::atomic<int64_t> data_bytes{0};
+  // Those that no call has asked for. Where gRPC's library has the connection it does not say.
+  std::atomic<int64_t> unread_bytes{0};
   const std::shared_ptr<CallMessages> messages;
+
+  // About how much memory is kept of what came. A message that is neither whole nor asked for is
+  // both, and counts once.
+  int64_t Held() const {
+    return std::max(messages->Held(), unread_bytes.load(std::memory_order_relaxed));
+  }
 };
 
 }  // namespace attend

@@ -13,6 +13,7 @@
 #include "server/rpc/grpc_data.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/service_call.h"
+#include "server/rpc/stream_call.h"
 
 namespace attend::oip {
 namespace {
@@ -29,11 +30,6 @@ constexpr ServiceMethod kProbe{.event = kEvent,
                                .request_bytes_max = kRequestBytesMax};
 constexpr ServiceMethod kMemory{
     .event = kEvent, .scope = Scope::kCompute, .request_bytes_max = kRequestBytesMax};
-// Opening memory of a GPU may wait for it.
-constexpr ServiceMethod kGpuMemory{.event = kEvent,
-                                   .scope = Scope::kCompute,
-                                   .later = true,
-                                   .request_bytes_max = kRequestBytesMax};
 
 // The model, whose version may be left open.
 template <class Request>
@@ -160,7 +156,9 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelInfer(Call* call, cons
 
 InferenceServiceImpl::Stream* InferenceServiceImpl::ModelStreamInfer(Call* call) {
   constexpr std::string_view kMethod = "/inference.GRPCInferenceService/ModelStreamInfer";
-  return OpenGrpcStream(context_, kMethod, stream_, Pass::kForward, *call);
+  return OpenGrpcStream(*call, [this](StreamWire& wire) {
+    return StreamCall::Open(context_, kMethod, stream_, Pass::kForward, wire);
+  });
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryIndex(Call* call,
@@ -261,8 +259,7 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Ca
                                                                               Bytes* response) {
   return Run<inference::CudaSharedMemoryRegisterRequest,
              inference::CudaSharedMemoryRegisterResponse>(
-      kGpuMemory, call, request, response,
-      [this](const Caller& caller, const auto& in, auto&, auto&) {
+      kMemory, call, request, response, [this](const Caller& caller, const auto& in, auto&, auto&) {
         return regions_.RegisterGpu(caller.tenant, in.name(), in.raw_handle(), in.device_id(),
                                     in.byte_size());
       });

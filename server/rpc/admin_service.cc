@@ -10,7 +10,6 @@
 
 #include "kernels/util/counted.h"
 #include "server/rpc/call_caller.h"
-#include "server/rpc/service_call.h"
 #include "server/rpc/session_service.h"
 #include "server/wire/session_uses.h"
 
@@ -21,10 +20,8 @@ constexpr size_t kAskedBytesMax = 200;  // of a request's fields, in the log
 constexpr int64_t kListed = 256;        // sessions in one answer
 constexpr int64_t kFreed = 1024;        // ids in one request
 
-constexpr ServiceMethod kMethod{.event = "admin call failed",
-                                .scope = Scope::kAdmin,
-                                .charge = ServiceMethod::Charge::kNone,
-                                .later = true};
+constexpr ServiceMethod kMethod{
+    .event = "admin call failed", .scope = Scope::kAdmin, .charge = ServiceMethod::Charge::kNone};
 
 // For the log. Sessions' ids are their tenants' affair.
 template <class In>
@@ -52,32 +49,37 @@ Status AdminServiceImpl::MayComeThisWay(const WireCall& call) const {
 }
 
 template <class In, class Out, class Answer>
-AdminServiceImpl::Reactor* AdminServiceImpl::Respond(Call* call, const Bytes* request,
-                                                     Bytes* response, const Answer& answer) {
-  Reactor* const reactor = call->DefaultReactor();
-  const ServiceCall::Ref begun =
-      ServiceCall::Begin(context_, kMethod, MethodOf<In>(), *call, *request, *response, *reactor);
-  if (begun == nullptr) return reactor;
-  begun->Post([this, begun, answer] {
-    std::string asked;
-    Status status = OrOutOfMemory([&] { return MayComeThisWay(begun->call()); });
-    if (status.ok()) {
-      status = begun->Try<In, Out>([&](const In& in, Out& out) {
-        asked = Asked(in);
-        return answer(in, out);
-      });
-    }
-    const CallFacts& facts = begun->facts();
-    const std::string peer = begun->call().Peer();
-    const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
-    context_.logger.LogAlways("admin call", {{"method", facts.method},
-                                             {"code", CodeName(status.code())},
-                                             {"caller", caller},
-                                             {"peer", peer},
-                                             {"asked", asked}});
-    begun->End(status);
-  });
-  return reactor;
+void AdminServiceImpl::Add(const Answer& answer, CallTable& table) {
+  table.small[MethodOf<In>()] = [this, answer](ServiceCall::Wire wire) {
+    const ServiceCall::Ref begun =
+        ServiceCall::Begin(context_, kMethod, MethodOf<In>(), std::move(wire));
+    if (begun == nullptr) return;
+    const Status posted = begun->Post([this, begun, answer] {
+      std::string asked;
+      Status status = OrOutOfMemory([&] { return MayComeThisWay(begun->call()); });
+      if (status.ok()) {
+        status = begun->Try<In, Out>([&](const In& in, Out& out) {
+          asked = Asked(in);
+          return answer(in, out);
+        });
+      }
+      End(*begun, status, asked);
+    });
+    if (!posted.ok()) End(*begun, posted, "");
+  };
+}
+
+void AdminServiceImpl::End(ServiceCall& call, const Status& status, const std::string& asked) {
+  const OnNoMemory wait(OnNoMemory::kWait);
+  const CallFacts& facts = call.facts();
+  const std::string peer = call.call().Peer();
+  const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
+  context_.logger.LogAlways("admin call", {{"method", facts.method},
+                                           {"code", CodeName(status.code())},
+                                           {"caller", caller},
+                                           {"peer", peer},
+                                           {"asked", asked}});
+  call.End(status);
 }
 
 Result<int> AdminServiceImpl::TenantNamed(const std::string& name) const {
@@ -89,41 +91,15 @@ Result<int> AdminServiceImpl::TenantNamed(const std::string& name) const {
                          "\", must be one of the server's");
 }
 
-AdminServiceImpl::Reactor* AdminServiceImpl::Drain(Call* call, const Bytes* request,
-                                                   Bytes* response) {
-  return Respond<v1::DrainRequest, v1::DrainResponse>(
-      call, request, response, [this](const auto&, auto& out) {
-        hooks_.drain();
-        out.set_inflight_requests(context_.engine.inflight());
-        return Status();
-      });
-}
-
-AdminServiceImpl::Reactor* AdminServiceImpl::Undrain(Call* call, const Bytes* request,
-                                                     Bytes* response) {
-  return Respond<v1::UndrainRequest, v1::UndrainResponse>(
-      call, request, response, [this](const auto&, auto&) { return hooks_.undrain(); });
-}
-
-AdminServiceImpl::Reactor* AdminServiceImpl::SetLogLevel(Call* call, const Bytes* request,
-                                                         Bytes* response) {
-  return Respond<v1::SetLogLevelRequest, v1::SetLogLevelResponse>(
-      call, request, response, [this](const auto& in, auto& out) {
-        const std::optional<LogLevel> level = ParseLogLevel(in.level());
-        if (!level) {
-          return InvalidArgument("level is \"" + in.level().substr(0, 16) +
-                                 "\", must be trace, debug, info, warn, error or off");
-        }
-        out.set_before(std::string(LogLevelName(context_.logger.level())));
-        context_.logger.set_level(*level);
-        return Status();
-      });
-}
-
-AdminServiceImpl::Reactor* AdminServiceImpl::ListSessions(Call* call, const Bytes* request,
-                                                          Bytes* response) {
-  return Respond<v1::ListTenantSessionsRequest, v1::ListTenantSessionsResponse>(
-      call, request, response, [this](const auto& in, auto& out) { return List(in, out); });
+Status AdminServiceImpl::SetLevel(const v1::SetLogLevelRequest& in, v1::SetLogLevelResponse& out) {
+  const std::optional<LogLevel> level = ParseLogLevel(in.level());
+  if (!level) {
+    return InvalidArgument("level is \"" + in.level().substr(0, 16) +
+                           "\", must be trace, debug, info, warn, error or off");
+  }
+  out.set_before(std::string(LogLevelName(context_.logger.level())));
+  context_.logger.set_level(*level);
+  return Status();
 }
 
 Status AdminServiceImpl::List(const v1::ListTenantSessionsRequest& in,
@@ -151,12 +127,6 @@ Status AdminServiceImpl::List(const v1::ListTenantSessionsRequest& in,
   return Status();
 }
 
-AdminServiceImpl::Reactor* AdminServiceImpl::FreeSessions(Call* call, const Bytes* request,
-                                                          Bytes* response) {
-  return Respond<v1::FreeSessionsRequest, v1::FreeSessionsResponse>(
-      call, request, response, [this](const auto& in, auto& out) { return Free(in, out); });
-}
-
 Status AdminServiceImpl::Free(const v1::FreeSessionsRequest& in, v1::FreeSessionsResponse& out) {
   if (sessions_ == nullptr) return SessionsAreOff();
   if (in.sessions().empty() == in.tenant().empty()) {
@@ -179,12 +149,6 @@ Status AdminServiceImpl::Free(const v1::FreeSessionsRequest& in, v1::FreeSession
   return Status();
 }
 
-AdminServiceImpl::Reactor* AdminServiceImpl::EvictTenant(Call* call, const Bytes* request,
-                                                         Bytes* response) {
-  return Respond<v1::EvictTenantRequest, v1::EvictTenantResponse>(
-      call, request, response, [this](const auto& in, auto& out) { return Evict(in, out); });
-}
-
 Status AdminServiceImpl::Evict(const v1::EvictTenantRequest& in, v1::EvictTenantResponse& out) {
   if (sessions_ == nullptr) return SessionsAreOff();
   const Result<int> tenant = TenantNamed(in.tenant());
@@ -195,23 +159,18 @@ Status AdminServiceImpl::Evict(const v1::EvictTenantRequest& in, v1::EvictTenant
   return Status();
 }
 
-AdminServiceImpl::Reactor* AdminServiceImpl::GetStatus(Call* call, const Bytes* request,
-                                                       Bytes* response) {
-  return Respond<v1::GetStatusRequest, v1::GetStatusResponse>(
-      call, request, response, [this](const auto&, auto& out) {
-        hooks_.fill_status(&out);
-        out.set_draining(context_.engine.draining());
-        out.set_log_level(std::string(LogLevelName(context_.logger.level())));
-        out.set_inflight_requests(context_.engine.inflight());
-        for (const Engine::DeviceState& state : context_.engine.Devices()) {
-          v1::GetStatusResponse::Device& device = *out.add_devices();
-          device.set_name(state.info.name);
-          device.set_healthy(state.healthy);
-          device.set_queued_requests(state.queued);
-        }
-        FillTenants(out);
-        return Status();
-      });
+void AdminServiceImpl::FillStatus(v1::GetStatusResponse& out) const {
+  hooks_.fill_status(&out);
+  out.set_draining(context_.engine.draining());
+  out.set_log_level(std::string(LogLevelName(context_.logger.level())));
+  out.set_inflight_requests(context_.engine.inflight());
+  for (const Engine::DeviceState& state : context_.engine.Devices()) {
+    v1::GetStatusResponse::Device& device = *out.add_devices();
+    device.set_name(state.info.name);
+    device.set_healthy(state.healthy);
+    device.set_queued_requests(state.queued);
+  }
+  FillTenants(out);
 }
 
 void AdminServiceImpl::FillTenants(v1::GetStatusResponse& out) const {
@@ -230,6 +189,28 @@ void AdminServiceImpl::FillTenants(v1::GetStatusResponse& out) const {
     tenant.set_sessions(count[n]);
     tenant.set_session_bytes(bytes[n]);
   }
+}
+
+void AdminServiceImpl::AddTo(CallTable& table) {
+  Add<v1::DrainRequest, v1::DrainResponse>(
+      [this](const auto&, auto& out) {
+        hooks_.drain();
+        out.set_inflight_requests(context_.engine.inflight());
+        return Status();
+      },
+      table);
+  Add<v1::UndrainRequest, v1::UndrainResponse>(
+      [this](const auto&, auto&) { return hooks_.undrain(); }, table);
+  Add<v1::SetLogLevelRequest, v1::SetLogLevelResponse>(
+      [this](const auto& in, auto& out) { return SetLevel(in, out); }, table);
+  Add<v1::ListTenantSessionsRequest, v1::ListTenantSessionsResponse>(
+      [this](const auto& in, auto& out) { return List(in, out); }, table);
+  Add<v1::FreeSessionsRequest, v1::FreeSessionsResponse>(
+      [this](const auto& in, auto& out) { return Free(in, out); }, table);
+  Add<v1::EvictTenantRequest, v1::EvictTenantResponse>(
+      [this](const auto& in, auto& out) { return Evict(in, out); }, table);
+  Add<v1::GetStatusRequest, v1::GetStatusResponse>(
+      [this](const auto&, auto& out) { return FillStatus(out), Status(); }, table);
 }
 
 }  // namespace attend

@@ -1,31 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AdminService on gRPC's callback API: what an operator does to a running server. Each call is
-// answered on the copy threads, as a drain tells every stream.
+// AdminService: what an operator does to a running server.
 
 #pragma once
-
-#include <grpcpp/grpcpp.h>
 
 #include <functional>
 #include <string>
 #include <utility>
 
-#include "attend/v1/admin.grpc.pb.h"
+#include "attend/v1/admin.pb.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/call_table.h"
 #include "server/sessions/session_table.h"
 
 namespace attend {
 
-class AdminServiceImpl final
-    : public v1::AdminService::WithRawCallbackMethod_Drain<
-          v1::AdminService::WithRawCallbackMethod_Undrain<
-              v1::AdminService::WithRawCallbackMethod_SetLogLevel<
-                  v1::AdminService::WithRawCallbackMethod_ListSessions<
-                      v1::AdminService::WithRawCallbackMethod_FreeSessions<
-                          v1::AdminService::WithRawCallbackMethod_EvictTenant<
-                              v1::AdminService::WithRawCallbackMethod_GetStatus<
-                                  v1::AdminService::Service>>>>>>> {
+class AdminServiceImpl final {
  public:
   // What the server does when it is asked. Any thread.
   struct Hooks {
@@ -42,17 +32,8 @@ class AdminServiceImpl final
         private_sockets_(private_sockets),
         hooks_(std::move(hooks)) {}
 
-  using Reactor = grpc::ServerUnaryReactor;
-  using Call = grpc::CallbackServerContext;
-  using Bytes = grpc::ByteBuffer;
-
-  Reactor* Drain(Call* call, const Bytes* request, Bytes* response) override;
-  Reactor* Undrain(Call* call, const Bytes* request, Bytes* response) override;
-  Reactor* SetLogLevel(Call* call, const Bytes* request, Bytes* response) override;
-  Reactor* ListSessions(Call* call, const Bytes* request, Bytes* response) override;
-  Reactor* FreeSessions(Call* call, const Bytes* request, Bytes* response) override;
-  Reactor* EvictTenant(Call* call, const Bytes* request, Bytes* response) override;
-  Reactor* GetStatus(Call* call, const Bytes* request, Bytes* response) override;
+  // This must outlive the calls.
+  void AddTo(CallTable& table);
 
  private:
   // Whether callers with the scope may come from where this one does.
@@ -60,10 +41,14 @@ class AdminServiceImpl final
   // `answer(request, response)` fills the response, or says why not. The log has each call, and by
   // whom.
   template <class In, class Out, class Answer>
-  Reactor* Respond(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
+  void Add(const Answer& answer, CallTable& table);
+  // `asked`: for the log, what the request says.
+  void End(ServiceCall& call, const Status& status, const std::string& asked);
+  Status SetLevel(const v1::SetLogLevelRequest& in, v1::SetLogLevelResponse& out);
   Status List(const v1::ListTenantSessionsRequest& in, v1::ListTenantSessionsResponse& out);
   Status Free(const v1::FreeSessionsRequest& in, v1::FreeSessionsResponse& out);
   Status Evict(const v1::EvictTenantRequest& in, v1::EvictTenantResponse& out);
+  void FillStatus(v1::GetStatusResponse& out) const;
   void FillTenants(v1::GetStatusResponse& out) const;
   // The index of the tenant with this name.
   Result<int> TenantNamed(const std::string& name) const;

@@ -6,13 +6,12 @@
 #include <string>
 #include <utility>
 
+#include "attend/v1/attention.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_stream.h"
-#include "server/rpc/grpc_data.h"
 #include "server/rpc/grpc_wire.h"
-#include "server/rpc/open_stream.h"
-#include "server/rpc/service_call.h"
+#include "server/rpc/stream_call.h"
 #include "server/util/rejection.h"
 #include "server/wire/grpc_status.h"
 
@@ -28,43 +27,27 @@ constexpr ServiceMethod kInfo{.event = "info call failed",
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
-                                                       const grpc::ByteBuffer* request,
-                                                       grpc::ByteBuffer* response) {
-  return BeginGrpcUnary(context_, "/attend.v1.AttentionService/Attend", AttendFormat(),
-                        Pass::kForward, *call, *request, *response);
+void AddAttention(ServiceContext& context, CallTable& table) {
+  const std::string service = std::string("/") + v1::AttentionService::service_full_name();
+  table.data[service + "/Attend"] = {&AttendFormat(), Pass::kForward};
+  table.data[service + "/Backward"] = {&AttendFormat(), Pass::kBackward};
+  table.streams[service + "/AttendStream"] = [&context](StreamWire& wire) {
+    constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendStream";
+    return StreamCall::Open(context, kMethod, AttendFormat(), std::nullopt, wire);
+  };
+  AddSmall<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
+      context, kInfo,
+      [&context](const Caller& caller, const auto&, auto& out, auto&) {
+        return context.fill_info(caller, &out), Status();
+      },
+      table);
 }
 
-grpc::ServerUnaryReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call,
-                                                         const grpc::ByteBuffer* request,
-                                                         grpc::ByteBuffer* response) {
-  return BeginGrpcUnary(context_, "/attend.v1.AttentionService/Backward", AttendFormat(),
-                        Pass::kBackward, *call, *request, *response);
-}
-
-AttentionServiceImpl::Stream* AttentionServiceImpl::AttendStream(
-    grpc::CallbackServerContext* call) {
-  constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendStream";
-  return OpenGrpcStream(context_, kMethod, AttendFormat(), std::nullopt, *call);
-}
-
-AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
-    grpc::CallbackServerContext* call) {
-  constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendChunked";
-  return OpenStream(context_, kMethod, *call, [&](const Caller& caller, CountHold hold) {
-    return ChunkedStream::Make(context_, ReadFacts(context_, kMethod, caller, GrpcWire(*call)),
-                               *call, std::move(hold));
+RawStream* OpenChunked(ServiceContext& context, grpc::CallbackServerContext& call) {
+  return OpenStream(context, kAttendChunked, call, [&](const Caller& caller, CountHold hold) {
+    return ChunkedStream::Make(context, ReadFacts(context, kAttendChunked, caller, GrpcWire(call)),
+                               call, std::move(hold));
   });
-}
-
-grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
-                                                              const grpc::ByteBuffer* request,
-                                                              grpc::ByteBuffer* response) {
-  return ServiceCall::Run<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
-      context_, kInfo, call, request, response,
-      [this](const Caller& caller, const auto&, auto& out, auto&) {
-        return context_.fill_info(caller, &out), Status();
-      });
 }
 
 Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::string& method,
@@ -83,14 +66,6 @@ Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::st
     RecordEnd(context, request, 0, 0, call, facts);
     return request.status;
   });
-}
-
-void AnswerInfo(ServiceContext& context, ServiceCall::Wire wire) {
-  ServiceCall::Run<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
-      context, kInfo, std::move(wire),
-      [&context](const Caller& caller, const auto&, auto& out, auto&) {
-        return context.fill_info(caller, &out), Status();
-      });
 }
 
 grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttentionService on gRPC's callback API. The data methods take and return raw buffers. Each call
-// has one reactor, which deletes itself. gRPC's threads enter here and never block.
+// AttentionService, and calls of methods that do not exist.
 
 #pragma once
 
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 
-#include "attend/v1/attention.grpc.pb.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/service_call.h"
+#include "server/rpc/call_table.h"
+#include "server/rpc/open_stream.h"
 #include "server/wire/wire_call.h"
 
 namespace attend {
@@ -20,8 +19,6 @@ namespace attend {
 // outlive the call.
 Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::string& method,
                     const std::string& why);
-// GetServerInfo.
-void AnswerInfo(ServiceContext& context, ServiceCall::Wire wire);
 
 // Calls of methods that do not exist: each is refused, counted and logged.
 class UnknownMethods final : public grpc::CallbackGenericService {
@@ -33,32 +30,10 @@ class UnknownMethods final : public grpc::CallbackGenericService {
   ServiceContext& context_;
 };
 
-class AttentionServiceImpl final
-    : public v1::AttentionService::WithRawCallbackMethod_Attend<
-          v1::AttentionService::WithRawCallbackMethod_Backward<
-              v1::AttentionService::WithRawCallbackMethod_AttendStream<
-                  v1::AttentionService::WithRawCallbackMethod_AttendChunked<
-                      v1::AttentionService::WithRawCallbackMethod_GetServerInfo<
-                          v1::AttentionService::Service>>>>> {
- public:
-  using Stream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
-
-  explicit AttentionServiceImpl(ServiceContext& context) : context_(context) {}
-
-  grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* call,
-                                   const grpc::ByteBuffer* request,
-                                   grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* call,
-                                     const grpc::ByteBuffer* request,
-                                     grpc::ByteBuffer* response) override;
-  Stream* AttendStream(grpc::CallbackServerContext* call) override;
-  Stream* AttendChunked(grpc::CallbackServerContext* call) override;
-  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
-                                          const grpc::ByteBuffer* request,
-                                          grpc::ByteBuffer* response) override;
-
- private:
-  ServiceContext& context_;
-};
+// Adds Attend, Backward, AttendStream and GetServerInfo. `context` must outlive the calls.
+void AddAttention(ServiceContext& context, CallTable& table);
+// AttendChunked, which gRPC's library alone carries.
+inline constexpr char kAttendChunked[] = "/attend.v1.AttentionService/AttendChunked";
+RawStream* OpenChunked(ServiceContext& context, grpc::CallbackServerContext& call);
 
 }  // namespace attend

@@ -23,6 +23,7 @@
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_log.h"
+#include "server/rpc/call_queue.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/rpc/load_report.h"
 #include "server/rpc/request_reader.h"
@@ -80,6 +81,7 @@ struct ServiceContext {
   RequestReader& reader;
   Metrics& metrics;
   WorkerThreads& workers;
+  CallQueue& queue;  // of small calls
   ChunkedRegistry& chunked;
   AnswerWatch& answers;
   const Clock& clock;

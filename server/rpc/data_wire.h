@@ -34,11 +34,15 @@ class UnaryHandler {
   ~UnaryHandler() = default;
 };
 
+class StreamHandler;
+
 // At most one read and one write are under way.
 class StreamWire {
  public:
   virtual ~StreamWire() = default;
   virtual const WireCall& call() const = 0;
+  // Its handler, before anything is asked of it. Without one all that may be said is End.
+  virtual void Give(StreamHandler& handler) = 0;
   // OnReadDone follows, but not always after End.
   virtual void Read(grpc::ByteBuffer* to) = 0;
   // OnWriteDone follows. `hurries`: no other message is about to.

@@ -8,8 +8,6 @@
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/data_wire.h"
-#include "server/rpc/grpc_wire.h"
-#include "server/rpc/stream_call.h"
 #include "server/rpc/unary_call.h"
 #include "server/wire/grpc_status.h"
 
@@ -77,25 +75,6 @@ grpc::ServerUnaryReactor* BeginGrpcUnary(ServiceContext& context, std::string_vi
   grpc::ByteBuffer message;
   message.Swap(&const_cast<grpc::ByteBuffer&>(request));
   unary->Begin(std::move(message));
-  return wire.release();
-}
-
-RawStream* OpenGrpcStream(ServiceContext& context, std::string_view method,
-                          const MessageFormat& format, std::optional<Pass> pass,
-                          grpc::CallbackServerContext& call) {
-  std::unique_ptr<GrpcStream> wire;
-  if (!TryAllocating([&] { wire = std::make_unique<GrpcStream>(call); })) {
-    return new EndedStream(ToGrpc(OutOfMemory()));
-  }
-  const Status status =
-      BeginStream(context, method, wire->call(), [&](const Caller& caller, CountHold hold) {
-        auto* const stream =
-            new StreamCall(context, FactsOfStream(context, method, caller, wire->call()), format,
-                           pass, *wire, std::move(hold));
-        wire->Give(*stream);
-        return stream;
-      });
-  if (!status.ok()) wire->End(ToGrpc(status));
   return wire.release();
 }
 

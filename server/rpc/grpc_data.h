@@ -7,13 +7,15 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <optional>
+#include <memory>
 #include <string_view>
 
+#include "server/memory/memory_reserve.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/data_wire.h"
 #include "server/rpc/grpc_wire.h"
 #include "server/rpc/open_stream.h"
+#include "server/wire/grpc_status.h"
 #include "server/wire/message_format.h"
 
 namespace attend {
@@ -23,9 +25,8 @@ class GrpcStream final : public RawStream, public StreamWire {
  public:
   explicit GrpcStream(grpc::CallbackServerContext& call) : call_(call) {}
 
-  void Give(StreamHandler& handler) { handler_ = &handler; }
-
   const WireCall& call() const override { return call_; }
+  void Give(StreamHandler& handler) override { handler_ = &handler; }
   void Read(grpc::ByteBuffer* to) override { StartRead(to); }
   void Write(const grpc::ByteBuffer* message, bool hurries) override {
     grpc::WriteOptions options;
@@ -57,9 +58,16 @@ grpc::ServerUnaryReactor* BeginGrpcUnary(ServiceContext& context, std::string_vi
                                          const grpc::ByteBuffer& request,
                                          grpc::ByteBuffer& response);
 
-// The same of a stream of such requests. Without a pass each says its own.
-RawStream* OpenGrpcStream(ServiceContext& context, std::string_view method,
-                          const MessageFormat& format, std::optional<Pass> pass,
-                          grpc::CallbackServerContext& call);
+// A stream that `begin(wire)` begins; an error: there is none, and the call ends so.
+template <class Begin>
+RawStream* OpenGrpcStream(grpc::CallbackServerContext& call, const Begin& begin) {
+  std::unique_ptr<GrpcStream> wire;
+  if (!TryAllocating([&] { wire = std::make_unique<GrpcStream>(call); })) {
+    return new EndedStream(ToGrpc(OutOfMemory()));
+  }
+  const Status status = begin(*wire);
+  if (!status.ok()) wire->End(ToGrpc(status));
+  return wire.release();
+}
 
 }  // namespace attend

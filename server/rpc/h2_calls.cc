@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
@@ -13,19 +12,11 @@
 #include "server/rpc/call_caller.h"
 #include "server/rpc/data_wire.h"
 #include "server/rpc/h2_wire.h"
-#include "server/rpc/open_stream.h"
-#include "server/rpc/stream_call.h"
 #include "server/rpc/unary_call.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
-
-constexpr char kAttend[] = "/attend.v1.AttentionService/Attend";
-constexpr char kBackward[] = "/attend.v1.AttentionService/Backward";
-constexpr char kAttendStream[] = "/attend.v1.AttentionService/AttendStream";
-constexpr char kInfo[] = "/attend.v1.AttentionService/GetServerInfo";
-constexpr char kHealth[] = "/grpc.health.v1.Health/Check";
 
 // A call that has been refused.
 class H2Ended final : public CallHandler {
@@ -39,8 +30,9 @@ class H2Ended final : public CallHandler {
 
 class H2Unary final : public CallHandler, public UnaryWire {
  public:
-  H2Unary(ServiceContext& context, std::string_view method, Pass pass, ServerCall& call)
-      : context_(context), method_(method), pass_(pass), call_(call), wire_(call) {}
+  H2Unary(ServiceContext& context, std::string_view method, const CallTable::Data& data,
+          ServerCall& call)
+      : context_(context), method_(method), data_(data), call_(call), wire_(call) {}
 
   void Begin() {
     const Status status = OrOutOfMemory([&]() -> Status {
@@ -84,16 +76,16 @@ class H2Unary final : public CallHandler, public UnaryWire {
   // With its message, or none.
   void Start(grpc::ByteBuffer&& message) {
     const Status status = OrOutOfMemory([&] {
-      unary_ = new UnaryCall(context_, FactsOf(context_, method_, caller_, wire_), AttendFormat(),
-                             pass_, *this);
+      unary_ = new UnaryCall(context_, FactsOf(context_, method_, caller_, wire_), *data_.format,
+                             data_.pass, *this);
       return Status();
     });
     status.ok() ? unary_->Begin(std::move(message)) : wire_.End(ToGrpc(status));
   }
 
   ServiceContext& context_;
-  const std::string_view method_;
-  const Pass pass_;
+  const std::string_view method_;  // the table's
+  const CallTable::Data& data_;
   ServerCall& call_;
   const H2Wire wire_;
   Caller caller_;
@@ -102,16 +94,10 @@ class H2Unary final : public CallHandler, public UnaryWire {
 
 class H2Stream final : public CallHandler, public StreamWire {
  public:
-  H2Stream(ServiceContext& context, ServerCall& call)
-      : context_(context), call_(call), wire_(call) {}
+  explicit H2Stream(ServerCall& call) : call_(call), wire_(call) {}
 
-  void Begin() {
-    const Status status =
-        BeginStream(context_, kAttendStream, wire_, [&](const Caller& caller, CountHold hold) {
-          stream_ = new StreamCall(context_, FactsOfStream(context_, kAttendStream, caller, wire_),
-                                   AttendFormat(), std::nullopt, *this, std::move(hold));
-          return stream_;
-        });
+  void Begin(const CallTable::Stream& begin) {
+    const Status status = begin(*this);
     if (!status.ok()) wire_.End(ToGrpc(status));
   }
 
@@ -119,20 +105,21 @@ class H2Stream final : public CallHandler, public StreamWire {
   void OnMessage(InMessage message) override {
     grpc::ByteBuffer bytes = ToByteBuffer(std::move(message));
     to_->Swap(&bytes);
-    stream_->OnReadDone(true);
+    handler_->OnReadDone(true);
   }
-  void OnHalfClose() override { stream_->OnReadDone(false); }
-  void OnWritten(bool ok) override { stream_->OnWriteDone(ok); }
+  void OnHalfClose() override { handler_->OnReadDone(false); }
+  void OnWritten(bool ok) override { handler_->OnWriteDone(ok); }
   void OnCancel() override {
-    if (stream_ != nullptr) stream_->OnCancel();
+    if (handler_ != nullptr) handler_->OnCancel();
   }
   void OnDone() override {
-    if (stream_ != nullptr) stream_->OnDone();
+    if (handler_ != nullptr) handler_->OnDone();
     delete this;
   }
 
   // StreamWire
   const WireCall& call() const override { return wire_; }
+  void Give(StreamHandler& handler) override { handler_ = &handler; }
   void Read(grpc::ByteBuffer* to) override {
     to_ = to;
     call_.Read();
@@ -143,17 +130,16 @@ class H2Stream final : public CallHandler, public StreamWire {
   void End(const grpc::Status& status) override { wire_.End(status); }
 
  private:
-  ServiceContext& context_;
   ServerCall& call_;
   const H2Wire wire_;
-  StreamCall* stream_ = nullptr;    // null: it was refused
-  grpc::ByteBuffer* to_ = nullptr;  // of the read that is under way
+  StreamHandler* handler_ = nullptr;  // null: it was refused
+  grpc::ByteBuffer* to_ = nullptr;    // of the read that is under way
 };
 
 // One small message each way.
 class H2Small final : public CallHandler {
  public:
-  H2Small(ServerCall& call, const std::function<void(ServiceCall::Wire)>& answer)
+  H2Small(ServerCall& call, const CallTable::Small& answer)
       : call_(call), wire_(std::make_shared<const H2Wire>(call)), answer_(answer) {}
 
   void OnMessage(InMessage message) override {
@@ -180,7 +166,7 @@ class H2Small final : public CallHandler {
 
   ServerCall& call_;
   const std::shared_ptr<const H2Wire> wire_;
-  const std::function<void(ServiceCall::Wire)>& answer_;
+  const CallTable::Small& answer_;
   grpc::ByteBuffer request_;
   grpc::ByteBuffer response_;
   bool begun_ = false;  // its message has come
@@ -194,13 +180,13 @@ int64_t Smallest(const H2Methods::Bounds& bounds) {
 
 }  // namespace
 
-H2Methods::H2Methods(ServiceContext& context, HealthService& health, Bounds bounds)
-    : context_(context), bounds_(std::move(bounds)), smallest_bound_(Smallest(bounds_)) {
-  small_[kInfo] = [&context](ServiceCall::Wire wire) { AnswerInfo(context, std::move(wire)); };
-  small_[kHealth] = [&health](const ServiceCall::Wire& wire) {
-    wire.finish(ToGrpc(health.Answer(*wire.request, *wire.response)));
-  };
-}
+H2Methods::H2Methods(ServiceContext& context, const CallTable& table, Bounds bounds,
+                     std::set<std::string> elsewhere)
+    : context_(context),
+      table_(table),
+      bounds_(std::move(bounds)),
+      smallest_bound_(Smallest(bounds_)),
+      elsewhere_(std::move(elsewhere)) {}
 
 int64_t H2Methods::MessageBytesMax(std::string_view path) const {
   const auto found = bounds_.find(std::string(path));
@@ -209,24 +195,22 @@ int64_t H2Methods::MessageBytesMax(std::string_view path) const {
 
 CallHandler* H2Methods::Begin(ServerCall& call) {
   const std::string& path = call.path();
-  if (path == kAttend || path == kBackward) {
-    auto* const unary = new H2Unary(context_, path == kAttend ? kAttend : kBackward,
-                                    path == kAttend ? Pass::kForward : Pass::kBackward, call);
-    unary->Begin();
-    return unary;
+  if (const auto data = table_.data.find(path); data != table_.data.end()) {
+    auto* const handler = new H2Unary(context_, data->first, data->second, call);
+    handler->Begin();
+    return handler;
   }
-  if (path == kAttendStream) {
-    auto* const stream = new H2Stream(context_, call);
-    stream->Begin();
-    return stream;
+  if (const auto stream = table_.streams.find(path); stream != table_.streams.end()) {
+    auto* const handler = new H2Stream(call);
+    handler->Begin(stream->second);
+    return handler;
   }
-  const auto small = small_.find(path);
-  if (small != small_.end()) {
+  if (const auto small = table_.small.find(path); small != table_.small.end()) {
     auto* const handler = new H2Small(call, small->second);
     call.Read();
     return handler;
   }
-  const std::string why = bounds_.contains(path)
+  const std::string why = elsewhere_.contains(path)
                               ? path + " is not served with --server-transport h2, only with grpc"
                               : "there is no method " + path;
   auto* const ended = new H2Ended();

@@ -8,14 +8,13 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
-#include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
 #include "server/rpc/call_context.h"
-#include "server/rpc/health_service.h"
-#include "server/rpc/service_call.h"
+#include "server/rpc/call_table.h"
 #include "server/transport/server_call.h"
 
 namespace attend {
@@ -25,8 +24,11 @@ class H2Methods final : public CallMethods {
   // The most bytes of a message, by path, of every method that a server may have.
   using Bounds = std::unordered_map<std::string, int64_t>;
 
-  // The references must outlive every call. `bounds` has one method at least.
-  H2Methods(ServiceContext& context, HealthService& health, Bounds bounds);
+  // Serves the table's methods. `bounds` has one method at least.
+  // `elsewhere`: methods that are served, but over gRPC's library alone. The references must
+  // outlive every call.
+  H2Methods(ServiceContext& context, const CallTable& table, Bounds bounds,
+            std::set<std::string> elsewhere);
 
   int64_t MessageBytesMax(std::string_view path) const override;
   CallHandler* Begin(ServerCall& call) override;
@@ -34,13 +36,11 @@ class H2Methods final : public CallMethods {
   void OnTaken() override;
 
  private:
-  using Small = std::function<void(ServiceCall::Wire)>;
-
   ServiceContext& context_;
+  const CallTable& table_;
   const Bounds bounds_;
   const int64_t smallest_bound_;
-  // Methods with one small message each way.
-  std::unordered_map<std::string, Small> small_;
+  const std::set<std::string> elsewhere_;
 };
 
 }  // namespace attend

@@ -2,13 +2,12 @@
 
 #include "server/rpc/health_service.h"
 
-#include <grpcpp/grpcpp.h>
-
 #include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
 
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_context.h"
 #include "server/wire/grpc_status.h"
@@ -35,34 +34,34 @@ ServingStatus StatusOf(bool serving) {
   return serving ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
 }
 
-// A watch that is refused.
-class EndedWatch final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
- public:
-  explicit EndedWatch(const grpc::Status& status) { Finish(status); }
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
-// Tells its client each change, and only the last where it reads slowly. Used with the service's
-// mutex held.
-class HealthService::Watcher final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+// Tells its client each change, and only the last where it reads slowly. All but Begin and the
+// wire's callbacks is used with the service's mutex held.
+class HealthService::Watcher final : public StreamHandler {
  public:
-  Watcher(HealthService& service, bool known, Marks marks)
-      : service_(service), known_(known), marks_(std::move(marks)) {}
+  Watcher(HealthService& service, StreamWire& wire) : service_(service), wire_(wire) {}
 
-  const Marks& marks() const { return marks_; }
-
+  void Begin() { wire_.Read(&bytes_); }
   void Tell(bool serving) {
     now_ = known_ ? StatusOf(serving) : HealthCheckResponse::SERVICE_UNKNOWN;
     Write();
   }
   void End(const grpc::Status& status) {
     if (std::exchange(ended_, true)) return;
-    Finish(status);
+    wire_.End(status);
   }
 
  private:
+  friend class HealthService;
+
+  // Its request, or none.
+  void OnReadDone(bool ok) override {
+    Status status = InvalidArgument("the call has no message");
+    if (ok) status = OrOutOfMemory([this] { return service_.Begin(*this, bytes_); });
+    const MutexLock lock(service_.mutex_);
+    if (!status.ok()) End(ToGrpc(status));
+  }
   void OnWriteDone(bool ok) override {
     const MutexLock lock(service_.mutex_);
     writing_ = false;
@@ -82,12 +81,13 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<grpc::ByteB
     writing_ = true;
     told_ = now_;
     bytes_ = MessageOf(told_);
-    StartWrite(&bytes_);
+    wire_.Write(&bytes_, /*hurries=*/true);
   }
 
   HealthService& service_;
-  const bool known_;
-  const Marks marks_;  // of its connection, or null
+  StreamWire& wire_;
+  bool known_ = false;  // the service that is watched
+  Marks marks_;         // of its connection, or null
   ServingStatus now_ = HealthCheckResponse::UNKNOWN;
   ServingStatus told_ = HealthCheckResponse::UNKNOWN;
   bool writing_ = false;
@@ -122,7 +122,7 @@ Result<std::string> HealthService::ServiceOf(const grpc::ByteBuffer& request) {
   return parsed.service();
 }
 
-Status HealthService::Answer(const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
+Status HealthService::Check(const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
   return OrOutOfMemory([&]() -> Status {
     const Result<std::string> service = ServiceOf(request);
     if (!service.ok()) return service.status();
@@ -133,31 +133,35 @@ Status HealthService::Answer(const grpc::ByteBuffer& request, grpc::ByteBuffer& 
   });
 }
 
-grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* call,
-                                               const grpc::ByteBuffer* request,
-                                               grpc::ByteBuffer* response) {
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  reactor->Finish(ToGrpc(Answer(*request, *response)));
-  return reactor;
+Status HealthService::Begin(Watcher& watcher, const grpc::ByteBuffer& request) {
+  const Result<std::string> service = ServiceOf(request);
+  if (!service.ok()) return service.status();
+  const std::string peer = watcher.wire_.call().Peer();
+  const Marks marks = connections_ == nullptr ? nullptr : connections_->MarksOf(peer);
+  std::set<Watcher*> made = {&watcher};
+  const MutexLock lock(mutex_);
+  if (watcher.ended_) return Status();  // it was cancelled meanwhile
+  ATTEND_RETURN_IF_ERROR(TakePlace(marks, &watcher));
+  watchers_.insert(made.extract(made.begin()));
+  watcher.known_ = services_.contains(*service);
+  watcher.marks_ = marks;
+  watcher.Tell(serving_);
+  return Status();
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* HealthService::Watch(grpc::CallbackServerContext* call,
-                                                                 const grpc::ByteBuffer* request) {
-  std::unique_ptr<Watcher> watcher;
-  const Status status = OrOutOfMemory([&]() -> Status {
-    const Result<std::string> service = ServiceOf(*request);
-    if (!service.ok()) return service.status();
-    const Marks marks = connections_ == nullptr ? nullptr : connections_->MarksOf(call->peer());
-    watcher = std::make_unique<Watcher>(*this, services_.contains(*service), marks);
-    std::set<Watcher*> made = {watcher.get()};
-    const MutexLock lock(mutex_);
-    ATTEND_RETURN_IF_ERROR(TakePlace(marks, watcher.get()));
-    watchers_.insert(made.extract(made.begin()));
-    watcher->Tell(serving_);
-    return Status();
-  });
-  if (!status.ok()) return new EndedWatch(ToGrpc(status));
-  return watcher.release();
+void HealthService::AddTo(CallTable& table) {
+  const std::string service = std::string("/") + proto::Health::service_full_name();
+  table.small[service + "/Check"] = [this](const ServiceCall::Wire& wire) {
+    wire.finish(ToGrpc(Check(*wire.request, *wire.response)));
+  };
+  table.streams[service + "/Watch"] = [this](StreamWire& wire) {
+    return OrOutOfMemory([&] {
+      auto* const watcher = new Watcher(*this, wire);
+      wire.Give(*watcher);
+      watcher->Begin();
+      return Status();
+    });
+  };
 }
 
 Status HealthService::TakePlace(const Marks& marks, Watcher* watcher) {
@@ -202,7 +206,7 @@ void HealthService::Remove(Watcher* watcher) {
   const MutexLock lock(mutex_);
   watchers_.erase(watcher);
   std::erase_if(strangers_, [=](const Stranger& each) { return each.watcher == watcher; });
-  const Marks& marks = watcher->marks();
+  const Marks& marks = watcher->marks_;
   if (marks != nullptr) marks->watches.fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -12,17 +12,14 @@
 #include <string>
 #include <vector>
 
-#include "grpc/health/v1/health.grpc.pb.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/limits/connection_holds.h"
+#include "server/rpc/call_table.h"
 
 namespace attend {
 
-using HealthMethods = grpc::health::v1::Health::WithRawCallbackMethod_Check<
-    grpc::health::v1::Health::WithRawCallbackMethod_Watch<grpc::health::v1::Health::Service>>;
-
-class HealthService final : public HealthMethods {
+class HealthService final {
  public:
   // Watches on one connection on which a call has been let in, on another, and on all such others.
   // Beyond the first two a watch is refused; beyond the third the one is ended that has been open
@@ -37,14 +34,8 @@ class HealthService final : public HealthMethods {
   HealthService(const std::vector<std::string>& services, const ConnectionHolds* connections);
 
   void SetServing(bool serving);  // any thread
-  // Answers a check. Any thread.
-  Status Answer(const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
-
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* call,
-                                  const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response) override;
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Watch(grpc::CallbackServerContext* call,
-                                                    const grpc::ByteBuffer* request) override;
+  // This must outlive the calls.
+  void AddTo(CallTable& table);
 
  private:
   class Watcher;
@@ -54,6 +45,9 @@ class HealthService final : public HealthMethods {
     Marks marks;
   };
 
+  Status Check(const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
+  // The watch begins for which the request asks. May throw std::bad_alloc.
+  Status Begin(Watcher& watcher, const grpc::ByteBuffer& request);
   // Which service the request names.
   static Result<std::string> ServiceOf(const grpc::ByteBuffer& request);
   // A watch on this connection may begin, whose place is made.

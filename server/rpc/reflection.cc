@@ -14,9 +14,10 @@
 #include <vector>
 
 #include "attend/v1/admin.grpc.pb.h"
+#include "grpc/reflection/v1/reflection.grpc.pb.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_log.h"
-#include "server/rpc/grpc_wire.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/standing_caller.h"
 #include "server/util/rejection.h"
@@ -70,8 +71,8 @@ void ListServices(const std::vector<std::string>& services, proto::ListServiceRe
   for (const std::string& name : services) response.add_service()->set_name(name);
 }
 
-void Answer(const proto::ServerReflectionRequest& request, const std::vector<std::string>& services,
-            proto::ServerReflectionResponse& response) {
+void Describe(const proto::ServerReflectionRequest& request,
+              const std::vector<std::string>& services, proto::ServerReflectionResponse& response) {
   using Request = proto::ServerReflectionRequest;
   const DescriptorPool& pool = *DescriptorPool::generated_pool();
   response.set_valid_host(request.host());
@@ -107,14 +108,14 @@ void Answer(const proto::ServerReflectionRequest& request, const std::vector<std
 }
 
 // Answers one stream's requests, one after the other.
-class Stream final : public RawStream, public OpenCall {
+class Stream final : public StreamHandler, public OpenCall {
  public:
   Stream(ServiceContext& context, const std::vector<std::string>& services, const CallFacts& facts,
-         grpc::CallbackServerContext& call, CountHold hold)
+         StreamWire& wire, CountHold hold)
       : context_(context),
         services_(services),
         facts_(facts),
-        call_(call),
+        wire_(wire),
         hold_(std::move(hold)) {}
 
   void Begin() { Read(); }
@@ -124,30 +125,40 @@ class Stream final : public RawStream, public OpenCall {
     if (const Status may = caller_.Check(); !may.ok()) Stop(may);
   }
 
-  // gRPC
+  // StreamHandler
   void OnReadDone(bool ok) override {
     {
       const MutexLock lock(mutex_);
       if (finished_) return;  // it crossed the end of the call
       answering_ = ok;
     }
-    if (!ok) return Stop(call_.Cancelled() ? Cancelled() : Status());
-    const Status status = OrOutOfMemory([this] { return Respond(); });
-    if (status.ok()) return StartWrite(&bytes_);
-    Answered();
-    Stop(status);
+    if (!ok) return Stop(wire_.call().Cancelled() ? Cancelled() : Status());
+    const Status posted = OrOutOfMemory([this] {
+      return context_.queue.Post(facts_.caller.tenant, static_cast<int64_t>(bytes_.Length()),
+                                 [this] { Answer(); });
+    });
+    if (!posted.ok()) Fail(posted);
   }
   void OnWriteDone(bool ok) override {
     if (!ok) Stop(Cancelled());
     Answered();
     Read();
   }
+  void OnCancel() override {}
   void OnDone() override {
     context_.streams.Remove(this);
     delete this;
   }
 
  private:
+  void Answer() {
+    const Status status = OrOutOfMemory([this] { return Respond(); });
+    status.ok() ? wire_.Write(&bytes_, /*hurries=*/true) : Fail(status);
+  }
+  void Fail(const Status& status) {
+    Answered();
+    Stop(status);
+  }
   static Status Cancelled() { return Status(Code::kCancelled, "the call was cancelled"); }
   void Answered() {
     const MutexLock lock(mutex_);
@@ -160,7 +171,7 @@ class Stream final : public RawStream, public OpenCall {
       stopped = stopped_.has_value();
     }
     if (stopped) return Stop(Status());
-    StartRead(&bytes_);
+    wire_.Read(&bytes_);
   }
   // Ends with the first status that this is called with, once no answer is under way.
   void Stop(const Status& status) {
@@ -172,9 +183,10 @@ class Stream final : public RawStream, public OpenCall {
       finished_ = true;
       end = *stopped_;
     }
-    LogEnd(context_, end, {"reflection refused", request_bytes_, response_bytes_}, call_, facts_);
+    LogEnd(context_, end, {"reflection refused", request_bytes_, response_bytes_}, wire_.call(),
+           facts_);
     hold_.Release();  // before the client hears of it and opens another
-    Finish(ToGrpc(end));
+    wire_.End(ToGrpc(end));
   }
   // Puts the answer in the request's place. May throw std::bad_alloc.
   Status Respond() {
@@ -195,7 +207,7 @@ class Stream final : public RawStream, public OpenCall {
     google::protobuf::Arena arena;
     auto* const response =
         google::protobuf::Arena::CreateMessage<proto::ServerReflectionResponse>(&arena);
-    Answer(request, services_, *response);
+    Describe(request, services_, *response);
     const grpc::Slice answer(response->SerializeAsString());
     response_bytes_ += static_cast<int64_t>(answer.size());
     context_.limits.Came(facts_.caller.tenant, static_cast<int64_t>(answer.size()));
@@ -206,8 +218,8 @@ class Stream final : public RawStream, public OpenCall {
   ServiceContext& context_;
   const std::vector<std::string>& services_;
   const CallFacts facts_;
-  const GrpcWire call_;
-  StandingCaller caller_{context_, call_, facts_, Scope::kInfo};
+  StreamWire& wire_;
+  StandingCaller caller_{context_, wire_.call(), facts_, Scope::kInfo};
   CountHold hold_;  // its place among its tenant's streams
   // Of the thread that answers, or ends the stream when none does.
   grpc::ByteBuffer bytes_;
@@ -230,13 +242,22 @@ ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::s
   services_.push_back(proto::ServerReflection::service_full_name());
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ReflectionService::Begin(
-    const std::string& method, grpc::CallbackServerContext& call) {
-  const auto make = [&](const Caller& caller, CountHold hold) {
-    return new Stream(context_, services_, FactsOf(context_, method, caller, GrpcWire(call)), call,
-                      std::move(hold));
-  };
-  return OpenStream(context_, method, call, make, Scope::kInfo);
+void ReflectionService::AddTo(CallTable& table) {
+  for (const char* const version : {grpc::reflection::v1::ServerReflection::service_full_name(),
+                                    proto::ServerReflection::service_full_name()}) {
+    const std::string method = std::string("/") + version + "/ServerReflectionInfo";
+    CallTable::Stream& begin = table.streams[method];
+    begin = [this, method](StreamWire& wire) {
+      const WireCall& call = wire.call();
+      const auto make = [&](const Caller& caller, CountHold hold) {
+        auto* const stream = new Stream(
+            context_, services_, FactsOf(context_, method, caller, call), wire, std::move(hold));
+        wire.Give(*stream);
+        return stream;
+      };
+      return BeginStream(context_, method, call, make, Scope::kInfo);
+    };
+  }
 }
 
 }  // namespace attend

@@ -14,9 +14,8 @@ namespace attend {
 ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod& method,
                                     const std::string& name, Call& call, const Bytes& request,
                                     Bytes& response, Reactor& reactor) {
-  Wire wire{nullptr, &request, &response,
-            [&reactor](const grpc::Status& status) { reactor.Finish(status); }};
-  if (TryAllocating([&] { wire.call = std::make_shared<GrpcWire>(call); })) {
+  Wire wire;
+  if (TryAllocating([&] { wire = WireOf(call, request, response, reactor); })) {
     return Begin(context, method, name, std::move(wire));
   }
   reactor.Finish(ToGrpc(OutOfMemory()));
@@ -58,6 +57,12 @@ void ServiceCall::End(const Status& status, const Refusal& refusal) {
   Note(status);
   if (!status.ok()) AddRefusal(context_, status.code(), refusal, *wire_.call);
   wire_.finish(ToGrpc(status));
+}
+
+ServiceCall::Wire WireOf(grpc::CallbackServerContext& call, const grpc::ByteBuffer& request,
+                         grpc::ByteBuffer& response, grpc::ServerUnaryReactor& reactor) {
+  return {std::make_shared<GrpcWire>(call), &request, &response,
+          [&reactor](const grpc::Status& status) { reactor.Finish(status); }};
 }
 
 }  // namespace attend

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call with one small message each way, from its caller's admission to its end. SessionService,
-// AdminService and the Open Inference Protocol's small calls differ in a ServiceMethod alone: each
-// service has a few, its table.
+// A call with one small message each way, from its caller's admission to its end. It is answered in
+// the queue of small calls (call_queue.h), as no thread that moves bytes may wait for its work.
+// SessionService, AdminService and the Open Inference Protocol's small calls differ in a
+// ServiceMethod alone: each service has a few.
 
 #pragma once
 
@@ -33,7 +34,6 @@ struct ServiceMethod {
   const char* event;  // the log line's, if a call fails
   Scope scope = Scope::kInfo;
   Charge charge = Charge::kPlace;
-  bool later = false;  // they are answered on the copy threads, as they may copy or wait
   int64_t request_bytes_max = int64_t{64} << 10;
 };
 
@@ -88,11 +88,13 @@ class ServiceCall {
     });
   }
 
-  // Calls `work` on the copy threads; ends the call if there is no memory for that.
+  // Calls `work` in its tenant's turn. An error: the call is to end so.
   template <class Work>
-  void Post(Work work) {
-    const bool posted = TryAllocating([&] { context_.workers.Post(std::move(work)); });
-    if (!posted) End(OutOfMemory());
+  Status Post(Work work) {
+    return OrOutOfMemory([&] {
+      return context_.queue.Post(facts_.caller.tenant,
+                                 static_cast<int64_t>(wire_.request->Length()), std::move(work));
+    });
   }
 
   // Gives back what was taken, counts and logs the end, and tells the client.
@@ -107,14 +109,13 @@ class ServiceCall {
   template <class In, class Out, class Answer>
   static void Go(const Ref& begun, const Answer& answer) {
     if (begun == nullptr) return;
-    if (begun->method_.later) {
-      begun->Post([begun, answer] { begun->template Respond<In, Out>(answer); });
-    } else {
-      begun->template Respond<In, Out>(answer);
-    }
+    const Status posted =
+        begun->Post([begun, answer] { begun->template Respond<In, Out>(answer); });
+    if (!posted.ok()) begun->End(posted);
   }
   template <class In, class Out, class Answer>
   void Respond(const Answer& answer) {
+    if (call().Cancelled()) return End(Status(Code::kCancelled, "the call was cancelled"));
     Refusal refusal;
     const auto ask = [&](const In& in, Out& out) -> Status {
       if constexpr (std::is_invocable_v<const Answer&, const In&, Out&>) {
@@ -132,5 +133,9 @@ class ServiceCall {
   const Wire wire_;
   LimitHold place_;
 };
+
+// The wire of a call of gRPC's library. May throw std::bad_alloc.
+ServiceCall::Wire WireOf(grpc::CallbackServerContext& call, const grpc::ByteBuffer& request,
+                         grpc::ByteBuffer& response, grpc::ServerUnaryReactor& reactor);
 
 }  // namespace attend

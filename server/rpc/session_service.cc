@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "server/rpc/service_call.h"
 #include "server/wire/session_uses.h"
 
 namespace attend {
@@ -18,11 +17,9 @@ namespace {
 constexpr int64_t kListed = 256;
 
 constexpr char kEvent[] = "session call failed";
-constexpr ServiceMethod kHere{.event = kEvent, .scope = Scope::kSessions};
+constexpr ServiceMethod kWithinLimits{.event = kEvent, .scope = Scope::kSessions};
 constexpr ServiceMethod kAtLimits{
     .event = kEvent, .scope = Scope::kSessions, .charge = ServiceMethod::Charge::kBytes};
-// They may copy a page of each layer.
-constexpr ServiceMethod kCopying{.event = kEvent, .scope = Scope::kSessions, .later = true};
 
 Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
   if (!IsDType(shape.dtype())) {
@@ -50,14 +47,13 @@ void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& res
 }
 
 template <class In, class Out, class Answer>
-SessionServiceImpl::Reactor* SessionServiceImpl::Run(const ServiceMethod& method, Call* call,
-                                                     const Bytes* request, Bytes* response,
-                                                     const Answer& answer) {
-  return ServiceCall::Run<In, Out>(
-      context_, method, call, request, response,
+void SessionServiceImpl::Add(const ServiceMethod& method, const Answer& answer, CallTable& table) {
+  AddSmall<In, Out>(
+      context_, method,
       [this, answer](const Caller& caller, const In& in, Out& out, Refusal& refusal) {
         return sessions_ == nullptr ? SessionsAreOff() : answer(caller.tenant, in, out, refusal);
-      });
+      },
+      table);
 }
 
 Status SessionServiceImpl::Fill(const Result<SessionInfo>& info, v1::Session& response) const {
@@ -117,75 +113,68 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
   return Fill(sessions_->Create(tenant, spec), response);
 }
 
-SessionServiceImpl::Reactor* SessionServiceImpl::CreateSession(Call* call, const Bytes* request,
-                                                               Bytes* response) {
-  return Run<v1::CreateSessionRequest, v1::Session>(
-      kHere, call, request, response,
-      [this](int tenant, const auto& in, auto& out, auto&) { return Create(tenant, in, out); });
+Status SessionServiceImpl::Fork(int tenant, const v1::ForkSessionRequest& request,
+                                v1::Session& response, Refusal& refusal) {
+  ATTEND_RETURN_IF_ERROR(MayBegin());
+  std::optional<int64_t> length;
+  if (request.has_length()) length = request.length();
+  return Fill(sessions_->Fork(tenant, request.session(), length, &refusal), response);
 }
 
-SessionServiceImpl::Reactor* SessionServiceImpl::ForkSession(Call* call, const Bytes* request,
-                                                             Bytes* response) {
-  return Run<v1::ForkSessionRequest, v1::Session>(
-      kCopying, call, request, response,
+Status SessionServiceImpl::List(int tenant, const v1::ListSessionsRequest& request,
+                                v1::ListSessionsResponse& response) const {
+  const int64_t count = request.page_size() == 0 ? kListed : request.page_size();
+  if (count < 1 || count > kListed) {
+    return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
+                           std::to_string(kListed) + "], or 0 for the most");
+  }
+  const SessionTable::Listed list = sessions_->List(tenant, request.after(), count);
+  for (const SessionInfo& info : list.sessions) {
+    FillSession(context_.engine, info, *response.add_sessions());
+  }
+  response.set_more(list.more);
+  return Status();
+}
+
+void SessionServiceImpl::AddTo(CallTable& table) {
+  Add<v1::CreateSessionRequest, v1::Session>(
+      kWithinLimits,
+      [this](int tenant, const auto& in, auto& out, auto&) { return Create(tenant, in, out); },
+      table);
+  Add<v1::ForkSessionRequest, v1::Session>(
+      kWithinLimits,
       [this](int tenant, const auto& in, auto& out, auto& refusal) {
-        ATTEND_RETURN_IF_ERROR(MayBegin());
-        std::optional<int64_t> length;
-        if (in.has_length()) length = in.length();
-        return Fill(sessions_->Fork(tenant, in.session(), length, &refusal), out);
-      });
-}
-
-SessionServiceImpl::Reactor* SessionServiceImpl::TruncateSession(Call* call, const Bytes* request,
-                                                                 Bytes* response) {
-  return Run<v1::TruncateSessionRequest, v1::Session>(
-      kCopying, call, request, response,
+        return Fork(tenant, in, out, refusal);
+      },
+      table);
+  Add<v1::TruncateSessionRequest, v1::Session>(
+      kWithinLimits,
       [this](int tenant, const auto& in, auto& out, auto& refusal) {
         return Fill(sessions_->Truncate(tenant, in.session(), in.length(), &refusal), out);
-      });
-}
-
-SessionServiceImpl::Reactor* SessionServiceImpl::FreeSession(Call* call, const Bytes* request,
-                                                             Bytes* response) {
-  return Run<v1::FreeSessionRequest, v1::FreeSessionResponse>(
-      kAtLimits, call, request, response, [this](int tenant, const auto& in, auto&, auto&) {
+      },
+      table);
+  Add<v1::FreeSessionRequest, v1::FreeSessionResponse>(
+      kAtLimits,
+      [this](int tenant, const auto& in, auto&, auto&) {
         return sessions_->Free(tenant, in.session());
-      });
-}
-
-SessionServiceImpl::Reactor* SessionServiceImpl::GetSession(Call* call, const Bytes* request,
-                                                            Bytes* response) {
-  return Run<v1::GetSessionRequest, v1::Session>(
-      kHere, call, request, response, [this](int tenant, const auto& in, auto& out, auto&) {
+      },
+      table);
+  Add<v1::GetSessionRequest, v1::Session>(
+      kWithinLimits,
+      [this](int tenant, const auto& in, auto& out, auto&) {
         return Fill(sessions_->Get(tenant, in.session()), out);
-      });
-}
-
-SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const Bytes* request,
-                                                              Bytes* response) {
-  return Run<v1::ListSessionsRequest, v1::ListSessionsResponse>(
-      kHere, call, request, response,
-      [this](int tenant, const auto& in, auto& out, auto&) -> Status {
-        const int64_t count = in.page_size() == 0 ? kListed : in.page_size();
-        if (count < 1 || count > kListed) {
-          return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
-                                 std::to_string(kListed) + "], or 0 for the most");
-        }
-        const SessionTable::Listed list = sessions_->List(tenant, in.after(), count);
-        for (const SessionInfo& info : list.sessions) {
-          FillSession(context_.engine, info, *out.add_sessions());
-        }
-        out.set_more(list.more);
-        return Status();
-      });
-}
-
-SessionServiceImpl::Reactor* SessionServiceImpl::KeepAlive(Call* call, const Bytes* request,
-                                                           Bytes* response) {
-  return Run<v1::KeepAliveRequest, v1::Session>(
-      kAtLimits, call, request, response, [this](int tenant, const auto& in, auto& out, auto&) {
+      },
+      table);
+  Add<v1::ListSessionsRequest, v1::ListSessionsResponse>(
+      kWithinLimits,
+      [this](int tenant, const auto& in, auto& out, auto&) { return List(tenant, in, out); },
+      table);
+  Add<v1::KeepAliveRequest, v1::Session>(
+      kAtLimits,
+      [this](int tenant, const auto& in, auto& out, auto&) {
         return Fill(sessions_->KeepAlive(tenant, in.session()), out);
-      });
+      },
+      table);
 }
 
 }  // namespace attend

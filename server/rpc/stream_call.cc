@@ -10,6 +10,7 @@
 
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
+#include "server/rpc/open_stream.h"
 #include "server/util/rejection.h"
 #include "server/wire/grpc_status.h"
 
@@ -24,6 +25,17 @@ StreamCall::StreamCall(ServiceContext& context, const CallFacts& facts, const Me
       wire_(wire),
       deadline_(wire.call().Deadline(context.clock)),
       hold_(std::move(hold)) {}
+
+Status StreamCall::Open(ServiceContext& context, std::string_view method,
+                        const MessageFormat& format, std::optional<Pass> asked, StreamWire& wire) {
+  return BeginStream(context, method, wire.call(), [&](const Caller& caller, CountHold hold) {
+    auto* const stream =
+        new StreamCall(context, FactsOfStream(context, method, caller, wire.call()), format, asked,
+                       wire, std::move(hold));
+    wire.Give(*stream);
+    return stream;
+  });
+}
 
 void StreamCall::Begin() {
   watched_->Join(context_.answers, wire_.call());

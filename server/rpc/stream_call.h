@@ -28,6 +28,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <unordered_set>
 
 #include "kernels/util/mutex.h"
@@ -45,6 +46,10 @@ class StreamCall final : public StreamHandler, public Call, public OpenCall {
   // streams, until it ends.
   StreamCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
              std::optional<Pass> asked, StreamWire& wire, CountHold hold);
+  // Makes and begins one of that method, whose name must outlive it too. Without a pass each
+  // request says its own. An error: there is none, and the call is to end so.
+  static Status Open(ServiceContext& context, std::string_view method, const MessageFormat& format,
+                     std::optional<Pass> asked, StreamWire& wire);
 
   void Begin();
   // OpenCall. Stops reading.

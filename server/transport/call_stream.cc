@@ -108,6 +108,7 @@ void CallStream::Apply() {
   }
   applying_ = false;
   Keep(std::exchange(incoming_, {}));
+  TellKept();
   if (done_ && !posted()) delete this;
 }
 
@@ -180,10 +181,7 @@ bool CallStream::ReadOne() {
     if (!whole) return true;
     reading_ = false;
     handler_->OnMessage(std::move(message));
-    if (unread_at_ == unread_.size()) {
-      unread_.clear();
-      unread_at_ = 0;
-    }
+    if (unread_at_ == unread_.size()) Forget();
     return true;
   }
   if (!half_closed_ && !cancelled()) return false;
@@ -215,9 +213,9 @@ void CallStream::Send(const OutMessage& message) {
 void CallStream::End(const CallEnd& end) {
   reading_ = false;
   incoming_ = {};
-  unread_.clear();
-  unread_at_ = 0;
-  SendEnd(end);
+  Forget();
+  if (!late_ || end.status.code() != Code::kCancelled) return SendEnd(end);
+  SendEnd({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
 }
 
 void CallStream::Fail(const Status& status) {
@@ -227,22 +225,13 @@ void CallStream::Fail(const Status& status) {
     Lose();
   }
   incoming_ = {};
-  unread_.clear();
-  unread_at_ = 0;
+  Forget();
   cancelled_.store(true, std::memory_order_seq_cst);
 }
 
 void CallStream::SendEnd(const CallEnd& end) {
   if (owner_ == nullptr || std::exchange(answered_, true)) return;
   loop_.Clear(*this);
-  // Its handler knows only that the answer is not wanted. The client may hear of this first.
-  if (expired_ && end.status.code() == Code::kCancelled) {
-    return Tell({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
-  }
-  Tell(end);
-}
-
-void CallStream::Tell(const CallEnd& end) {
   // In one block of headers, clients would take initial metadata for trailing metadata.
   if (!first_.entries().empty() && !std::exchange(responded_, true)) {
     owner_->session().Respond(id_, *this, first_, kAnswerHeaders);
@@ -262,6 +251,18 @@ void CallStream::Keep(std::string_view bytes) {
   unread_.erase(0, unread_at_);
   unread_at_ = 0;
   unread_.append(bytes);
+}
+
+void CallStream::Forget() {
+  // As far as its memory goes too: a call may stay open for long.
+  std::string().swap(unread_);
+  unread_at_ = 0;
+}
+
+void CallStream::TellKept() {
+  const auto kept = static_cast<int64_t>(unread_.size() - unread_at_);
+  if (owner_ != nullptr && kept != told_kept_) owner_->OnKept(kept - told_kept_);
+  told_kept_ = kept;
 }
 
 void CallStream::OnData(std::string_view bytes) {
@@ -285,6 +286,8 @@ void CallStream::OnClose() {
   if (!trailers_sent) cancelled_.store(true, std::memory_order_seq_cst);
   loop_.Clear(*this);
   output.Clear();
+  Forget();  // it is read no more
+  owner_->OnKept(-std::exchange(told_kept_, 0));
   leaving_ = owner_->OnStreamClosed(*this, trailers_sent);
   if (!leaving_) owner_ = nullptr;
   Apply();
@@ -297,7 +300,7 @@ void CallStream::OnLeft(bool arrived) {
 }
 
 void CallStream::OnTime() {
-  expired_ = true;
+  late_ = true;
   cancelled_.store(true, std::memory_order_seq_cst);
   Apply();
 }

@@ -35,6 +35,8 @@ class CallOwner {
   virtual void OnOutput() = 0;
   // The next bytes of the call's messages came.
   virtual void OnCame(int32_t id, std::string_view bytes) = 0;
+  // So many bytes more, or less, of them are kept until they are asked for.
+  virtual void OnKept(int64_t bytes) = 0;
   // The stream has ended; `whole`: with all that the call had to say. True: some of that is still
   // on its way to the socket, and OnLeft follows. Else the call does not use its owner any more.
   virtual bool OnStreamClosed(class CallStream& call, bool whole) = 0;
@@ -111,11 +113,13 @@ class CallStream final : public ServerCall,
   // The call goes on no more, for a fault of its client's: says so, in the handler's place.
   void Fail(const Status& status);
   void SendEnd(const CallEnd& end);
-  void Tell(const CallEnd& end);
   // There is no memory for what the client should hear: its call is reset, as half an answer is
   // none.
   void Lose();
   void Keep(std::string_view bytes);
+  void Forget();  // what was kept
+  // Tells the owner how much is kept now.
+  void TellKept();
 
   Loop& loop_;
   CallOwner* owner_;  // null once the stream is closed
@@ -134,8 +138,9 @@ class CallStream final : public ServerCall,
 
   // The loop's thread's.
   MessageAssembler assembler_;
-  std::string unread_;         // what has come and was not asked for
-  size_t unread_at_ = 0;       // of which this much has been read
+  std::string unread_;    // what has come and was not asked for
+  size_t unread_at_ = 0;  // of which this much has been read
+  int64_t told_kept_ = 0;
   std::string_view incoming_;  // what came just now
   bool applying_ = false;
   bool half_closed_ = false;  // the client sends no more
@@ -144,7 +149,7 @@ class CallStream final : public ServerCall,
   bool responded_ = false;    // headers of the answer are under way
   bool answered_ = false;     // the end of the answer is
   bool ended_ = false;        // the handler has called Finish
-  bool expired_ = false;      // its deadline has passed
+  bool late_ = false;         // its deadline has cancelled it
   bool told_cancelled_ = false;
   bool leaving_ = false;  // the stream is closed, OnLeft follows
   bool done_ = false;     // it has heard OnDone

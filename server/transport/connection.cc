@@ -246,6 +246,10 @@ void Connection::OnCame(int32_t id, std::string_view bytes) {
   if (!may.ok()) EndFor(may);
 }
 
+void Connection::OnKept(int64_t bytes) {
+  if (guard_ != nullptr) guard_->OnKept(bytes);
+}
+
 void Connection::OnGrant(int32_t id, int64_t bytes) {
   if (guard_ != nullptr) guard_->OnGrant(id, bytes);
 }

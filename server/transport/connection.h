@@ -37,6 +37,8 @@ class ConnectionGuard {
   virtual void CloseCall(int32_t id) = 0;
   // The next bytes of a call's messages came. An error ends the connection.
   virtual Status OnMessageBytes(int32_t id, std::string_view bytes) = 0;
+  // So many bytes more, or less, are kept, as no call has asked for them yet.
+  virtual void OnKept(int64_t bytes) = 0;
   // The client may send so many bytes more of a call's messages; of all, if the id is 0.
   virtual void OnGrant(int32_t id, int64_t bytes) = 0;
   // The connection is over, and its socket is about to be closed. `why` is an error if it was ended
@@ -112,6 +114,7 @@ class Connection final : public Loop::Task,
   Http2Session& session() override { return *session_; }
   void OnOutput() override { share_.loop.AtTurnEnd(*this); }
   void OnCame(int32_t id, std::string_view bytes) override;
+  void OnKept(int64_t bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
   bool OnStreamClosed(CallStream& call, bool whole) override;
   void OnUnread() override { EndFor(Status()); }

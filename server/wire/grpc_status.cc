@@ -21,7 +21,6 @@ Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return Status();
   switch (status.error_code()) {
     case grpc::StatusCode::ABORTED:
-    case grpc::StatusCode::OUT_OF_RANGE:
     case grpc::StatusCode::DATA_LOSS:
     case grpc::StatusCode::DO_NOT_USE:
       // Codes that this project does not use; the message keeps the meaning.

@@ -75,6 +75,14 @@ def start_server(tmp_path):
         running.kill()
 
 
+@pytest.fixture(params=("grpc", "h2"))
+def start_either(request, start_server, tmp_path):
+    """start_either(*flags): a server of each transport, at a port and at a Unix socket."""
+    return lambda *flags, **options: start_server(
+        "--server-transport", request.param, *flags, listen=f"127.0.0.1:0,unix:{tmp_path}/socket",
+        **options)
+
+
 @pytest.fixture(scope="module")
 def ca(tmp_path_factory):
     return certificates.Authority(tmp_path_factory.mktemp("ca"))

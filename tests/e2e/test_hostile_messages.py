@@ -15,6 +15,7 @@ import wire
 
 KIB, MIB = 1 << 10, 1 << 20
 SERVICE = "/attend.v1.AttentionService/"
+HEALTH = "/grpc.health.v1.Health/"
 INFER_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
 HALF = hostile.grpc_message(bytes(1000), MIB)
@@ -36,6 +37,9 @@ def closed(server, reason):
 @pytest.fixture(params=("plain", "tls"))
 def start(request, start_server, ca):
     """A server with that time for messages, and what opens sockets to it."""
+    if request.param == "tls" and harness.OWN_TRANSPORT:
+        pytest.skip("the own transport has no TLS")
+
     def started(seconds, *flags):
         tls = ca.serve() if request.param == "tls" else ()
         server = start_server(*tls, *hostile.SMALL_LIMITS, "--message-timeout", seconds, *flags)
@@ -58,12 +62,15 @@ def wait_for_stalls(server, connect, number):
 
 def test_connections_whose_message_stalls_end(start):
     server, connect = start("0.4", "--oip")
-    paths = [wire.ATTEND, SERVICE + "AttendStream", SERVICE + "AttendChunked", INFER_STREAM,
-             SERVICE + "GetServerInfo", "/grpc.health.v1.Health/Check"]
+    large = [wire.ATTEND, SERVICE + "AttendStream"]
+    large += [] if harness.OWN_TRANSPORT else [SERVICE + "AttendChunked", INFER_STREAM]
+    small = [SERVICE + "GetServerInfo", HEALTH + "Check", HEALTH + "Watch",
+             "/attend.v1.SessionService/GetSession",
+             "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
     connections = []
-    for path in paths:
+    for path in large + small:
         for data in (HALF[:2], hostile.grpc_message(b"\0", 1000), HALF):
-            if data is not HALF or path in paths[:4]:
+            if data is not HALF or path in large:
                 connections.append(connect())
                 connections[-1].sendall(call(path, data))
     for connection in connections:
@@ -130,12 +137,26 @@ def test_what_waits_for_its_turn_on_a_busy_connection_does_not_stall(start_serve
 
 
 def test_a_message_is_refused_by_what_it_says_of_its_length(start):
-    """Far above what its method takes; nothing else of it needs to come."""
+    """Far above what its method takes; nothing else of it needs to come. The own transport ends the
+    call, gRPC's library can end its connection alone."""
     server, connect = start("60", "--oip")
-    for turn, (path, length) in enumerate((
-            (SERVICE + "AttendStream", 33 * MIB), (INFER_STREAM, 33 * MIB),
-            (SERVICE + "AttendChunked", 9 * MIB), (wire.ATTEND, 33 * MIB),
-            (SERVICE + "GetServerInfo", 129 * KIB), ("/grpc.health.v1.Health/Check", 5 * KIB))):
+    served = [(SERVICE + "AttendStream", 33 * MIB), (wire.ATTEND, 33 * MIB),
+              (SERVICE + "GetServerInfo", 129 * KIB), (HEALTH + "Check", 5 * KIB),
+              (HEALTH + "Watch", 5 * KIB), ("/attend.v1.SessionService/GetSession", 129 * KIB),
+              ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", 2 * MIB)]
+    elsewhere = [(INFER_STREAM, 33 * MIB), (SERVICE + "AttendChunked", 9 * MIB)]
+    if harness.OWN_TRANSPORT:
+        with hostile.Http2(server.address) as client:
+            for path, length in served:
+                stream = client.open(path)
+                client.data(stream, hostile.grpc_message(b"", length))
+                client.wait_for_frame(hostile.HEADERS, stream)
+            stream = client.open(HEALTH + "Check")
+            client.data(stream, hostile.grpc_message(b""), hostile.END_STREAM)
+            client.wait_for_frame(hostile.DATA, stream)
+        assert closed(server, "frames") == closed(server, "stalled") == 0
+        return
+    for turn, (path, length) in enumerate(served + elsewhere):
         with connect() as connection:
             connection.sendall(call(path, hostile.grpc_message(b"", length)))
             assert hostile.ended(connection)
@@ -151,6 +172,8 @@ def test_a_message_of_a_stream_that_is_too_long_is_told(start_server):
         answers = service.AttendStream(iter([long, wire.small_request()]), timeout=wire.SECONDS)
         codes = sorted(answer.status.code for answer in answers)  # they come in any order
         assert codes == [0, CODE.INVALID_ARGUMENT.value[0]]
+        if harness.OWN_TRANSPORT:
+            return
         chunk = wire.pb.AttendChunkedRequest(data=bytes(6 * MIB))
         with pytest.raises(grpc.RpcError) as failed:
             list(service.AttendChunked(iter([chunk]), timeout=wire.SECONDS))

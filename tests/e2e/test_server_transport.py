@@ -20,16 +20,14 @@ CODE = grpc.StatusCode
 STREAM = "/attend.v1.AttentionService/AttendStream"
 HEALTH = "/grpc.health.v1.Health/Check"
 SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
-NOT_SERVED = ["/attend.v1.AttentionService/AttendChunked", "/grpc.health.v1.Health/Watch",
-              "/attend.v1.SessionService/CreateSession", "/attend.v1.AdminService/GetStatus",
-              "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+NOT_SERVED = ["/attend.v1.AttentionService/AttendChunked",
+              "/inference.GRPCInferenceService/ServerLive",
+              "/inference.GRPCInferenceService/ModelInfer"]
 
 
-@pytest.fixture(params=("grpc", "h2"))
-def start(request, start_server, tmp_path):
-    """start(*flags): a server of each transport, at a port and at a Unix socket."""
-    return lambda *flags: start_server("--server-transport", request.param, *flags,
-                                       listen=f"127.0.0.1:0,unix:{tmp_path}/socket")
+@pytest.fixture
+def start(start_either):
+    return start_either
 
 
 @pytest.fixture
@@ -107,7 +105,7 @@ def test_methods_that_are_not_there(start):
 
 
 def test_methods_that_are_not_served_say_with_what_they_are(start_own):
-    server = start_own()
+    server = start_own("--oip")
     with grpc.insecure_channel(server.address) as channel:
         for path in NOT_SERVED:
             failed = refusal(lambda path=path: channel.unary_unary(path)(b"", timeout=10))
@@ -232,6 +230,29 @@ def test_unfinished_messages_are_bounded_together(start):
         ended = harness.wait_for("some to end", lambda: server.metric(
             "attend_connections_refused_total", reason="messages"))
         assert ended >= 4
+    wire.assert_serves(server.address)
+
+
+def test_messages_that_no_stream_asks_for_are_bounded_together(start_own):
+    """Each stream has one that waits for the lane and reads no other; a window of them is kept."""
+    server = start_own(*hostile.SMALL_LIMITS[:-2], "--stream-requests-max", "1", "--lanes", "1")
+    endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
+    message = hostile.grpc_message(wire.small_request(length=128).SerializeToString())
+    with contextlib.ExitStack() as stack, hostile.grows_at_most(server, 160 << 20):
+        busy = stack.enter_context(hostile.Sender(server.address, STREAM))
+        assert busy.send_all(hostile.grpc_message(endless))
+        harness.wait_for("it to run", lambda: server.metric("attend_lanes_busy") == 1, 30)
+        for _ in range(8):
+            sender = stack.enter_context(hostile.Sender(server.address, STREAM))
+            for _ in range(16):
+                if not sender.send_all(message * 10):
+                    break  # the server has ended it
+                sender.begin(STREAM)
+        ended = harness.wait_for("some to end", lambda: server.metric(
+            "attend_connections_refused_total", reason="messages"))
+        assert ended >= 2
+        assert server.metric("attend_lanes_busy") == 1
+    harness.wait_for("the lane to be free", lambda: server.metric("attend_lanes_busy") == 0, 30)
     wire.assert_serves(server.address)
 
 

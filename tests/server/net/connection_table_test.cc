@@ -108,14 +108,15 @@ TEST(ConnectionTableTest, MessagesStallOnConnectionsOfAnybody) {
 TEST(ConnectionTableTest, WhoseMessagesTakeMostIsFound) {
   constexpr int64_t kBuffer = CallMessages::kBufferBytes;
   ConnectionTable table(9, 9);
+  std::shared_ptr<ConnectionUse> use;
   const auto add = [&](int fd, const char* peer, int64_t bytes) {
-    auto use = std::make_shared<ConnectionUse>();
+    use = std::make_shared<ConnectionUse>();
     std::vector<uint8_t> message(static_cast<size_t>(bytes), 0xff);
     use->messages->Open(1);
     use->messages->Add(1, message, kStart, bytes);
     table.Add({fd, static_cast<ino_t>(fd + 100), peer}, kStart);
     table.Spoke(fd);
-    table.Begin(fd, std::move(use), kStart);
+    table.Begin(fd, use, kStart);
     return bytes + kBuffer;
   };
   int64_t all = add(1, "one", 500'000);
@@ -133,6 +134,8 @@ TEST(ConnectionTableTest, WhoseMessagesTakeMostIsFound) {
   EXPECT_EQ(found(0), "2134");
   table.End(2);
   EXPECT_EQ(found(0), "134") << "each ends once";
+  use->unread_bytes = 1'000'000;
+  EXPECT_EQ(found(500'000).front(), '4') << "what no call has asked for counts";
 }
 
 TEST(ConnectionTableTest, WhatIsEndedMakesRoomForSoMany) {

@@ -116,13 +116,14 @@ class OpenStreamTest : public EngineTest {
   Logger logger_{Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>()};
   TenantLimits limits_{{TenantBounds()}, clock_};
   WorkerThreads workers_{"test", 1};
+  CallQueue queue_{workers_, {1}, clock_};
   ChunkedRegistry chunked_{ChunkedOptions(), clock_, RandomToken};
   AnswerWatch answers_{Duration::zero(), clock_, [](const std::string&) {}};
   RequestReader reader_{Started(), workers_, clock_,  RequestReader::Limits{.tenant_weights = {1}},
                         limits_,   nullptr,  nullptr, nullptr};
-  ServiceContext context_{*engine_, reader_, metrics_, workers_, chunked_, answers_,
-                          clock_,   logger_, limits_,  64,       {},       nullptr,
-                          {},       nullptr, nullptr,  nullptr,  nullptr,  {}};
+  ServiceContext context_{*engine_, reader_, metrics_, workers_, queue_, chunked_, answers_,
+                          clock_,   logger_, limits_,  64,       {},     nullptr,  {},
+                          nullptr,  nullptr, nullptr,  nullptr,  {}};
 };
 
 TEST_F(OpenStreamTest, StaysIfNothingChanges) {

@@ -164,6 +164,7 @@ struct StandStill {
     }
     void CloseCall(int32_t) override {}
     Status OnMessageBytes(int32_t, std::string_view) override { return Status(); }
+    void OnKept(int64_t) override {}
     void OnGrant(int32_t, int64_t) override {}
     void OnEnd(const Status&) override {}
 
@@ -191,7 +192,7 @@ TEST_F(TransportTest, SaysWhetherItsLoopsStandStill) {
 // Lets so many calls be open, and counts.
 struct CountingGuard final : ConnectionGuard {
   struct Counts {
-    std::atomic<int64_t> open{0}, bytes{0}, granted{0}, ended{0}, failed{0};
+    std::atomic<int64_t> open{0}, bytes{0}, kept{0}, granted{0}, ended{0}, failed{0};
   };
   CountingGuard(Counts& its_counts, int64_t its_most) : counts(its_counts), most(its_most) {}
   Status OpenCall(int32_t) override {
@@ -205,6 +206,7 @@ struct CountingGuard final : ConnectionGuard {
     counts.bytes.fetch_add(static_cast<int64_t>(bytes.size()));
     return Status();
   }
+  void OnKept(int64_t bytes) override { counts.kept.fetch_add(bytes); }
   void OnGrant(int32_t, int64_t bytes) override { counts.granted.fetch_add(bytes); }
   void OnEnd(const Status& why) override {
     counts.ended.fetch_add(1);
@@ -232,6 +234,27 @@ TEST_F(TransportTest, AsksItsGuardForCalls) {
   EXPECT_EQ(counts.open.load(), 0);
   EXPECT_EQ(counts.ended.load(), 1);
   EXPECT_EQ(counts.failed.load(), 1);
+}
+
+TEST_F(TransportTest, TellsItsGuardOfWhatIsKept) {
+  CountingGuard::Counts counts;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+  for (const bool reset : {true, false}) {
+    const int32_t held = client->Begin("/held");
+    client->SendMessage(held, std::string(1000, 'h'), false);
+    client->SendMessage(held, std::string(2000, 'h'), false);
+    const int32_t read = client->Begin("/echo");
+    client->SendMessage(read, std::string(500, 'r'), false);
+    client->SendMessage(read, std::string(500, 'r'));
+    ASSERT_TRUE(client.UntilClosed(read));
+    EXPECT_TRUE(Eventually([&] { return counts.kept.load() == 3010; })) << counts.kept.load();
+    if (!reset) break;
+    client->Reset(held);
+    EXPECT_TRUE(client.Until([&] { return counts.kept.load() == 0; })) << counts.kept.load();
+  }
+  client.socket.Reset();
+  EXPECT_TRUE(AllDone());
+  EXPECT_EQ(counts.kept.load(), 0);
 }
 
 TEST_F(TransportTest, AsksItsGuardForBytes) {

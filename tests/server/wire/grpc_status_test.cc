@@ -15,7 +15,8 @@ TEST(GrpcStatusTest, EveryCodeThereAndBack) {
   for (const Code code :
        {Code::kCancelled, Code::kUnknown, Code::kInvalidArgument, Code::kDeadlineExceeded,
         Code::kNotFound, Code::kAlreadyExists, Code::kPermissionDenied, Code::kResourceExhausted,
-        Code::kFailedPrecondition, Code::kUnimplemented, Code::kInternal, Code::kUnavailable}) {
+        Code::kFailedPrecondition, Code::kOutOfRange, Code::kUnimplemented, Code::kInternal,
+        Code::kUnavailable}) {
     const grpc::Status there = ToGrpc(Status(code, "why"));
     EXPECT_EQ(static_cast<int>(there.error_code()), static_cast<int>(code));
     const Status back = FromGrpc(there);

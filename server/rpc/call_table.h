@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Methods that every transport serves, by path. A service adds its own; gRPC's library
+// (grpc_methods.h) and the server's own transport (h2_calls.h) take all that are there.
+
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "kernels/util/status.h"
+#include "server/rpc/data_wire.h"
+#include "server/rpc/service_call.h"
+#include "server/wire/message_format.h"
+
+namespace attend {
+
+struct CallTable {
+  // Unary calls that bring tensors.
+  struct Data {
+    const MessageFormat* format = nullptr;
+    Pass pass = Pass::kForward;
+  };
+  // Answers a call with one small message each way.
+  using Small = std::function<void(ServiceCall::Wire)>;
+  // Begins a stream. An error: there is none, and the call is to end so.
+  using Stream = std::function<Status(StreamWire&)>;
+
+  std::map<std::string, Data> data;
+  std::map<std::string, Small> small;
+  std::map<std::string, Stream> streams;
+};
+
+// Adds the method that takes an In. `answer` as ServiceCall::Run has it; `context` and `method`
+// must outlive every call.
+template <class In, class Out, class Answer>
+void AddSmall(ServiceContext& context, const ServiceMethod& method, Answer answer,
+              CallTable& table) {
+  table.small[MethodOf<In>()] = [&context, &method, answer](ServiceCall::Wire wire) {
+    ServiceCall::Run<In, Out>(context, method, std::move(wire), answer);
+  };
+}
+
+}  // namespace attend

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/grpc_methods.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <utility>
+
+#include "server/memory/memory_reserve.h"
+#include "server/rpc/attention_service.h"
+#include "server/rpc/grpc_data.h"
+#include "server/rpc/grpc_wire.h"
+#include "server/wire/grpc_status.h"
+
+namespace attend {
+namespace {
+
+using Bytes = grpc::ByteBuffer;
+using Context = grpc::CallbackServerContext;
+using grpc::internal::CallbackBidiHandler;
+using grpc::internal::CallbackUnaryHandler;
+using grpc::internal::RpcMethod;
+
+grpc::ServerUnaryReactor* Answer(const CallTable::Small& small, Context& call, const Bytes& request,
+                                 Bytes& response) {
+  grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
+  ServiceCall::Wire wire;
+  const bool made = TryAllocating([&] { wire = WireOf(call, request, response, *reactor); });
+  made ? small(std::move(wire)) : reactor->Finish(ToGrpc(OutOfMemory()));
+  return reactor;
+}
+
+}  // namespace
+
+GrpcMethods::GrpcMethods(ServiceContext& context, const CallTable& table) {
+  const auto add_unary = [this](const std::string& path, auto answer) {
+    Add(path.c_str(), RpcMethod::NORMAL_RPC, new CallbackUnaryHandler<Bytes, Bytes>(answer));
+  };
+  const auto add_stream = [this](const char* path, auto open) {
+    Add(path, RpcMethod::BIDI_STREAMING, new CallbackBidiHandler<Bytes, Bytes>(open));
+  };
+  for (const auto& [path, data] : table.data) {
+    add_unary(path, [&context, &path = path, &data = data](Context* call, const Bytes* request,
+                                                           Bytes* response) {
+      return BeginGrpcUnary(context, path, *data.format, data.pass, *call, *request, *response);
+    });
+  }
+  for (const auto& [path, small] : table.small) {
+    add_unary(path, [&small = small](Context* call, const Bytes* request, Bytes* response) {
+      return Answer(small, *call, *request, *response);
+    });
+  }
+  for (const auto& [path, begin] : table.streams) {
+    add_stream(path.c_str(),
+               [&begin = begin](Context* call) { return OpenGrpcStream(*call, begin); });
+  }
+  add_stream(kAttendChunked, [&context](Context* call) { return OpenChunked(context, *call); });
+}
+
+void GrpcMethods::Add(const char* path, RpcMethod::RpcType type,
+                      grpc::internal::MethodHandler* handler) {
+  AddMethod(new grpc::internal::RpcServiceMethod(path, type, nullptr));
+  MarkMethodRawCallback(count_++, handler);
+}
+
+}  // namespace attend
