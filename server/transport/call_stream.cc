@@ -215,6 +215,7 @@ void CallStream::End(const CallEnd& end) {
   incoming_ = {};
   Forget();
   if (!late_ || end.status.code() != Code::kCancelled) return SendEnd(end);
+  // Its handler knows only that the answer is not wanted, and the client may hear of this first.
   SendEnd({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
 }
 
