@@ -306,7 +306,7 @@ def test_memory_is_shared_with_one_server_of_this_host(start_server, tmp_path):
 
 def load_told(server, method):
     """The load report of an answer, an OrcaLoadReport of rps_fractional (6) and
-    application_utilization (9), both fixed64; None: none. gRPC's clients show it to nobody."""
+    application_utilization (9), both fixed64; None: none. gRPC's clients do not show it."""
     with hostile.Http2(server.address) as client:
         # gRPC's GRPC_ALLOW_TRUE_BINARY_METADATA: metadata in bytes, and not in base 64.
         client.send(hostile.SETTINGS, 0, 0, b"\xfe\x03\0\0\0\1")
