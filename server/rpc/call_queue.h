@@ -5,9 +5,9 @@
 // held a thread. A call has no price before it has run, so a tenant is charged when its call ends,
 // and may be ahead of others by as many calls as run at once.
 //
-// They run on threads that have other work too, and hold no more than half of those. A thread takes
-// its turn at the other work after each call. Calls of one tenant begin in the order in which they
-// came.
+// They run on threads that have other work too, and hold one of those, or as many as half of
+// them. A thread takes its turn at the other work after each call. Calls of one tenant begin in the
+// order in which they came.
 //
 // Thread-safe. No lock is held while a call runs.
 

@@ -134,6 +134,8 @@ def test_flags_that_grpc_does_not_take_end_their_connection(start_server):
     """gRPC 1.51 reads the padding of HEADERS as headers, so that a call may be of another method
     than what is looked at says; it drops padded DATA, ends connections with some flags, and ignores
     others."""
+    if harness.OWN_TRANSPORT:
+        pytest.skip("padding is legal, and a flag that means nothing is ignored")
     server = start_server(*hostile.SMALL_LIMITS)
     hello = hostile.HELLO + hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
     hidden = hostile.literal(b":path", b"/grpc.health.v1.Health/Check")
@@ -169,8 +171,9 @@ def test_a_method_that_does_not_exist_reads_no_message(start_server):
     with hostile.open_socket(server.address) as connection:
         connection.sendall(hello + headers +
                            hostile.frame(hostile.DATA, 0, 1, hostile.grpc_message(b"", 4097)))
-        assert hostile.ended(connection)
-    assert server.metric("attend_connections_refused_total", reason="frames") == 1
+        assert harness.OWN_TRANSPORT or hostile.ended(connection)
+    refused = server.metric("attend_connections_refused_total", reason="frames")
+    assert refused == (0 if harness.OWN_TRANSPORT else 1)
     with grpc.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as failure:
             channel.unary_unary("/nobody.Knows/It")(bytes(1000), timeout=wire.SECONDS)

@@ -37,9 +37,6 @@ def closed(server, reason):
 @pytest.fixture(params=("plain", "tls"))
 def start(request, start_server, ca):
     """A server with that time for messages, and what opens sockets to it."""
-    if request.param == "tls" and harness.OWN_TRANSPORT:
-        pytest.skip("the own transport has no TLS")
-
     def started(seconds, *flags):
         tls = ca.serve() if request.param == "tls" else ()
         server = start_server(*tls, *hostile.SMALL_LIMITS, "--message-timeout", seconds, *flags)

@@ -43,6 +43,8 @@ def test_clean_and_complete_from_the_start(start_server):
 
 def test_calls_given_up_before_they_are_read(start_server):
     """To a server that reads late, its clients' deadlines have just begun."""
+    if harness.OWN_TRANSPORT:
+        pytest.skip("a small request has run before the frame behind it is read")
     server = start_server()
     message = hostile.grpc_message(wire.small_request(length=1, dim=8).SerializeToString())
     with hostile.Http2(server.address) as client:
