@@ -34,12 +34,12 @@ ATTEND_HD inline int64_t TermIndex(const Problem& p, const Sequence& s, int64_t 
   return h * TermsOfHead(p) + first + i;
 }
 
-// Three floats for each of all heads' terms, with slack after each, and the flags.
+// Four floats for each of all heads' terms, with slack after each, and the flags.
 inline Result<int64_t> GradientTermsBytes(const Problem& p) {
   const Result<int64_t> terms = CheckedProduct("terms of query rows", TermsOfHead(p), p.heads_q);
   if (!terms.ok()) return terms;
   const Result<int64_t> bytes =
-      CheckedProduct("bytes of terms", *terms + kTermSlack, 3 * sizeof(float));
+      CheckedProduct("bytes of terms", *terms + kTermSlack, 4 * sizeof(float));
   if (!bytes.ok()) return bytes;
   return *bytes + kTermFlagBytes;
 }

@@ -108,14 +108,18 @@ cudaError_t LaunchBiasGradients(Passes passes, cudaStream_t stream) {
   for (BackwardPass& pass : only) {
     pass.gradients.d_q.data = pass.gradients.d_k.data = pass.gradients.d_v.data = nullptr;
     pass.gradients.d_sinks = nullptr;
+    pass.doubt = nullptr;  // delta of such rows is right by now
   }
   return LaunchFp32Gradients(only, stream);
 }
 
 // Computes again the elements that the Tensor Cores left not finite, from rows as CUDA cores
-// measure them.
+// measure them; delta alone stays as it was.
 cudaError_t LaunchRepairs(std::vector<BackwardPass> passes, cudaStream_t stream) {
-  for (BackwardPass& pass : passes) pass.lse_unit = 1.0f;
+  for (BackwardPass& pass : passes) {
+    pass.lse_unit = 1.0f;
+    pass.doubt = nullptr;
+  }
   return LaunchFp32Repairs(passes, stream);
 }
 
@@ -133,8 +137,9 @@ BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* zeros, i
   pass.lse = reinterpret_cast<float*>(base + kTermFlagBytes);
   pass.less = pass.lse + terms;
   pass.shift = pass.less + terms;
+  pass.doubt = pass.shift + terms;
   pass.flags = reinterpret_cast<PassFlags*>(base);
-  *zeros += Aligned(kTermFlagBytes + 3 * terms * static_cast<int64_t>(sizeof(float)));
+  *zeros += Aligned(kTermFlagBytes + 4 * terms * static_cast<int64_t>(sizeof(float)));
   if (!TakesTurns(item)) return pass;
   const int64_t tiles = TurnTilesOfHead(p) * p.heads_q;
   pass.turns = reinterpret_cast<uint32_t*>(workspace + *zeros);
@@ -149,7 +154,9 @@ cudaError_t LaunchKernels(KernelId kernel, const std::vector<BackwardPass>& pass
   cudaError_t error = LaunchRowTerms(passes, stream);
   if (error != cudaSuccess) return error;
   if (kernel == KernelId::kCudaFlashFp32) return LaunchFp32Gradients(passes, stream);
-  error = LaunchSm80Measure(passes, stream);
+  const Problem& p = passes.front().attention.problem;
+  const bool by_wgmma = kernel == KernelId::kCudaFlashSm90 && p.softcap == 0.0f && p.dropout == 0;
+  error = by_wgmma ? LaunchSm90Measure(passes, stream) : LaunchSm80Measure(passes, stream);
   if (error == cudaSuccess) error = LaunchSinkGradients(passes, stream);
   if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm90) {
     error = LaunchSm90Gradients(passes, stream);
@@ -289,6 +296,11 @@ cudaError_t LaunchSm80Gradients(Passes passes, cudaStream_t stream) {
   return LaunchSm80(passes, Sm80Task::kGradients, stream);
 }
 
+cudaError_t LaunchSm90Measure(Passes passes, cudaStream_t stream) {
+  return passes.front().attention.problem.dtype == DType::kFloat16
+             ? LaunchSm90MeasureF16(passes, stream)
+             : LaunchSm90MeasureBf16(passes, stream);
+}
 cudaError_t LaunchSm90Gradients(Passes passes, cudaStream_t stream) {
   return passes.front().attention.problem.dtype == DType::kFloat16
              ? LaunchSm90GradientsF16(passes, stream)

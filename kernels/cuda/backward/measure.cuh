@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows whose terms are not taken from LSE and O: what is added up over their keys, from the same
-// scores as the gradients', and the terms that it makes. Then weights sum to 1 however large scores
-// are, and delta does not have O's rounding. Device code.
+// Rows whose terms, or delta alone, are not taken from LSE and O: what is added up over their keys,
+// from the same scores as the gradients', and the terms that it makes. Then weights sum to 1
+// however large scores are, and delta does not have O's rounding. Device code.
 
 #pragma once
 
+#include "kernels/cuda/backward/common_parts.cuh"
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ptx/device_math.cuh"
 
@@ -49,10 +50,12 @@ struct RowMeasure {
   }
 };
 
-// Stores row i's terms, from the sums of all its keys. `sign`: that scores were multiplied by.
+// Stores row i's terms, from the sums of all its keys, or what it takes of them. `sign`: that
+// scores were multiplied by.
 __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Sequence& s,
                                               int64_t b, int64_t h, int64_t i,
-                                              const RowMeasure& row, float unit, float sign) {
+                                              const RowMeasure& row, Measured how, float unit,
+                                              float sign) {
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
   const double shift = static_cast<double>(row.most) * static_cast<double>(unit);
@@ -72,6 +75,7 @@ __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Se
   if (isnan(row.sum) || NonFinite(row.delta)) pass.flags->special = 1;
   const double delta = none ? 0.0 : static_cast<double>(row.delta) * exp2(-base);
   pass.less[term] = static_cast<float>(delta) - d_lse;
+  if (how == Measured::kDelta) return;
   // cuda_flash_sm90 has no shifts beside softcap, whose scores are small.
   const bool shifted =
       fabs(shift + base) > kShiftedLse && !(p.softcap > 0.0f && pass.lse_unit == kLog2E);

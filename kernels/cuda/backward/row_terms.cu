@@ -3,6 +3,7 @@
 // What the backward pass needs of each query row, and the gradients of sinks, which need nothing
 // else.
 
+#include <cfloat>
 #include <utility>
 #include <vector>
 
@@ -38,30 +39,93 @@ __device__ __forceinline__ bool EightAligned(const View& view, const Problem& p)
          view.stride_h % 8 == 0 && view.stride_l % 8 == 0;
 }
 
-__device__ __forceinline__ uint4 LoadEight(const void* data, int64_t index) {
-  return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + index);
+// Eight elements, of which `count` exist; 0 in place of others. `whole`: of EightAligned rows.
+__device__ __forceinline__ uint4 LoadEight(const void* data, int64_t index, int64_t count,
+                                           bool whole) {
+  const auto* const from = static_cast<const uint16_t*>(data) + index;
+  if (whole) return *reinterpret_cast<const uint4*>(from);
+  uint32_t x[4] = {};
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    if (n < count) x[n / 2] |= static_cast<uint32_t>(from[n]) << 16 * (n % 2);
+  }
+  return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-// x . y of eight elements; the same additions either way.
-__device__ __forceinline__ float DotEight(DType dtype, uint4 x, uint4 y) {
-  const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
-  const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
+__device__ __forceinline__ float ElementOf(DType dtype, const uint4& eight, int n) {
+  const uint32_t pair = n < 4 ? (n < 2 ? eight.x : eight.y) : (n < 6 ? eight.z : eight.w);
+  return Widen(dtype, static_cast<uint16_t>(pair >> 16 * (n % 2)));
+}
+
+// x . y of eight elements.
+__device__ __forceinline__ float DotEight(DType dtype, const uint4& x, const uint4& y) {
   float sum = 0.0f;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    sum = fmaf(Widen(dtype, static_cast<uint16_t>(xs[n / 2] >> 16 * (n % 2))),
-               Widen(dtype, static_cast<uint16_t>(ys[n / 2] >> 16 * (n % 2))), sum);
+    sum = fmaf(ElementOf(dtype, x, n), ElementOf(dtype, y, n), sum);
   }
   return sum;
 }
-__device__ __forceinline__ float DotEight(DType dtype, const void* x, int64_t at_x, const void* y,
-                                          int64_t at_y, int64_t count) {
+__device__ __forceinline__ float DotFloats(const void* x, int64_t at_x, const void* y, int64_t at_y,
+                                           int64_t count) {
   float sum = 0.0f;
   for (int64_t n = 0; n < min(count, int64_t{8}); ++n) {
-    sum = fmaf(LoadGlobal(x, dtype, at_x + n), LoadGlobal(y, dtype, at_y + n), sum);
+    sum = fmaf(static_cast<const float*>(x)[at_x + n], static_cast<const float*>(y)[at_y + n], sum);
   }
   return sum;
 }
+
+template <int kLanes>
+__device__ __forceinline__ float SumOfRow(float x) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, distance);
+  }
+  return x;
+}
+
+// The mean of O over the rows of a warp: what is common to them. Of the lane's eight columns.
+struct MeanOutput {
+  float mean[8] = {};
+  float rows = 0.0f;
+
+  template <int kLanes>
+  static __device__ __forceinline__ MeanOutput Of(DType dtype, const uint4 (&x)[kEach],
+                                                  int existing) {
+    MeanOutput all;
+    all.rows = static_cast<float>(existing);
+#pragma unroll
+    for (int n = 0; n < kEach * 8; ++n) all.mean[n % 8] += ElementOf(dtype, x[n / 8], n % 8);
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+      all.rows += __shfl_xor_sync(0xffffffffu, all.rows, distance);
+#pragma unroll
+      for (float& sum : all.mean) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    const float share = 1.0f / fmaxf(all.rows, 1.0f);
+#pragma unroll
+    for (float& sum : all.mean) sum *= share;
+    return all;
+  }
+
+  // A row's doubt (pass.h). delta's error is about the roundoff times dO times O in the 2-norm, and
+  // what rounding dS costs about that times dO times what is O's own, as long as keys and their
+  // weights have little to do with each other. 0 unless it is noteworthy, or where it is no number.
+  template <int kLanes>
+  __device__ __forceinline__ float Doubt(DType dtype, const uint4& x, const uint4& y) const {
+    float error = 0.0f, own = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float o = ElementOf(dtype, x, n), d_o = ElementOf(dtype, y, n);
+      error = fmaf(d_o * o, d_o * o, error);
+      own = fmaf(d_o * (o - mean[n]), d_o * (o - mean[n]), own);
+    }
+    error = SumOfRow<kLanes>(error);
+    own = SumOfRow<kLanes>(own);
+    if (rows > 1.0f) own *= rows / (rows - 1.0f);
+    return error > kDoubted * own ? fminf(error / own, FLT_MAX) : 0.0f;
+  }
+};
 
 // kLanes neighbouring lanes take a row, eight elements each, and then kEach - 1 others.
 template <int kLanes, int kCount>
@@ -84,27 +148,35 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t o = b * a.o.stride_b + h * a.o.stride_h + s.q_row * a.o.stride_l + col;
   const int64_t other = b * d_o.stride_b + h * d_o.stride_h + s.q_row * d_o.stride_l + col;
   const bool whole = EightAligned(a.o, p) && EightAligned(d_o, p);
+  const bool narrow = DTypeBytes(p.o_dtype()) == 2;
   uint4 x[kEach] = {}, y[kEach] = {};
+  int existing = 0;
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
     const int64_t i = first + n * kRowsAtOnce;
-    if (!whole || i >= s.q_len || col >= p.dim_v) continue;
-    x[n] = LoadEight(a.o.data, o + i * a.o.stride_l);
-    y[n] = LoadEight(d_o.data, other + i * d_o.stride_l);
+    if (i < s.q_len) ++existing;
+    if (!narrow || i >= s.q_len || col >= p.dim_v) continue;
+    x[n] = LoadEight(a.o.data, o + i * a.o.stride_l, p.dim_v - col, whole);
+    y[n] = LoadEight(d_o.data, other + i * d_o.stride_l, p.dim_v - col, whole);
+  }
+  // Rows of a part of the keys go by the O of the whole.
+  const bool doubts = narrow && !HasPart(p);
+  float doubt[kEach] = {};
+  if (doubts) {
+    const auto mean = MeanOutput::Of<kLanes>(p.o_dtype(), x, existing);
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) doubt[n] = mean.Doubt<kLanes>(p.o_dtype(), x[n], y[n]);
   }
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
     const int64_t i = first + n * kRowsAtOnce;
     const bool exists = i < s.q_len;
     float less = DotEight(p.o_dtype(), x[n], y[n]);
-    if (!whole && exists) {
-      less = DotEight(p.o_dtype(), a.o.data, o + i * a.o.stride_l, d_o.data,
-                      other + i * d_o.stride_l, p.dim_v - col);
+    if (!narrow && exists) {
+      less = DotFloats(a.o.data, o + i * a.o.stride_l, d_o.data, other + i * d_o.stride_l,
+                       p.dim_v - col);
     }
-#pragma unroll
-    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-      less += __shfl_xor_sync(0xffffffffu, less, distance);
-    }
+    less = SumOfRow<kLanes>(less);
     if (!exists || col != 0) continue;
     const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i;
     if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
@@ -118,6 +190,10 @@ __global__ void __launch_bounds__(kThreads)
     }
     const int64_t term = TermIndex(p, s, b, h, i);
     if (NonFinite(less) || !(lse < INFINITY)) pass.flags->special = 1;
+    if (doubt[n] != 0.0f && !IsMeasured(p, lse)) {
+      pass.flags->doubted = 1;
+      pass.doubt[term] = doubt[n];
+    }
     pass.less[term] = less;
     pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
   }

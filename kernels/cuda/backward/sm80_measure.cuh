@@ -99,16 +99,12 @@ __device__ __forceinline__ void MeasureStep(const MmaParams& params, const MmaWo
 
 // The block's rows, if one of them is to be measured.
 template <class T, class Element, Class kClass>
-__device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& work, char* shared) {
+__device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& work,
+                                            RowChoice& choice, char* shared) {
   const BackwardPass& pass = params.pass;
-  const Attention& a = pass.attention;
-  const Sequence s = SequenceOf(a, work.b);
-  const float* const lse = a.lse + work.b * a.lse_stride_b + work.head * a.lse_stride_h + s.q_row;
-  bool wanted = false;
-  for (int n = threadIdx.x; n < T::kOwn && work.begin + n < work.own_length; n += T::kThreads) {
-    wanted = wanted || IsMeasured(a.problem, lse[work.begin + n]);
-  }
-  if (!__syncthreads_or(wanted)) return;
+  using Scratch = MomentScratch<T::kThreads>;
+  static_assert(sizeof(Scratch) <= T::kSharedBytes);
+  if (!choice.Any(pass, *reinterpret_cast<Scratch*>(shared))) return;
   const MeasureUnit unit = MeasureUnit::Of<kClass>(pass);
   if (threadIdx.x == 0 && unit.of_products) work.factor = 1.0f;
   OwnMeasures<T> rows;
@@ -130,8 +126,10 @@ __device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& wo
     rows[r].AddLane(1, unit.unit);
     rows[r].AddLane(2, unit.unit);
     const int i = OwnRow<T>(work, r / 2, r % 2);
-    if (threadIdx.x % 4 != 0 || i >= work.own_length || !IsMeasured(a.problem, lse[i])) continue;
-    StoreMeasured(pass, s, work.b, work.head, i, rows[r], unit.unit, unit.sign);
+    if (threadIdx.x % 4 != 0 || i >= work.own_length) continue;
+    const Measured how = choice.Of(pass, i);
+    if (how == Measured::kNothing) continue;
+    StoreMeasured(pass, choice.tile.s, work.b, work.head, i, rows[r], how, unit.unit, unit.sign);
   }
 }
 
@@ -141,16 +139,26 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     MeasureSm80(const __grid_constant__ LaunchList<MmaParams, kCount> list) {
   extern __shared__ __align__(128) char shared[];
   __shared__ MmaWork work;
+  __shared__ RowChoice choice;
   for (uint32_t block = blockIdx.x; block < list.blocks; block += gridDim.x) {
     const MmaParams& params = list.Of(block);
-    if (params.pass.flags->measure == 0) {
+    if (!HasMeasured(params.pass)) {
       if (kCount == 1) return;
       continue;
     }
     __syncthreads();  // what the last one left in shared memory
-    if (threadIdx.x == 0) SetUp<T>(params, block, work);
+    if (threadIdx.x == 0) {
+      SetUp<T>(params, block, work);
+      choice.tile = {work.b,
+                     work.head,
+                     SequenceOf(params.pass.attention, work.b),
+                     work.begin,
+                     min(work.begin + T::kOwn, work.own_length),
+                     work.other_begin,
+                     work.other_end};
+    }
     __syncthreads();
-    MeasureTile<T, Element, kClass>(params, work, shared);
+    MeasureTile<T, Element, kClass>(params, work, choice, shared);
   }
 }
 
