@@ -123,11 +123,10 @@ cudaError_t LaunchRepairs(std::vector<BackwardPass> passes, cudaStream_t stream)
   return LaunchFp32Repairs(passes, stream);
 }
 
-// The item as the kernels see it. Of the workspace, what must be 0 is at `zeros` and what need not
-// at `sums`; moves both on to what is after it.
-BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* zeros, int64_t* sums) {
+// The item as the kernels see it, at `at` in the workspace; moves that on to what is after it.
+BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* at) {
   const Problem& p = item.attention.problem;
-  char* const base = workspace + *zeros;
+  char* const base = workspace + *at;
   const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
   static_assert(sizeof(PassFlags) <= kTermFlagBytes);
   BackwardPass pass;
@@ -139,19 +138,21 @@ BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* zeros, i
   pass.shift = pass.less + terms;
   pass.doubt = pass.shift + terms;
   pass.flags = reinterpret_cast<PassFlags*>(base);
-  *zeros += Aligned(kTermFlagBytes + 4 * terms * static_cast<int64_t>(sizeof(float)));
+  *at += Aligned(kTermFlagBytes + 4 * terms * static_cast<int64_t>(sizeof(float)) +
+                 p.batch * p.heads_q * kHeadPartBytes);
   if (!TakesTurns(item)) return pass;
   const int64_t tiles = TurnTilesOfHead(p) * p.heads_q;
-  pass.turns = reinterpret_cast<uint32_t*>(workspace + *zeros);
-  *zeros += TurnCounterBytes(tiles);
-  pass.sums = reinterpret_cast<float*>(workspace + *sums);
-  *sums += tiles * kTurnTileBytes;
+  pass.turns = reinterpret_cast<uint32_t*>(workspace + *at);
+  *at += TurnCounterBytes(tiles);
+  pass.sums = reinterpret_cast<float*>(workspace + *at);
+  *at += tiles * kTurnTileBytes;
   return pass;
 }
 
 cudaError_t LaunchKernels(KernelId kernel, const std::vector<BackwardPass>& passes,
                           cudaStream_t stream) {
-  cudaError_t error = LaunchRowTerms(passes, stream);
+  cudaError_t error = LaunchPrepare(passes, stream);
+  if (error == cudaSuccess) error = LaunchRowTerms(passes, stream);
   if (error != cudaSuccess) return error;
   if (kernel == KernelId::kCudaFlashFp32) return LaunchFp32Gradients(passes, stream);
   const Problem& p = passes.front().attention.problem;
@@ -188,16 +189,11 @@ cudaError_t LaunchSm80(Passes passes, Sm80Task task, cudaStream_t stream) {
 // Items that are alike, with room for all.
 Status LaunchAlike(std::span<const BackwardItem* const> items, char* workspace,
                    cudaStream_t stream) {
-  int64_t zero_bytes = 0, unused = 0;
-  for (const BackwardItem* item : items) (void)LayOut(*item, workspace, &zero_bytes, &unused);
   std::vector<BackwardPass> passes;
-  int64_t zeros = 0, sums = zero_bytes;
-  for (const BackwardItem* item : items) {
-    passes.push_back(LayOut(*item, workspace, &zeros, &sums));
-  }
+  int64_t at = 0;
+  for (const BackwardItem* item : items) passes.push_back(LayOut(*item, workspace, &at));
   const KernelId kernel = items.front()->kernel;
-  cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(zero_bytes), stream);
-  if (error == cudaSuccess) error = LaunchKernels(kernel, std::move(passes), stream);
+  const cudaError_t error = LaunchKernels(kernel, passes, stream);
   if (error == cudaSuccess) return Status();
   (void)cudaGetLastError();
   return Internal(

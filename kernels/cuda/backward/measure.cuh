@@ -6,7 +6,6 @@
 
 #pragma once
 
-#include "kernels/cuda/backward/common_parts.cuh"
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ptx/device_math.cuh"
 
@@ -49,6 +48,27 @@ struct RowMeasure {
     delta += __shfl_xor_sync(0xffffffffu, delta, distance);
   }
 };
+
+// How much of a row is measured: delta alone where O's rounding spoils it.
+enum class Measured { kNothing, kDelta, kAll };
+__device__ __forceinline__ Measured MeasuredOf(const BackwardPass& pass, const Sequence& s,
+                                               int64_t b, int64_t h, int64_t i) {
+  const Attention& a = pass.attention;
+  const Problem& p = a.problem;
+  const float lse = a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
+  if (IsMeasured(p, lse)) return Measured::kAll;
+  const bool doubted = pass.doubt != nullptr && pass.doubt[TermIndex(p, s, b, h, i)] != 0.0f;
+  return doubted ? Measured::kDelta : Measured::kNothing;
+}
+// Whether something is of one of the rows [begin, end). All threads of a block.
+__device__ __forceinline__ bool IsAnyMeasured(const BackwardPass& pass, const Sequence& s,
+                                              int64_t b, int64_t h, int64_t begin, int64_t end) {
+  bool any = false;
+  for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    any = any || MeasuredOf(pass, s, b, h, i) != Measured::kNothing;
+  }
+  return __syncthreads_or(any) != 0;
+}
 
 // Stores row i's terms, from the sums of all its keys, or what it takes of them. `sign`: that
 // scores were multiplied by.

@@ -19,11 +19,11 @@
 
 namespace attend::cuda {
 
-// Flags and counters by which a pass's kernels tell each other. All are 0 before.
+// Flags and counters by which a pass's kernels tell each other. All are cleared before.
 struct PassFlags {
   int special;        // set by the row terms: some are not finite
   int measure;        // set by the row terms: there are rows to measure (IsMeasured)
-  int doubted;        // set by the row terms: there are rows whose delta is in doubt
+  int doubted;        // set by the row terms: there are rows of which delta is to be measured
   int shifted;        // set by what measures them: a row has a shift
   int redo;           // set by kernels of 16-bit products: they left something that is not finite
   uint32_t begun;     // blocks of TurnsSm90
@@ -40,8 +40,8 @@ struct BackwardPass {
   float lse_unit = kLog2E;  // log2(e): terms in powers of two, of products of Q and K; or 1
   float* less = nullptr;    // delta - dLSE
   float* shift = nullptr;   // the largest score, of rows whose LSE fp32 does not hold well; else 0
-  // How many times as large as that of dS the effect of O's rounding may be, squared, where it is
-  // noteworthy: delta of such a row is in doubt (common_parts.cuh). Else 0. Null: of no row.
+  // 1 of rows whose delta alone is measured, as O's rounding spoils it (common_parts.cuh), else 0.
+  // Null: of no row. Behind it, with slack, are the heads' common parts.
   float* doubt = nullptr;
   PassFlags* flags = nullptr;
   // If blocks of keys take turns at dQ: its sums, and how many blocks have added to each half of a
@@ -62,10 +62,12 @@ ATTEND_HD inline bool IsMeasured(const Problem& p, float lse) {
   return lse < (exact ? -256.0f : -16.0f) ? lse > -INFINITY
                                           : lse > (exact ? 256.0f : 64.0f) && lse < INFINITY;
 }
-// From here on, in BackwardPass's unit, a row's delta is in doubt.
-inline constexpr float kDoubted = 2.25f;
 // A measured row has a shift if its LSE, in powers of two, is larger.
 inline constexpr double kShiftedLse = 256;
+// Whether O's rounding is of any weight. Rows of a part of the keys go by the O of the whole.
+ATTEND_HD inline bool SpoilsDelta(const Problem& p) {
+  return p.o_dtype() != DType::kFloat32 && !HasPart(p);
+}
 // Whether the pass may have rows to measure, or to measure delta of.
 ATTEND_HD inline bool HasMeasured(const BackwardPass& pass) {
   return pass.flags->measure != 0 || (pass.doubt != nullptr && pass.flags->doubted != 0);
@@ -79,8 +81,10 @@ ATTEND_HD inline double SinkAbove(float sink, double shift) {
 // and in which gradients are wanted.
 using Passes = std::span<const BackwardPass>;
 
-// Each enqueues the fewest launches that it can. This one writes the terms, and needs nothing
-// before it but a zeroed workspace.
+// Each enqueues the fewest launches that it can. This one clears terms, flags and counters, and
+// finds what heads have in common; it needs nothing before it.
+cudaError_t LaunchPrepare(Passes passes, cudaStream_t stream);
+// After it: the terms.
 cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream);
 // After it, for kernels of 16-bit products: the terms of rows to measure, with cuda_flash_sm80's
 // products, whose bits wgmma's are; or, without softcap and dropout, with wgmma's.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward pass needs of each query row, and the gradients of sinks, which need nothing
-// else.
+// What the backward pass needs of each query row, what it clears before, and the gradients of
+// sinks, which need nothing else.
 
-#include <cfloat>
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/backward/common_parts.cuh"
 #include "kernels/cuda/backward/launch_list.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 
@@ -16,6 +16,44 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kEach = 4;  // rows of a lane
+
+// ---- before -------------------------------------------------------------------------------------
+
+struct PrepareItem {
+  BackwardPass pass;
+  int64_t heads;       // blocks that find what a head has in common; others clear
+  int64_t term_bytes;  // from the flags on
+  int64_t turn_bytes;  // of counters
+};
+
+constexpr int64_t kClearBytes = 32 << 10;  // by a block
+
+// Bytes [begin, end), all multiples of four.
+__device__ __forceinline__ void Clear(void* from, int64_t begin, int64_t end) {
+  auto* const words = static_cast<uint32_t*>(from);
+  for (int64_t n = begin / 4 + threadIdx.x; n < end / 4; n += kThreads) words[n] = 0;
+}
+
+template <int kCount>
+__global__ void __launch_bounds__(kThreads)
+    Prepare(const __grid_constant__ LaunchList<PrepareItem, kCount> list) {
+  __shared__ MomentScratch scratch;
+  static_assert(MomentScratch::kThreads == kThreads);
+  const PrepareItem& item = list.Of(blockIdx.x);
+  const BackwardPass& pass = item.pass;
+  const int64_t heads = pass.attention.problem.heads_q;
+  const int64_t block = blockIdx.x - pass.first_block;
+  if (block < item.heads) {
+    StoreCommonParts(pass, block / heads, block % heads, scratch);
+    return;
+  }
+  const int64_t begin = (block - item.heads) * kClearBytes;
+  Clear(pass.flags, begin, min(begin + kClearBytes, item.term_bytes));
+  Clear(pass.turns, max(begin - item.term_bytes, int64_t{0}),
+        min(begin + kClearBytes - item.term_bytes, item.turn_bytes));
+}
+
+// ---- terms --------------------------------------------------------------------------------------
 
 ATTEND_HD int64_t BlocksOfHead(const Problem& p, int lanes) {
   const int64_t rows = kEach * kThreads / lanes;
@@ -108,28 +146,55 @@ struct MeanOutput {
     return all;
   }
 
-  // A row's doubt (pass.h). delta's error is about the roundoff times dO times O in the 2-norm, and
-  // what rounding dS costs about that times dO times what is O's own, as long as keys and their
-  // weights have little to do with each other. 0 unless it is noteworthy, or where it is no number.
-  template <int kLanes>
-  __device__ __forceinline__ float Doubt(DType dtype, const uint4& x, const uint4& y) const {
-    float error = 0.0f, own = 0.0f;
+  // Squares of dO times O, and of dO times what is the row's own in O; of the lane's columns.
+  __device__ __forceinline__ float2 Squares(DType dtype, const uint4& x, const uint4& y) const {
+    float2 sums = {};
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float o = ElementOf(dtype, x, n), d_o = ElementOf(dtype, y, n);
-      error = fmaf(d_o * o, d_o * o, error);
-      own = fmaf(d_o * (o - mean[n]), d_o * (o - mean[n]), own);
+      sums.x = fmaf(d_o * o, d_o * o, sums.x);
+      sums.y = fmaf(d_o * (o - mean[n]), d_o * (o - mean[n]), sums.y);
     }
-    error = SumOfRow<kLanes>(error);
-    own = SumOfRow<kLanes>(own);
-    if (rows > 1.0f) own *= rows / (rows - 1.0f);
-    return error > kDoubted * own ? fminf(error / own, FLT_MAX) : 0.0f;
+    if (rows > 1.0f) sums.y *= rows / (rows - 1.0f);
+    return sums;
   }
 };
 
+// Row i's terms, of dO O in `less`. `d_o_row`: the row's first element of dO.
+__device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Sequence& s, int64_t b,
+                                           int64_t h, int64_t i, float less, float2 squares,
+                                           int64_t d_o_row) {
+  const Attention& a = pass.attention;
+  const Problem& p = a.problem;
+  const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i;
+  if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
+  const float lse = a.lse[in_lse];
+  const bool measured = IsMeasured(p, lse);
+  if (measured) pass.flags->measure = 1;
+  // Inf in dO times values of both signs is NaN, which O, their mean, hides.
+  if (isinf(less)) {
+    for (int64_t n = 0; n < p.dim_v; ++n) {
+      if (NonFinite(LoadGlobal(pass.gradients.d_o.data, p.o_dtype(), d_o_row + n))) less = NAN;
+    }
+  }
+  const int64_t term = TermIndex(p, s, b, h, i);
+  if (NonFinite(less) || !(lse < INFINITY)) pass.flags->special = 1;
+  // Most often this is no question, and nothing is read for it.
+  if (squares.x > kSpoilt * squares.y && !measured) {
+    const KeyRange keys = VisibleKeys(p.mask, s, i);
+    const CommonParts& parts = *CommonParts::Of(pass, b, h);
+    if (parts.Spoil(squares.x, squares.y, keys.end - keys.begin, p.dtype)) {
+      pass.flags->doubted = 1;
+      pass.doubt[term] = 1.0f;
+    }
+  }
+  pass.less[term] = less;
+  pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
+}
+
 // kLanes neighbouring lanes take a row, eight elements each, and then kEach - 1 others.
 template <int kLanes, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kCount == 1 ? 3 : 2)
     RowTerms(const __grid_constant__ LaunchList<PassItem, kCount> list) {
   constexpr int kRowsAtOnce = kThreads / kLanes;
   const BackwardPass& pass = list.Of(blockIdx.x).pass;
@@ -159,43 +224,30 @@ __global__ void __launch_bounds__(kThreads)
     x[n] = LoadEight(a.o.data, o + i * a.o.stride_l, p.dim_v - col, whole);
     y[n] = LoadEight(d_o.data, other + i * d_o.stride_l, p.dim_v - col, whole);
   }
-  // Rows of a part of the keys go by the O of the whole.
-  const bool doubts = narrow && !HasPart(p);
-  float doubt[kEach] = {};
-  if (doubts) {
+  float products[kEach];
+  float2 squares[kEach] = {};
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) products[n] = DotEight(p.o_dtype(), x[n], y[n]);
+  if (SpoilsDelta(p)) {
     const auto mean = MeanOutput::Of<kLanes>(p.o_dtype(), x, existing);
 #pragma unroll
-    for (int n = 0; n < kEach; ++n) doubt[n] = mean.Doubt<kLanes>(p.o_dtype(), x[n], y[n]);
+    for (int n = 0; n < kEach; ++n) {
+      squares[n] = mean.Squares(p.o_dtype(), x[n], y[n]);
+      squares[n] = {SumOfRow<kLanes>(squares[n].x), SumOfRow<kLanes>(squares[n].y)};
+    }
   }
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
     const int64_t i = first + n * kRowsAtOnce;
     const bool exists = i < s.q_len;
-    float less = DotEight(p.o_dtype(), x[n], y[n]);
+    float less = products[n];
     if (!narrow && exists) {
       less = DotFloats(a.o.data, o + i * a.o.stride_l, d_o.data, other + i * d_o.stride_l,
                        p.dim_v - col);
     }
     less = SumOfRow<kLanes>(less);
     if (!exists || col != 0) continue;
-    const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i;
-    if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
-    const float lse = a.lse[in_lse];
-    if (IsMeasured(p, lse)) pass.flags->measure = 1;
-    // Inf in dO times values of both signs is NaN, which O, their mean, hides.
-    if (isinf(less)) {
-      for (int64_t n = 0; n < p.dim_v; ++n) {
-        if (NonFinite(LoadGlobal(d_o.data, p.o_dtype(), other + i * d_o.stride_l + n))) less = NAN;
-      }
-    }
-    const int64_t term = TermIndex(p, s, b, h, i);
-    if (NonFinite(less) || !(lse < INFINITY)) pass.flags->special = 1;
-    if (doubt[n] != 0.0f && !IsMeasured(p, lse)) {
-      pass.flags->doubted = 1;
-      pass.doubt[term] = doubt[n];
-    }
-    pass.less[term] = less;
-    pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
+    StoreTerms(pass, s, b, h, i, less, squares[n], other + i * d_o.stride_l);
   }
 }
 
@@ -263,6 +315,23 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+cudaError_t LaunchPrepare(Passes passes, cudaStream_t stream) {
+  std::vector<ItemBlocks<PrepareItem>> items;
+  for (const BackwardPass& pass : passes) {
+    const Problem& p = pass.attention.problem;
+    PrepareItem item{.pass = pass, .heads = 0, .term_bytes = 0, .turn_bytes = 0};
+    if (pass.flags != nullptr) {
+      const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
+      item.term_bytes = kTermFlagBytes + 4 * terms * static_cast<int64_t>(sizeof(float));
+      if (SpoilsDelta(p)) item.heads = p.batch * p.heads_q;
+    }
+    if (pass.turns != nullptr) item.turn_bytes = TurnCounterBytes(TurnTilesOfHead(p) * p.heads_q);
+    const int64_t bytes = item.term_bytes + item.turn_bytes;
+    items.push_back({item, item.heads + (bytes + kClearBytes - 1) / kClearBytes});
+  }
+  return LaunchItems(Prepare<1>, Prepare<kItemsMax>, std::move(items), {kThreads}, stream);
+}
 
 cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream) {
   const int64_t dim = passes.front().attention.problem.dim_v;

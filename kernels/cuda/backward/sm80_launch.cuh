@@ -97,8 +97,7 @@ cudaError_t LaunchTile(Passes passes, cudaStream_t stream) {
 // beside the tile's, and the system.
 template <MmaConfig kConfig>
 inline constexpr int kBlockBytes = MmaTile<kConfig>::kSharedBytes +
-                                   static_cast<int>(sizeof(MmaWork)) + 1024 +
-                                   (MmaTile<kConfig>::kMeasures ? int{sizeof(RowChoice)} : 0);
+                                   static_cast<int>(sizeof(MmaWork)) + 1024;
 
 // The first of the tiles for which the device has the memory, or the last.
 template <class Element, Class kClass, MmaConfig kFirst, MmaConfig... kOthers>

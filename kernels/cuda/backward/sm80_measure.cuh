@@ -99,12 +99,11 @@ __device__ __forceinline__ void MeasureStep(const MmaParams& params, const MmaWo
 
 // The block's rows, if one of them is to be measured.
 template <class T, class Element, Class kClass>
-__device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& work,
-                                            RowChoice& choice, char* shared) {
+__device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& work, char* shared) {
   const BackwardPass& pass = params.pass;
-  using Scratch = MomentScratch<T::kThreads>;
-  static_assert(sizeof(Scratch) <= T::kSharedBytes);
-  if (!choice.Any(pass, *reinterpret_cast<Scratch*>(shared))) return;
+  const Sequence s = SequenceOf(pass.attention, work.b);
+  const int end = min(work.begin + T::kOwn, work.own_length);
+  if (!IsAnyMeasured(pass, s, work.b, work.head, work.begin, end)) return;
   const MeasureUnit unit = MeasureUnit::Of<kClass>(pass);
   if (threadIdx.x == 0 && unit.of_products) work.factor = 1.0f;
   OwnMeasures<T> rows;
@@ -127,9 +126,9 @@ __device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& wo
     rows[r].AddLane(2, unit.unit);
     const int i = OwnRow<T>(work, r / 2, r % 2);
     if (threadIdx.x % 4 != 0 || i >= work.own_length) continue;
-    const Measured how = choice.Of(pass, i);
+    const Measured how = MeasuredOf(pass, s, work.b, work.head, i);
     if (how == Measured::kNothing) continue;
-    StoreMeasured(pass, choice.tile.s, work.b, work.head, i, rows[r], how, unit.unit, unit.sign);
+    StoreMeasured(pass, s, work.b, work.head, i, rows[r], how, unit.unit, unit.sign);
   }
 }
 
@@ -139,7 +138,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     MeasureSm80(const __grid_constant__ LaunchList<MmaParams, kCount> list) {
   extern __shared__ __align__(128) char shared[];
   __shared__ MmaWork work;
-  __shared__ RowChoice choice;
   for (uint32_t block = blockIdx.x; block < list.blocks; block += gridDim.x) {
     const MmaParams& params = list.Of(block);
     if (!HasMeasured(params.pass)) {
@@ -147,18 +145,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
       continue;
     }
     __syncthreads();  // what the last one left in shared memory
-    if (threadIdx.x == 0) {
-      SetUp<T>(params, block, work);
-      choice.tile = {work.b,
-                     work.head,
-                     SequenceOf(params.pass.attention, work.b),
-                     work.begin,
-                     min(work.begin + T::kOwn, work.own_length),
-                     work.other_begin,
-                     work.other_end};
-    }
+    if (threadIdx.x == 0) SetUp<T>(params, block, work);
     __syncthreads();
-    MeasureTile<T, Element, kClass>(params, work, choice, shared);
+    MeasureTile<T, Element, kClass>(params, work, shared);
   }
 }
 

@@ -115,7 +115,7 @@ struct MeasureConsumer : QueriesConsumer<T, Class> {
     }
   }
 
-  __device__ __forceinline__ void Run(const RowChoice& choice) {
+  __device__ __forceinline__ void Run() {
     if (this->work.key_begin < this->work.key_end) Walk();
     const BackwardPass& pass = this->params.pass;
 #pragma unroll
@@ -124,9 +124,10 @@ struct MeasureConsumer : QueriesConsumer<T, Class> {
       rows[r].AddLane(2, unit);
       const int i = this->row + 8 * r;
       if (threadIdx.x % 4 != 0 || i >= this->work.band.q_len) continue;
-      const Measured how = choice.Of(pass, i);
+      const QueriesWork& work = this->work;
+      const Measured how = MeasuredOf(pass, work.s, work.b, work.head, i);
       if (how == Measured::kNothing) continue;
-      StoreMeasured(pass, this->work.s, this->work.b, this->work.head, i, rows[r], how, unit, sign);
+      StoreMeasured(pass, work.s, work.b, work.head, i, rows[r], how, unit, sign);
     }
   }
 };
@@ -138,13 +139,10 @@ __global__ void __launch_bounds__(kMeasureThreads, 1)
   extern __shared__ char unaligned[];
   // Not in registers, of which the consumers have none to spare.
   __shared__ alignas(QueriesWork) char place[sizeof(QueriesWork)];
-  __shared__ RowChoice choice;
   __shared__ bool shifted;
   __shared__ float shifts[T::kRows];
   const QueriesShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
   const QueriesWork& work = *reinterpret_cast<const QueriesWork*>(place);
-  using Scratch = MomentScratch<128 * kConsumers>;
-  static_assert(sizeof(Scratch) <= T::kSharedBytes - 1024);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   for (uint32_t block = blockIdx.x; block < list.blocks; block += gridDim.x) {
     const Sm90Params& params = list.Of(block);
@@ -153,16 +151,11 @@ __global__ void __launch_bounds__(kMeasureThreads, 1)
       continue;
     }
     __syncthreads();  // the last tile is done
-    if (threadIdx.x == 0) {
-      new (place) QueriesWork(QueriesWork::Of(params, T{}, block));
-      choice.tile = {
-          work.b,         work.head,   work.s, work.row, min(work.row + T::kRows, work.band.q_len),
-          work.key_begin, work.key_end};
-    }
+    if (threadIdx.x == 0) new (place) QueriesWork(QueriesWork::Of(params, T{}, block));
     __syncthreads();
-    if (!choice.Any(params.pass, *reinterpret_cast<Scratch*>(unaligned))) continue;
+    const int end = min(work.row + T::kRows, work.band.q_len);
+    if (!IsAnyMeasured(params.pass, work.s, work.b, work.head, work.row, end)) continue;
     if (threadIdx.x == 0) shared.Init();
-    FenceAsyncProxy();  // the copy engine writes where the scratch was
     __syncthreads();
     if (warp == 4 * kConsumers) {
       if (work.key_begin < work.key_end) {
@@ -171,7 +164,7 @@ __global__ void __launch_bounds__(kMeasureThreads, 1)
       }
     } else {
       MeasureConsumer<T, Class> consumer(params, work, shared, shifted, shifts, warp / 4);
-      consumer.Run(choice);
+      consumer.Run();
     }
     __syncthreads();
     if (threadIdx.x == 0) {

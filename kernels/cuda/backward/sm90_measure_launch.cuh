@@ -13,7 +13,7 @@
 
 namespace attend::cuda::backward {
 
-// Of a launch: they fill a GPU.
+// To a launch: they fill a GPU.
 inline constexpr int64_t kMeasureBlocks = 132;
 
 template <class T, bool kBfloat16>

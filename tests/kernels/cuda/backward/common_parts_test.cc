@@ -176,6 +176,7 @@ TEST(CudaBackwardCommonParts, OfKeysAndValuesAtOrdinaryScores) {
     for (const auto& [dim, dim_v] : kDims) {
       for (const double keys : {1.0, 8.0}) {
         for (int kind = 0; kind < 3; ++kind, ++n) {
+          if (TestScale() < 1 && n % 5 != seed % 5) continue;
           ProblemSpec spec = MakeSpec(1, 1, 1, 130, 700, dim, dim_v, dtype);
           Problem& p = spec.problem;
           if (kind == 1) p.mask = {Alignment::kBottomRight, -1, 0};
