@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a head's keys, values and queries have in common, which says where O's rounding spoils
+// How much a head's keys, values and queries have in common, which says where O's rounding spoils
 // gradients: dQ gets delta's error times the row's mean key, so it matters where keys have much in
 // common, and values too, as O is small otherwise beside what dS is made of. Device code.
 
@@ -21,7 +21,7 @@ inline constexpr float kSpoilt = 2.25f;
 struct alignas(16) CommonParts {
   float keys = 0.0f;     // how much of a key's length a row's mean key has
   float queries = 0.0f;  // the same of queries
-  float values = 0.0f;   // the square of a value's spread beside its mean; negative: it is nothing
+  float values = 0.0f;   // the square of a value's spread beside its mean; negative: next to none
 
   static __device__ __forceinline__ CommonParts* Of(const BackwardPass& pass, int64_t b,
                                                     int64_t h) {
