@@ -60,39 +60,12 @@ ATTEND_HD int64_t BlocksOfHead(const Problem& p, int lanes) {
   return (p.len_q + rows - 1) / rows;
 }
 
-template <class T>
-__device__ __forceinline__ T WarpSum(T x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(0xffffffffu, x, distance);
-  }
-  return x;
-}
-
 // Rows of 16-bit elements of which each eight begin on a boundary of 16 bytes.
 template <class View>
 __device__ __forceinline__ bool EightAligned(const View& view, const Problem& p) {
   return DTypeBytes(p.o_dtype()) == 2 && p.dim_v % 8 == 0 &&
          reinterpret_cast<uint64_t>(view.data) % 16 == 0 && view.stride_b % 8 == 0 &&
          view.stride_h % 8 == 0 && view.stride_l % 8 == 0;
-}
-
-// Eight elements, of which `count` exist; 0 in place of others. `whole`: of EightAligned rows.
-__device__ __forceinline__ uint4 LoadEight(const void* data, int64_t index, int64_t count,
-                                           bool whole) {
-  const auto* const from = static_cast<const uint16_t*>(data) + index;
-  if (whole) return *reinterpret_cast<const uint4*>(from);
-  uint32_t x[4] = {};
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    if (n < count) x[n / 2] |= static_cast<uint32_t>(from[n]) << 16 * (n % 2);
-  }
-  return make_uint4(x[0], x[1], x[2], x[3]);
-}
-
-__device__ __forceinline__ float ElementOf(DType dtype, const uint4& eight, int n) {
-  const uint32_t pair = n < 4 ? (n < 2 ? eight.x : eight.y) : (n < 6 ? eight.z : eight.w);
-  return Widen(dtype, static_cast<uint16_t>(pair >> 16 * (n % 2)));
 }
 
 // x . y of eight elements.
@@ -122,47 +95,39 @@ __device__ __forceinline__ float SumOfRow(float x) {
   return x;
 }
 
-// The mean of O over the rows of a warp: what is common to them. Of the lane's eight columns.
-struct MeanOutput {
-  float mean[8] = {};
-  float rows = 0.0f;
-
-  template <int kLanes>
-  static __device__ __forceinline__ MeanOutput Of(DType dtype, const uint4 (&x)[kEach],
-                                                  int existing) {
-    MeanOutput all;
-    all.rows = static_cast<float>(existing);
+// How much of O is the rows' own, in squares, beside what is common to a warp's. Of 16-bit rows; 1
+// of a single one, or of NaN. Whatever dO is: it seldom prefers columns for what values have in
+// common.
+template <int kLanes>
+__device__ __forceinline__ float OwnShare(DType dtype, const uint4 (&x)[kEach], int existing) {
+  float sums[8] = {};
+  float size = 0.0f;
+  auto rows = static_cast<float>(existing);
 #pragma unroll
-    for (int n = 0; n < kEach * 8; ++n) all.mean[n % 8] += ElementOf(dtype, x[n / 8], n % 8);
-#pragma unroll
-    for (int distance = kLanes; distance < 32; distance *= 2) {
-      all.rows += __shfl_xor_sync(0xffffffffu, all.rows, distance);
-#pragma unroll
-      for (float& sum : all.mean) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    }
-    const float share = 1.0f / fmaxf(all.rows, 1.0f);
-#pragma unroll
-    for (float& sum : all.mean) sum *= share;
-    return all;
+  for (int n = 0; n < kEach * 8; ++n) {
+    const float o = ElementOf(dtype, x[n / 8], n % 8);
+    sums[n % 8] += o;
+    size = fmaf(o, o, size);
   }
-
-  // Squares of dO times O, and of dO times what is the row's own in O; of the lane's columns.
-  __device__ __forceinline__ float2 Squares(DType dtype, const uint4& x, const uint4& y) const {
-    float2 sums = {};
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float o = ElementOf(dtype, x, n), d_o = ElementOf(dtype, y, n);
-      sums.x = fmaf(d_o * o, d_o * o, sums.x);
-      sums.y = fmaf(d_o * (o - mean[n]), d_o * (o - mean[n]), sums.y);
-    }
-    if (rows > 1.0f) sums.y *= rows / (rows - 1.0f);
-    return sums;
+  for (int distance = kLanes; distance < 32; distance *= 2) {
+    rows += __shfl_xor_sync(0xffffffffu, rows, distance);
+#pragma unroll
+    for (float& sum : sums) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
   }
-};
+  float common = 0.0f;
+#pragma unroll
+  for (const float sum : sums) common = fmaf(sum, sum, common);
+  // Off their mean, rows differ by less than they do.
+  size = WarpSum(size);
+  common = SumOfRow<kLanes>(common);
+  const float own = fmaxf(size - common / rows, 0.0f) * rows / (rows - 1.0f);
+  return rows > 1.0f && own < size ? own / size : 1.0f;
+}
 
-// Row i's terms, of dO O in `less`. `d_o_row`: the row's first element of dO.
+// Row i's terms, of dO O in `less`. `own`: OwnShare. `d_o_row`: the row's first element of dO.
 __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Sequence& s, int64_t b,
-                                           int64_t h, int64_t i, float less, float2 squares,
+                                           int64_t h, int64_t i, float less, float own,
                                            int64_t d_o_row) {
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
@@ -180,10 +145,9 @@ __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Seque
   const int64_t term = TermIndex(p, s, b, h, i);
   if (NonFinite(less) || !(lse < INFINITY)) pass.flags->special = 1;
   // Most often this is no question, and nothing is read for it.
-  if (squares.x > kSpoilt * squares.y && !measured) {
+  if (own * kSpoilt < 1.0f && !measured) {
     const KeyRange keys = VisibleKeys(p.mask, s, i);
-    const CommonParts& parts = *CommonParts::Of(pass, b, h);
-    if (parts.Spoil(squares.x, squares.y, keys.end - keys.begin, p.dtype)) {
+    if (CommonParts::Of(pass, b, h)->Spoil(own, keys.end - keys.begin, p.dtype)) {
       pass.flags->doubted = 1;
       pass.doubt[term] = 1.0f;
     }
@@ -224,30 +188,19 @@ __global__ void __launch_bounds__(kThreads, kCount == 1 ? 3 : 2)
     x[n] = LoadEight(a.o.data, o + i * a.o.stride_l, p.dim_v - col, whole);
     y[n] = LoadEight(d_o.data, other + i * d_o.stride_l, p.dim_v - col, whole);
   }
-  float products[kEach];
-  float2 squares[kEach] = {};
-#pragma unroll
-  for (int n = 0; n < kEach; ++n) products[n] = DotEight(p.o_dtype(), x[n], y[n]);
-  if (SpoilsDelta(p)) {
-    const auto mean = MeanOutput::Of<kLanes>(p.o_dtype(), x, existing);
-#pragma unroll
-    for (int n = 0; n < kEach; ++n) {
-      squares[n] = mean.Squares(p.o_dtype(), x[n], y[n]);
-      squares[n] = {SumOfRow<kLanes>(squares[n].x), SumOfRow<kLanes>(squares[n].y)};
-    }
-  }
+  const float own = SpoilsDelta(p) ? OwnShare<kLanes>(p.o_dtype(), x, existing) : 1.0f;
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
     const int64_t i = first + n * kRowsAtOnce;
     const bool exists = i < s.q_len;
-    float less = products[n];
+    float less = DotEight(p.o_dtype(), x[n], y[n]);
     if (!narrow && exists) {
       less = DotFloats(a.o.data, o + i * a.o.stride_l, d_o.data, other + i * d_o.stride_l,
                        p.dim_v - col);
     }
     less = SumOfRow<kLanes>(less);
     if (!exists || col != 0) continue;
-    StoreTerms(pass, s, b, h, i, less, squares[n], other + i * d_o.stride_l);
+    StoreTerms(pass, s, b, h, i, less, own, other + i * d_o.stride_l);
   }
 }
 
