@@ -147,7 +147,7 @@ struct MomentScratch {
       if (threadIdx.x % 32 == 0) commons[which][threadIdx.x / 32] = common;
     }
   }
-  // Of a tensor of `count` rows. A sample's mean is off by some of the spread, which is taken off
+  // A tensor's, of `count` rows. A sample's mean is off by some of the spread, which is taken off
   // its square.
   __device__ __forceinline__ Moments Found(int which, int64_t count) const {
     const float samples =

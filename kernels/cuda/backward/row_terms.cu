@@ -95,9 +95,8 @@ __device__ __forceinline__ float SumOfRow(float x) {
   return x;
 }
 
-// How much of O is the rows' own, in squares, beside what is common to a warp's. Of 16-bit rows; 1
-// of a single one, or of NaN. Whatever dO is: it seldom prefers columns for what values have in
-// common.
+// How much of O is the rows' own, in squares, beside what is common to a warp's 16-bit rows; 1 of
+// NaN. Whatever dO is: it seldom prefers columns for what values have in common.
 template <int kLanes>
 __device__ __forceinline__ float OwnShare(DType dtype, const uint4 (&x)[kEach], int existing) {
   float sums[8] = {};
@@ -122,7 +121,8 @@ __device__ __forceinline__ float OwnShare(DType dtype, const uint4 (&x)[kEach], 
   size = WarpSum(size);
   common = SumOfRow<kLanes>(common);
   const float own = fmaxf(size - common / rows, 0.0f) * rows / (rows - 1.0f);
-  return rows > 1.0f && own < size ? own / size : 1.0f;
+  if (rows == 1.0f) return size > 0.0f ? 0.0f : 1.0f;  // keys and values alone tell
+  return own < size ? own / size : 1.0f;
 }
 
 // Row i's terms, of dO O in `less`. `own`: OwnShare. `d_o_row`: the row's first element of dO.
