@@ -20,6 +20,7 @@ inline constexpr int kTermAlignment = 4;
 // Terms that a tile of a sequence's last rows may read beyond them. They need not be any row's.
 inline constexpr int kTermSlack = 128;
 inline constexpr int64_t kTermFlagBytes = 256;  // before the terms
+inline constexpr int64_t kHeadPartBytes = 16;   // of each head of a sequence, behind them
 
 // Terms of one head. Packed sequences may begin anywhere: each has up to an alignment more.
 ATTEND_HD inline int64_t TermsOfHead(const Problem& p) {
@@ -34,14 +35,20 @@ ATTEND_HD inline int64_t TermIndex(const Problem& p, const Sequence& s, int64_t 
   return h * TermsOfHead(p) + first + i;
 }
 
-// Three floats for each of all heads' terms, with slack after each, and the flags.
+// Four floats for each of all heads' terms, with slack after each, the flags, and what is kept of
+// each head.
 inline Result<int64_t> GradientTermsBytes(const Problem& p) {
   const Result<int64_t> terms = CheckedProduct("terms of query rows", TermsOfHead(p), p.heads_q);
   if (!terms.ok()) return terms;
   const Result<int64_t> bytes =
-      CheckedProduct("bytes of terms", *terms + kTermSlack, 3 * sizeof(float));
+      CheckedProduct("bytes of terms", *terms + kTermSlack, 4 * sizeof(float));
   if (!bytes.ok()) return bytes;
-  return *bytes + kTermFlagBytes;
+  const Result<int64_t> heads = CheckedProduct("heads", p.batch, p.heads_q, kHeadPartBytes);
+  if (!heads.ok()) return heads;
+  if (*bytes > INT64_MAX - *heads - kTermFlagBytes) {
+    return InvalidArgument("terms of query rows take more bytes than 64 bits count");
+  }
+  return *bytes + *heads + kTermFlagBytes;
 }
 
 // ---- dQ in turns --------------------------------------------------------------------------------

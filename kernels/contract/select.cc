@@ -98,7 +98,7 @@ Result<Selection> FitBackward(KernelId id, const Problem& problem, const DeviceI
   return Unimplemented(
       "the backward pass needs " +
       (bytes.ok() ? std::to_string(*bytes) + " bytes" : "more bytes than 64 bits can count") +
-      " of workspace (three floats per query row); " + device.name + " allows " +
+      " of workspace (four floats per query row); " + device.name + " allows " +
       std::to_string(device.workspace_bytes_max));
 }
 

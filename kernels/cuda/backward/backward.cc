@@ -108,22 +108,25 @@ cudaError_t LaunchBiasGradients(Passes passes, cudaStream_t stream) {
   for (BackwardPass& pass : only) {
     pass.gradients.d_q.data = pass.gradients.d_k.data = pass.gradients.d_v.data = nullptr;
     pass.gradients.d_sinks = nullptr;
+    pass.doubt = nullptr;  // delta of such rows is right by now
   }
   return LaunchFp32Gradients(only, stream);
 }
 
 // Computes again the elements that the Tensor Cores left not finite, from rows as CUDA cores
-// measure them.
+// measure them; delta alone stays as it was.
 cudaError_t LaunchRepairs(std::vector<BackwardPass> passes, cudaStream_t stream) {
-  for (BackwardPass& pass : passes) pass.lse_unit = 1.0f;
+  for (BackwardPass& pass : passes) {
+    pass.lse_unit = 1.0f;
+    pass.doubt = nullptr;
+  }
   return LaunchFp32Repairs(passes, stream);
 }
 
-// The item as the kernels see it. Of the workspace, what must be 0 is at `zeros` and what need not
-// at `sums`; moves both on to what is after it.
-BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* zeros, int64_t* sums) {
+// The item as the kernels see it, at `at` in the workspace; moves that on to what is after it.
+BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* at) {
   const Problem& p = item.attention.problem;
-  char* const base = workspace + *zeros;
+  char* const base = workspace + *at;
   const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
   static_assert(sizeof(PassFlags) <= kTermFlagBytes);
   BackwardPass pass;
@@ -133,23 +136,28 @@ BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* zeros, i
   pass.lse = reinterpret_cast<float*>(base + kTermFlagBytes);
   pass.less = pass.lse + terms;
   pass.shift = pass.less + terms;
+  pass.doubt = pass.shift + terms;
   pass.flags = reinterpret_cast<PassFlags*>(base);
-  *zeros += Aligned(kTermFlagBytes + 3 * terms * static_cast<int64_t>(sizeof(float)));
+  *at += Aligned(kTermFlagBytes + 4 * terms * static_cast<int64_t>(sizeof(float)) +
+                 p.batch * p.heads_q * kHeadPartBytes);
   if (!TakesTurns(item)) return pass;
   const int64_t tiles = TurnTilesOfHead(p) * p.heads_q;
-  pass.turns = reinterpret_cast<uint32_t*>(workspace + *zeros);
-  *zeros += TurnCounterBytes(tiles);
-  pass.sums = reinterpret_cast<float*>(workspace + *sums);
-  *sums += tiles * kTurnTileBytes;
+  pass.turns = reinterpret_cast<uint32_t*>(workspace + *at);
+  *at += TurnCounterBytes(tiles);
+  pass.sums = reinterpret_cast<float*>(workspace + *at);
+  *at += tiles * kTurnTileBytes;
   return pass;
 }
 
 cudaError_t LaunchKernels(KernelId kernel, const std::vector<BackwardPass>& passes,
                           cudaStream_t stream) {
-  cudaError_t error = LaunchRowTerms(passes, stream);
+  cudaError_t error = LaunchPrepare(passes, stream);
+  if (error == cudaSuccess) error = LaunchRowTerms(passes, stream);
   if (error != cudaSuccess) return error;
   if (kernel == KernelId::kCudaFlashFp32) return LaunchFp32Gradients(passes, stream);
-  error = LaunchSm80Measure(passes, stream);
+  const Problem& p = passes.front().attention.problem;
+  const bool by_wgmma = kernel == KernelId::kCudaFlashSm90 && p.softcap == 0.0f && p.dropout == 0;
+  error = by_wgmma ? LaunchSm90Measure(passes, stream) : LaunchSm80Measure(passes, stream);
   if (error == cudaSuccess) error = LaunchSinkGradients(passes, stream);
   if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm90) {
     error = LaunchSm90Gradients(passes, stream);
@@ -181,16 +189,11 @@ cudaError_t LaunchSm80(Passes passes, Sm80Task task, cudaStream_t stream) {
 // Items that are alike, with room for all.
 Status LaunchAlike(std::span<const BackwardItem* const> items, char* workspace,
                    cudaStream_t stream) {
-  int64_t zero_bytes = 0, unused = 0;
-  for (const BackwardItem* item : items) (void)LayOut(*item, workspace, &zero_bytes, &unused);
   std::vector<BackwardPass> passes;
-  int64_t zeros = 0, sums = zero_bytes;
-  for (const BackwardItem* item : items) {
-    passes.push_back(LayOut(*item, workspace, &zeros, &sums));
-  }
+  int64_t at = 0;
+  for (const BackwardItem* item : items) passes.push_back(LayOut(*item, workspace, &at));
   const KernelId kernel = items.front()->kernel;
-  cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(zero_bytes), stream);
-  if (error == cudaSuccess) error = LaunchKernels(kernel, std::move(passes), stream);
+  const cudaError_t error = LaunchKernels(kernel, passes, stream);
   if (error == cudaSuccess) return Status();
   (void)cudaGetLastError();
   return Internal(
@@ -289,6 +292,11 @@ cudaError_t LaunchSm80Gradients(Passes passes, cudaStream_t stream) {
   return LaunchSm80(passes, Sm80Task::kGradients, stream);
 }
 
+cudaError_t LaunchSm90Measure(Passes passes, cudaStream_t stream) {
+  return passes.front().attention.problem.dtype == DType::kFloat16
+             ? LaunchSm90MeasureF16(passes, stream)
+             : LaunchSm90MeasureBf16(passes, stream);
+}
 cudaError_t LaunchSm90Gradients(Passes passes, cudaStream_t stream) {
   return passes.front().attention.problem.dtype == DType::kFloat16
              ? LaunchSm90GradientsF16(passes, stream)

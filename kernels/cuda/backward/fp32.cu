@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   const BackwardPass& pass = list.Of(blockIdx.x).pass;
   const uint32_t block = blockIdx.x - pass.first_block;
   if constexpr (kOf == Of::kMeasure) {
-    if (pass.flags->measure != 0) MeasureRows<T>(pass, block);
+    if (HasMeasured(pass)) MeasureRows<T>(pass, block);
   }
   if constexpr (kOf == Of::kKeys) KeyGradients<T>(pass, block);
   if constexpr (kOf == Of::kQueries) QueryGradients<T>(pass, block);

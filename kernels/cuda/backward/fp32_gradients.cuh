@@ -35,8 +35,8 @@ __device__ __forceinline__ void MeasureRows(const BackwardPass& pass, uint32_t b
   const int64_t tiles = (p.len_q + T::kRows - 1) / T::kRows;
   const int64_t row = block % tiles * T::kRows;
   const Fp32Head at(pass, block / tiles / p.heads_q, block / tiles % p.heads_q);
-  const auto wanted = [&](int64_t i) { return i < at.s.q_len && IsMeasured(p, at.Lse(i)); };
-  if (!__syncthreads_or(threadIdx.x < T::kRows && wanted(row + threadIdx.x))) return;
+  const int64_t end = min(row + T::kRows, at.s.q_len);
+  if (!IsAnyMeasured(pass, at.s, at.b, at.h, row, end)) return;
   RowMeasure rows[T::kRowsEach];
   LoadQueries<T>(shared, at, row);
   for (int64_t key = 0; key < at.s.k_len; key += T::kKeys) {
@@ -54,9 +54,10 @@ __device__ __forceinline__ void MeasureRows(const BackwardPass& pass, uint32_t b
 #pragma unroll
     for (int distance = 8; distance > 0; distance /= 2) rows[r].AddLane(distance, kLog2E);
     const int64_t i = row + threadIdx.x / 16 + 16 * r;
-    if (threadIdx.x % 16 == 0 && wanted(i)) {
-      StoreMeasured(pass, at.s, at.b, at.h, i, rows[r], kLog2E, 1.0f);
-    }
+    if (threadIdx.x % 16 != 0 || i >= end) continue;
+    const Measured how = MeasuredOf(pass, at.s, at.b, at.h, i);
+    if (how == Measured::kNothing) continue;
+    StoreMeasured(pass, at.s, at.b, at.h, i, rows[r], how, kLog2E, 1.0f);
   }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows whose terms are not taken from LSE and O: what is added up over their keys, from the same
-// scores as the gradients', and the terms that it makes. Then weights sum to 1 however large scores
-// are, and delta does not have O's rounding. Device code.
+// Rows whose terms, or delta alone, are not taken from LSE and O: what is added up over their keys,
+// from the same scores as the gradients', and the terms that it makes. Then weights sum to 1
+// however large scores are, and delta does not have O's rounding. Device code.
 
 #pragma once
 
@@ -49,10 +49,33 @@ struct RowMeasure {
   }
 };
 
-// Stores row i's terms, from the sums of all its keys. `sign`: that scores were multiplied by.
+// How much of a row is measured: delta alone where O's rounding spoils it.
+enum class Measured { kNothing, kDelta, kAll };
+__device__ __forceinline__ Measured MeasuredOf(const BackwardPass& pass, const Sequence& s,
+                                               int64_t b, int64_t h, int64_t i) {
+  const Attention& a = pass.attention;
+  const Problem& p = a.problem;
+  const float lse = a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
+  if (IsMeasured(p, lse)) return Measured::kAll;
+  const bool doubted = pass.doubt != nullptr && pass.doubt[TermIndex(p, s, b, h, i)] != 0.0f;
+  return doubted ? Measured::kDelta : Measured::kNothing;
+}
+// Whether something is of one of the rows [begin, end). All threads of a block.
+__device__ __forceinline__ bool IsAnyMeasured(const BackwardPass& pass, const Sequence& s,
+                                              int64_t b, int64_t h, int64_t begin, int64_t end) {
+  bool any = false;
+  for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    any = any || MeasuredOf(pass, s, b, h, i) != Measured::kNothing;
+  }
+  return __syncthreads_or(any) != 0;
+}
+
+// Stores row i's terms, from the sums of all its keys, or what it takes of them. `sign`: that
+// scores were multiplied by.
 __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Sequence& s,
                                               int64_t b, int64_t h, int64_t i,
-                                              const RowMeasure& row, float unit, float sign) {
+                                              const RowMeasure& row, Measured how, float unit,
+                                              float sign) {
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
   const double shift = static_cast<double>(row.most) * static_cast<double>(unit);
@@ -72,6 +95,7 @@ __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Se
   if (isnan(row.sum) || NonFinite(row.delta)) pass.flags->special = 1;
   const double delta = none ? 0.0 : static_cast<double>(row.delta) * exp2(-base);
   pass.less[term] = static_cast<float>(delta) - d_lse;
+  if (how == Measured::kDelta) return;
   // cuda_flash_sm90 has no shifts beside softcap, whose scores are small.
   const bool shifted =
       fabs(shift + base) > kShiftedLse && !(p.softcap > 0.0f && pass.lse_unit == kLog2E);

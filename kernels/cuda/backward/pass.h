@@ -19,10 +19,11 @@
 
 namespace attend::cuda {
 
-// Flags and counters by which a pass's kernels tell each other. All are 0 before.
+// Flags and counters by which a pass's kernels tell each other. All are cleared before.
 struct PassFlags {
   int special;        // set by the row terms: some are not finite
   int measure;        // set by the row terms: there are rows to measure (IsMeasured)
+  int doubted;        // set by the row terms: there are rows of which delta is to be measured
   int shifted;        // set by what measures them: a row has a shift
   int redo;           // set by kernels of 16-bit products: they left something that is not finite
   uint32_t begun;     // blocks of TurnsSm90
@@ -39,6 +40,9 @@ struct BackwardPass {
   float lse_unit = kLog2E;  // log2(e): terms in powers of two, of products of Q and K; or 1
   float* less = nullptr;    // delta - dLSE
   float* shift = nullptr;   // the largest score, of rows whose LSE fp32 does not hold well; else 0
+  // 1 of rows whose delta alone is measured, as O's rounding spoils it (common_parts.cuh), else 0.
+  // Null: of no row. Behind it, with slack, are the heads' common parts.
+  float* doubt = nullptr;
   PassFlags* flags = nullptr;
   // If blocks of keys take turns at dQ: its sums, and how many blocks have added to each half of a
   // tile; the counters are 0 before. Null: they do not.
@@ -60,6 +64,14 @@ ATTEND_HD inline bool IsMeasured(const Problem& p, float lse) {
 }
 // A measured row has a shift if its LSE, in powers of two, is larger.
 inline constexpr double kShiftedLse = 256;
+// Whether O's rounding is of any weight. Rows of a part of the keys go by the O of the whole.
+ATTEND_HD inline bool SpoilsDelta(const Problem& p) {
+  return p.o_dtype() != DType::kFloat32 && !HasPart(p);
+}
+// Whether the pass may have rows to measure, or to measure delta of.
+ATTEND_HD inline bool HasMeasured(const BackwardPass& pass) {
+  return pass.flags->measure != 0 || (pass.doubt != nullptr && pass.flags->doubted != 0);
+}
 // How far a sink is above a row's shift, in powers of two: the same number for all that ask.
 ATTEND_HD inline double SinkAbove(float sink, double shift) {
   return fma(static_cast<double>(sink), 1.4426950408889634, -shift);
@@ -69,12 +81,15 @@ ATTEND_HD inline double SinkAbove(float sink, double shift) {
 // and in which gradients are wanted.
 using Passes = std::span<const BackwardPass>;
 
-// Each enqueues the fewest launches that it can. This one writes the terms, and needs nothing
-// before it but a zeroed workspace.
+// Each enqueues the fewest launches that it can. This one clears terms, flags and counters, and
+// finds what heads have in common; it needs nothing before it.
+cudaError_t LaunchPrepare(Passes passes, cudaStream_t stream);
+// After it: the terms.
 cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream);
-// After it, with cuda_flash_sm80's products, whose bits wgmma's are: the terms of rows to measure,
-// for kernels of 16-bit products.
+// After it, for kernels of 16-bit products: the terms of rows to measure, with cuda_flash_sm80's
+// products, whose bits wgmma's are; or, without softcap and dropout, with wgmma's.
 cudaError_t LaunchSm80Measure(Passes passes, cudaStream_t stream);
+cudaError_t LaunchSm90Measure(Passes passes, cudaStream_t stream);
 // After the terms: dSinks.
 cudaError_t LaunchSinkGradients(Passes passes, cudaStream_t stream);
 // After it: dQ, dK, dV and dBias on CUDA cores, of any problem, from rows that they measure
@@ -92,6 +107,9 @@ cudaError_t LaunchSm80Gradients(Passes passes, cudaStream_t stream);
 // For one dtype (sm90_f16.cu, sm90_bf16.cu).
 cudaError_t LaunchSm90GradientsF16(Passes passes, cudaStream_t stream);
 cudaError_t LaunchSm90GradientsBf16(Passes passes, cudaStream_t stream);
+// (sm90_measure_f16.cu, sm90_measure_bf16.cu)
+cudaError_t LaunchSm90MeasureF16(Passes passes, cudaStream_t stream);
+cudaError_t LaunchSm90MeasureBf16(Passes passes, cudaStream_t stream);
 // With dropout (sm90_dropout_f16.cu, sm90_dropout_bf16.cu), called by those.
 cudaError_t LaunchSm90DropoutGradientsF16(Passes passes, cudaStream_t stream);
 cudaError_t LaunchSm90DropoutGradientsBf16(Passes passes, cudaStream_t stream);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward pass needs of each query row, and the gradients of sinks, which need nothing
-// else.
+// What the backward pass needs of each query row, what it clears before, and the gradients of
+// sinks, which need nothing else.
 
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/backward/common_parts.cuh"
 #include "kernels/cuda/backward/launch_list.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 
@@ -16,18 +17,47 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kEach = 4;  // rows of a lane
 
+// ---- before -------------------------------------------------------------------------------------
+
+struct PrepareItem {
+  BackwardPass pass;
+  int64_t heads;       // blocks that find what a head has in common; others clear
+  int64_t term_bytes;  // from the flags on
+  int64_t turn_bytes;  // of counters
+};
+
+constexpr int64_t kClearBytes = 32 << 10;  // by a block
+
+// Bytes [begin, end), all multiples of four.
+__device__ __forceinline__ void Clear(void* from, int64_t begin, int64_t end) {
+  auto* const words = static_cast<uint32_t*>(from);
+  for (int64_t n = begin / 4 + threadIdx.x; n < end / 4; n += kThreads) words[n] = 0;
+}
+
+template <int kCount>
+__global__ void __launch_bounds__(kThreads)
+    Prepare(const __grid_constant__ LaunchList<PrepareItem, kCount> list) {
+  __shared__ MomentScratch scratch;
+  static_assert(MomentScratch::kThreads == kThreads);
+  const PrepareItem& item = list.Of(blockIdx.x);
+  const BackwardPass& pass = item.pass;
+  const int64_t heads = pass.attention.problem.heads_q;
+  const int64_t block = blockIdx.x - pass.first_block;
+  if (block < item.heads) {
+    StoreCommonParts(pass, block / heads, block % heads, scratch);
+    return;
+  }
+  const int64_t begin = (block - item.heads) * kClearBytes;
+  Clear(pass.flags, begin, min(begin + kClearBytes, item.term_bytes));
+  Clear(pass.turns, max(begin - item.term_bytes, int64_t{0}),
+        min(begin + kClearBytes - item.term_bytes, item.turn_bytes));
+}
+
+// ---- terms --------------------------------------------------------------------------------------
+
 ATTEND_HD int64_t BlocksOfHead(const Problem& p, int lanes) {
   const int64_t rows = kEach * kThreads / lanes;
   return (p.len_q + rows - 1) / rows;
-}
-
-template <class T>
-__device__ __forceinline__ T WarpSum(T x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(0xffffffffu, x, distance);
-  }
-  return x;
 }
 
 // Rows of 16-bit elements of which each eight begin on a boundary of 16 bytes.
@@ -38,34 +68,97 @@ __device__ __forceinline__ bool EightAligned(const View& view, const Problem& p)
          view.stride_h % 8 == 0 && view.stride_l % 8 == 0;
 }
 
-__device__ __forceinline__ uint4 LoadEight(const void* data, int64_t index) {
-  return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + index);
-}
-
-// x . y of eight elements; the same additions either way.
-__device__ __forceinline__ float DotEight(DType dtype, uint4 x, uint4 y) {
-  const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
-  const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
+// x . y of eight elements.
+__device__ __forceinline__ float DotEight(DType dtype, const uint4& x, const uint4& y) {
   float sum = 0.0f;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    sum = fmaf(Widen(dtype, static_cast<uint16_t>(xs[n / 2] >> 16 * (n % 2))),
-               Widen(dtype, static_cast<uint16_t>(ys[n / 2] >> 16 * (n % 2))), sum);
+    sum = fmaf(ElementOf(dtype, x, n), ElementOf(dtype, y, n), sum);
   }
   return sum;
 }
-__device__ __forceinline__ float DotEight(DType dtype, const void* x, int64_t at_x, const void* y,
-                                          int64_t at_y, int64_t count) {
+__device__ __forceinline__ float DotFloats(const void* x, int64_t at_x, const void* y, int64_t at_y,
+                                           int64_t count) {
   float sum = 0.0f;
   for (int64_t n = 0; n < min(count, int64_t{8}); ++n) {
-    sum = fmaf(LoadGlobal(x, dtype, at_x + n), LoadGlobal(y, dtype, at_y + n), sum);
+    sum = fmaf(static_cast<const float*>(x)[at_x + n], static_cast<const float*>(y)[at_y + n], sum);
   }
   return sum;
+}
+
+template <int kLanes>
+__device__ __forceinline__ float SumOfRow(float x) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, distance);
+  }
+  return x;
+}
+
+// How much of O is the rows' own, in squares, beside what is common to a warp's 16-bit rows; 1 of
+// NaN. Whatever dO is: it seldom prefers columns for what values have in common.
+template <int kLanes>
+__device__ __forceinline__ float OwnShare(DType dtype, const uint4 (&x)[kEach], int existing) {
+  float sums[8] = {};
+  float size = 0.0f;
+  auto rows = static_cast<float>(existing);
+#pragma unroll
+  for (int n = 0; n < kEach * 8; ++n) {
+    const float o = ElementOf(dtype, x[n / 8], n % 8);
+    sums[n % 8] += o;
+    size = fmaf(o, o, size);
+  }
+#pragma unroll
+  for (int distance = kLanes; distance < 32; distance *= 2) {
+    rows += __shfl_xor_sync(0xffffffffu, rows, distance);
+#pragma unroll
+    for (float& sum : sums) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  }
+  float common = 0.0f;
+#pragma unroll
+  for (const float sum : sums) common = fmaf(sum, sum, common);
+  // Off their mean, rows differ by less than they do.
+  size = WarpSum(size);
+  common = SumOfRow<kLanes>(common);
+  const float own = fmaxf(size - common / rows, 0.0f) * rows / (rows - 1.0f);
+  if (rows == 1.0f) return size > 0.0f ? 0.0f : 1.0f;  // keys and values alone tell
+  return own < size ? own / size : 1.0f;
+}
+
+// Row i's terms, of dO O in `less`. `own`: OwnShare. `d_o_row`: the row's first element of dO.
+__device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Sequence& s, int64_t b,
+                                           int64_t h, int64_t i, float less, float own,
+                                           int64_t d_o_row) {
+  const Attention& a = pass.attention;
+  const Problem& p = a.problem;
+  const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i;
+  if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
+  const float lse = a.lse[in_lse];
+  const bool measured = IsMeasured(p, lse);
+  if (measured) pass.flags->measure = 1;
+  // Inf in dO times values of both signs is NaN, which O, their mean, hides.
+  if (isinf(less)) {
+    for (int64_t n = 0; n < p.dim_v; ++n) {
+      if (NonFinite(LoadGlobal(pass.gradients.d_o.data, p.o_dtype(), d_o_row + n))) less = NAN;
+    }
+  }
+  const int64_t term = TermIndex(p, s, b, h, i);
+  if (NonFinite(less) || !(lse < INFINITY)) pass.flags->special = 1;
+  // Most often this is no question, and nothing is read for it.
+  if (own * kSpoilt < 1.0f && !measured) {
+    const KeyRange keys = VisibleKeys(p.mask, s, i);
+    if (CommonParts::Of(pass, b, h)->Spoil(own, keys.end - keys.begin, p.dtype)) {
+      pass.flags->doubted = 1;
+      pass.doubt[term] = 1.0f;
+    }
+  }
+  pass.less[term] = less;
+  pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
 }
 
 // kLanes neighbouring lanes take a row, eight elements each, and then kEach - 1 others.
 template <int kLanes, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kCount == 1 ? 3 : 2)
     RowTerms(const __grid_constant__ LaunchList<PassItem, kCount> list) {
   constexpr int kRowsAtOnce = kThreads / kLanes;
   const BackwardPass& pass = list.Of(blockIdx.x).pass;
@@ -84,42 +177,30 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t o = b * a.o.stride_b + h * a.o.stride_h + s.q_row * a.o.stride_l + col;
   const int64_t other = b * d_o.stride_b + h * d_o.stride_h + s.q_row * d_o.stride_l + col;
   const bool whole = EightAligned(a.o, p) && EightAligned(d_o, p);
+  const bool narrow = DTypeBytes(p.o_dtype()) == 2;
   uint4 x[kEach] = {}, y[kEach] = {};
+  int existing = 0;
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
     const int64_t i = first + n * kRowsAtOnce;
-    if (!whole || i >= s.q_len || col >= p.dim_v) continue;
-    x[n] = LoadEight(a.o.data, o + i * a.o.stride_l);
-    y[n] = LoadEight(d_o.data, other + i * d_o.stride_l);
+    if (i < s.q_len) ++existing;
+    if (!narrow || i >= s.q_len || col >= p.dim_v) continue;
+    x[n] = LoadEight(a.o.data, o + i * a.o.stride_l, p.dim_v - col, whole);
+    y[n] = LoadEight(d_o.data, other + i * d_o.stride_l, p.dim_v - col, whole);
   }
+  const float own = SpoilsDelta(p) ? OwnShare<kLanes>(p.o_dtype(), x, existing) : 1.0f;
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
     const int64_t i = first + n * kRowsAtOnce;
     const bool exists = i < s.q_len;
     float less = DotEight(p.o_dtype(), x[n], y[n]);
-    if (!whole && exists) {
-      less = DotEight(p.o_dtype(), a.o.data, o + i * a.o.stride_l, d_o.data,
-                      other + i * d_o.stride_l, p.dim_v - col);
+    if (!narrow && exists) {
+      less = DotFloats(a.o.data, o + i * a.o.stride_l, d_o.data, other + i * d_o.stride_l,
+                       p.dim_v - col);
     }
-#pragma unroll
-    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-      less += __shfl_xor_sync(0xffffffffu, less, distance);
-    }
+    less = SumOfRow<kLanes>(less);
     if (!exists || col != 0) continue;
-    const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i;
-    if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
-    const float lse = a.lse[in_lse];
-    if (IsMeasured(p, lse)) pass.flags->measure = 1;
-    // Inf in dO times values of both signs is NaN, which O, their mean, hides.
-    if (isinf(less)) {
-      for (int64_t n = 0; n < p.dim_v; ++n) {
-        if (NonFinite(LoadGlobal(d_o.data, p.o_dtype(), other + i * d_o.stride_l + n))) less = NAN;
-      }
-    }
-    const int64_t term = TermIndex(p, s, b, h, i);
-    if (NonFinite(less) || !(lse < INFINITY)) pass.flags->special = 1;
-    pass.less[term] = less;
-    pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
+    StoreTerms(pass, s, b, h, i, less, own, other + i * d_o.stride_l);
   }
 }
 
@@ -187,6 +268,23 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+cudaError_t LaunchPrepare(Passes passes, cudaStream_t stream) {
+  std::vector<ItemBlocks<PrepareItem>> items;
+  for (const BackwardPass& pass : passes) {
+    const Problem& p = pass.attention.problem;
+    PrepareItem item{.pass = pass, .heads = 0, .term_bytes = 0, .turn_bytes = 0};
+    if (pass.flags != nullptr) {
+      const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
+      item.term_bytes = kTermFlagBytes + 4 * terms * static_cast<int64_t>(sizeof(float));
+      if (SpoilsDelta(p)) item.heads = p.batch * p.heads_q;
+    }
+    if (pass.turns != nullptr) item.turn_bytes = TurnCounterBytes(TurnTilesOfHead(p) * p.heads_q);
+    const int64_t bytes = item.term_bytes + item.turn_bytes;
+    items.push_back({item, item.heads + (bytes + kClearBytes - 1) / kClearBytes});
+  }
+  return LaunchItems(Prepare<1>, Prepare<kItemsMax>, std::move(items), {kThreads}, stream);
+}
 
 cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream) {
   const int64_t dim = passes.front().attention.problem.dim_v;

@@ -101,14 +101,9 @@ __device__ __forceinline__ void MeasureStep(const MmaParams& params, const MmaWo
 template <class T, class Element, Class kClass>
 __device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& work, char* shared) {
   const BackwardPass& pass = params.pass;
-  const Attention& a = pass.attention;
-  const Sequence s = SequenceOf(a, work.b);
-  const float* const lse = a.lse + work.b * a.lse_stride_b + work.head * a.lse_stride_h + s.q_row;
-  bool wanted = false;
-  for (int n = threadIdx.x; n < T::kOwn && work.begin + n < work.own_length; n += T::kThreads) {
-    wanted = wanted || IsMeasured(a.problem, lse[work.begin + n]);
-  }
-  if (!__syncthreads_or(wanted)) return;
+  const Sequence s = SequenceOf(pass.attention, work.b);
+  const int end = min(work.begin + T::kOwn, work.own_length);
+  if (!IsAnyMeasured(pass, s, work.b, work.head, work.begin, end)) return;
   const MeasureUnit unit = MeasureUnit::Of<kClass>(pass);
   if (threadIdx.x == 0 && unit.of_products) work.factor = 1.0f;
   OwnMeasures<T> rows;
@@ -130,8 +125,10 @@ __device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& wo
     rows[r].AddLane(1, unit.unit);
     rows[r].AddLane(2, unit.unit);
     const int i = OwnRow<T>(work, r / 2, r % 2);
-    if (threadIdx.x % 4 != 0 || i >= work.own_length || !IsMeasured(a.problem, lse[i])) continue;
-    StoreMeasured(pass, s, work.b, work.head, i, rows[r], unit.unit, unit.sign);
+    if (threadIdx.x % 4 != 0 || i >= work.own_length) continue;
+    const Measured how = MeasuredOf(pass, s, work.b, work.head, i);
+    if (how == Measured::kNothing) continue;
+    StoreMeasured(pass, s, work.b, work.head, i, rows[r], how, unit.unit, unit.sign);
   }
 }
 
@@ -143,7 +140,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   __shared__ MmaWork work;
   for (uint32_t block = blockIdx.x; block < list.blocks; block += gridDim.x) {
     const MmaParams& params = list.Of(block);
-    if (params.pass.flags->measure == 0) {
+    if (!HasMeasured(params.pass)) {
       if (kCount == 1) return;
       continue;
     }

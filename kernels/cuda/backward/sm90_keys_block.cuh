@@ -92,7 +92,8 @@ struct KeysWork {
   template <class T>
   static __device__ __forceinline__ KeysWork Of(const Sm90Params& params, T) {
     const Problem& p = params.pass.attention.problem;
-    const BlockPlace place = BlockPlace::Of(params, (p.len_k + T::kKeys - 1) / T::kKeys);
+    const BlockPlace place =
+        BlockPlace::Of(params, (p.len_k + T::kKeys - 1) / T::kKeys, BlockIndex());
     const int64_t b = place.head / p.heads_kv;
     const Sequence s = SequenceOf(params.pass.attention, b);
     KeysWork work{

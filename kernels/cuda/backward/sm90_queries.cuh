@@ -29,7 +29,8 @@ struct QueriesTile {
   static constexpr int kOffsetK = kOffsetO + O::kBytes;
   static constexpr int kOffsetV = kOffsetK + kStagesK * K::kBytes;
   static constexpr int kOffsetBarriers = kOffsetV + kStagesV * V::kBytes;
-  static constexpr int kSharedBytes = 1024 + kOffsetBarriers + 8 * 2 * (1 + kStagesK + kStagesV);
+  static constexpr int kBarriers = 2 * (1 + kStagesK + kStagesV);
+  static constexpr int kSharedBytes = 1024 + kOffsetBarriers + 8 * kBarriers;
   static_assert(kSharedBytes <= kSharedBytesMax);
 };
 
@@ -57,6 +58,20 @@ struct QueriesShared {
   __device__ __forceinline__ uint32_t EmptyV(int n) const {
     return Barriers(2 + 2 * T::kStagesK + T::kStagesV + n);
   }
+
+  __device__ __forceinline__ void Init() const {
+    InitBarrier(FullRows(), 1);
+    InitBarrier(Tail(), 1);
+    for (int n = 0; n < T::kStagesK; ++n) {
+      InitBarrier(FullK(n), 1);
+      InitBarrier(EmptyK(n), 4 * kConsumers);
+    }
+    for (int n = 0; n < T::kStagesV; ++n) {
+      InitBarrier(FullV(n), 1);
+      InitBarrier(EmptyV(n), 4 * kConsumers);
+    }
+    FenceBarrierInit();
+  }
 };
 
 // What the block computes.
@@ -69,10 +84,11 @@ struct QueriesWork {
 
   // The last rows first: under a causal mask they have the most keys.
   template <class T>
-  static __device__ __forceinline__ QueriesWork Of(const Sm90Params& params, T) {
+  static __device__ __forceinline__ QueriesWork Of(const Sm90Params& params, T,
+                                                   uint32_t block = BlockIndex()) {
     const Problem& p = params.pass.attention.problem;
     const int64_t tiles = (p.len_q + T::kRows - 1) / T::kRows;
-    const BlockPlace place = BlockPlace::Of(params, tiles);
+    const BlockPlace place = BlockPlace::Of(params, tiles, block);
     const int64_t b = place.head / p.heads_q;
     const Sequence s = SequenceOf(params.pass.attention, b);
     QueriesWork work{b,
@@ -352,17 +368,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ float shifts[T::kRows];
   if (threadIdx.x == 0) {
     shifted = params.pass.flags->shifted != 0;
-    InitBarrier(shared.FullRows(), 1);
-    InitBarrier(shared.Tail(), 1);
-    for (int n = 0; n < T::kStagesK; ++n) {
-      InitBarrier(shared.FullK(n), 1);
-      InitBarrier(shared.EmptyK(n), 4 * kConsumers);
-    }
-    for (int n = 0; n < T::kStagesV; ++n) {
-      InitBarrier(shared.FullV(n), 1);
-      InitBarrier(shared.EmptyV(n), 4 * kConsumers);
-    }
-    FenceBarrierInit();
+    shared.Init();
   }
   __syncthreads();
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);

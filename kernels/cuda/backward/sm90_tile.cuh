@@ -246,8 +246,9 @@ __device__ __forceinline__ float DScore(const WeightRule<Class>& rule, float wei
 struct BlockPlace {
   int64_t head, tile;
 
-  static __device__ __forceinline__ BlockPlace Of(const Sm90Params& params, int64_t tiles) {
-    const int64_t block = BlockIndex() - params.pass.first_block;
+  static __device__ __forceinline__ BlockPlace Of(const Sm90Params& params, int64_t tiles,
+                                                  uint32_t of_launch) {
+    const int64_t block = of_launch - params.pass.first_block;
     const int64_t first = block / (params.section * tiles) * params.section;
     const int64_t heads = min(params.section, params.heads - first);
     const int64_t within = block - first * tiles;

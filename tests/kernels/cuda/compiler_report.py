@@ -24,7 +24,8 @@ SOURCE = CUDA / "sm90" / "f16.cu"
 TILES = CUDA / "sm90" / "table.cuh"
 # Of one dtype; the other's are the same but for one word. Those for sm_80 have no products that run
 # by themselves, and of spills the build makes errors.
-BACKWARD = [CUDA / "backward" / name for name in ("sm90_f16.cu", "sm90_dropout_f16.cu")]
+BACKWARD = [CUDA / "backward" / name for name in ("sm90_f16.cu", "sm90_dropout_f16.cu",
+                                                  "sm90_measure_f16.cu")]
 
 # "Potential Performance Loss: wgmma.mma_async instructions are serialized", for whatever reason,
 # and what comes to the same: a wait that nobody wrote. Other codes say it in words.

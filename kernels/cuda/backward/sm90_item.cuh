@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An item of a launch of the backward pass by wgmma, as the host makes it.
+
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/backward/sm90_tile.cuh"
+
+namespace attend::cuda::backward {
+
+inline cudaError_t EncodeMaps(const BackwardPass& pass, int rows, int keys, TensorMaps* maps) {
+  const TensorBoxes boxes{{rows, kCols}, {keys, kCols}, {keys, kCols}, {}};
+  // dO as another attention's Q.
+  Attention of_d_o = pass.attention;
+  of_d_o.q = pass.gradients.d_o;
+  of_d_o.problem.dim = of_d_o.problem.dim_v;
+  of_d_o.k = of_d_o.v;
+  cudaError_t error = EncodeTensorMaps(of_d_o, boxes, maps);
+  if (error != cudaSuccess) return error;
+  maps->o = maps->q;
+  const CUtensorMap d_o = maps->o;
+  error = EncodeTensorMaps(pass.attention, boxes, maps);
+  maps->o = d_o;
+  return error;
+}
+
+// Bytes of the tensors that a section's blocks walk: a part of the L2 cache, of which every half
+// has a copy.
+inline constexpr int64_t kSectionBytes = int64_t{16} << 20;
+
+using Sm90Item = ItemBlocks<Sm90Params>;
+
+// T's blocks own keys, or rows of queries.
+template <class T, bool kOwnsKeys>
+cudaError_t MakeItem(const BackwardPass& pass, Sm90Item* item) {
+  const Problem& p = pass.attention.problem;
+  Sm90Params& params = item->item;
+  params.pass = pass;
+  params.cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+  params.kept_scale = DropoutScale(p.dropout);
+  params.heads = (kOwnsKeys ? p.heads_kv : p.heads_q) * p.batch;
+  const int64_t tiles =
+      kOwnsKeys ? (p.len_k + T::kKeys - 1) / T::kKeys : (p.len_q + T::kRows - 1) / T::kRows;
+  item->blocks = params.heads * tiles;
+  if (item->blocks == 0) return cudaSuccess;
+  const int64_t walked = 2 * (p.dim + p.dim_v) *  // bytes, by one head
+                         (kOwnsKeys ? p.group() * p.len_q : p.len_k * p.heads_kv / p.heads_q);
+  params.section = std::max<int64_t>(kSectionBytes / std::max<int64_t>(walked, 1), 1);
+  return EncodeMaps(pass, T::kRows, T::kKeys, &params.maps);
+}
+
+}  // namespace attend::cuda::backward
