@@ -248,8 +248,7 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
   p.keys_after = call.mask.keys_after;
   p.scale = call.scale.value_or(DefaultScale(p.dim));
   p.softcap = call.softcap;
-  p.has_bias = call.bias.has_value();
-  p.bias_bits = call.bias && call.bias->dtype == DType::kBit;
+  if (call.bias) SetBias(call.bias->dtype, &p);
   p.has_alibi = !call.alibi_slopes.empty();
   p.has_sinks = !call.sinks.empty();
   p.return_lse = lse != nullptr;

@@ -105,8 +105,7 @@ Status ReadProblem(const attend_params* params, Problem* p) {
   p->key_offset = params->key_offset;
   p->keys_after = params->keys_after;
   ReadScale(*params, p);
-  p->has_bias = params->bias != nullptr;
-  p->bias_bits = p->has_bias && static_cast<DType>(params->bias_dtype) == DType::kBit;
+  if (params->bias != nullptr) SetBias(static_cast<DType>(params->bias_dtype), p);
   p->has_alibi = params->alibi_slopes != nullptr;
   p->has_sinks = params->sinks != nullptr;
   p->return_lse = params->lse != nullptr;

@@ -46,6 +46,7 @@ struct Problem {
   DType dtype = DType::kFloat32;  // of Q, K and V, and of O unless o_float32
   bool o_float32 = false;         // O is float32: partial answers are merged without loss
   bool bias_bits = false;         // the bias is a mask of bits (BiasView)
+  bool bias_as_q = false;         // the bias is of `dtype`
   int64_t batch = 0;              // B, 0 allowed
   int64_t heads_q = 0;            // Hq
   int64_t heads_kv = 0;           // Hkv
@@ -154,6 +155,13 @@ struct Attention {
   PageTable kv_pages;                   // if page_rows > 0
   DropoutPlace dropout;                 // if problem.dropout > 0
 };
+
+// Says of the problem what kernels are chosen by: of what dtype the bias is.
+inline void SetBias(DType dtype, Problem* p) {
+  p->has_bias = true;
+  p->bias_bits = dtype == DType::kBit;
+  p->bias_as_q = dtype == p->dtype;
+}
 
 // Whether the bias is a mask of bits.
 ATTEND_HD inline bool HasBits(const Attention& a) {

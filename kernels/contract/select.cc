@@ -112,7 +112,7 @@ bool IsHopper(const DeviceInfo& device) {
 
 constexpr int64_t kSm90PagesDimMax = 192;    // as in sm90/variants.h
 constexpr int64_t kSm90DropoutDimMax = 128;  // likewise
-constexpr int64_t kSm90BitsDimMax = 128;     // likewise
+constexpr int64_t kSm90BiasDimMax = 128;     // likewise
 // The kernel takes no shift off capped scores (cuda/backward/pass.h). In powers of two they are up
 // to 369, and LSE of 2^30 keys is up to 399. That is beyond kShiftedLse but below 512, so rounding
 // it to fp32 still moves weights by 2^-16 at most.
@@ -172,11 +172,13 @@ std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
 // Why cuda_flash_sm90 cannot take the problem's bias; "" if it can or there is none.
 std::string_view WhyNotSm90Bias(const Problem& p) {
   if (!p.has_bias) return {};
-  if (!p.bias_bits) return "cuda_flash_sm90 has no bias but masks of bits";
-  if (p.page_rows > 0) return "cuda_flash_sm90 has no bias of bits for keys in pages";
-  if (p.dropout > 0) return "cuda_flash_sm90 has no bias of bits with dropout";
-  if (std::max(p.dim, p.dim_v) > kSm90BitsDimMax) {
-    return "cuda_flash_sm90 has a bias of bits up to a D and Dv of 128";
+  if (!p.bias_bits && !p.bias_as_q) {
+    return "cuda_flash_sm90 takes a bias of q's dtype or a mask of bits, no other bias";
+  }
+  if (p.page_rows > 0) return "cuda_flash_sm90 has no bias for keys in pages";
+  if (p.dropout > 0) return "cuda_flash_sm90 has no bias with dropout";
+  if (std::max(p.dim, p.dim_v) > kSm90BiasDimMax) {
+    return "cuda_flash_sm90 has a bias up to a D and Dv of 128";
   }
   return {};
 }
@@ -291,10 +293,17 @@ bool RoundsWeights(std::string_view name) {
 }
 
 MemoryTraits ContiguousTraits(const Problem& problem) {
-  if (problem.dim % 8 == 0 && problem.dim_v % 8 == 0) return {};
-  return {.not_tma =
-              "D or Dv is not a multiple of 8: Hopper's copy engine needs rows on 16-byte "
-              "boundaries"};
+  if (problem.dim % 8 != 0 || problem.dim_v % 8 != 0) {
+    return {.not_tma =
+                "D or Dv is not a multiple of 8: Hopper's copy engine needs rows on 16-byte "
+                "boundaries"};
+  }
+  if (problem.has_bias && problem.bias_as_q && problem.len_k % 8 != 0) {
+    return {.not_tma =
+                "Lk is not a multiple of 8: cuda_flash_sm90 needs rows of a bias on 16-byte "
+                "boundaries"};
+  }
+  return {};
 }
 
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,

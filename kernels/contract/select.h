@@ -70,7 +70,8 @@ Result<int64_t> NaiveWorkspaceBytes(const Problem& problem);
 
 // What a kernel may need to know about the memory besides the problem.
 struct MemoryTraits {
-  // Why Hopper's copy engine cannot address Q, K and V; "" if it can. One clause, static storage.
+  // Why Hopper's copies cannot address Q, K, V or a bias of 16 bits; "" if they can. One clause,
+  // static storage.
   std::string_view not_tma;
 };
 

@@ -305,8 +305,7 @@ Status Validator::Bias() {
   view.stride_h = stride(1, step);
   (void)__builtin_mul_overflow(step, tensor.shape(1), &step);
   view.stride_b = stride(0, step);
-  problem_.has_bias = true;
-  problem_.bias_bits = bits;
+  SetBias(view.dtype, &problem_);
   out_.present[3] = true;
   return Status();
 }

@@ -11,6 +11,7 @@
 #include "kernels/cuda/fp32/variants.h"
 #include "kernels/cuda/naive/naive.h"
 #include "kernels/cuda/ragged/ragged.h"
+#include "kernels/cuda/ragged/tensor_maps.h"
 #include "kernels/cuda/runtime/append_kernel.h"
 #include "kernels/cuda/runtime/copy_kernel.h"
 #include "kernels/cuda/runtime/cuda_status.h"
@@ -58,10 +59,28 @@ Status CheckDropout(const LaunchItem& item) {
   return Status();
 }
 
+// Kernels are chosen by what the problem says of the bias, and read what the bias says.
+Status CheckBias(const LaunchItem& item) {
+  const Problem& p = item.attention.problem;
+  if (!p.has_bias) return Status();
+  const DType dtype = item.attention.bias.dtype;
+  if (p.bias_bits != (dtype == DType::kBit) || p.bias_as_q != (dtype == p.dtype)) {
+    return InvalidArgument("bias.dtype is " + std::string(DTypeName(dtype)) +
+                           ", the problem says that it is " +
+                           (p.bias_bits   ? "of bits"
+                            : p.bias_as_q ? "q's"
+                                          : "another than q's, and not of bits"));
+  }
+  if (item.kernel != KernelId::kCudaFlashSm90 || LoadsBias(item.attention)) return Status();
+  return InvalidArgument(
+      "the bias's rows do not begin at multiples of 16 bytes, as cuda_flash_sm90 needs");
+}
+
 // The variant asked for, or the first that fits.
 Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max) {
   const std::span<const FlashVariant> variants = VariantsFor(item.kernel, item.attention.problem);
   ATTEND_RETURN_IF_ERROR(CheckDropout(item));
+  ATTEND_RETURN_IF_ERROR(CheckBias(item));
   if (item.config == kDefaultConfig) {
     for (const FlashVariant& variant : variants) {
       if (variant.shared_bytes <= shared_bytes_max) return &variant;

@@ -65,6 +65,7 @@ __device__ __forceinline__ void ArriveNamed(int id, int threads) {
 
 // How long the L2 cache keeps what a copy reads (the encodings of createpolicy.fractional).
 enum class CachePolicy : uint64_t {
+  kEvictNormal = 0x1000000000000000,
   kEvictFirst = 0x12f0000000000000,
   kEvictLast = 0x14f0000000000000,
 };

@@ -73,6 +73,10 @@ struct Shape {
   int64_t dim, rows, heads, batch;
 };
 
+ConstTensorView ViewOf(const BiasView& bias) {
+  return {bias.data, bias.stride_b, bias.stride_h, bias.stride_q};
+}
+
 // Of K; pages take the place of sequences.
 Shape KeysShape(const Problem& p) {
   if (p.page_rows > 0) return {p.dim, p.page_rows, p.heads_kv, kPagesMax};
@@ -109,6 +113,14 @@ bool Encode(EncodeTiled encode, const ConstTensorView& view, const Shape& shape,
 
 }  // namespace
 
+bool LoadsBias(const Attention& a) {
+  const Problem& p = a.problem;
+  if (!p.has_bias || HasBits(a)) return true;
+  return reinterpret_cast<uintptr_t>(a.bias.data) % kAlignment == 0 &&
+         StrideFits(p.batch, a.bias.stride_b) && StrideFits(p.heads_q, a.bias.stride_h) &&
+         StrideFits(p.len_q, a.bias.stride_q);
+}
+
 std::string_view WhyNotTma(const Attention& a) {
   const Problem& p = a.problem;
   const int64_t batch = p.packed ? 1 : p.batch;
@@ -126,6 +138,9 @@ std::string_view WhyNotTma(const Attention& a) {
   for (int n = 0; n < 3; ++n) {
     if (faults[n] != kNone) return kClauses[n][faults[n]];
   }
+  if (!LoadsBias(a)) {
+    return "the bias's rows do not begin on 16-byte boundaries, as Hopper's copy engine needs";
+  }
   return {};
 }
 
@@ -142,8 +157,14 @@ cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, Tenso
             Encode(encode, a.v, values, p.dtype, KeysBox(p, boxes.v), &maps->v);
   const ConstTensorView o{a.o.data, a.o.stride_b, a.o.stride_h, a.o.stride_l};
   // A packed sequence may end inside a box, where the next one's rows begin.
-  maps->writes_o =
-      !p.packed && boxes.o.rows > 0 && Distinct(a) && FaultOf(o, batch, p.heads_q, rows_q) == kNone;
+  const bool biased = p.has_bias && !HasBits(a);
+  if (biased && boxes.o.rows > 0) {
+    const ConstTensorView bias = ViewOf(a.bias);
+    ok = ok &&
+         Encode(encode, bias, {p.len_k, p.len_q, p.heads_q, p.batch}, p.dtype, boxes.o, &maps->o);
+  }
+  maps->writes_o = !biased && !p.packed && boxes.o.rows > 0 && Distinct(a) &&
+                   FaultOf(o, batch, p.heads_q, rows_q) == kNone;
   if (maps->writes_o) {
     ok = ok && Encode(encode, o, {p.dim_v, rows_q, p.heads_q, batch}, p.dtype, boxes.o, &maps->o);
   }

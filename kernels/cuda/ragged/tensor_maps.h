@@ -17,7 +17,7 @@ namespace attend::cuda {
 
 struct TensorMaps {
   CUtensorMap q, k, v;
-  CUtensorMap o;  // if writes_o
+  CUtensorMap o;  // if writes_o; where a bias has 16 bits, the bias's
   bool writes_o;  // dense layout, and the copy engine can address O
 };
 
@@ -35,9 +35,12 @@ inline constexpr int64_t kTmaStrideMax = int64_t{1} << 36;
 // Why Hopper's kernels cannot take Q, K and V where they are, in static storage; "" if they can:
 // bases and strides on 16-byte boundaries, strides over 0 (or 0, of a broadcast dimension, not of
 // rows) and below kTmaStrideMax, fewer than 2^31 rows; pages the same. Dropout: of rows from 16 n
-// on.
+// on; a bias of 16 bits: LoadsBias.
 std::string_view WhyNotTma(const Attention& attention);
 inline bool TmaAligned(const Attention& attention) { return WhyNotTma(attention).empty(); }
+
+// Whether the rows of the bias, if there is one but for bits, begin at multiples of 16 bytes.
+bool LoadsBias(const Attention& attention);
 
 struct TensorBoxes {
   TensorBox q, k, v, o;

@@ -9,6 +9,7 @@
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/ragged/redo_rows.cuh"
+#include "kernels/cuda/sm90/bias.cuh"
 #include "kernels/cuda/sm90/mask_bits.cuh"
 #include "kernels/cuda/sm90/softmax.cuh"
 #include "kernels/cuda/sm90/store.cuh"
@@ -28,8 +29,8 @@ struct Consumer {
   const Sm90SharedStorage<T> storage;
   const int group;  // warpgroup, from 0
   const int lane;
-  StageCursor<T::kStages> k = {}, v = {};
-  StageCursor<T::kStagesQ> q = {};
+  typename T::template Cursor<T::kStages> k = {}, v = {};
+  typename T::template Cursor<T::kStagesQ> q = {};
 
   // The tile in hand.
   int row;                   // this thread's first; the second is 8 further
@@ -40,10 +41,11 @@ struct Consumer {
   float scores[kScores];  // q.k, later weights
   uint32_t weights[kWeights];
   float output[kOutputs];
-  SoftmaxRows<kScores> rows;
+  SoftmaxRows<kScores, T::kBias && kBfloat16> rows;
   uint32_t query[T::kQueryInRegisters ? T::kD / 16 : 1][4];  // its fragments
   DropoutLane dropout = {};                                  // if T has it
   MaskBits<T> bits;                                          // likewise
+  BiasTiles<T> bias;                                         // likewise
 
   // ---- score ----------------------------------------------------------------------------------
 
@@ -53,7 +55,7 @@ struct Consumer {
       constexpr int kChunks = T::kCols / 8;  // of 16 bytes, to a row
       const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
       const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
-      const uint32_t at = storage.Q(q.stage) + (group * 64 + mine) * 2 * T::kCols;
+      const uint32_t at = storage.Q(q.stage()) + (group * 64 + mine) * 2 * T::kCols;
 #pragma unroll
       for (int n = 0; n < T::kD / 16; ++n) {
         const int chunk = 2 * n % kChunks + lane / 16 ^ swizzle;
@@ -63,8 +65,8 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void IssueScores() {
-    const uint32_t keys = storage.K(k.stage);
-    const auto a = SmemTile<T::kCols>::AlongRows(storage.Q(q.stage) + group * 64 * 2 * T::kCols);
+    const uint32_t keys = storage.K(k.stage());
+    const auto a = SmemTile<T::kCols>::AlongRows(storage.Q(q.stage()) + group * 64 * 2 * T::kCols);
     const auto b = SmemTile<T::kCols>::AlongRows(keys);
     using Product = Wgmma<T::kKeys, kBfloat16>;
     WgmmaFence();
@@ -87,7 +89,7 @@ struct Consumer {
   // ---- rescale and accumulate -----------------------------------------------------------------
 
   __device__ __forceinline__ void IssueOutput(bool accumulate) {
-    const uint32_t values = storage.V(v.stage);
+    const uint32_t values = storage.V(v.stage());
     const auto b = SmemTile<T::kColsV>::DownRows(values, T::kBoxBytesV);
     WgmmaFence();
 #pragma unroll
@@ -100,7 +102,7 @@ struct Consumer {
 
   // The warp has read its part of Q for the last time; its place is free unless O needs it.
   __device__ __forceinline__ void LeaveQuery() {
-    if constexpr (!T::kStoreThroughQ) Release(storage.EmptyQ(q.stage));
+    if constexpr (!T::kStoreThroughQ) Release(storage.EmptyQ(q.stage()));
   }
 
   // If O leaves through Q's place: waits until the stores have read it. The thread that began them
@@ -121,19 +123,6 @@ struct Consumer {
     for (float& s : scores) s = AccurateTanh(s * factor);
   }
 
-  // Gives -inf to the keys of a tile that a row does not see.
-  __device__ __forceinline__ void MaskScores(const Window& window, int key_begin) {
-    const int first = key_begin + 2 * (lane % 4);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int end = window.End(row + 8 * r) - first;
-      HideScores(scores, r, [end](int key) { return key >= end; });
-      if (key_begin >= full_begin) continue;
-      const int begin = window.Begin(row + 8 * r) - first;
-      HideScores(scores, r, [begin](int key) { return key < begin; });
-    }
-  }
-
   // Softcap and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
   __device__ __forceinline__ bool FinishScores(const Sm90Work& work, int tile,
                                                float (&rescale)[2]) {
@@ -141,8 +130,22 @@ struct Consumer {
     if (cap != 0.0f) ApplySoftcap(cap);
     const int key = tile * T::kKeys;
     if constexpr (T::kBits) bits.Remove(scores);
-    if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
-    return rows.Follow(scores, rescale);
+    if constexpr (T::kBias) {
+      bias.Take(shared, storage, group, k.stage() - 1);
+      bias.template Add<kBfloat16>(rows.to_log2, scores);
+    }
+    if (key < full_begin || key + T::kKeys > full_end) {
+      MaskScores(work.window, row, key + 2 * (lane % 4), key < full_begin, scores);
+    }
+    const bool risen = rows.Follow(scores, rescale);
+    if constexpr (T::kBias) {
+      if (kBfloat16 && risen && rows.AnyWithoutBase()) {
+        bias.Take(shared, storage, group, k.stage() - 1);  // again: it took no registers meanwhile
+        bias.MarkLowRows(work.window.k_len - key, rows.base);
+      }
+      bias.Leave(storage, group, k.stage() - 1);
+    }
+    return risen;
   }
 
   __device__ __forceinline__ bool ScoresToWeights(const Sm90Work& work, int tile,
@@ -189,18 +192,18 @@ struct Consumer {
 
   // The scores of tile n are there.
   __device__ __forceinline__ void LeaveKeys(int n) {
-    Release(storage.EmptyK(k.stage));
+    Release(storage.EmptyK(k.stage()));
     k.Step();
     if (n == tile_begin && !T::kBits) LeaveQuery();
   }
 
   // The place of K that is next in turn: which tile is there. False: the tile of rows has no more.
   __device__ __forceinline__ bool TakeEntry() {
-    Wait(storage.FullK(k.stage), k.parity);
+    Wait(storage.FullK(k.stage()), k.parity());
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
-    bits.entry = state.bits.entries[k.stage];
+    bits.entry = state.bits.entries[k.stage()];
     if (bits.entry != MaskBits<T>::kEndEntry) return true;
-    Release(storage.EmptyK(k.stage));
+    Release(storage.EmptyK(k.stage()));
     k.Step();
     LeaveQuery();
     return false;
@@ -209,7 +212,7 @@ struct Consumer {
   // Its bits; under the products, before the place is left.
   __device__ __forceinline__ void TakeBits() {
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
-    bits.seen = state.bits.seen[k.stage][threadIdx.x / 32 - 4][lane];
+    bits.seen = state.bits.seen[k.stage()][threadIdx.x / 32 - 4][lane];
   }
 
   // The tile of keys after tile n, below tile_begin if there is none.
@@ -226,20 +229,24 @@ struct Consumer {
     IssueOutput(accumulate);
     WgmmaWait<0>();
     HoldRegisters(output);
-    Release(storage.EmptyV(v.stage));
+    Release(storage.EmptyV(v.stage()));
     v.Step();
   }
 
   // Lets tiles of keys go by that only other warpgroups see.
   __device__ __forceinline__ void Skip(int count) {
     for (; count > 0; --count) {
-      Wait(storage.FullK(k.stage), k.parity);
-      Release(storage.EmptyK(k.stage));
+      if constexpr (T::kBias) {
+        bias.Take(shared, storage, group, k.stage());
+        bias.Leave(storage, group, k.stage());
+      }
+      Wait(storage.FullK(k.stage()), k.parity());
+      Release(storage.EmptyK(k.stage()));
       k.Step();
       AwaitTurn();
       PassTurn();
-      Wait(storage.FullV(v.stage), v.parity);
-      Release(storage.EmptyV(v.stage));
+      Wait(storage.FullV(v.stage()), v.parity());
+      Release(storage.EmptyV(v.stage()));
       v.Step();
     }
   }
@@ -254,10 +261,10 @@ struct Consumer {
     LeaveKeys(n);
     ScoresToWeights(work, n, rescale);
     PackWeights();
-    Wait(storage.FullV(v.stage), v.parity);
+    Wait(storage.FullV(v.stage()), v.parity());
     bool accumulate = false;
     for (n = NextTile(n); n >= tile_begin; n = NextTile(n)) {
-      if constexpr (!T::kBits) Wait(storage.FullK(k.stage), k.parity);
+      if constexpr (!T::kBits) Wait(storage.FullK(k.stage()), k.parity());
       AwaitTurn();
       IssueScores();
       IssueOutput(accumulate);
@@ -269,11 +276,11 @@ struct Consumer {
       LeaveKeys(n);
       const bool risen = ScoresToWeights(work, n, rescale);
       HoldRegisters(scores);
-      const uint32_t used = storage.EmptyV(v.stage);
+      const uint32_t used = storage.EmptyV(v.stage());
       v.Step();
       // Also what keeps the softmax above the next wait: left alone, the compiler moves that up to
       // the last branch.
-      Wait(storage.FullV(v.stage), v.parity);
+      Wait(storage.FullV(v.stage()), v.parity());
       WgmmaWait<0>();
       HoldRegisters(output);
       HoldRegisters(weights);
@@ -295,14 +302,14 @@ struct Consumer {
     Exponentiate(n);
     PackWeights();
     PassTurn();
-    Wait(storage.FullV(v.stage), v.parity);
+    Wait(storage.FullV(v.stage()), v.parity());
     bool accumulate = false;
     for (--n; n >= tile_begin; --n) {
       IssueOutput(accumulate);
       accumulate = true;
-      Wait(storage.FullK(k.stage), k.parity);
+      Wait(storage.FullK(k.stage()), k.parity());
       IssueScores();
-      const uint32_t used = storage.EmptyV(v.stage);
+      const uint32_t used = storage.EmptyV(v.stage());
       v.Step();
       WgmmaWait<0>();
       HoldRegisters(scores);
@@ -316,7 +323,7 @@ struct Consumer {
       Exponentiate(n);
       PackWeights();
       PassTurn();
-      Wait(storage.FullV(v.stage), v.parity);
+      Wait(storage.FullV(v.stage()), v.parity());
     }
     FinishOutput(accumulate);
   }
@@ -360,7 +367,7 @@ struct Consumer {
     if (rows.base[r] != kNoBase) end.state.max = rows.base[r] * kLn2;
     end.state.sum = QuadSum(rows.sum[r]);
     end.largest = LargestOfRow<kOutputs / 4>([&](int j) { return output + 4 * j; }, r);
-    end.marked = rows.base[r] == kMarkedBase;
+    end.marked = rows.base[r] == kMarkedBase || (T::kBias && rows.base[r] == kLowBase);
     end.counts = row + 8 * r < work.q_len && rows.base[r] != kNoBase;
     return end;
   }
@@ -424,7 +431,8 @@ struct Consumer {
     RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
     // The warp's first row is computed again, which saves a register in the loop over keys.
     using Element = std::conditional_t<kBfloat16, __nv_bfloat16, __half>;
-    RedoRows<Element, kOutputs / 4, T::kBits, !T::kDropout && !T::kBits, T::kDropout>(
+    RedoRows<Element, kOutputs / 4, T::kBits || T::kBias, !T::kDropout && !T::kBits && !T::kBias,
+             T::kDropout>(
         *work.attention, work.o_batch, work.o_head, work.row_begin + 16 * (ThreadIndex() / 32 - 4),
         [&](int j) { return output + 4 * j; }, ends);
     FinishRow(work, 0, ends[0]);
@@ -448,9 +456,11 @@ struct Consumer {
     if (T::kTurns && group == T::kConsumers - 1) PassTurn();  // the first goes first
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
     int last_stage = -1;
-    for (int slot = 0;; slot = (slot + 1) % Sm90State<T>::kSlots) {
+    for (int turn = 0;; turn = (turn + 1) % Sm90State<T>::kSlots) {
+      static_assert(!T::kScarce || T::kStagesQ == Sm90State<T>::kSlots);
+      const int slot = T::kScarce ? q.stage() : turn;  // the same
       const Sm90Work& work = state.work[slot];
-      Wait(storage.FullQ(q.stage), q.parity);
+      Wait(storage.FullQ(q.stage()), q.parity());
       if (work.end) break;
       bool any = work.tile_begin < work.tile_end;
       SetUp(work);
@@ -459,7 +469,7 @@ struct Consumer {
       if constexpr (T::kBits) {
         any = TakeEntry();
       } else {
-        if (any) Wait(storage.FullK(k.stage), k.parity);
+        if (any) Wait(storage.FullK(k.stage()), k.parity());
       }
       IssueScores();
       if constexpr (T::kBits) TakeBits();
@@ -471,10 +481,10 @@ struct Consumer {
         Accumulate(work);
         Skip(tile_begin - work.tile_begin);
       }
-      Store(work, q.stage);
+      Store(work, q.stage());
       __syncwarp();
       Release(storage.EmptyWork(slot));
-      last_stage = q.stage;
+      last_stage = q.stage();
       q.Step();
     }
     // Shared memory must not go before it has been read, nor the kernel end before all is written.

@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "kernels/cuda/sm90/bias.cuh"
 #include "kernels/cuda/sm90/consumer.cuh"
 #include "kernels/cuda/sm90/mask_bits.cuh"
 #include "kernels/cuda/sm90/producer.cuh"
@@ -22,7 +23,7 @@ __device__ __forceinline__ void InitBarriers(const Sm90SharedStorage<T>& at) {
   constexpr int kWarps = 4 * T::kConsumers;
   for (int n = 0; n < Sm90State<T>::kSlots; ++n) {
     InitBarrier(at.FullWork(n), 1);
-    InitBarrier(at.EmptyWork(n), kWarps + (T::kBits ? kSm90BitsWarps : 0));
+    InitBarrier(at.EmptyWork(n), kWarps + (T::kBits ? kSm90BitsWarps : 0) + (T::kBias ? 1 : 0));
   }
   for (int n = 0; n < T::kStagesQ; ++n) {
     InitBarrier(at.FullQ(n), 1);
@@ -39,6 +40,12 @@ __device__ __forceinline__ void InitBarriers(const Sm90SharedStorage<T>& at) {
     for (int n = 0; n < kSm90Scans; ++n) {
       InitBarrier(at.FullScan(n), 1);
       InitBarrier(at.EmptyScan(n), 2);
+    }
+  }
+  if constexpr (T::kBias) {
+    for (int n = 0; n < Sm90BiasState<T>::kPlaces; ++n) {
+      InitBarrier(at.FullBias(n), 1);
+      InitBarrier(at.EmptyBias(n), kWarps / T::kBiasParts);
     }
   }
   FenceBarrierInit();
@@ -93,6 +100,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
       if constexpr (T::kBits) {
         BitArranger<T> arranger{shared, storage, lane};
         arranger.Run();
+      }
+    } else if (T::kBias && warp == 2) {
+      if constexpr (T::kBias) {
+        BiasLoader<T> loader{shared, storage, lane};
+        loader.Run();
       }
     }
   } else {

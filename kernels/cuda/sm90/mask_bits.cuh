@@ -16,15 +16,22 @@
 namespace attend::cuda {
 
 // The 32 bits from `bits` on, of which the row has `bytes` bytes, at least one; 0 beyond them.
-// Reads aligned words, so at most three bytes before or after them.
+// kAligned: they lie in one word, and the row has all of them. Else aligned words are read, so up
+// to three bytes before them, where memory that was allocated cannot begin, but none after the row,
+// where it may end.
 template <bool kAligned>
 __device__ __forceinline__ uint32_t LoadBits(const uint8_t* bits, int bytes) {
   if constexpr (kAligned) return *reinterpret_cast<const uint32_t*>(bits);
   const auto address = reinterpret_cast<uint64_t>(bits);
   const int skipped = static_cast<int>(address) & 3;
+  if (bytes < (skipped == 0 ? 4 : 8 - skipped)) {
+    uint32_t word = 0;
+#pragma unroll 1
+    for (int n = 0; n < min(bytes, 4); ++n) word |= static_cast<uint32_t>(bits[n]) << 8 * n;
+    return word;
+  }
   const auto* const words = reinterpret_cast<const uint32_t*>(address - skipped);
-  const uint32_t high = skipped != 0 && bytes > 4 - skipped ? words[1] : 0;
-  return __funnelshift_r(words[0], high, 8 * skipped);
+  return __funnelshift_r(words[0], skipped != 0 ? words[1] : 0, 8 * skipped);
 }
 
 // The mask as a thread of a consumer knows it, and what both sides agree on.
@@ -274,7 +281,7 @@ struct BitArranger {
       ForSeenTiles(storage, state, at, scan, [&](int tile, bool all_seen) {
         if (all_seen) {
           Wait(storage.EmptyK(k.stage()), k.parity() ^ 1);
-        } else if (aligned) {
+        } else if (aligned && (tile + 1) * Bits::kRowBytes <= mask.row_bytes) {
           ArrangeTile<true>(state, at, mask, tile);
         } else {
           ArrangeTile<false>(state, at, mask, tile);

@@ -120,9 +120,9 @@ struct Scheduler {
   template <bool kSingle>
   __device__ __forceinline__ bool Describe(int number) {
     TileWork tile;
-    Sm90Work& work = state.work[slot.stage];
+    Sm90Work& work = state.work[slot.stage()];
     const bool found = FindTile<kSingle>(params, number, T::kRows, tile);
-    Wait(storage.EmptyWork(slot.stage), slot.parity ^ 1);
+    Wait(storage.EmptyWork(slot.stage()), slot.parity() ^ 1);
     if (!found) {
       work.end = true;
       work.tile_begin = work.tile_end = 0;
@@ -130,16 +130,16 @@ struct Scheduler {
       work.maps = &params.single_maps;
       work.new_maps = false;
       DescribeTile<T>(params.single, tile, work);
-      if constexpr (T::kBits) DescribeBits(params.single, tile, state.bits.rows[slot.stage]);
+      if constexpr (T::kBits) DescribeBits(params.single, tile, state.bits.rows[slot.stage()]);
     } else {
       work.maps = params.maps + tile.problem;
       work.new_maps = tile.problem != last_problem;
       last_problem = tile.problem;
       const Attention& attention = params.attentions[tile.problem];
       DescribeTile<T>(attention, tile, work);
-      if constexpr (T::kBits) DescribeBits(attention, tile, state.bits.rows[slot.stage]);
+      if constexpr (T::kBits) DescribeBits(attention, tile, state.bits.rows[slot.stage()]);
     }
-    Arrive(storage.FullWork(slot.stage));
+    Arrive(storage.FullWork(slot.stage()));
     slot.Step();
     return found;
   }

@@ -22,7 +22,9 @@ namespace attend::cuda {
 // score has risen that far: one vote and no shuffles. And that is cheap to see: floats that are not
 // negative order as their bits do as integers, of which the hardware takes the largest of three in
 // one instruction; that of a row's scores and 0 is enough unless its base is far below 0.
-template <int kScores>
+// kOverflows: scores below -2^23 have become -inf (bias.cuh). So that they would have no weight, a
+// row whose base is not far above those is computed again; so is one with a score of +inf.
+template <int kScores, bool kOverflows = false>
 struct SoftmaxRows {
   float to_log2;
   float base[2];  // rounded once, so that all weights of a row and the next rescale share it
@@ -70,7 +72,8 @@ struct SoftmaxRows {
       top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 2));
       rescale[r] = 1.0f;
       if (!RaisesSm90(top, base[r], to_log2)) continue;
-      const float risen = NearOrMarkedBase(top, to_log2);
+      const bool marks = kOverflows && fabsf(RoundedProduct(top, to_log2)) > 0x1p22f;
+      const float risen = marks ? kMarkedBase : NearOrMarkedBase(top, to_log2);
       rescale[r] = FastExp2(base[r] - risen);
       sum[r] *= rescale[r];
       base[r] = risen;
@@ -83,6 +86,11 @@ struct SoftmaxRows {
     if (!MayRise(scores)) return false;
     FollowMaxima(scores, rescale);
     return true;
+  }
+
+  // Whether one of the warp's rows has seen no key.
+  __device__ __forceinline__ bool AnyWithoutBase() const {
+    return __any_sync(0xffffffffu, base[0] == kNoBase || base[1] == kNoBase);
   }
 
   // Scores become weights.
@@ -111,6 +119,21 @@ __device__ __forceinline__ void HideScores(float (&scores)[kScores], int r, cons
     for (int i = 0; i < 2; ++i) {
       if (hidden(8 * j + i)) scores[4 * j + 2 * r + i] = NegativeInfinity();
     }
+  }
+}
+
+// Gives -inf to the keys of a tile, whose first of the thread's is `first`, that `row` and the row
+// 8 further do not see. `at_begin`: some row's window may begin in the tile.
+template <int kScores, class Window>
+__device__ __forceinline__ void MaskScores(const Window& window, int row, int first, bool at_begin,
+                                           float (&scores)[kScores]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int end = window.End(row + 8 * r) - first;
+    HideScores(scores, r, [end](int key) { return key >= end; });
+    if (!at_begin) continue;
+    const int begin = window.Begin(row + 8 * r) - first;
+    HideScores(scores, r, [begin](int key) { return key < begin; });
   }
 }
 

@@ -50,6 +50,19 @@ using Sm90D64Bits = Sm90Tile<Sm90Config{
 using Sm90D128Bits = Sm90Tile<Sm90Config{
     .head_dim = 128, .keys = 128, .overlap = Overlap::kOutputTurns, .bits = true}>;
 
+// A bias of 16 bits takes registers and shared memory.
+using Sm90D64Bias = Sm90Tile<Sm90Config{.head_dim = 64,
+                                        .warpgroups = 3,
+                                        .keys = 96,
+                                        .stages = 4,
+                                        .overlap = Overlap::kOutputTurns,
+                                        .bias_stages = 2}>;
+using Sm90D128Bias = Sm90Tile<Sm90Config{.head_dim = 128,
+                                         .keys = 128,
+                                         .overlap = Overlap::kOutputTurns,
+                                         .query_in_registers = true,
+                                         .bias_stages = 1}>;
+
 // Tiles of 256 rows below which multiprocessors would be idle: three quarters of an H200's 132.
 inline constexpr int64_t kSm90FewTiles = 99;
 // Keys from which on Sm90D64FewLong pays.
@@ -68,6 +81,7 @@ std::string Sm90Name() {
   if (T::kBlocks > 1) name += "_blocks" + std::to_string(T::kBlocks);
   if (T::kDropout) name += "_dropout";
   if (T::kBits) name += "_bits";
+  if (T::kBias) name += "_bias";
   return name;
 }
 
@@ -83,6 +97,7 @@ FlashVariant Sm90Variant() {
   variant.boxes.k = {T::kKeys, T::kCols};
   variant.boxes.v = {T::kKeys, T::kColsV};
   if (T::kStoreThroughQ) variant.boxes.o = {64, T::kColsV};
+  if (T::kBias) variant.boxes.o = {T::kBiasRows, T::kBiasCols};  // the bias's
   return variant;
 }
 
@@ -104,6 +119,13 @@ std::span<const FlashVariant> Sm90ListD64(const Problem& p) {
   }
   return p.len_k < kSm90LongKeys ? Sm90List<kBfloat16, Sm90D64Few, Sm90D64, Sm90D64FewLong>()
                                  : Sm90List<kBfloat16, Sm90D64FewLong, Sm90D64Few, Sm90D64>();
+}
+
+// With a bias of 16 bits: in files of their own, which compile beside the others.
+template <bool kBfloat16>
+std::span<const FlashVariant> Sm90BiasVariants(const Problem& p) {
+  return std::max(p.dim, p.dim_v) <= 64 ? Sm90List<kBfloat16, Sm90D64Bias>()
+                                        : Sm90List<kBfloat16, Sm90D128Bias>();
 }
 
 template <bool kBfloat16>

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/ptx/device_math.cuh"
 #include "kernels/cuda/ptx/hopper.cuh"
@@ -15,6 +16,40 @@
 #include "kernels/cuda/sm90/variants.h"
 
 namespace attend::cuda {
+
+// The stage that is used next, and the parity of its barriers.
+template <int kStages>
+class StageCursor {
+ public:
+  __device__ __forceinline__ int stage() const { return stage_; }
+  __device__ __forceinline__ uint32_t parity() const { return parity_; }
+  __device__ __forceinline__ void Step() {
+    if (++stage_ == kStages) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  int stage_ = 0;
+  uint32_t parity_ = 0;
+};
+
+// The same in one register, where there are few.
+template <int kStages>
+class PackedCursor {
+ public:
+  __device__ __forceinline__ int stage() const { return packed & 0xffff; }
+  __device__ __forceinline__ uint32_t parity() const { return packed >> 16; }
+  __device__ __forceinline__ void Step() {
+    ++packed;
+    if (stage() == kStages) packed = parity() != 0 ? 0 : kParity;
+  }
+
+ private:
+  static constexpr uint32_t kParity = 0x10000;
+  uint32_t packed = 0;
+};
 
 // What a warpgroup's softmax runs under.
 enum class Overlap {
@@ -36,6 +71,7 @@ struct Sm90Config {
   int blocks = 1;                   // to a multiprocessor, whose registers they share
   bool dropout = false;             // weights are dropped
   bool bits = false;                // a mask of bits removes keys
+  int bias_stages = 0;              // tiles of a bias of 16 bits in shared memory; 0: there is none
 };
 
 template <Sm90Config kConfig>
@@ -52,21 +88,27 @@ struct Sm90Tile {
   static constexpr bool kQueryInRegisters = kConfig.query_in_registers;
   static constexpr bool kDropout = kConfig.dropout;
   static constexpr bool kBits = kConfig.bits;
+  static constexpr int kBiasStages = kConfig.bias_stages;
+  static constexpr bool kBias = kBiasStages > 0;
+  // Whether consumers are short of registers by a few.
+  static constexpr bool kScarce = kBias && kConsumers > 2;
+  template <int kCount>
+  using Cursor = std::conditional_t<kScarce, PackedCursor<kCount>, StageCursor<kCount>>;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlocks = kConfig.blocks;
 
   // Whether O leaves through the place of its Q: while it does, the next Q needs another.
-  static constexpr bool kStoreThroughQ = kStagesQ > 1 && kDv <= kD;
+  static constexpr bool kStoreThroughQ = kStagesQ > 1 && kDv <= kD && !kBias;
 
   // Registers of a multiprocessor go where the accumulators are. What setmaxnreg hands out is what
   // the launch took: the same for every thread, a multiple of 8.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks) / 8 * 8;
-  static constexpr int kProducerRegisters = kConsumers == 4 ? 32 : kBits ? 64 : 40;
+  static constexpr int kProducerRegisters = kConsumers == 4 ? 32 : kBits ? 64 : kScarce ? 56 : 40;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
   static_assert(kConsumerRegisters <= 256);
   // D256 has no registers for the producer of pages.
-  static constexpr bool kReadsPages = kD <= kSm90PagesDimMax && !kDropout && !kBits;
+  static constexpr bool kReadsPages = kD <= kSm90PagesDimMax && !kDropout && !kBits && !kBias;
   // A register that D256 does not have for what is read once for each tile of keys.
   static constexpr bool kCapInRegister = kD < 256;
 
@@ -83,12 +125,23 @@ struct Sm90Tile {
   static constexpr int kBytesV = kBoxesV * kBoxBytesV;
   static constexpr int kOffsetK = kStagesQ * kBytesQ;
   static constexpr int kOffsetV = kOffsetK + kStages * kBytesK;
-  static constexpr int kOffsetState = kOffsetV + kStages * kBytesV;
+  static constexpr int kOffsetBias = kOffsetV + kStages * kBytesV;
+  static constexpr int kBiasCols = kKeys % 64 == 0 ? 64 : 32;  // keys, of a box
+  // With one place for a tile, each warpgroup has a part of its own, which is loaded again as soon
+  // as that has been added.
+  static constexpr int kBiasParts = kBiasStages == 1 ? kConsumers : 1;
+  static constexpr int kBiasRows = kRows / kBiasParts;
+  static constexpr int kBoxBytesBias = kBiasRows * kBiasCols * 2;
+  static constexpr int kBytesBias = kBiasRows * kKeys * 2;  // of a part
+  static constexpr int kOffsetState = kOffsetBias + kBiasStages * kBiasParts * kBytesBias;
 
+  static_assert(!kBias || kStages % (2 * (kBias ? kBiasStages : 1)) == 0,
+                "K's place tells the bias's");
   static_assert(kD % 32 == 0 && kDv % 32 == 0 && kKeys % 16 == 0);
   static_assert(!kStoreThroughQ || kCols == kColsV, "O lies as Q did");
-  // A place whose Q went to registers is not freed before O has left through it.
-  static_assert(!kQueryInRegisters || kStoreThroughQ);
+  // A place whose Q went to registers is not freed before O has left through it, or (with a bias)
+  // the last scores are there.
+  static_assert(!kQueryInRegisters || kStoreThroughQ || kBias);
 };
 
 // The keys that a row sees, in 32 bits: lengths are at most 2^30 (limits.h). As VisibleKeys.
@@ -175,6 +228,17 @@ struct Sm90BitsState<T, true> {
   Barrier full_scan[kSm90Scans], empty_scan[kSm90Scans];
 };
 
+// With a bias (bias.cuh), what its loader and consumers tell each other of it, for each place:
+// stage * kBiasParts + part.
+template <class T, bool = T::kBias>
+struct Sm90BiasState {};
+template <class T>
+struct Sm90BiasState<T, true> {
+  static constexpr int kPlaces = T::kBiasStages * T::kBiasParts;
+  int32_t kinds[kPlaces];  // BiasKind
+  Barrier full[kPlaces], empty[kPlaces];
+};
+
 // After the tiles in shared memory.
 template <class T>
 struct Sm90State {
@@ -186,6 +250,7 @@ struct Sm90State {
   Barrier full_k[T::kStages], empty_k[T::kStages];
   Barrier full_v[T::kStages], empty_v[T::kStages];
   Sm90BitsState<T> bits;
+  Sm90BiasState<T> bias;
 };
 
 // A block's shared memory: where its tiles and barriers are, from the address of the first tile on.
@@ -228,6 +293,15 @@ struct Sm90SharedStorage {
   __device__ __forceinline__ uint32_t EmptyScan(int n) const {
     return In(offsetof(State, bits) + offsetof(Sm90BitsState<T>, empty_scan)) + 8 * n;
   }
+  __device__ __forceinline__ uint32_t FullBias(int n) const {
+    return In(offsetof(State, bias) + offsetof(Sm90BiasState<T>, full)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t EmptyBias(int n) const {
+    return In(offsetof(State, bias) + offsetof(Sm90BiasState<T>, empty)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t Bias(int n) const {
+    return base + T::kOffsetBias + n * T::kBytesBias;
+  }
   __device__ __forceinline__ uint32_t Q(int stage) const { return base + stage * T::kBytesQ; }
   __device__ __forceinline__ uint32_t K(int stage) const {
     return base + T::kOffsetK + stage * T::kBytesK;
@@ -241,35 +315,5 @@ template <class T>
 inline constexpr int kSm90SharedBytes = 1024 + T::kOffsetState +
                                         static_cast<int>(sizeof(Sm90State<T>));
 inline constexpr int kSm90SharedBytesMax = 227 * 1024;  // of a block
-
-// The stage that is used next, and the parity of its barriers.
-template <int kStages>
-struct StageCursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void Step() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-// The same in one register, of which the producer has few.
-template <int kStages>
-class PackedCursor {
- public:
-  __device__ __forceinline__ int stage() const { return packed & 0xffff; }
-  __device__ __forceinline__ uint32_t parity() const { return packed >> 16; }
-  __device__ __forceinline__ void Step() {
-    ++packed;
-    if (stage() == kStages) packed = parity() != 0 ? 0 : kParity;
-  }
-
- private:
-  static constexpr uint32_t kParity = 0x10000;
-  uint32_t packed = 0;
-};
 
 }  // namespace attend::cuda

@@ -11,9 +11,8 @@ namespace attend::cuda {
 
 std::span<const FlashVariant> Sm90VariantsFor(const Problem& p) {
   const int64_t dim = std::max(p.dim, p.dim_v);
-  if (p.has_bias && (!p.bias_bits || p.page_rows > 0 || p.dropout > 0 || dim > kSm90BitsDimMax)) {
-    return {};
-  }
+  if (p.has_bias && (p.page_rows > 0 || p.dropout > 0 || dim > kSm90BiasDimMax)) return {};
+  if (p.has_bias && !p.bias_bits && !p.bias_as_q) return {};
   if (p.has_alibi || !(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
     return {};
   }
@@ -21,9 +20,9 @@ std::span<const FlashVariant> Sm90VariantsFor(const Problem& p) {
   if (p.dropout > 0 && dim > kSm90DropoutDimMax) return {};
   switch (p.dtype) {
     case DType::kFloat16:
-      return Sm90VariantsF16(p);
+      return p.bias_as_q ? Sm90BiasVariantsF16(p) : Sm90VariantsF16(p);
     case DType::kBFloat16:
-      return Sm90VariantsBf16(p);
+      return p.bias_as_q ? Sm90BiasVariantsBf16(p) : Sm90VariantsBf16(p);
     default:
       return {};
   }
@@ -44,10 +43,12 @@ cudaError_t LoadSm90() {
           if (error != cudaSuccess) return error;
         }
         p.dropout = 0;
-        p.has_bias = p.bias_bits = true;
-        const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
-        if (error != cudaSuccess) return error;
-        p.has_bias = p.bias_bits = false;
+        for (const DType bias : {DType::kBit, dtype}) {
+          SetBias(bias, &p);
+          const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
+          if (error != cudaSuccess) return error;
+        }
+        p.has_bias = p.bias_bits = p.bias_as_q = false;
       }
     }
   }

@@ -15,16 +15,18 @@ namespace attend::cuda {
 
 inline constexpr int kSm90PagesDimMax = 192;    // D and Dv of keys in pages
 inline constexpr int kSm90DropoutDimMax = 128;  // likewise of dropout
-inline constexpr int kSm90BitsDimMax = 128;     // and under a mask of bits
+inline constexpr int kSm90BiasDimMax = 128;     // and with a bias or a mask of bits
 
 // See VariantsFor (launch.h): fp16 and bf16 without ALiBi, a scale of 2^-20 to 2^20, pages up to
-// kSm90PagesDimMax, dropout up to kSm90DropoutDimMax; no bias but masks of bits, up to
-// kSm90BitsDimMax and without pages and dropout. Empty for others.
+// kSm90PagesDimMax, dropout up to kSm90DropoutDimMax; of biases those of the problem's dtype and
+// masks of bits, up to kSm90BiasDimMax and without pages and dropout. Empty for others.
 std::span<const FlashVariant> Sm90VariantsFor(const Problem& problem);
 
-// The same for one dtype (f16.cu, bf16.cu).
+// The same for one dtype (f16.cu, bf16.cu), and with a bias of it (bias_f16.cu, bias_bf16.cu).
 std::span<const FlashVariant> Sm90VariantsF16(const Problem& problem);
 std::span<const FlashVariant> Sm90VariantsBf16(const Problem& problem);
+std::span<const FlashVariant> Sm90BiasVariantsF16(const Problem& problem);
+std::span<const FlashVariant> Sm90BiasVariantsBf16(const Problem& problem);
 
 // Brings their code to the current device, which is a Hopper GPU.
 cudaError_t LoadSm90();

@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 CUDA = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "cuda"
-SOURCE = CUDA / "sm90" / "f16.cu"
+SOURCES = [CUDA / "sm90" / name for name in ("f16.cu", "bias_f16.cu")]
 TILES = CUDA / "sm90" / "table.cuh"
 # Of one dtype; the other's are the same but for one word. Those for sm_80 have no products that run
 # by themselves, and of spills the build makes errors.
@@ -36,7 +36,7 @@ CODE = re.compile(r"\(C(\d+)\)")
 # Sm90Config's fields, in order, and what they are where the table does not say.
 FIELDS = {"head_dim": None, "value_dim": "0", "warpgroups": "2", "keys": None, "stages": "2",
           "query_stages": "2", "overlap": "Overlap::kOutput", "query_in_registers": "false",
-          "blocks": "1", "dropout": "false", "bits": "false"}
+          "blocks": "1", "dropout": "false", "bits": "false", "bias_stages": "0"}
 # enum Overlap, in order.
 OVERLAPS = ("kOutput", "kOutputTurns", "kSoftmaxTurns")
 
@@ -168,14 +168,15 @@ def judge_backward(report):
     return faults
 
 
-def compile_and_judge(args, source, judged):
-    command, folder = build_command(args.commands, args.nvcc, source)
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    report = run.stdout + run.stderr
-    faults = judged(report)
-    if run.returncode != 0:
-        faults.append(f"{shlex.join(command)} ended with {run.returncode}:\n{report}")
-    return faults
+def compile_and_judge(args, sources, judged):
+    reports, faults = [], []
+    for source in sources:
+        command, folder = build_command(args.commands, args.nvcc, source)
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        reports.append(run.stdout + run.stderr)
+        if run.returncode != 0:
+            faults.append(f"{shlex.join(command)} ended with {run.returncode}:\n{reports[-1]}")
+    return judged("".join(reports)) + faults
 
 
 def main():
@@ -183,8 +184,8 @@ def main():
     parser.add_argument("--nvcc", required=True, help="the CUDA compiler")
     parser.add_argument("--commands", required=True, help="the build's compile_commands.json")
     args = parser.parse_args()
-    work = [(SOURCE, lambda report: judge(tiles(TILES.read_text()), report)),
-            *((source, judge_backward) for source in BACKWARD)]
+    work = [(SOURCES, lambda report: judge(tiles(TILES.read_text()), report)),
+            *(([source], judge_backward) for source in BACKWARD)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         faults = [fault for found in pool.map(lambda each: compile_and_judge(args, *each), work)
                   for fault in found]

@@ -3,6 +3,7 @@
 // Masks of bits on the device: tiles of keys that are hidden or seen as a whole among others, every
 // broadcast and alignment, and removed keys that reach nothing.
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -143,6 +144,43 @@ TEST(CudaMaskBits, FewKeysAmongMany) {
       for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
         if (!CanRun(owned.attention, kernel)) continue;
         ASSERT_NO_FATAL_FAILURE(Check(&owned, spec, kernel, seed));
+      }
+    }
+  }
+}
+
+// A mask that fills an allocation of its own, which compute-sanitizer then knows the end of.
+TEST(CudaMaskBits, TheMaskEndsWithItsMemory) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t dim : {64, 128}) {
+    for (const int64_t keys : {125, 1000, 1013, 1016, 4090}) {
+      for (const bool by_row : {false, true}) {
+        ProblemSpec spec = MakeSpec(1, 1, 1, 130, keys, dim, dim, DType::kBFloat16);
+        spec.problem.has_bias = true;
+        spec.bias_dtype = DType::kBit;
+        spec.bias_masked_share = 0.5;
+        spec.bias_per_query = by_row;
+        OwnedAttention owned = MakeAttention(spec, seed);
+        if (!CanRun(owned.attention, KernelId::kCudaFlashSm90)) continue;
+        ASSERT_TRUE(RunOnDevice(&owned, KernelId::kCudaFlashSm90).ok());
+        const std::vector<float> expected = Rows(owned, 0, 130);
+        owned.ResetOutput();
+        DeviceRun run(&owned, KernelId::kCudaFlashSm90);
+        ASSERT_TRUE(run.Prepare().ok());
+        const int64_t bytes = (keys + 7) / 8 * (by_row ? 130 : 1);
+        const DeviceMemory mask(bytes);
+        ASSERT_EQ(cudaMemcpy(mask.get(), run.attention().bias.data, static_cast<size_t>(bytes),
+                             cudaMemcpyDeviceToDevice),
+                  cudaSuccess);
+        cuda::LaunchItem item{KernelId::kCudaFlashSm90, run.attention()};
+        item.attention.bias.data = mask.get();
+        const Result<int64_t> needed = cuda::BatchWorkspaceBytes({&item, 1});
+        ASSERT_TRUE(needed.ok());
+        const DeviceMemory workspace(*needed);
+        ASSERT_EQ(cudaMemset(workspace.get(), 0, static_cast<size_t>(*needed)), cudaSuccess);
+        ASSERT_TRUE(cuda::LaunchBatch({&item, 1}, workspace.get(), *needed, nullptr).ok());
+        ASSERT_TRUE(run.Fetch().ok());
+        EXPECT_TRUE(SameBits(expected, Rows(owned, 0, 130))) << Describe(spec);
       }
     }
   }

@@ -93,7 +93,7 @@ int64_t Sum(const std::vector<int64_t>& values) {
 
 Problem Complete(const ProblemSpec& spec) {
   Problem p = spec.problem;
-  p.bias_bits = p.has_bias && spec.bias_dtype == DType::kBit;
+  if (p.has_bias) SetBias(spec.bias_dtype, &p);
   if (p.packed) {
     p.batch = static_cast<int64_t>(spec.q_lengths.size());
     p.len_q = Max(spec.q_lengths);

@@ -57,5 +57,19 @@ TEST(ValidateTest, RowsOfBitsBeginOnBytes) {
   }
 }
 
+TEST(ValidateTest, TheProblemSaysWhetherTheBiasIsOfQsDType) {
+  for (const v1::DType dtype : {v1::DTYPE_FLOAT16, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT32}) {
+    v1::AttendRequest request = test::PlainWireProblem(1, 8).request;
+    request.mutable_bias()->set_dtype(dtype);
+    for (const int dim : {1, 1, 1, 8}) request.mutable_bias()->add_shape(dim);
+    request.mutable_bias()->set_byte_length(dtype == v1::DTYPE_FLOAT32 ? 32 : 16);
+    Validated validated;
+    const Status status = Judge(request, validated);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    EXPECT_EQ(validated.attention.problem.bias_as_q, dtype == request.q().dtype());
+    EXPECT_FALSE(validated.attention.problem.bias_bits);
+  }
+}
+
 }  // namespace
 }  // namespace attend
