@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/bench/service/latency_driver.h"
 #include "tests/bench/service/rows.h"
 #include "tests/bench/service/stream_driver.h"
 
@@ -33,21 +34,35 @@ struct Served {
   std::unique_ptr<Connections> connections;
 };
 
-// All four, with so many connections each. `socket`: each has its number behind it; empty: TCP.
+// One kind of traffic, and the figure by which it is judged.
+struct Cell {
+  std::string text;
+  std::string unit;
+  Measure measure = Measure::kRatio;
+  Target target;
+  std::function<double(const Sample&)> of;
+  int connections = 1;
+  std::string socket;        // each server's has its number behind it; empty: TCP
+  int64_t answer_bytes = 0;  // of the echoes
+  int sides = kSides;        // the first of them
+  std::function<Result<Sample>(int side, Connections&, double seconds)> drive;
+};
+
+// All, with so many connections each.
 Result<std::vector<Served>> ServeAll(const Bench& bench, const std::shared_ptr<Work>& work,
-                                     int connections, const std::string& socket) {
+                                     const Cell& cell) {
   std::vector<Served> all;
-  for (int side = kH2; side < kSides; ++side) {
+  for (int side = kH2; side < cell.sides; ++side) {
     const std::string listen =
-        socket.empty() ? "127.0.0.1:0" : "unix:" + socket + std::to_string(side);
+        cell.socket.empty() ? "127.0.0.1:0" : "unix:" + cell.socket + std::to_string(side);
     Result<std::unique_ptr<ServerProcess>> process =
         side <= kGrpc ? bench.StartAttend(Serves::kComputing,
                                           {"--listen", listen, "--server-transport", kNames[side]})
-                      : StartEcho(work->answer_bytes(), listen,
+                      : StartEcho(cell.answer_bytes, listen,
                                   side == kInlineEcho ? EchoKind::kInline : EchoKind::kPlain);
     if (!process.ok()) return process.status();
     Served served{std::move(*process), nullptr};
-    served.connections = std::make_unique<Connections>(served.process->address(), connections);
+    served.connections = std::make_unique<Connections>(served.process->address(), cell.connections);
     if (side <= kGrpc) ATTEND_RETURN_IF_ERROR(AdmitAll(*served.connections, {work}));
     all.push_back(std::move(served));
   }
@@ -68,18 +83,6 @@ Contestant Measured(int side, Served& served,
           }};
 }
 
-// One kind of traffic, and the figure by which it is judged.
-struct Cell {
-  std::string text;
-  std::string unit;
-  Measure measure = Measure::kRatio;
-  Target target;
-  std::function<double(const Sample&)> of;
-  int connections = 1;
-  std::string socket;  // empty: TCP
-  std::function<Result<Sample>(int side, Connections&, double seconds)> drive;
-};
-
 // A figure of a cell: one side beside another.
 struct Pair {
   int side, rival;
@@ -96,7 +99,7 @@ std::vector<Pair> PairsOf(const Cell& cell) {
                      cell.of});
   };
   add(kH2, kInlineEcho, cell.target);
-  add(kH2, kPlainEcho, std::nullopt);
+  if (cell.sides > kPlainEcho) add(kH2, kPlainEcho, std::nullopt);
   add(kH2, kGrpc, std::nullopt);
   add(kGrpc, kInlineEcho, std::nullopt);
   const auto beside = [&](int side, int rival, const char* of_what,
@@ -118,10 +121,10 @@ void RunCell(Bench& bench, const std::shared_ptr<Work>& work, const Cell& cell) 
   std::vector<Question> questions;
   for (const Pair& pair : pairs) questions.push_back(pair.question);
   if (!bench.WantsAny(questions)) return;
-  Result<std::vector<Served>> all = ServeAll(bench, work, cell.connections, cell.socket);
+  Result<std::vector<Served>> all = ServeAll(bench, work, cell);
   if (!all.ok()) return bench.AddWithout(questions, all.status());
   std::vector<Contestant> contestants;
-  for (int side = kH2; side < kSides; ++side) {
+  for (int side = kH2; side < cell.sides; ++side) {
     contestants.push_back(Measured(side, (*all)[static_cast<size_t>(side)],
                                    [&cell, side](Connections& connections, double seconds) {
                                      return cell.drive(side, connections, seconds);
@@ -155,7 +158,9 @@ void RunWire(Bench& bench) {
                             admitted);
   }
   const std::shared_ptr<const PreparedCall> computed = CallOf(work);
-  const std::shared_ptr<const PreparedCall> echoed = EchoCallOf(work, work->answer_bytes());
+  // Answers' lengths differ by some digits: this is the first one's.
+  const int64_t answer_bytes = work->answer_bytes();
+  const std::shared_ptr<const PreparedCall> echoed = EchoCallOf(work, answer_bytes);
   const auto call_of = [&](int side) { return side <= kGrpc ? computed : echoed; };
   const auto calls = [](const Sample& sample) { return sample.calls_per_second(); };
   const auto p50 = [](const Sample& sample) { return sample.p50_us; };
@@ -165,7 +170,7 @@ void RunWire(Bench& bench) {
   RunCell(bench, work,
           {name + ", " + std::to_string(in_flight) + " in flight on " +
                std::to_string(connections) + " connections",
-           "calls/s", Measure::kRatio, kUnaryTarget, calls, connections, "",
+           "calls/s", Measure::kRatio, kUnaryTarget, calls, connections, "", answer_bytes, kSides,
            [&](int side, Connections& to, double seconds) {
              return Drive(to, {Script{call_of(side)}}, in_flight, seconds);
            }});
@@ -174,7 +179,7 @@ void RunWire(Bench& bench) {
     RunCell(bench, work,
             {name + ", 1 caller, " + (unix_socket ? "Unix socket" : "TCP") + ", p50", "us",
              Measure::kDifference, kP50Target, p50, 1, unix_socket ? folder.Path("s") : "",
-             [&](int side, Connections& to, double seconds) {
+             answer_bytes, kSides, [&](int side, Connections& to, double seconds) {
                return DriveLatency(to, *call_of(side), /*less_own_work=*/false, seconds);
              }});
   }
@@ -188,7 +193,7 @@ void RunWire(Bench& bench) {
   }
   RunCell(bench, work,
           {name + ", one stream, " + std::to_string(kStreamInFlight) + " in flight", "calls/s",
-           Measure::kRatio, kStreamTarget, calls, 1, "",
+           Measure::kRatio, kStreamTarget, calls, 1, "", answer_bytes, kInlineEcho + 1,
            [&](int side, Connections& to, double seconds) {
              return DriveStreams(to, scripts[side <= kGrpc ? 0 : 1], 1, seconds);
            }});
