@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <random>
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "client/call/server_address.h"
@@ -29,11 +28,6 @@ constexpr std::chrono::nanoseconds kKeepaliveTimeoutMin = std::chrono::milliseco
 
 std::string MsText(std::chrono::nanoseconds time) {
   return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
-}
-
-uint64_t SystemSeed() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
 // What Call waits for: the answer, and gRPC's last use of the caller's memory.

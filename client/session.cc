@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <random>
 #include <utility>
 
 #include "client/call/listed_ids.h"
@@ -17,11 +16,6 @@ namespace {
 
 using Stub = v1::SessionService::Stub;
 constexpr std::chrono::milliseconds kFreeInDestructorMax{500};
-
-uint64_t SystemSeed() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
-}
 
 // A tensor of no rows, so that the call says how large O is.
 TensorRef NoRows(const LayerShape& shape, v1::Layout layout, int64_t batch, int64_t dim) {

@@ -15,8 +15,6 @@ namespace {
 
 thread_local bool in_done = false;
 
-TimePoint Now() { return std::chrono::steady_clock::now(); }
-
 }  // namespace
 
 void CallState::OutOfDone(std::function<void()> function) {

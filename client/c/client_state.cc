@@ -21,8 +21,6 @@ constexpr std::chrono::seconds kPrepareMax{5};
 // A call waits for some seconds before a socket is found to be silent.
 constexpr std::chrono::minutes kSilentSocket{1};
 
-TimePoint Now() { return std::chrono::steady_clock::now(); }
-
 Status None(const std::string& why) {
   return Status(Code::kFailedPrecondition, "no memory is shared with the server: " + why);
 }

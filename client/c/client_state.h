@@ -19,6 +19,8 @@
 
 namespace attend::client::c {
 
+inline TimePoint Now() { return std::chrono::steady_clock::now(); }
+
 // A call as it is sent, and the region that its answer is written to, if it has one.
 struct SharedCall {
   AttentionCall call;

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <random>
 
 namespace attend::client {
 
@@ -17,6 +18,12 @@ inline uint64_t SplitMix64(uint64_t* state) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
+}
+
+// Another one each time, from the system.
+inline uint64_t SystemSeed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
 class Random {

@@ -14,8 +14,6 @@
 namespace attend::client {
 namespace {
 
-bool IsSafetensors(const std::string& path) { return path.ends_with(".safetensors"); }
-
 struct Input {
   const char* name;
   const std::string* path;

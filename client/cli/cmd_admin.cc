@@ -30,8 +30,6 @@ struct AdminFlags {
   bool pinned = false;
 };
 
-long long Int(int64_t value) { return static_cast<long long>(value); }
-
 int Drain(const AdminFlags& flags, AdminCalls& calls) {
   const Result<v1::DrainResponse> drained = calls.Drain();
   if (!drained.ok()) return Fail(drained.status(), kExitFailed);
@@ -132,29 +130,9 @@ int PrintStatus(const AdminFlags&, AdminCalls& calls) {
   return kExitOk;
 }
 
-using Act = std::function<int(const AdminFlags& flags, AdminCalls& calls)>;
+using AdminCommands = Subcommands<AdminFlags, AdminCalls>;
 
-int Run(const AdminFlags& flags, const CommonOptions& common, const Act& act) {
-  const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
-  if (!client.ok()) return Fail(client.status(), kExitUsage);
-  AdminCalls calls(**client, std::chrono::duration<double>(flags.timeout_s));
-  return act(flags, calls);
-}
-
-struct Commands {
-  CLI::App* parent;
-  AdminFlags* flags;
-  std::map<const CLI::App*, Act> acts;
-
-  CLI::App* Add(const char* name, const char* help, Act act) {
-    CLI::App* const command = parent->add_subcommand(name, help);
-    command->fallthrough();
-    acts[command] = std::move(act);
-    return command;
-  }
-};
-
-void AddAll(Commands* commands) {
+void AddAll(AdminCommands* commands) {
   AdminFlags* const f = commands->flags;
   CLI::App* command =
       commands->Add("drain", "Refuse new work; what was accepted is finished", Drain);
@@ -188,13 +166,16 @@ Command AddAdmin(CLI::App& app, const CommonOptions& common) {
       "Operate a server: needs the scope admin, or its Unix socket (server/app/README.md)");
   admin->require_subcommand(1);
   const auto flags = std::make_shared<AdminFlags>();
-  const auto commands = std::make_shared<Commands>(Commands{admin, flags.get(), {}});
+  const auto commands = std::make_shared<AdminCommands>(AdminCommands{admin, flags.get(), {}});
   admin->add_option("--timeout-s", flags->timeout_s, "Seconds that each call may take")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   AddAll(commands.get());
-  return [admin, flags, commands, &common] {
-    return Run(*flags, common, commands->acts.at(admin->get_subcommands().front()));
+  return [flags, commands, &common] {
+    const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
+    if (!client.ok()) return Fail(client.status(), kExitUsage);
+    AdminCalls calls(**client, std::chrono::duration<double>(flags->timeout_s));
+    return commands->Run(calls);
   };
 }
 

@@ -7,14 +7,13 @@
 #include <cstdio>
 
 #include "client/cli/load_flags.h"
+#include "client/load/true_time.h"
 #include "client/local/local_bench.h"
 #include "client/tool/file_io.h"
 #include "kernels/util/host_mapping.h"
 
 namespace attend::client {
 namespace {
-
-using Clock = std::chrono::steady_clock;  // what is measured is the true time
 
 struct BenchFlags {
   LoadOptions load;
@@ -24,8 +23,6 @@ struct BenchFlags {
   std::string json, plot;
   int64_t rounds = 5;
 };
-
-std::atomic<bool> g_interrupted{false};
 
 Status Finish(BenchFlags* flags, const CommonOptions& common) {
   LoadOptions& load = flags->load;
@@ -66,7 +63,8 @@ Result<std::vector<Served>> ServedWays(LoadOptions* load) {
 }
 
 Result<ShapeResult> MeasureShape(const BenchFlags& flags, int32_t device, const CallSpec& spec,
-                                 const std::vector<Served>& served) {
+                                 const std::vector<Served>& served,
+                                 const std::atomic<bool>& interrupted) {
   ShapeResult shape;
   shape.spec = spec;
   std::vector<AttentionCall> calls;
@@ -89,8 +87,7 @@ Result<ShapeResult> MeasureShape(const BenchFlags& flags, int32_t device, const 
     ways.push_back(std::move(*way));
   }
   Result<std::vector<WayResult>> results =
-      BenchWays(flags.load, flags.rounds, calls, ways, g_interrupted,
-                [] { return Clock::now().time_since_epoch().count(); });
+      BenchWays(flags.load, flags.rounds, calls, ways, interrupted, NowNs);
   if (!results.ok()) return results.status();
   shape.ways = std::move(*results);
   return shape;
@@ -110,7 +107,7 @@ int Run(BenchFlags& flags, const CommonOptions& common) {
   if (!finished.ok()) return Fail(finished, kExitUsage);
   const Result<int32_t> device = ParseDevice(flags.device);
   if (!device.ok()) return Fail(device.status(), kExitUsage);
-  InstallInterrupt(&g_interrupted);
+  const std::atomic<bool>& interrupted = InstallInterrupt();
   std::vector<Served> served;
   if (!flags.against.empty()) {
     Result<std::vector<Served>> ways = ServedWays(&flags.load);
@@ -124,8 +121,8 @@ int Run(BenchFlags& flags, const CommonOptions& common) {
   file.against = flags.against;
   bool failed = false;
   for (const CallSpec& spec : flags.load.mix) {
-    if (g_interrupted) break;
-    Result<ShapeResult> shape = MeasureShape(flags, *device, spec, served);
+    if (interrupted) break;
+    Result<ShapeResult> shape = MeasureShape(flags, *device, spec, served, interrupted);
     if (!shape.ok()) return Fail(shape.status(), kExitFailed);
     for (const WayResult& way : shape->ways) failed = failed || way.failed;
     file.shapes.push_back(std::move(*shape));
@@ -133,7 +130,7 @@ int Run(BenchFlags& flags, const CommonOptions& common) {
   std::printf("%s", BenchTable(file).c_str());
   const Status written = Write(flags, file);
   if (!written.ok()) return Fail(written, kExitUsage);
-  if (g_interrupted) return kExitInterrupted;
+  if (interrupted) return kExitInterrupted;
   return failed ? kExitFailed : kExitOk;
 }
 

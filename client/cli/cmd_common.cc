@@ -139,15 +139,15 @@ void WarnOfTenant(const std::string& tenant, Client& client) {
   if (info.ok()) WarnOfTenant(tenant, *info);
 }
 
-void InstallInterrupt(std::atomic<bool>* interrupted) {
+const std::atomic<bool>& InstallInterrupt() {
   // The only state that the handler touches.
-  static std::atomic<bool>* flag = nullptr;
+  static std::atomic<bool> interrupted{false};
   static_assert(std::atomic<bool>::is_always_lock_free);
-  flag = interrupted;
   struct sigaction action = {};
-  action.sa_handler = [](int) { *flag = true; };
+  action.sa_handler = [](int) { interrupted = true; };
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
+  return interrupted;
 }
 
 bool FlushOutput() { return std::fflush(stdout) == 0 && std::ferror(stdout) == 0; }

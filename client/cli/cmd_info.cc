@@ -27,8 +27,6 @@ const char* HealthName(Health health) {
   return kNames[static_cast<int>(health)];
 }
 
-long long Int(int64_t value) { return static_cast<long long>(value); }
-
 // Texts of a server's are shown, not obeyed.
 std::string Shown(const std::string& text) { return Printable(text); }
 

@@ -19,8 +19,6 @@
 namespace attend::client {
 namespace {
 
-std::atomic<bool> g_interrupted{false};
-
 Status WriteReports(const LoadFlags& flags, const std::vector<LoadResult>& results,
                     const std::optional<FoundRate>& found) {
   const std::string json = LoadJson(flags.load, results, found);
@@ -66,12 +64,13 @@ Status AskForFacts(LoadFlags* flags) {
 // Runs the search of --search-p99.
 std::optional<FoundRate> Search(const LoadFlags& flags,
                                 const std::function<Status(const LoadStep&)>& measure,
-                                const std::vector<LoadResult>& results, Status* failed) {
+                                const std::vector<LoadResult>& results,
+                                const std::atomic<bool>& interrupted, Status* failed) {
   // With fewer requests, a p99 says little.
   constexpr double kRequestsMin = 10;
   RateSearch search(flags.rates.empty() ? 0 : flags.steps.front().rate_per_s,
                     flags.search_precision, kRequestsMin / flags.load.duration_s);
-  while (!search.done() && !g_interrupted) {
+  while (!search.done() && !interrupted) {
     *failed = measure({0, search.rate()});
     if (!failed->ok()) return std::nullopt;
     search.Add(MeetsP99(results.back(), flags.search_p99_ms));
@@ -80,8 +79,8 @@ std::optional<FoundRate> Search(const LoadFlags& flags,
 }
 
 int ExitCodeOf(const LoadFlags& flags, const std::vector<LoadResult>& results,
-               const std::optional<FoundRate>& found) {
-  if (g_interrupted) return kExitInterrupted;
+               const std::optional<FoundRate>& found, bool interrupted) {
+  if (interrupted) return kExitInterrupted;
   if (found && found->rate_per_s == 0) return kExitFailed;
   for (const LoadResult& result : results) {
     // A search looks for the rate at which the server begins to refuse; wrong answers count always.
@@ -101,15 +100,12 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
   if (!asked.ok()) {
     return Fail(asked, asked.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed);
   }
-  if (!flags.session_counts.empty()) {
-    InstallInterrupt(&g_interrupted);
-    return LoadSessions(flags, g_interrupted);
-  }
+  if (!flags.session_counts.empty()) return LoadSessions(flags, InstallInterrupt());
   const Result<Workload> workload = Workload::Make(flags.load);
   if (!workload.ok()) return Fail(workload.status(), kExitUsage);
   VerifyQueue verify(flags.load.verify_bytes_max);
-  LoadRunner runner(flags.load, *workload, &verify, &g_interrupted);
-  InstallInterrupt(&g_interrupted);
+  const std::atomic<bool>& interrupted = InstallInterrupt();
+  LoadRunner runner(flags.load, *workload, &verify, &interrupted);
 
   std::vector<LoadResult> results;
   const auto measure = [&](const LoadStep& step) -> Status {
@@ -121,10 +117,10 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
   Status failed;
   std::optional<FoundRate> found;
   if (flags.search_p99_ms > 0) {
-    found = Search(flags, measure, results, &failed);
+    found = Search(flags, measure, results, interrupted, &failed);
   } else {
     for (const LoadStep& step : flags.steps) {
-      if (g_interrupted || !failed.ok()) break;
+      if (interrupted || !failed.ok()) break;
       failed = measure(step);
     }
   }
@@ -134,7 +130,7 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
   std::printf("%s%s", LoadTable(flags.load, results).c_str(),
               found ? DescribeFound(*found).c_str() : "");
   if (!written.ok()) return Fail(written, kExitUsage);
-  return ExitCodeOf(flags, results, found);
+  return ExitCodeOf(flags, results, found, interrupted);
 }
 
 }  // namespace

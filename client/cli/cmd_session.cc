@@ -152,15 +152,6 @@ Status Info(Session& session) {
   return got.ok() ? Status() : got.status();
 }
 
-using Act = std::function<int(const SessionFlags& flags, Client& client)>;
-
-int Run(const SessionFlags& flags, const CommonOptions& common, const Act& act) {
-  const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
-  if (!client.ok()) return Fail(client.status(), kExitUsage);
-  WarnOfTenant(flags.tenant, **client);
-  return act(flags, **client);
-}
-
 void AddIds(CLI::App* command, SessionFlags* f, bool many) {
   CLI::Option* const ids = command->add_option(
       "id", f->ids, many ? "Ids of the sessions, one for each sequence" : "Id of the session");
@@ -197,25 +188,12 @@ void AddShape(CLI::App* command, SessionFlags* f) {
                     "Lose no tokens to other sessions while the lease lasts");
 }
 
-// The commands below `session`, as they are added.
-struct Commands {
-  CLI::App* parent;
-  SessionFlags* flags;
-  std::map<const CLI::App*, Act> acts;
-
-  CLI::App* Add(const char* name, const char* help, Act act) {
-    CLI::App* const command = parent->add_subcommand(name, help);
-    command->fallthrough();
-    AddTenant(command, &flags->tenant);
-    acts[command] = std::move(act);
-    return command;
-  }
-};
+using SessionCommands = Subcommands<SessionFlags, Client>;
 
 constexpr NeededTensors kKeys{.q = false};
 constexpr NeededTensors kQueries{.keys = false};
 
-void AddCalls(Commands* commands) {
+void AddCalls(SessionCommands* commands) {
   SessionFlags* const f = commands->flags;
   CLI::App* command = commands->Add(
       "append", "Append K and V from files to a layer of sessions",
@@ -238,7 +216,7 @@ void AddCalls(Commands* commands) {
   AddDeadline(command, f);
 }
 
-void AddChanges(Commands* commands) {
+void AddChanges(SessionCommands* commands) {
   SessionFlags* const f = commands->flags;
   CLI::App* command =
       commands->Add("fork", "Make a session that begins with the same tokens and print its id",
@@ -255,7 +233,7 @@ void AddChanges(Commands* commands) {
   AddIds(command, f, false);
   command->add_option("--length", f->length, "Tokens to keep")->required();
   const auto each = [&](const char* name, const char* help, Status (*act)(Session&)) {
-    const Act act_on_all = [act](const SessionFlags& flags, Client& client) {
+    const SessionCommands::Act act_on_all = [act](const SessionFlags& flags, Client& client) {
       return Each(flags, client, act);
     };
     AddIds(commands->Add(name, help, act_on_all), f, true);
@@ -273,13 +251,17 @@ Command AddSession(CLI::App& app, const CommonOptions& common) {
       "session",
       "Keep K and V on the server: create, append, attend, fork, truncate, free, list, info");
   parent->require_subcommand(1);
-  const auto commands = std::make_shared<Commands>(Commands{parent, flags.get(), {}});
+  const auto commands = std::make_shared<SessionCommands>(SessionCommands{parent, flags.get(), {}});
   AddShape(commands->Add("create", "Make a session and print its id", Create), flags.get());
   AddCalls(commands.get());
   AddChanges(commands.get());
   commands->Add("list", "List the tenant's sessions", List);
-  return [flags, commands, parent, &common] {
-    return Run(*flags, common, commands->acts.at(parent->get_subcommands().front()));
+  for (CLI::App* command : parent->get_subcommands(nullptr)) AddTenant(command, &flags->tenant);
+  return [flags, commands, &common] {
+    const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
+    if (!client.ok()) return Fail(client.status(), kExitUsage);
+    WarnOfTenant(flags->tenant, **client);
+    return commands->Run(**client);
   };
 }
 

@@ -10,7 +10,9 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/client.h"
@@ -76,6 +78,29 @@ Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& opti
 // The UUIDs of the server's healthy GPUs, for cuda_ipc.
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info);
 
+// For printf.
+inline long long Int(int64_t value) { return static_cast<long long>(value); }
+
+// The commands below `parent`, as they are added, and what each does with flags and a `Target`.
+template <class Flags, class Target>
+struct Subcommands {
+  using Act = std::function<int(const Flags& flags, Target& target)>;
+
+  CLI::App* parent;
+  Flags* flags;
+  std::map<const CLI::App*, Act> acts;
+
+  CLI::App* Add(const char* name, const char* help, Act act) {
+    CLI::App* const command = parent->add_subcommand(name, help);
+    command->fallthrough();
+    acts[command] = std::move(act);
+    return command;
+  }
+  int Run(Target& target) const {
+    return acts.at(parent->get_subcommands().front())(*flags, target);
+  }
+};
+
 // What files of results say of this run. Reads the clock.
 RunFacts FactsOf(const CommonOptions& common);
 ServerFacts ServerFactsOf(const v1::GetServerInfoResponse& info);
@@ -88,8 +113,8 @@ void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& in
 // asked.
 void WarnOfTenant(const std::string& tenant, Client& client);
 
-// Ctrl-C sets it; a second one kills.
-void InstallInterrupt(std::atomic<bool>* interrupted);
+// From here on Ctrl-C sets the flag that is returned; a second one kills.
+const std::atomic<bool>& InstallInterrupt();
 
 // Writes what was printed; false if stdout does not take it: its reader has gone, or its disk is
 // full.

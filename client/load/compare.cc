@@ -13,10 +13,10 @@ constexpr size_t kRunsMin = 3;
 constexpr size_t kWindowsMin = 3;
 constexpr int64_t kAnswersMin = 100;  // of a window, for its p99
 
-using Figure = double (*)(double requests_per_s, const LatencyFigures& latency);
+using ValueOf = double (*)(double requests_per_s, const LatencyFigures& latency);
 struct Compared {
   const char* name;
-  Figure value;
+  ValueOf value;
   int64_t answers_min;  // of a window, for a verdict
 };
 constexpr Compared kCompared[] = {
@@ -44,7 +44,7 @@ std::vector<const FileStep*> StepsOf(const LoadRuns& runs, const LoadStep& step)
 }
 
 // Lowest first; of the reported windows that have answers.
-std::vector<double> WindowValues(const FileStep& step, Figure value) {
+std::vector<double> WindowValues(const FileStep& step, ValueOf value) {
   std::vector<double> values;
   for (const FileWindow& window : step.windows) {
     if (!window.reported || window.latency.count == 0) continue;
@@ -54,7 +54,7 @@ std::vector<double> WindowValues(const FileStep& step, Figure value) {
   return values;
 }
 
-SideFigure FigureOf(const std::vector<const FileStep*>& steps, Figure value) {
+SideFigure FigureOf(const std::vector<const FileStep*>& steps, ValueOf value) {
   std::vector<double> values;
   for (const FileStep* step : steps) values.push_back(value(step->requests_per_s, step->latency));
   std::sort(values.begin(), values.end());

@@ -12,13 +12,13 @@ namespace {
 using nlohmann::ordered_json;
 
 // Buckets to every doubling in the files: at most 12.5 % wide.
-constexpr int kPerDoubling = 8;
+constexpr int kBucketsPerDoubling = 8;
 
 ordered_json HistogramJson(const Histogram& h) {
   ordered_json json = {{"lower", ordered_json::array()},
                        {"upper", ordered_json::array()},
                        {"count", ordered_json::array()}};
-  for (const Histogram::Bucket& bucket : h.Buckets(kPerDoubling)) {
+  for (const Histogram::Bucket& bucket : h.Buckets(kBucketsPerDoubling)) {
     json["lower"].push_back(Ms(bucket.lower));
     json["upper"].push_back(Ms(bucket.upper));
     json["count"].push_back(bucket.count);

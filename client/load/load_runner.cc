@@ -12,11 +12,10 @@
 #include <cstdio>
 
 #include "client/call/shared_call.h"
+#include "client/load/true_time.h"
 
 namespace attend::client {
 namespace {
-
-using Clock = std::chrono::steady_clock;  // what is measured is the true time
 
 // A closed loop rests at least this long after a refusal, so that a server that is down or full is
 // not hammered by a loop that does nothing else, and as long as the server said, within reason.
@@ -26,7 +25,6 @@ constexpr auto kRestMost = std::chrono::seconds(1);
 // What was due before the end of an open loop is sent until then if its turn has come.
 constexpr std::chrono::nanoseconds kLatenessMax = std::chrono::seconds(1);
 
-int64_t NowNs() { return Clock::now().time_since_epoch().count(); }
 int64_t Ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
 
 void SleepUntil(int64_t ns) {

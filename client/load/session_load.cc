@@ -11,18 +11,15 @@
 #include <thread>
 #include <vector>
 
+#include "client/load/true_time.h"
 #include "client/session.h"
 #include "kernels/util/thread_name.h"
 
 namespace attend::client {
 namespace {
 
-using Clock = std::chrono::steady_clock;  // what is measured is the true time
-
 // Steps of a verified sequence that are verified besides its prompt and its last step.
 constexpr double kStepsVerified = 8;
-
-int64_t NowNs() { return Clock::now().time_since_epoch().count(); }
 
 // K and V that one layer of a sequence was sent, token after token (BLHD), so that what it held at
 // any time is the beginning of it.

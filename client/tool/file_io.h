@@ -14,6 +14,8 @@
 
 namespace attend::client {
 
+inline constexpr size_t kRankMax = 32;  // dimensions of a tensor in a file
+
 struct FileCloser {
   void operator()(FILE* file) const { std::fclose(file); }
 };

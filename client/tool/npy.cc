@@ -18,8 +18,7 @@ namespace attend::client {
 namespace {
 
 constexpr std::string_view kMagic("\x93NUMPY", 6);
-constexpr int64_t kHeaderBytesMax = 1 << 16;
-constexpr size_t kRankMax = 32;
+constexpr int64_t kNpyHeaderBytesMax = 1 << 16;
 
 struct Header {
   std::optional<std::string> descr;
@@ -119,7 +118,7 @@ class HeaderParser {
   std::string error_;
 };
 
-Result<std::string> ReadHeader(InputFile& file, int64_t* payload_bytes) {
+Result<std::string> ReadNpyHeader(InputFile& file, int64_t* payload_bytes) {
   unsigned char start[8];
   if (file.size() < 10) return file.Error("too short for an .npy file");
   ATTEND_RETURN_IF_ERROR(file.Read(start, 8));
@@ -138,9 +137,10 @@ Result<std::string> ReadHeader(InputFile& file, int64_t* payload_bytes) {
   const int64_t header_bytes =
       length[0] | length[1] << 8 | length[2] << 16 | static_cast<int64_t>(length[3]) << 24;
   *payload_bytes = file.size() - 8 - length_bytes - header_bytes;
-  if (header_bytes > kHeaderBytesMax || *payload_bytes < 0) {
+  if (header_bytes > kNpyHeaderBytesMax || *payload_bytes < 0) {
     return file.Error("header of " + std::to_string(header_bytes) +
-                      " bytes is longer than the file or than " + std::to_string(kHeaderBytesMax));
+                      " bytes is longer than the file or than " +
+                      std::to_string(kNpyHeaderBytesMax));
   }
   std::string header(static_cast<size_t>(header_bytes), '\0');
   ATTEND_RETURN_IF_ERROR(file.Read(header.data(), header_bytes));
@@ -153,7 +153,7 @@ Result<HostTensor> ReadNpy(const std::string& path) {
   Result<InputFile> file = InputFile::Open(path);
   if (!file.ok()) return file.status();
   int64_t payload_bytes = 0;
-  const Result<std::string> text = ReadHeader(*file, &payload_bytes);
+  const Result<std::string> text = ReadNpyHeader(*file, &payload_bytes);
   if (!text.ok()) return text.status();
   Header header;
   HeaderParser parser(*text);

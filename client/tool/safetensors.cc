@@ -15,8 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kHeaderBytesMax = 100'000'000;  // the format's own bound
-constexpr size_t kRankMax = 32;
+constexpr int64_t kSafetensorsHeaderBytesMax = 100'000'000;  // the format's own bound
 
 struct Entry {
   std::string name;
@@ -108,7 +107,7 @@ Result<std::vector<Entry>> ParseHeader(const InputFile& file, const std::string&
   return entries;
 }
 
-Result<std::string> ReadHeader(InputFile& file, int64_t* data_bytes) {
+Result<std::string> ReadSafetensorsHeader(InputFile& file, int64_t* data_bytes) {
   unsigned char length[8];
   if (file.size() < 8) return file.Error("too short for a .safetensors file");
   ATTEND_RETURN_IF_ERROR(file.Read(length, 8));
@@ -117,10 +116,10 @@ Result<std::string> ReadHeader(InputFile& file, int64_t* data_bytes) {
   }
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
-  if (header_bytes > static_cast<uint64_t>(std::min(kHeaderBytesMax, file.size() - 8))) {
+  if (header_bytes > static_cast<uint64_t>(std::min(kSafetensorsHeaderBytesMax, file.size() - 8))) {
     return file.Error("not a .safetensors file: its first 8 bytes announce a header of " +
                       std::to_string(header_bytes) + " bytes, longer than the file or than " +
-                      std::to_string(kHeaderBytesMax));
+                      std::to_string(kSafetensorsHeaderBytesMax));
   }
   std::string text(header_bytes, '\0');
   ATTEND_RETURN_IF_ERROR(file.Read(text.data(), static_cast<int64_t>(header_bytes)));
@@ -142,7 +141,7 @@ Result<std::map<std::string, HostTensor>> ReadSafetensors(const std::string& pat
   Result<InputFile> file = InputFile::Open(path);
   if (!file.ok()) return file.status();
   int64_t data_bytes = 0;
-  const Result<std::string> text = ReadHeader(*file, &data_bytes);
+  const Result<std::string> text = ReadSafetensorsHeader(*file, &data_bytes);
   if (!text.ok()) return text.status();
   const Result<std::vector<Entry>> entries = ParseHeader(*file, *text, data_bytes);
   if (!entries.ok()) return entries.status();

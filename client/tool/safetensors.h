@@ -13,6 +13,8 @@
 
 namespace attend::client {
 
+inline bool IsSafetensors(const std::string& path) { return path.ends_with(".safetensors"); }
+
 // Only the tensors called `wanted` are loaded; the others must be well-formed all the same.
 Result<std::map<std::string, HostTensor>> ReadSafetensors(const std::string& path,
                                                           const std::vector<std::string>& wanted);

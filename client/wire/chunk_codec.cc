@@ -28,7 +28,7 @@ static_assert(int{v1::AttendChunkedRequest::kOffsetFieldNumber} ==
 static_assert(int{v1::AttendChunkedRequest::kDataFieldNumber} ==
               int{v1::AttendChunkedResponse::kDataFieldNumber});
 
-Status Malformed(const std::string& why) {
+Status MalformedChunk(const std::string& why) {
   return Internal("the server's answer is not a valid AttendChunkedResponse: " + why);
 }
 
@@ -62,24 +62,24 @@ bool ReadHead(CodedInputStream* in, int64_t message_bytes, ChunkHead* head) {
 Status CheckTensor(const char* name, const v1::Tensor& meta, DType dtype,
                    const std::vector<int64_t>& shape) {
   if (!IsDType(meta.dtype())) {
-    return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
+    return MalformedChunk(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
   }
   const auto dtype_here = static_cast<DType>(meta.dtype());
   const std::vector<int64_t> shape_here(meta.shape().begin(), meta.shape().end());
   if (dtype_here == dtype && shape_here == shape) return Status();
-  return Malformed(std::string(name) + " is " + std::string(DTypeName(dtype_here)) + " " +
-                   ShapeText(shape_here) + ", must be " + std::string(DTypeName(dtype)) + " " +
-                   ShapeText(shape));
+  return MalformedChunk(std::string(name) + " is " + std::string(DTypeName(dtype_here)) + " " +
+                        ShapeText(shape_here) + ", must be " + std::string(DTypeName(dtype)) + " " +
+                        ShapeText(shape));
 }
 
 // A tensor of an answer. Not initialised; without memory if the bytes are not wanted.
 Result<HostTensor> MakeTensor(const char* name, DType dtype, const std::vector<int64_t>& shape,
                               Payload payload) {
   const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
-  if (!bytes.ok()) return Malformed(bytes.status().message());
+  if (!bytes.ok()) return MalformedChunk(bytes.status().message());
   if (payload == Payload::kDiscard) return HostTensor{dtype, shape, nullptr, *bytes};
   Result<HostTensor> made = HostTensor::Make(name, dtype, shape);
-  if (!made.ok()) return Malformed(made.status().message());
+  if (!made.ok()) return MalformedChunk(made.status().message());
   return made;
 }
 
@@ -195,7 +195,7 @@ Status ChunkedAnswer::Take(grpc::ByteBuffer* message, std::optional<v1::ChunkedG
   bool chunk;
   {
     grpc::ProtoBufferReader reader(message);
-    if (!reader.status().ok()) return Malformed(reader.status().error_message());
+    if (!reader.status().ok()) return MalformedChunk(reader.status().error_message());
     CodedInputStream in(&reader);
     chunk = ReadHead(&in, static_cast<int64_t>(message->Length()), &head);
   }
@@ -210,13 +210,13 @@ Status ChunkedAnswer::TakeFields(grpc::ByteBuffer* message,
                                  std::optional<v1::ChunkedGrant>* grant) {
   v1::AttendChunkedResponse fields;
   if (!grpc::SerializationTraits<v1::AttendChunkedResponse>::Deserialize(message, &fields).ok()) {
-    return Malformed("it cannot be parsed");
+    return MalformedChunk("it cannot be parsed");
   }
   if (fields.has_grant()) {
     *grant = std::move(*fields.mutable_grant());
     return Status();
   }
-  if (!fields.has_response()) return Malformed("it has neither grant nor response nor data");
+  if (!fields.has_response()) return MalformedChunk("it has neither grant nor response nor data");
   return TakeHeader(fields.mutable_response());
 }
 
@@ -226,16 +226,16 @@ Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
     const v1::Tensor* const meta = TensorOf(*response, name);
     const bool asked = wanted != call_->answer().end() && wanted->name == name;
     if ((meta != nullptr) != asked) {
-      return Malformed(asked
-                           ? "it has no " + std::string(NameOf(name)) + ", but one was requested"
-                           : "it has an " + std::string(NameOf(name)) + ", but none was requested");
+      return MalformedChunk(
+          asked ? "it has no " + std::string(NameOf(name)) + ", but one was requested"
+                : "it has an " + std::string(NameOf(name)) + ", but none was requested");
     }
     if (!asked) continue;
     ATTEND_RETURN_IF_ERROR(CheckTensor(NameOf(name), *meta, wanted->dtype, wanted->shape));
     ++wanted;
   }
   const MutexLock lock(mutex_);
-  if (header_) return Malformed("a second header");
+  if (header_) return MalformedChunk("a second header");
   ATTEND_RETURN_IF_ERROR(MakeTensors());
   header_ = true;
   TakeSmallFields(response, &response_.result);
@@ -250,7 +250,7 @@ Status ChunkedAnswer::MakeTensors() {
     Result<HostTensor> made = MakeTensor(NameOf(each.name), each.dtype, each.shape, payload_);
     if (!made.ok()) return made.status();
     if (__builtin_add_overflow(bytes, made->bytes, &bytes)) {
-      return Malformed("the bytes of its tensors overflow 64 bits");
+      return MalformedChunk("the bytes of its tensors overflow 64 bits");
     }
     MakeTensorOf(response_.result, each.name) = std::move(*made);
   }
@@ -268,15 +268,15 @@ Result<std::byte*> ChunkedAnswer::Reserve(int tensor, uint64_t offset, int64_t b
       found == answer.end() ? nullptr : TensorOf(response_.result, found->name);
   const int64_t size = to == nullptr ? 0 : to->bytes;
   if (to == nullptr || bytes > size || offset > static_cast<uint64_t>(size - bytes)) {
-    return Malformed("a chunk of tensor " + std::to_string(tensor) + " at offset " +
-                     std::to_string(offset) + " with " + std::to_string(bytes) +
-                     " bytes is not within the tensor's " + std::to_string(size));
+    return MalformedChunk("a chunk of tensor " + std::to_string(tensor) + " at offset " +
+                          std::to_string(offset) + " with " + std::to_string(bytes) +
+                          " bytes is not within the tensor's " + std::to_string(size));
   }
   if (!came_[static_cast<size_t>(found - answer.begin())].Add(static_cast<int64_t>(offset),
                                                               bytes)) {
-    return Malformed("bytes of tensor " + std::to_string(tensor) + " in [" +
-                     std::to_string(offset) + ", " +
-                     std::to_string(static_cast<int64_t>(offset) + bytes) + ") came twice");
+    return MalformedChunk("bytes of tensor " + std::to_string(tensor) + " in [" +
+                          std::to_string(offset) + ", " +
+                          std::to_string(static_cast<int64_t>(offset) + bytes) + ") came twice");
   }
   return to->data == nullptr ? nullptr : to->data.get() + offset;
 }
@@ -292,7 +292,7 @@ Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t 
   }
   if (place != nullptr) {
     std::vector<grpc::Slice> slices;
-    if (!message->Dump(&slices).ok()) return Malformed("it cannot be read");
+    if (!message->Dump(&slices).ok()) return MalformedChunk("it cannot be read");
     int64_t skip = static_cast<int64_t>(message->Length()) - bytes;  // the data is the end of it
     for (const grpc::Slice& slice : slices) {
       const int64_t size = static_cast<int64_t>(slice.size());

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The clock of measurements: no other stands in for it, as what is measured is the true time.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace attend::client {
+
+using Clock = std::chrono::steady_clock;
+
+inline int64_t NowNs() { return Clock::now().time_since_epoch().count(); }
+
+}  // namespace attend::client
