@@ -8,7 +8,7 @@
 namespace attend {
 namespace {
 
-constexpr char kWrong[] = "a message far above what its method takes";
+constexpr char kMessageTooLarge[] = "a message far above what its method takes";
 
 }  // namespace
 
@@ -55,14 +55,14 @@ const char* CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, Ti
   Call& call = found->second;
   call.granted -= std::ssize(bytes);
   if (call.bytes_left != kUnbounded) call.bytes_left -= std::ssize(bytes);
-  if (call.bytes_left < 0) return kWrong;
+  if (call.bytes_left < 0) return kMessageTooLarge;
   // What came between is in the same buffers, or in others.
   const int64_t between = position == call.read ? 0 : position - std::ssize(bytes) - call.read;
   call.held += std::clamp<int64_t>(between, 0, kBufferBytes);
   call.read = position;
   while (!bytes.empty()) {
     if (call.came == 0) Begin(call, now, position - std::ssize(bytes));
-    if (!Take(call, bytes, now)) return kWrong;
+    if (!Take(call, bytes, now)) return kMessageTooLarge;
   }
   return nullptr;
 }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint8_t kEndHeaders = 0x4, kPriority = 0x20;
 constexpr int32_t kPriorityBytes = 5;
-constexpr char kWrong[] = "headers that cannot be decoded";
+constexpr char kUndecodable[] = "headers that cannot be decoded";
 
 nghttp2_hd_inflater* MakeInflater() {
   nghttp2_hd_inflater* made = nullptr;
@@ -48,7 +48,7 @@ const char* MethodHeaders::Begin(bool continues, uint8_t flags, int32_t length) 
   skip_ = !continues && (flags & kPriority) != 0 ? kPriorityBytes : 0;
   fragment_left_ = length - skip_;
   last_ = (flags & kEndHeaders) != 0;
-  if (fragment_left_ < 0) return kWrong;
+  if (fragment_left_ < 0) return kUndecodable;
   return length == 0 && last_ ? Decode({}) : nullptr;
 }
 
@@ -75,7 +75,7 @@ const char* MethodHeaders::Decode(std::span<const uint8_t> fragment) {
     int flags = 0;
     const ssize_t read = nghttp2_hd_inflate_hd2(inflater_.get(), &header, &flags, fragment.data(),
                                                 fragment.size(), final ? 1 : 0);
-    if (read < 0) return kWrong;
+    if (read < 0) return kUndecodable;
     fragment = fragment.subspan(static_cast<size_t>(read));
     if ((flags & NGHTTP2_HD_INFLATE_EMIT) != 0) {
       if (View(header.name, header.namelen) == ":path") {

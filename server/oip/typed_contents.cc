@@ -15,7 +15,7 @@ namespace {
 using Contents = inference::InferTensorContents;
 constexpr int kFloats = Contents::kFp32ContentsFieldNumber;
 
-Status Malformed(const std::string& what) {
+Status MalformedContents(const std::string& what) {
   return InvalidArgument(what + ".contents is not an InferTensorContents");
 }
 
@@ -29,8 +29,8 @@ Status ForEachField(std::span<const ByteSpan> slices, const MessagePart& content
   const int64_t end = contents.offset + contents.bytes;
   while (reader.position() < end) {
     wire::Field field;
-    if (!wire::ReadField(reader, field).ok()) return Malformed(what);
-    if (field.bytes > end - reader.position()) return Malformed(what);
+    if (!wire::ReadField(reader, field).ok()) return MalformedContents(what);
+    if (field.bytes > end - reader.position()) return MalformedContents(what);
     const int64_t after = reader.position() + field.bytes;
     if (field.number == static_cast<uint64_t>(number)) {
       ATTEND_RETURN_IF_ERROR(take(field, reader));
@@ -73,7 +73,8 @@ Status FindFloats(std::span<const ByteSpan> slices, const MessagePart& contents,
   const size_t before = tail.size();
   ATTEND_RETURN_IF_ERROR(ForEachField(
       slices, contents, kFloats, what, [&](const wire::Field& field, SliceReader& value) {
-        if (field.type != wire::kBytes && field.type != wire::kFixed32) return Malformed(what);
+        if (field.type != wire::kBytes && field.type != wire::kFixed32)
+          return MalformedContents(what);
         Append(value, field.bytes, tail);
         return Status();
       }));
@@ -87,18 +88,18 @@ Status TakeVarints(std::span<const ByteSpan> slices, const MessagePart& contents
   return ForEachField(slices, contents, field, what,
                       [&](const wire::Field& each, SliceReader& value) {
                         if (each.type != wire::kBytes && each.type != wire::kVarint)
-                          return Malformed(what);
+                          return MalformedContents(what);
                         const size_t before = out.size();
                         Append(value, each.bytes, out);
                         int length = 0;  // of the varint that has begun
                         for (size_t i = before; i < out.size(); ++i) {
                           constexpr int kVarintBytesMax = 10;
-                          if (++length > kVarintBytesMax) return Malformed(what);
+                          if (++length > kVarintBytesMax) return MalformedContents(what);
                           if (out[i] >= 0x80) continue;
                           length = 0;
                           ++entries;
                         }
-                        return length == 0 ? Status() : Malformed(what);
+                        return length == 0 ? Status() : MalformedContents(what);
                       });
 }
 

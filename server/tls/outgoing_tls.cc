@@ -15,10 +15,7 @@
 namespace attend {
 namespace {
 
-constexpr int64_t kFileBytesMax = int64_t{4} << 20;
-
-using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
+constexpr int64_t kOutgoingBytesMax = int64_t{4} << 20;
 
 // The first object of a text; null if there is none.
 template <class Owned, class Read>
@@ -31,7 +28,7 @@ Owned First(const std::string& pem, Read read) {
 
 Result<std::string> Read(const std::string& setting, const std::string& path) {
   if (path.empty()) return std::string();
-  Result<std::string> text = ReadWholeFile(path, kFileBytesMax);
+  Result<std::string> text = ReadWholeFile(path, kOutgoingBytesMax);
   if (!text.ok()) return InvalidArgument(setting + " " + text.status().message());
   return text;
 }

@@ -25,8 +25,8 @@ std::string TextOf(BIO* bio) {
 }  // namespace
 
 Result<KeyAndCertificate> MakeSelfSigned(const std::string& common_name) {
-  const std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>> key(EVP_EC_gen("P-256"));
-  const std::unique_ptr<X509, Freer<X509_free>> certificate(X509_new());
+  const Key key(EVP_EC_gen("P-256"));
+  const Certificate certificate(X509_new());
   const Bio key_text(BIO_new(BIO_s_mem()));
   const Bio certificate_text(BIO_new(BIO_s_mem()));
   if (!key || !certificate || !key_text || !certificate_text) {

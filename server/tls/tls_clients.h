@@ -27,7 +27,7 @@ struct TlsClient {
   };
   int socket = -1;
   ino_t inode = 0;
-  std::unique_ptr<X509, Freer<X509_free>> certificate;
+  Certificate certificate;
   std::unique_ptr<STACK_OF(X509), FreeChain> chain;  // what came with it; may be null
   std::atomic<bool> refused{false};                  // so that it is told of once
 };

@@ -22,9 +22,7 @@ namespace {
 constexpr int kChainMax = 6;
 constexpr std::array<unsigned char, 3> kHttp2 = {2, 'h', '2'};
 
-using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
 using RevocationList = std::unique_ptr<X509_CRL, Freer<X509_CRL_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
 using StoreContext = std::unique_ptr<X509_STORE_CTX, Freer<X509_STORE_CTX_free>>;
 
 Status Wrong(const TlsText& text, const std::string& what) {

@@ -26,7 +26,7 @@ static_assert(int{Message::kOffsetFieldNumber} ==
 // How many bytes of a token are kept. No valid token has this many.
 constexpr int64_t kTokenBytesKept = 64;
 
-Status Malformed(const std::string& what) {
+Status MalformedChunk(const std::string& what) {
   return InvalidArgument("the message is not an AttendChunkedRequest: " + what);
 }
 
@@ -45,7 +45,7 @@ Status ForEachField(std::span<const ByteSpan> slices, const Take& take) {
   while (reader.remaining() > 0) {
     wire::Field field;
     const Status read = wire::ReadField(reader, field);
-    if (!read.ok()) return Malformed(read.message());
+    if (!read.ok()) return MalformedChunk(read.message());
     ATTEND_RETURN_IF_ERROR(take(field, SliceReader(reader)));
     reader.Skip(field.bytes);
   }
