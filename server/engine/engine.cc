@@ -109,7 +109,6 @@ int64_t Engine::lost_devices() const {
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
                                 int64_t input_bytes, int64_t output_bytes, int tenant, int pinned,
                                 Pass pass) {
-  if (draining()) return Draining();
   Admission admission;
   // Counted first: a device lost meanwhile makes the candidates stale.
   admission.placement.candidates_lost = lost_devices();

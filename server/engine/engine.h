@@ -66,7 +66,7 @@ class Engine {
   // Allocates host memory of `tenant` for a request that some healthy device can run, for that pass
   // of the problem; only `pinned` may run it, unless that is kAnyDevice. Refusals change nothing:
   // UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE
-  // (draining, no healthy device).
+  // (no healthy device).
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
                           int64_t output_bytes, int tenant, int pinned = kAnyDevice,
                           Pass pass = Pass::kForward);
@@ -108,10 +108,10 @@ class Engine {
   // runs, tells it to stop (WorkItem::stop); it then ends with CANCELLED.
   void Cancel(uint64_t id);
 
-  // From now on Admit and Submit refuse with UNAVAILABLE; accepted requests continue. Thread-safe,
-  // and so is the next; of two at once either may be the last.
+  // From now on Submit refuses with UNAVAILABLE; accepted requests continue. Thread-safe, and so is
+  // the next; of two at once either may be the last.
   void Drain();
-  // Admit and Submit accept again. Not after Abort or Stop.
+  // Submit accepts again. Not after Abort or Stop.
   void Undrain();
   // Waits until every accepted request has ended, or until `until`. Returns whether all have.
   bool WaitIdle(TimePoint until) const;

@@ -247,11 +247,12 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   request.kernel = fields.kernel();
   if (fields.check()) request.check = AnswerCheck::kAsked;
   request.priority = fields.priority();
+  // Submit asks again, for what was on its way.
+  if (engine_.draining()) return fields.sessions_size() > 0 ? SessionsAreEnding() : Draining();
   ATTEND_RETURN_IF_ERROR(EnterTenant(request));
 
   const bool chunked = request.transport == Transport::kChunked;
-  const bool ending = fields.sessions_size() > 0 && engine_.draining();
-  ATTEND_RETURN_IF_ERROR(ending ? SessionsAreEnding() : HoldSessions(fields, sessions_, request));
+  ATTEND_RETURN_IF_ERROR(HoldSessions(fields, sessions_, request));
   const CacheHold* const cache = request.source.cache();
   ATTEND_RETURN_IF_ERROR(CheckPass(fields, request.asked));
   ATTEND_RETURN_IF_ERROR(Validate(fields, message.arrays(), validated, cache));
