@@ -124,6 +124,25 @@ Session Create(Client& client, const SessionOptions& options = Shape()) {
 
 int64_t Sessions(Client& client) { return Session::List(client)->sessions_size(); }
 
+// A server with one session of one client, and what that session should hold.
+class ClientSessionTest : public ::testing::Test {
+ protected:
+  // Appends, asks, and expects the bits of the same call with all of K and V.
+  void ExpectBitsOfTheWhole(Session& session, Sequences& sequence, int64_t rows, int64_t len_q) {
+    const AttentionCall call = sequence.Step(rows, len_q);
+    const Result<AttentionResult> result = session.Attend(0, call);
+    ASSERT_TRUE(result.ok()) << result.status().ToString();
+    ExpectSame(*result, *client_->Call(sequence.Whole(call)));
+  }
+
+  const uint64_t seed_ = FreshSeed();
+  const ::testing::ScopedTrace trace_{__FILE__, __LINE__, "seed " + std::to_string(seed_)};
+  TestServer server_{WithSessions};
+  const std::unique_ptr<Client> client_ = Connect(server_.address(), 1);
+  Session session_ = Create(*client_);
+  Sequences sequence_{1, seed_};
+};
+
 // With rows to append, with none of them, and without k and v.
 TEST(ClientSession, TheMessageNamesThem) {
   for (const char* text : {"B2,H4,Hkv2,Lq3,Lk5,D64", "B2,H4,Hkv2,Lq3,Lk0,D64", ""}) {
@@ -210,28 +229,20 @@ TEST(ClientSession, SequencesOfACallEachHaveTheirs) {
   EXPECT_EQ(b.length(), 120);
 }
 
-TEST(ClientSession, ForksAndTruncationsAreAsAtTheServer) {
-  ATTEND_FRESH_SEED(seed);
-  TestServer server(WithSessions);
-  const auto client = Connect(server.address(), 1);
-  Session session = Create(*client);
-  Sequences sequence(1, seed);
-  ASSERT_TRUE(session.Attend(0, sequence.Step(200, 0)).ok());
-  Result<Session> fork = session.Fork(150);
+TEST_F(ClientSessionTest, ForksAndTruncationsAreAsAtTheServer) {
+  ASSERT_TRUE(session_.Attend(0, sequence_.Step(200, 0)).ok());
+  Result<Session> fork = session_.Fork(150);
   ASSERT_TRUE(fork.ok()) << fork.status().ToString();
   EXPECT_EQ(fork->length(), 150);
-  EXPECT_NE(fork->id(), session.id());
-  EXPECT_EQ(session.Fork(201).status().code(), Code::kOutOfRange);
-  Sequences forked = sequence;
+  EXPECT_NE(fork->id(), session_.id());
+  EXPECT_EQ(session_.Fork(201).status().code(), Code::kOutOfRange);
+  Sequences forked = sequence_;
   forked.Truncate(150);
-  ASSERT_TRUE(session.Truncate(90).ok());
-  sequence.Truncate(90);
-  EXPECT_EQ(session.length(), 90);
-  for (auto& [each, held] : {std::pair{&session, &sequence}, std::pair{&*fork, &forked}}) {
-    const AttentionCall call = held->Step(3, 3);
-    const Result<AttentionResult> result = each->Attend(0, call);
-    ASSERT_TRUE(result.ok()) << result.status().ToString();
-    ExpectSame(*result, *client->Call(held->Whole(call)));
+  ASSERT_TRUE(session_.Truncate(90).ok());
+  sequence_.Truncate(90);
+  EXPECT_EQ(session_.length(), 90);
+  for (auto& [each, held] : {std::pair{&session_, &sequence_}, std::pair{&*fork, &forked}}) {
+    ExpectBitsOfTheWhole(*each, *held, 3, 3);
   }
 }
 
@@ -257,55 +268,39 @@ TEST(ClientSession, EndsWithItsObject) {
   EXPECT_EQ(Session::Open(*client, left).status().code(), Code::kNotFound);
 }
 
-TEST(ClientSession, AnOpenedOneIsReadWithoutItsShape) {
-  ATTEND_FRESH_SEED(seed);
-  TestServer server(WithSessions);
-  const auto client = Connect(server.address(), 1);
-  Session session = Create(*client);
-  Sequences sequence(1, seed);
-  ASSERT_TRUE(session.Attend(0, sequence.Step(9, 0)).ok());
-  Result<Session> opened = Session::Open(*client, session.id());
+TEST_F(ClientSessionTest, AnOpenedOneIsReadWithoutItsShape) {
+  ASSERT_TRUE(session_.Attend(0, sequence_.Step(9, 0)).ok());
+  Result<Session> opened = Session::Open(*client_, session_.id());
   ASSERT_TRUE(opened.ok());
   EXPECT_EQ(opened->length(), 9);
-  const AttentionCall call = sequence.Step(0, 2);
-  const Result<AttentionResult> result = opened->Attend(0, call);
-  ASSERT_TRUE(result.ok()) << result.status().ToString();
-  ExpectSame(*result, *client->Call(sequence.Whole(call)));
-  const Result<AttentionResult> chunked = opened->Attend(0, call, Chunked());
+  ExpectBitsOfTheWhole(*opened, sequence_, 0, 2);
+  const Result<AttentionResult> chunked = opened->Attend(0, sequence_.Step(0, 2), Chunked());
   EXPECT_THAT(chunked.status().message(), HasSubstr("v has no shape"));
 }
 
 // Two clients of one session: the second one's length is wrong, is told, and is right afterwards.
-TEST(ClientSession, ALengthThatIsWrongIsLearnt) {
-  ATTEND_FRESH_SEED(seed);
-  TestServer server(WithSessions);
-  const auto client = Connect(server.address(), 1);
-  Session session = Create(*client);
-  Sequences sequence(1, seed);
-  Result<Session> other = Session::Open(*client, session.id(), Shape());
+TEST_F(ClientSessionTest, ALengthThatIsWrongIsLearnt) {
+  Result<Session> other = Session::Open(*client_, session_.id(), Shape());
   ASSERT_TRUE(other.ok());
-  ASSERT_TRUE(session.Attend(0, sequence.Step(7, 0)).ok());
+  ASSERT_TRUE(session_.Attend(0, sequence_.Step(7, 0)).ok());
   EXPECT_EQ(other->length(), 0);
-  Sequences unused(1, seed);
+  Sequences unused(1, seed_);
   const Result<AttentionResult> refused = other->Attend(0, unused.Step(1, 1));
   EXPECT_EQ(refused.status().code(), Code::kFailedPrecondition);
   EXPECT_EQ(other->length(), 7);
   // The answer says so, by every way: nothing else is asked.
-  Result<Session> third = Session::Open(*client, session.id(), Shape());
-  ASSERT_TRUE(session.Attend(0, sequence.Step(2, 0)).ok());
+  Result<Session> third = Session::Open(*client_, session_.id(), Shape());
+  ASSERT_TRUE(session_.Attend(0, sequence_.Step(2, 0)).ok());
   EXPECT_EQ(other->Attend(0, unused.Step(1, 1), Chunked()).status().code(),
             Code::kFailedPrecondition);
   EXPECT_EQ(other->length(), 9);
-  const auto stream = client->OpenStream();
+  const auto stream = client_->OpenStream();
   std::promise<Code> answered;
   Session::Send(*stream, {&*third}, 0, unused.Step(1, 1),
                 [&](StreamAnswer answer) { answered.set_value(answer.status.code()); });
   EXPECT_EQ(answered.get_future().get(), Code::kFailedPrecondition);
   EXPECT_EQ(third->length(), 9);
-  const AttentionCall call = sequence.Step(1, 1);
-  const Result<AttentionResult> result = other->Attend(0, call);
-  ASSERT_TRUE(result.ok()) << result.status().ToString();
-  ExpectSame(*result, *client->Call(sequence.Whole(call)));
+  ExpectBitsOfTheWhole(*other, sequence_, 1, 1);
 }
 
 TEST(ClientSession, EvictedTokensAreToldWithTheirCode) {
@@ -324,44 +319,31 @@ TEST(ClientSession, EvictedTokensAreToldWithTheirCode) {
 }
 
 // The append takes effect, its answer is lost, and the call is sent again: the rows are there once.
-TEST(ClientSession, AnAppendThatIsSentAgainAppendsOnce) {
-  ATTEND_FRESH_SEED(seed);
-  TestServer server(WithSessions);
-  const auto client = Connect(server.address(), 1);
-  Session session = Create(*client);
-  Sequences sequence(1, seed);
-  AttentionCall call = sequence.Step(3, 2);
-  call.sessions = {{session.id(), 0, 0, "the append"}};
-  const Result<AttentionResult> first = client->Call(call);
-  const Result<AttentionResult> again = client->Call(call);
+TEST_F(ClientSessionTest, AnAppendThatIsSentAgainAppendsOnce) {
+  AttentionCall call = sequence_.Step(3, 2);
+  call.sessions = {{session_.id(), 0, 0, "the append"}};
+  const Result<AttentionResult> first = client_->Call(call);
+  const Result<AttentionResult> again = client_->Call(call);
   ASSERT_TRUE(first.ok() && again.ok());
   ExpectSame(*first, *again);
-  EXPECT_EQ(session.Get()->length(), 3);
+  EXPECT_EQ(session_.Get()->length(), 3);
 }
 
 // A call that timed out may have appended or not: the object asks before it goes on.
-TEST(ClientSession, AfterATimeoutTheLengthIsAskedFor) {
-  ATTEND_FRESH_SEED(seed);
-  TestServer server(WithSessions);
-  const auto client = Connect(server.address(), 1);
-  Session session = Create(*client);
-  Sequences sequence(1, seed);
-  server.backend().Hold();
+TEST_F(ClientSessionTest, AfterATimeoutTheLengthIsAskedFor) {
+  server_.backend().Hold();
   CallOptions options;
   options.timeout = milliseconds(50);
-  const AttentionCall lost = sequence.Step(4, 1);
-  EXPECT_EQ(session.Attend(0, lost, options).status().code(), Code::kDeadlineExceeded);
-  server.backend().Release();
-  while (server.server().engine().inflight() > 0) std::this_thread::yield();
-  Result<Session> other = Session::Open(*client, session.id(), Shape());
+  const AttentionCall lost = sequence_.Step(4, 1);
+  EXPECT_EQ(session_.Attend(0, lost, options).status().code(), Code::kDeadlineExceeded);
+  server_.backend().Release();
+  while (server_.server().engine().inflight() > 0) std::this_thread::yield();
+  Result<Session> other = Session::Open(*client_, session_.id(), Shape());
   ASSERT_TRUE(other->length() == 4 || Session::Attend({&*other}, 0, lost).ok());
   // Whoever just calls again appends nothing twice.
-  EXPECT_EQ(session.Attend(0, lost).status().code(), Code::kFailedPrecondition);
-  EXPECT_EQ(session.length(), 4);
-  const AttentionCall call = sequence.Step(1, 1);
-  const Result<AttentionResult> result = session.Attend(0, call);
-  ASSERT_TRUE(result.ok()) << result.status().ToString();
-  ExpectSame(*result, *client->Call(sequence.Whole(call)));
+  EXPECT_EQ(session_.Attend(0, lost).status().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(session_.length(), 4);
+  ExpectBitsOfTheWhole(session_, sequence_, 1, 1);
 }
 
 TEST(ClientSession, WhatCannotBeIsRefusedWithItsName) {
