@@ -2,6 +2,7 @@
 """Fixtures: generated stubs once, a shared server for tests that leave it as it was, and a factory
 for servers of a test's own. The Python packages and the libraries that were built can be found."""
 
+import importlib
 import os
 import pathlib
 import secrets
@@ -58,6 +59,24 @@ def sessions_server(tmp_path_factory):
     running = harness.Server(tmp_path_factory.mktemp("sessions"), "--tenant=a=1,b=1")
     yield running
     assert running.stop() == 0, running.log()
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory, libraries, request):
+    """A module's own: with shared memory, and the flags in its SERVER_FLAGS."""
+    folder = tmp_path_factory.mktemp("shared")
+    running = harness.Server(folder, "--shared-memory", "--shared-memory-socket", folder / "s.sock",
+                             *getattr(request.module, "SERVER_FLAGS", ()))
+    running.socket = str(folder / "s.sock")
+    yield running
+    assert running.stop() == 0, running.log()
+
+
+@pytest.fixture
+def client(shared_server):
+    """The Python library's, of that server."""
+    with importlib.import_module("attend").Client(shared_server.address, timeout=60) as made:
+        yield made
 
 
 @pytest.fixture

@@ -18,21 +18,7 @@ import harness
 pytestmark = pytest.mark.usefixtures("libraries")
 
 KERNEL = "cpu_flash"
-
-
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory, libraries):
-    folder = tmp_path_factory.mktemp("shared")
-    running = harness.Server(folder, "--shared-memory", "--shared-memory-socket", folder / "s.sock",
-                             "--tenant=a=1,b=1", "--shared-memory-client-max", "64MiB")
-    yield running
-    assert running.stop() == 0, running.log()
-
-
-@pytest.fixture
-def client(shared_server):
-    with attend.Client(shared_server.address, timeout=60) as made:
-        yield made
+SERVER_FLAGS = ("--tenant=a=1,b=1", "--shared-memory-client-max", "64MiB")
 
 
 def heads(random, *shape, dtype=np.float32):

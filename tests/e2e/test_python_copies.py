@@ -23,17 +23,8 @@ COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy,
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, libraries):
-    folder = tmp_path_factory.mktemp("copies")
-    running = harness.Server(folder, "--shared-memory", "--shared-memory-socket", folder / "s.sock")
-    yield running
-    assert running.stop() == 0, running.log()
-
-
-@pytest.fixture
-def client(server):
-    with attend.Client(server.address, timeout=60) as made:
-        yield made
+def server(shared_server):
+    return shared_server
 
 
 def ones(*shape):

@@ -19,21 +19,6 @@ pytestmark = pytest.mark.usefixtures("libraries")
 KERNEL = "cpu_flash"
 
 
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory, libraries):
-    folder = tmp_path_factory.mktemp("memory")
-    running = harness.Server(folder, "--shared-memory", "--shared-memory-socket", folder / "s.sock")
-    running.socket = str(folder / "s.sock")
-    yield running
-    assert running.stop() == 0, running.log()
-
-
-@pytest.fixture
-def client(shared_server):
-    with attend.Client(shared_server.address, timeout=60) as made:
-        yield made
-
-
 def some(random, rows, batch=1):
     return [random.standard_normal((batch, 4, rows, 64)).astype(np.float32) for _ in range(3)]
 
