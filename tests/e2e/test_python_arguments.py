@@ -5,18 +5,7 @@ import attend
 import numpy as np
 import pytest
 
-import harness
-
 pytestmark = pytest.mark.usefixtures("libraries")
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory, libraries):
-    folder = tmp_path_factory.mktemp("arguments")
-    running = harness.Server(folder, "--shared-memory", "--shared-memory-socket", folder / "s.sock")
-    with attend.Client(running.address, timeout=60) as made:
-        yield made
-    assert running.stop() == 0, running.log()
 
 
 def some(random):
