@@ -232,8 +232,8 @@ void AddNetwork(CLI::App& app, Config& c) {
   group.Text(
       "--server-transport", c.server_transport, "NAME", OneOf({"grpc", "h2"}),
       "What carries calls: grpc, gRPC's library, or h2, this server's own transport, which is "
-      "not to be exposed beyond callers that are trusted: it has no TLS, and serves neither "
-      "AttendChunked nor the Open Inference Protocol");
+      "not to be exposed beyond callers that are trusted: it has no TLS, and does not serve "
+      "AttendChunked");
   group.Flag("--reflection", c.reflection,
              "Serve gRPC reflection (grpc.reflection.v1 and v1alpha), which lists the services");
   group.Number("--write-timeout", c.write_timeout_seconds, 0, 86400, "SECONDS",

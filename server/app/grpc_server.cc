@@ -95,10 +95,9 @@ std::vector<std::string> ServiceNames(const Config& config) {
 }
 
 Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
-    const Config& config, std::span<grpc::Service* const> services,
-    grpc::CallbackGenericService& unknown, CallMethods* own, std::shared_ptr<CallerGate> gate,
-    ConnectionHolds& connections, Metrics& metrics, Logger& logger, const Clock& clock,
-    std::function<void()> changed) {
+    const Config& config, grpc::Service& methods, grpc::CallbackGenericService& unknown,
+    CallMethods* own, std::shared_ptr<CallerGate> gate, ConnectionHolds& connections,
+    Metrics& metrics, Logger& logger, const Clock& clock, std::function<void()> changed) {
   // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
   [[maybe_unused]] static const bool held = (grpc_init(), true);
   ATTEND_RETURN_IF_ERROR(CheckFunctions(kGuardedFunctions));
@@ -116,7 +115,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   grpc::ServerBuilder builder;
   SetOptions(config, builder);
   ATTEND_RETURN_IF_ERROR(server->intake_->AddTo(builder));
-  for (grpc::Service* const service : services) builder.RegisterService(service);
+  builder.RegisterService(&methods);
   builder.RegisterCallbackGenericService(&unknown);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");

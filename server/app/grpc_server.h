@@ -8,7 +8,6 @@
 #include <grpcpp/server.h>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,15 +31,14 @@ std::vector<std::string> ServiceNames(const Config& config);
 
 class GrpcServer {
  public:
-  // Returns a server that serves `services`. Calls of unknown methods go to `unknown`. `own`: the
+  // Returns a server that serves `methods`. Calls of unknown methods go to `unknown`. `own`: the
   // methods of this server's own transport, which then carries all calls; null: gRPC's library
   // does. `changed` is called on a thread of its own when accepting() has changed. The arguments
   // must outlive the server.
   static Result<std::unique_ptr<GrpcServer>> Start(
-      const Config& config, std::span<grpc::Service* const> services,
-      grpc::CallbackGenericService& unknown, CallMethods* own, std::shared_ptr<CallerGate> gate,
-      ConnectionHolds& connections, Metrics& metrics, Logger& logger, const Clock& clock,
-      std::function<void()> changed);
+      const Config& config, grpc::Service& methods, grpc::CallbackGenericService& unknown,
+      CallMethods* own, std::shared_ptr<CallerGate> gate, ConnectionHolds& connections,
+      Metrics& metrics, Logger& logger, const Clock& clock, std::function<void()> changed);
   ~GrpcServer();  // cancels all open calls
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;

@@ -16,7 +16,6 @@
 #include "grpc/reflection/v1/reflection.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "inference/grpc_service.pb.h"
-#include "server/rpc/attention_service.h"
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
@@ -70,17 +69,6 @@ std::vector<MethodBound> MethodBounds(const Config& config) {
     }
   }
   return bounds;
-}
-
-std::set<std::string> MethodsOfGrpcAlone(const Config& config) {
-  std::set<std::string> paths = {kAttendChunked};
-  if (!config.oip) return paths;
-  const google::protobuf::ServiceDescriptor& inference =
-      *inference::ModelInferRequest::descriptor()->file()->service(0);
-  for (int m = 0; m < inference.method_count(); ++m) {
-    paths.insert("/" + inference.full_name() + "/" + inference.method(m)->name());
-  }
-  return paths;
 }
 
 std::unordered_map<std::string, int64_t> MessageBounds(const Config& config) {

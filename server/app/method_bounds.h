@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -19,8 +18,6 @@ namespace attend {
 
 // Of all methods that the server may have.
 std::vector<MethodBound> MethodBounds(const Config& config);
-// Those that --server-transport h2 does not serve.
-std::set<std::string> MethodsOfGrpcAlone(const Config& config);
 // The most bytes of one message, by path.
 std::unordered_map<std::string, int64_t> MessageBounds(const Config& config);
 

@@ -174,17 +174,19 @@ Status Server::MakeServices() {
     reflection_ = std::make_unique<ReflectionService>(*context_, ServiceNames(config_));
     reflection_->AddTo(*table_);
   }
+  if (config_.oip) {
+    Result<oip::InferenceServiceImpl::Options> options = MakeOipOptions(
+        config_, engine_->backends(), shared_ == nullptr ? nullptr : &shared_->registry());
+    if (!options.ok()) return options.status();
+    inference_service_ =
+        std::make_unique<oip::InferenceServiceImpl>(*context_, std::move(*options));
+    inference_service_->AddTo(*table_);
+  }
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
   grpc_methods_ = std::make_unique<GrpcMethods>(*context_, *table_);
   if (config_.server_transport == "h2") {
-    own_methods_ = std::make_unique<H2Methods>(*context_, *table_, MessageBounds(config_),
-                                               MethodsOfGrpcAlone(config_));
+    own_methods_ = std::make_unique<H2Methods>(*context_, *table_, MessageBounds(config_));
   }
-  if (!config_.oip) return Status();
-  Result<oip::InferenceServiceImpl::Options> options = MakeOipOptions(
-      config_, engine_->backends(), shared_ == nullptr ? nullptr : &shared_->registry());
-  if (!options.ok()) return options.status();
-  inference_service_ = std::make_unique<oip::InferenceServiceImpl>(*context_, std::move(*options));
   return Status();
 }
 
@@ -268,16 +270,14 @@ void Server::UpdateConnections() {
 }
 
 Status Server::StartGrpc() {
-  std::vector<grpc::Service*> services = {grpc_methods_.get()};
-  if (inference_service_ != nullptr) services.push_back(inference_service_.get());
   std::shared_ptr<CallerGate> gate;
   if (callers_ != nullptr) {
     gate = std::make_shared<CallerGate>(callers_->authenticator(), metrics_, *logger_,
                                         access_log_.get());
   }
-  Result<std::unique_ptr<GrpcServer>> grpc =
-      GrpcServer::Start(config_, services, *unknown_methods_, own_methods_.get(), std::move(gate),
-                        *connections_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
+  Result<std::unique_ptr<GrpcServer>> grpc = GrpcServer::Start(
+      config_, *grpc_methods_, *unknown_methods_, own_methods_.get(), std::move(gate),
+      *connections_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
   grpc_ = std::move(*grpc);
   {

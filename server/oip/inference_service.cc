@@ -2,17 +2,16 @@
 
 #include "server/oip/inference_service.h"
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "inference/grpc_service.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/oip/models.h"
-#include "server/rpc/call_caller.h"
-#include "server/rpc/grpc_data.h"
-#include "server/rpc/open_stream.h"
-#include "server/rpc/service_call.h"
 #include "server/rpc/stream_call.h"
 
 namespace attend::oip {
@@ -44,11 +43,12 @@ Result<const Model*> Named(const Request& request) {
 
 // Finishes its call when it goes.
 struct Finisher {
-  explicit Finisher(grpc::ServerUnaryReactor& finished) : reactor(finished) {}
-  ~Finisher() { reactor.Finish(grpc::Status()); }
+  explicit Finisher(std::function<void(const grpc::Status&)> its_finish)
+      : finish(std::move(its_finish)) {}
+  ~Finisher() { finish(grpc::Status()); }
   Finisher(const Finisher&) = delete;
   Finisher& operator=(const Finisher&) = delete;
-  grpc::ServerUnaryReactor& reactor;
+  const std::function<void(const grpc::Status&)> finish;
 };
 
 }  // namespace
@@ -56,51 +56,44 @@ struct Finisher {
 InferenceServiceImpl::InferenceServiceImpl(ServiceContext& context, Options options)
     : context_(context), options_(std::move(options)), regions_(options_.regions) {}
 
-template <class In, class Out, class Answer>
-InferenceServiceImpl::Reactor* InferenceServiceImpl::Run(const ServiceMethod& method, Call* call,
-                                                         const Bytes* request, Bytes* response,
-                                                         const Answer& answer) {
-  return ServiceCall::Run<In, Out>(context_, method, call, request, response, answer);
-}
-
-template <class In, class Out>
-InferenceServiceImpl::Reactor* InferenceServiceImpl::Refuse(Call* call, const Bytes* request,
-                                                            Bytes* response, const char* why) {
-  return Run<In, Out>(kModels, call, request, response,
-                      [why](const In&, Out&) { return Unimplemented(why); });
-}
-
 bool InferenceServiceImpl::Ready() const {
   return !context_.engine.draining() && context_.engine.healthy();
 }
 
-InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerLive(Call* call, const Bytes* request,
-                                                                Bytes* response) {
-  return Run<inference::ServerLiveRequest, inference::ServerLiveResponse>(
-      kProbe, call, request, response,
-      [](const auto&, auto& out) { return out.set_live(true), Status(); });
+void InferenceServiceImpl::AddTo(CallTable& table) {
+  const std::string service =
+      std::string("/") + inference::GRPCInferenceService::service_full_name();
+  table.data[service + "/ModelInfer"] = {&unary_, Pass::kForward};
+  table.streams[service + "/ModelStreamInfer"] = [this](StreamWire& wire) {
+    constexpr std::string_view kMethod = "/inference.GRPCInferenceService/ModelStreamInfer";
+    return StreamCall::Open(context_, kMethod, stream_, Pass::kForward, wire);
+  };
+  AddProbes(table);
+  AddModels(table);
+  AddRepository(table);
+  AddFiles(table);
+  AddGpuMemory(table);
+  AddSettings(table);
 }
 
-InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerReady(Call* call, const Bytes* request,
-                                                                 Bytes* response) {
-  return Run<inference::ServerReadyRequest, inference::ServerReadyResponse>(
-      kProbe, call, request, response,
-      [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelReady(Call* call, const Bytes* request,
-                                                                Bytes* response) {
-  return Run<inference::ModelReadyRequest, inference::ModelReadyResponse>(
-      kProbe, call, request, response, [this](const auto& in, auto& out) {
+void InferenceServiceImpl::AddProbes(CallTable& table) {
+  AddSmall<inference::ServerLiveRequest, inference::ServerLiveResponse>(
+      context_, kProbe, [](const auto&, auto& out) { return out.set_live(true), Status(); }, table);
+  AddSmall<inference::ServerReadyRequest, inference::ServerReadyResponse>(
+      context_, kProbe, [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); },
+      table);
+  AddSmall<inference::ModelReadyRequest, inference::ModelReadyResponse>(
+      context_, kProbe,
+      [this](const auto& in, auto& out) {
         return out.set_ready(Named(in).ok() && Ready()), Status();
-      });
+      },
+      table);
 }
 
-InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerMetadata(Call* call,
-                                                                    const Bytes* request,
-                                                                    Bytes* response) {
-  return Run<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
-      kModels, call, request, response, [this](const auto&, auto& out) {
+void InferenceServiceImpl::AddModels(CallTable& table) {
+  AddSmall<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
+      context_, kModels,
+      [this](const auto&, auto& out) {
         out.set_name("attend");
         out.set_version(options_.version);
         for (const char* const each : {"model_configuration", "model_repository", "parameters",
@@ -110,34 +103,27 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerMetadata(Call* call,
         if (regions_.files()) out.add_extensions("system_shared_memory");
         if (regions_.gpus()) out.add_extensions("cuda_shared_memory");
         return Status();
-      });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelMetadata(Call* call, const Bytes* request,
-                                                                   Bytes* response) {
-  return Run<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
-      kModels, call, request, response, [](const auto& in, auto& out) {
+      },
+      table);
+  AddSmall<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
+      context_, kModels,
+      [](const auto& in, auto& out) {
         const Result<const Model*> model = Named(in);
         if (model.ok()) FillMetadata(**model, out);
         return model.status();
-      });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelConfig(Call* call, const Bytes* request,
-                                                                 Bytes* response) {
-  return Run<inference::ModelConfigRequest, inference::ModelConfigResponse>(
-      kModels, call, request, response, [this](const auto& in, auto& out) {
+      },
+      table);
+  AddSmall<inference::ModelConfigRequest, inference::ModelConfigResponse>(
+      context_, kModels,
+      [this](const auto& in, auto& out) {
         const Result<const Model*> model = Named(in);
         if (model.ok()) FillConfig(**model, options_.batch_delay_us, *out.mutable_config());
         return model.status();
-      });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelStatistics(Call* call,
-                                                                     const Bytes* request,
-                                                                     Bytes* response) {
-  return Run<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
-      kModels, call, request, response, [this](const auto& in, auto& out) {
+      },
+      table);
+  AddSmall<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
+      context_, kModels,
+      [this](const auto& in, auto& out) {
         if (in.name().empty()) {
           for (const Model& model : Models()) statistics_.Fill(model, *out.add_model_stats());
           return Status();
@@ -145,27 +131,14 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelStatistics(Call* call,
         const Result<const Model*> model = Named(in);
         if (model.ok()) statistics_.Fill(**model, *out.add_model_stats());
         return model.status();
-      });
+      },
+      table);
 }
 
-InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelInfer(Call* call, const Bytes* request,
-                                                                Bytes* response) {
-  return BeginGrpcUnary(context_, "/inference.GRPCInferenceService/ModelInfer", unary_,
-                        Pass::kForward, *call, *request, *response);
-}
-
-InferenceServiceImpl::Stream* InferenceServiceImpl::ModelStreamInfer(Call* call) {
-  constexpr std::string_view kMethod = "/inference.GRPCInferenceService/ModelStreamInfer";
-  return OpenGrpcStream(*call, [this](StreamWire& wire) {
-    return StreamCall::Open(context_, kMethod, stream_, Pass::kForward, wire);
-  });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryIndex(Call* call,
-                                                                     const Bytes* request,
-                                                                     Bytes* response) {
-  return Run<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
-      kModels, call, request, response, [this](const auto& in, auto& out) {
+void InferenceServiceImpl::AddRepository(CallTable& table) {
+  AddSmall<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
+      context_, kModels,
+      [this](const auto& in, auto& out) {
         if (!in.repository_name().empty()) {
           return Unimplemented("repository_name is '" + in.repository_name() +
                                "', must be empty: models are built in");
@@ -179,29 +152,20 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryIndex(Call* call,
           index->set_state(ready ? "READY" : "UNAVAILABLE");
         }
         return Status();
-      });
+      },
+      table);
+  const auto refuse = [](const auto&, auto&) {
+    return Unimplemented("models are built in, and always loaded");
+  };
+  AddSmall<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
+      context_, kModels, refuse, table);
+  AddSmall<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
+      context_, kModels, refuse, table);
 }
 
-InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryModelLoad(Call* call,
-                                                                         const Bytes* request,
-                                                                         Bytes* response) {
-  return Refuse<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
-      call, request, response, "models are built in, and always loaded");
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryModelUnload(Call* call,
-                                                                           const Bytes* request,
-                                                                           Bytes* response) {
-  return Refuse<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
-      call, request, response, "models are built in, and always loaded");
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryStatus(Call* call,
-                                                                              const Bytes* request,
-                                                                              Bytes* response) {
-  return Run<inference::SystemSharedMemoryStatusRequest,
-             inference::SystemSharedMemoryStatusResponse>(
-      kMemory, call, request, response,
+void InferenceServiceImpl::AddFiles(CallTable& table) {
+  AddSmall<inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse>(
+      context_, kMemory,
       [this](const Caller& caller, const auto& in, auto& out, auto&) {
         const auto listed = regions_.List(caller.tenant, RegionNames::Kind::kFile, in.name());
         if (!listed.ok()) return listed.status();
@@ -213,34 +177,29 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryStatus(Ca
           status.set_byte_size(static_cast<uint64_t>(region->bytes));
         }
         return Status();
-      });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryRegister(
-    Call* call, const Bytes* request, Bytes* response) {
-  return Run<inference::SystemSharedMemoryRegisterRequest,
-             inference::SystemSharedMemoryRegisterResponse>(
-      kMemory, call, request, response, [this](const Caller& caller, const auto& in, auto&, auto&) {
+      },
+      table);
+  AddSmall<inference::SystemSharedMemoryRegisterRequest,
+           inference::SystemSharedMemoryRegisterResponse>(
+      context_, kMemory,
+      [this](const Caller& caller, const auto& in, auto&, auto&) {
         return regions_.RegisterFile(caller.tenant, in.name(), in.key(), in.offset(),
                                      in.byte_size());
-      });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryUnregister(
-    Call* call, const Bytes* request, Bytes* response) {
-  return Run<inference::SystemSharedMemoryUnregisterRequest,
-             inference::SystemSharedMemoryUnregisterResponse>(
-      kMemory, call, request, response, [this](const Caller& caller, const auto& in, auto&, auto&) {
+      },
+      table);
+  AddSmall<inference::SystemSharedMemoryUnregisterRequest,
+           inference::SystemSharedMemoryUnregisterResponse>(
+      context_, kMemory,
+      [this](const Caller& caller, const auto& in, auto&, auto&) {
         regions_.Unregister(caller.tenant, RegionNames::Kind::kFile, in.name(), nullptr);
         return Status();
-      });
+      },
+      table);
 }
 
-InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryStatus(Call* call,
-                                                                            const Bytes* request,
-                                                                            Bytes* response) {
-  return Run<inference::CudaSharedMemoryStatusRequest, inference::CudaSharedMemoryStatusResponse>(
-      kMemory, call, request, response,
+void InferenceServiceImpl::AddGpuMemory(CallTable& table) {
+  AddSmall<inference::CudaSharedMemoryStatusRequest, inference::CudaSharedMemoryStatusResponse>(
+      context_, kMemory,
       [this](const Caller& caller, const auto& in, auto& out, auto&) {
         const auto listed = regions_.List(caller.tenant, RegionNames::Kind::kGpu, in.name());
         if (!listed.ok()) return listed.status();
@@ -251,63 +210,35 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryStatus(Call
           status.set_byte_size(static_cast<uint64_t>(region->bytes));
         }
         return Status();
-      });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Call* call,
-                                                                              const Bytes* request,
-                                                                              Bytes* response) {
-  return Run<inference::CudaSharedMemoryRegisterRequest,
-             inference::CudaSharedMemoryRegisterResponse>(
-      kMemory, call, request, response, [this](const Caller& caller, const auto& in, auto&, auto&) {
+      },
+      table);
+  AddSmall<inference::CudaSharedMemoryRegisterRequest, inference::CudaSharedMemoryRegisterResponse>(
+      context_, kMemory,
+      [this](const Caller& caller, const auto& in, auto&, auto&) {
         return regions_.RegisterGpu(caller.tenant, in.name(), in.raw_handle(), in.device_id(),
                                     in.byte_size());
-      });
+      },
+      table);
+  table.small[MethodOf<inference::CudaSharedMemoryUnregisterRequest>()] =
+      [this](ServiceCall::Wire wire) { UnregisterGpu(std::move(wire)); };
 }
 
-// Answered once the server has closed the memory: the client may free it then.
-InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
-    Call* call, const Bytes* request, Bytes* response) {
-  using In = inference::CudaSharedMemoryUnregisterRequest;
-  using Out = inference::CudaSharedMemoryUnregisterResponse;
-  Reactor* const reactor = call->DefaultReactor();
-  const ServiceCall::Ref begun =
-      ServiceCall::Begin(context_, kMemory, MethodOf<In>(), *call, *request, *response, *reactor);
-  if (begun == nullptr) return reactor;
-  std::string name;
-  const Status status = begun->Try<In, Out>([&name](const In& in, auto&) {
-    name = in.name();
-    return Status();
-  });
-  if (!status.ok()) {
-    begun->End(status);
-    return reactor;
-  }
-  const OnNoMemory wait(OnNoMemory::kWait);
-  begun->Note(status);
-  regions_.Unregister(begun->facts().caller.tenant, RegionNames::Kind::kGpu, name,
-                      std::make_shared<Finisher>(*reactor));
-  return reactor;
-}
-
-// Clients that ask for traces go on only if that is accepted. None is written.
-InferenceServiceImpl::Reactor* InferenceServiceImpl::TraceSetting(Call* call, const Bytes* request,
-                                                                  Bytes* response) {
-  return Run<inference::TraceSettingRequest, inference::TraceSettingResponse>(
-      kModels, call, request, response, [](const auto& in, auto& out) {
+void InferenceServiceImpl::AddSettings(CallTable& table) {
+  // Clients that ask for traces go on only if that is accepted. None is written.
+  AddSmall<inference::TraceSettingRequest, inference::TraceSettingResponse>(
+      context_, kModels,
+      [](const auto& in, auto& out) {
         auto& settings = *out.mutable_settings();
         settings["trace_level"].add_value("OFF");
         for (const auto& [name, setting] : in.settings()) {
           *settings[name].mutable_value() = setting.value();
         }
         return Status();
-      });
-}
-
-InferenceServiceImpl::Reactor* InferenceServiceImpl::LogSettings(Call* call, const Bytes* request,
-                                                                 Bytes* response) {
-  return Run<inference::LogSettingsRequest, inference::LogSettingsResponse>(
-      kModels, call, request, response, [](const auto& in, auto& out) {
+      },
+      table);
+  AddSmall<inference::LogSettingsRequest, inference::LogSettingsResponse>(
+      context_, kModels,
+      [](const auto& in, auto& out) {
         for (const auto& [name, setting] : in.settings()) {
           auto& echo = (*out.mutable_settings())[name];
           if (setting.has_bool_param()) echo.set_bool_param(setting.bool_param());
@@ -315,7 +246,27 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::LogSettings(Call* call, con
           if (setting.has_string_param()) echo.set_string_param(setting.string_param());
         }
         return Status();
-      });
+      },
+      table);
+}
+
+void InferenceServiceImpl::UnregisterGpu(ServiceCall::Wire wire) {
+  using In = inference::CudaSharedMemoryUnregisterRequest;
+  using Out = inference::CudaSharedMemoryUnregisterResponse;
+  const auto finish = wire.finish;
+  const ServiceCall::Ref begun =
+      ServiceCall::Begin(context_, kMemory, MethodOf<In>(), std::move(wire));
+  if (begun == nullptr) return;
+  std::string name;
+  const Status status = begun->Try<In, Out>([&name](const In& in, auto&) {
+    name = in.name();
+    return Status();
+  });
+  if (!status.ok()) return begun->End(status);
+  const OnNoMemory wait(OnNoMemory::kWait);
+  begun->Note(status);
+  regions_.Unregister(begun->facts().caller.tenant, RegionNames::Kind::kGpu, name,
+                      std::make_shared<Finisher>(finish));
 }
 
 }  // namespace attend::oip

@@ -25,8 +25,9 @@ using grpc::internal::RpcMethod;
 grpc::ServerUnaryReactor* Answer(const CallTable::Small& small, Context& call, const Bytes& request,
                                  Bytes& response) {
   grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
-  ServiceCall::Wire wire;
-  const bool made = TryAllocating([&] { wire = WireOf(call, request, response, *reactor); });
+  ServiceCall::Wire wire{nullptr, &request, &response,
+                         [reactor](const grpc::Status& status) { reactor->Finish(status); }};
+  const bool made = TryAllocating([&] { wire.call = std::make_shared<GrpcWire>(call); });
   made ? small(std::move(wire)) : reactor->Finish(ToGrpc(OutOfMemory()));
   return reactor;
 }

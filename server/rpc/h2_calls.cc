@@ -180,13 +180,11 @@ int64_t Smallest(const H2Methods::Bounds& bounds) {
 
 }  // namespace
 
-H2Methods::H2Methods(ServiceContext& context, const CallTable& table, Bounds bounds,
-                     std::set<std::string> elsewhere)
+H2Methods::H2Methods(ServiceContext& context, const CallTable& table, Bounds bounds)
     : context_(context),
       table_(table),
       bounds_(std::move(bounds)),
-      smallest_bound_(Smallest(bounds_)),
-      elsewhere_(std::move(elsewhere)) {}
+      smallest_bound_(Smallest(bounds_)) {}
 
 int64_t H2Methods::MessageBytesMax(std::string_view path) const {
   const auto found = bounds_.find(std::string(path));
@@ -210,7 +208,7 @@ CallHandler* H2Methods::Begin(ServerCall& call) {
     call.Read();
     return handler;
   }
-  const std::string why = elsewhere_.contains(path)
+  const std::string why = path == kAttendChunked
                               ? path + " is not served with --server-transport h2, only with grpc"
                               : "there is no method " + path;
   auto* const ended = new H2Ended();

@@ -8,7 +8,6 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -24,11 +23,9 @@ class H2Methods final : public CallMethods {
   // The most bytes of a message, by path, of every method that a server may have.
   using Bounds = std::unordered_map<std::string, int64_t>;
 
-  // Serves the table's methods. `bounds` has one method at least.
-  // `elsewhere`: methods that are served, but over gRPC's library alone. The references must
-  // outlive every call.
-  H2Methods(ServiceContext& context, const CallTable& table, Bounds bounds,
-            std::set<std::string> elsewhere);
+  // Serves the table's methods. `bounds` has one method at least. The references must outlive every
+  // call.
+  H2Methods(ServiceContext& context, const CallTable& table, Bounds bounds);
 
   int64_t MessageBytesMax(std::string_view path) const override;
   CallHandler* Begin(ServerCall& call) override;
@@ -40,7 +37,6 @@ class H2Methods final : public CallMethods {
   const CallTable& table_;
   const Bounds bounds_;
   const int64_t smallest_bound_;
-  const std::set<std::string> elsewhere_;
 };
 
 }  // namespace attend

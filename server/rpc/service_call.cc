@@ -6,21 +6,9 @@
 
 #include "server/rpc/call_caller.h"
 #include "server/rpc/call_log.h"
-#include "server/rpc/grpc_wire.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
-
-ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod& method,
-                                    const std::string& name, Call& call, const Bytes& request,
-                                    Bytes& response, Reactor& reactor) {
-  Wire wire;
-  if (TryAllocating([&] { wire = WireOf(call, request, response, reactor); })) {
-    return Begin(context, method, name, std::move(wire));
-  }
-  reactor.Finish(ToGrpc(OutOfMemory()));
-  return nullptr;
-}
 
 ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod& method,
                                     const std::string& name, Wire wire) {
@@ -57,12 +45,6 @@ void ServiceCall::End(const Status& status, const Refusal& refusal) {
   Note(status);
   if (!status.ok()) AddRefusal(context_, status.code(), refusal, *wire_.call);
   wire_.finish(ToGrpc(status));
-}
-
-ServiceCall::Wire WireOf(grpc::CallbackServerContext& call, const grpc::ByteBuffer& request,
-                         grpc::ByteBuffer& response, grpc::ServerUnaryReactor& reactor) {
-  return {std::make_shared<GrpcWire>(call), &request, &response,
-          [&reactor](const grpc::Status& status) { reactor.Finish(status); }};
 }
 
 }  // namespace attend

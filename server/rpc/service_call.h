@@ -39,8 +39,6 @@ struct ServiceMethod {
 
 class ServiceCall {
  public:
-  using Reactor = grpc::ServerUnaryReactor;
-  using Call = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
   using Ref = std::shared_ptr<ServiceCall>;
 
@@ -56,20 +54,9 @@ class ServiceCall {
   // outlive the call, and so must `name`, which is as gRPC's paths have it.
   static Ref Begin(ServiceContext& context, const ServiceMethod& method, const std::string& name,
                    Wire wire);
-  // The same of gRPC's library, whose default reactor of the call is `reactor`.
-  static Ref Begin(ServiceContext& context, const ServiceMethod& method, const std::string& name,
-                   Call& call, const Bytes& request, Bytes& response, Reactor& reactor);
 
   // A whole call: `answer(caller, request, response, refusal)`, or `answer(request, response)`,
   // fills the response, or says why not.
-  template <class In, class Out, class Answer>
-  static Reactor* Run(ServiceContext& context, const ServiceMethod& method, Call* call,
-                      const Bytes* request, Bytes* response, const Answer& answer) {
-    Reactor* const reactor = call->DefaultReactor();
-    Go<In, Out>(Begin(context, method, MethodOf<In>(), *call, *request, *response, *reactor),
-                answer);
-    return reactor;
-  }
   template <class In, class Out, class Answer>
   static void Run(ServiceContext& context, const ServiceMethod& method, Wire wire,
                   const Answer& answer) {
@@ -133,9 +120,5 @@ class ServiceCall {
   const Wire wire_;
   LimitHold place_;
 };
-
-// The wire of a call of gRPC's library. May throw std::bad_alloc.
-ServiceCall::Wire WireOf(grpc::CallbackServerContext& call, const grpc::ByteBuffer& request,
-                         grpc::ByteBuffer& response, grpc::ServerUnaryReactor& reactor);
 
 }  // namespace attend

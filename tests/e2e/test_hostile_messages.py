@@ -59,8 +59,8 @@ def wait_for_stalls(server, connect, number):
 
 def test_connections_whose_message_stalls_end(start):
     server, connect = start("0.4", "--oip")
-    large = [wire.ATTEND, SERVICE + "AttendStream"]
-    large += [] if harness.OWN_TRANSPORT else [SERVICE + "AttendChunked", INFER_STREAM]
+    large = [wire.ATTEND, SERVICE + "AttendStream", INFER_STREAM]
+    large += [] if harness.OWN_TRANSPORT else [SERVICE + "AttendChunked"]
     small = [SERVICE + "GetServerInfo", HEALTH + "Check", HEALTH + "Watch",
              "/attend.v1.SessionService/GetSession",
              "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
@@ -138,10 +138,11 @@ def test_a_message_is_refused_by_what_it_says_of_its_length(start):
     call, gRPC's library can end its connection alone."""
     server, connect = start("60", "--oip")
     served = [(SERVICE + "AttendStream", 33 * MIB), (wire.ATTEND, 33 * MIB),
+              (INFER_STREAM, 33 * MIB),
               (SERVICE + "GetServerInfo", 129 * KIB), (HEALTH + "Check", 5 * KIB),
               (HEALTH + "Watch", 5 * KIB), ("/attend.v1.SessionService/GetSession", 129 * KIB),
               ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", 2 * MIB)]
-    elsewhere = [(INFER_STREAM, 33 * MIB), (SERVICE + "AttendChunked", 9 * MIB)]
+    elsewhere = [(SERVICE + "AttendChunked", 9 * MIB)]
     if harness.OWN_TRANSPORT:
         with hostile.Http2(server.address) as client:
             for path, length in served:

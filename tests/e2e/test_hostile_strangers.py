@@ -56,8 +56,6 @@ def send_large(server, connect, of):
             return strangers.ask(channel, path, of(name), bytes(number)).code
 
     for path, name in SMALL:
-        if harness.OWN_TRANSPORT and path.startswith("/inference"):
-            continue  # it does not serve that
         before = server.metric("attend_connections_refused_total", reason="frames")
         with hostile.grows_at_most(server, 16 << 20):
             assert [ask(path, name, 32 << 20) for _ in range(2)] == [TOO_LARGE] * 2, path
