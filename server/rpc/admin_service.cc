@@ -20,8 +20,10 @@ constexpr size_t kAskedBytesMax = 200;  // of a request's fields, in the log
 constexpr int64_t kListed = 256;        // sessions in one answer
 constexpr int64_t kFreed = 1024;        // ids in one request
 
-constexpr ServiceMethod kMethod{
-    .event = "admin call failed", .scope = Scope::kAdmin, .charge = ServiceMethod::Charge::kNone};
+constexpr ServiceMethod kMethod{.event = "admin call failed",
+                                .scope = Scope::kAdmin,
+                                .charge = ServiceMethod::Charge::kNone,
+                                .audit = "admin call"};
 
 // For the log. Sessions' ids are their tenants' affair.
 template <class In>
@@ -50,36 +52,13 @@ Status AdminServiceImpl::MayComeThisWay(const WireCall& call) const {
 
 template <class In, class Out, class Answer>
 void AdminServiceImpl::Add(const Answer& answer, CallTable& table) {
-  table.small[MethodOf<In>()] = [this, answer](ServiceCall::Wire wire) {
-    const ServiceCall::Ref begun =
-        ServiceCall::Begin(context_, kMethod, MethodOf<In>(), std::move(wire));
-    if (begun == nullptr) return;
-    const Status posted = begun->Post([this, begun, answer] {
-      std::string asked;
-      Status status = OrOutOfMemory([&] { return MayComeThisWay(begun->call()); });
-      if (status.ok()) {
-        status = begun->Try<In, Out>([&](const In& in, Out& out) {
-          asked = Asked(in);
-          return answer(in, out);
-        });
-      }
-      End(*begun, status, asked);
-    });
-    if (!posted.ok()) End(*begun, posted, "");
-  };
-}
-
-void AdminServiceImpl::End(ServiceCall& call, const Status& status, const std::string& asked) {
-  const OnNoMemory wait(OnNoMemory::kWait);
-  const CallFacts& facts = call.facts();
-  const std::string peer = call.call().Peer();
-  const std::string caller = facts.caller.name == nullptr ? "" : *facts.caller.name;
-  context_.logger.LogAlways("admin call", {{"method", facts.method},
-                                           {"code", CodeName(status.code())},
-                                           {"caller", caller},
-                                           {"peer", peer},
-                                           {"asked", asked}});
-  call.End(status);
+  AddSmall<In, Out>(
+      context_, kMethod,
+      [answer](ServiceCall& call, const In& in, Out& out) -> Status {
+        call.set_asked(Asked(in));
+        return answer(in, out);
+      },
+      table, [this](const WireCall& call) { return MayComeThisWay(call); });
 }
 
 Result<int> AdminServiceImpl::TenantNamed(const std::string& name) const {

@@ -42,8 +42,6 @@ class AdminServiceImpl final {
   // whom.
   template <class In, class Out, class Answer>
   void Add(const Answer& answer, CallTable& table);
-  // `asked`: for the log, what the request says.
-  void End(ServiceCall& call, const Status& status, const std::string& asked);
   Status SetLevel(const v1::SetLogLevelRequest& in, v1::SetLogLevelResponse& out);
   Status List(const v1::ListTenantSessionsRequest& in, v1::ListTenantSessionsResponse& out);
   Status Free(const v1::FreeSessionsRequest& in, v1::FreeSessionsResponse& out);

@@ -32,13 +32,13 @@ struct CallTable {
   std::map<std::string, Stream> streams;
 };
 
-// Adds the method that takes an In. `answer` as ServiceCall::Run has it; `context` and `method`
-// must outlive every call.
-template <class In, class Out, class Answer>
-void AddSmall(ServiceContext& context, const ServiceMethod& method, Answer answer,
-              CallTable& table) {
-  table.small[MethodOf<In>()] = [&context, &method, answer](ServiceCall::Wire wire) {
-    ServiceCall::Run<In, Out>(context, method, std::move(wire), answer);
+// Adds the method that takes an In. `answer` and `may` as ServiceCall::Run has them; `context` and
+// `method` must outlive every call.
+template <class In, class Out, class Answer, class May = ServiceCall::Anyone>
+void AddSmall(ServiceContext& context, const ServiceMethod& method, Answer answer, CallTable& table,
+              May may = May()) {
+  table.small[MethodOf<In>()] = [&context, &method, answer, may](ServiceCall::Wire wire) {
+    ServiceCall::Run<In, Out>(context, method, std::move(wire), answer, may);
   };
 }
 

@@ -118,7 +118,13 @@ class Stream final : public StreamHandler, public OpenCall {
         wire_(wire),
         hold_(std::move(hold)) {}
 
-  void Begin() { Read(); }
+  void Begin() {
+    {
+      const MutexLock lock(mutex_);
+      begun_ = true;
+    }
+    Read();
+  }
   // OpenCall
   void EndWhenIdle() override { Stop(Draining()); }
   void Recheck() override {
@@ -176,15 +182,19 @@ class Stream final : public StreamHandler, public OpenCall {
   // Ends with the first status that this is called with, once no answer is under way.
   void Stop(const Status& status) {
     Status end;
+    bool served;
     {
       const MutexLock lock(mutex_);
       if (!stopped_) stopped_ = status;
       if (answering_ || finished_) return;
       finished_ = true;
       end = *stopped_;
+      // A drain refuses streams that begin after it; the others have had all their answers.
+      served = begun_ && RejectionOf(end) == Rejection::kDraining;
     }
-    LogEnd(context_, end, {"reflection refused", request_bytes_, response_bytes_}, wire_.call(),
-           facts_);
+    LogEnd(context_, served ? Because(Rejection::kCounted, end) : end,
+           {served ? "reflection ended" : "reflection refused", request_bytes_, response_bytes_},
+           wire_.call(), facts_);
     hold_.Release();  // before the client hears of it and opens another
     wire_.End(ToGrpc(end));
   }
@@ -228,6 +238,7 @@ class Stream final : public StreamHandler, public OpenCall {
   Mutex mutex_;
   bool answering_ ATTEND_GUARDED_BY(mutex_) = false;  // a message was read and is not yet answered
   std::optional<Status> stopped_ ATTEND_GUARDED_BY(mutex_);
+  bool begun_ ATTEND_GUARDED_BY(mutex_) = false;
   bool finished_ ATTEND_GUARDED_BY(mutex_) = false;
 };
 

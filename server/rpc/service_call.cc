@@ -38,6 +38,14 @@ void ServiceCall::Note(const Status& status) {
   }
   place_.End(end.request_bytes, true, true);
   LogEnd(context_, status, end, *wire_.call, facts_);
+  if (method_.audit == nullptr) return;
+  const std::string peer = wire_.call->Peer();
+  const std::string caller = facts_.caller.name == nullptr ? "" : *facts_.caller.name;
+  context_.logger.LogAlways(method_.audit, {{"method", facts_.method},
+                                            {"code", CodeName(status.code())},
+                                            {"caller", caller},
+                                            {"peer", peer},
+                                            {"asked", asked_}});
 }
 
 void ServiceCall::End(const Status& status, const Refusal& refusal) {

@@ -34,6 +34,8 @@ struct ServiceMethod {
   const char* event;  // the log line's, if a call fails
   Scope scope = Scope::kInfo;
   Charge charge = Charge::kPlace;
+  // The log has each call, under this name, with its caller and what it asked for; null: failures.
+  const char* audit = nullptr;
   int64_t request_bytes_max = int64_t{64} << 10;
 };
 
@@ -55,16 +57,28 @@ class ServiceCall {
   static Ref Begin(ServiceContext& context, const ServiceMethod& method, const std::string& name,
                    Wire wire);
 
-  // A whole call: `answer(caller, request, response, refusal)`, or `answer(request, response)`,
-  // fills the response, or says why not.
-  template <class In, class Out, class Answer>
+  // Lets in any call that its caller's scope lets in.
+  struct Anyone {
+    Status operator()(const WireCall&) const { return Status(); }
+  };
+
+  // A whole call. `may(wire_call)` is asked before the message is parsed, and may refuse it.
+  // `answer(caller, request, response, refusal)`, `answer(request, response)` or `answer(call,
+  // request, response)` fills the response, or says why not.
+  template <class In, class Out, class Answer, class May = Anyone>
   static void Run(ServiceContext& context, const ServiceMethod& method, Wire wire,
-                  const Answer& answer) {
-    Go<In, Out>(Begin(context, method, MethodOf<In>(), std::move(wire)), answer);
+                  const Answer& answer, const May& may = May()) {
+    const Ref begun = Begin(context, method, MethodOf<In>(), std::move(wire));
+    if (begun == nullptr) return;
+    const Status posted =
+        begun->Post([begun, answer, may] { begun->template Respond<In, Out>(answer, may); });
+    if (!posted.ok()) begun->End(posted);
   }
 
   const CallFacts& facts() const { return facts_; }
   const WireCall& call() const { return *wire_.call; }
+  // For the audit, what the caller asked for.
+  void set_asked(std::string asked) { asked_ = std::move(asked); }
 
   // Parses the request and has `answer(request, response)` fill the response, or say why not.
   template <class In, class Out, class Answer>
@@ -93,25 +107,22 @@ class ServiceCall {
       : context_(context), method_(method), facts_(std::move(facts)), wire_(std::move(wire)) {}
 
  private:
-  template <class In, class Out, class Answer>
-  static void Go(const Ref& begun, const Answer& answer) {
-    if (begun == nullptr) return;
-    const Status posted =
-        begun->Post([begun, answer] { begun->template Respond<In, Out>(answer); });
-    if (!posted.ok()) begun->End(posted);
-  }
-  template <class In, class Out, class Answer>
-  void Respond(const Answer& answer) {
+  template <class In, class Out, class Answer, class May>
+  void Respond(const Answer& answer, const May& may) {
     if (call().Cancelled()) return End(Status(Code::kCancelled, "the call was cancelled"));
     Refusal refusal;
     const auto ask = [&](const In& in, Out& out) -> Status {
       if constexpr (std::is_invocable_v<const Answer&, const In&, Out&>) {
         return answer(in, out);
+      } else if constexpr (std::is_invocable_v<const Answer&, ServiceCall&, const In&, Out&>) {
+        return answer(*this, in, out);
       } else {
         return answer(facts_.caller, in, out, refusal);
       }
     };
-    End(Try<In, Out>(ask), refusal);
+    Status status = OrOutOfMemory([&] { return may(call()); });
+    if (status.ok()) status = Try<In, Out>(ask);
+    End(status, refusal);
   }
 
   ServiceContext& context_;
@@ -119,6 +130,7 @@ class ServiceCall {
   const CallFacts facts_;
   const Wire wire_;
   LimitHold place_;
+  std::string asked_;
 };
 
 }  // namespace attend

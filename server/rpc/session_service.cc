@@ -50,10 +50,11 @@ template <class In, class Out, class Answer>
 void SessionServiceImpl::Add(const ServiceMethod& method, const Answer& answer, CallTable& table) {
   AddSmall<In, Out>(
       context_, method,
-      [this, answer](const Caller& caller, const In& in, Out& out, Refusal& refusal) {
-        return sessions_ == nullptr ? SessionsAreOff() : answer(caller.tenant, in, out, refusal);
+      [answer](const Caller& caller, const In& in, Out& out, Refusal& refusal) {
+        return answer(caller.tenant, in, out, refusal);
       },
-      table);
+      table,
+      [this](const WireCall&) { return sessions_ == nullptr ? SessionsAreOff() : Status(); });
 }
 
 Status SessionServiceImpl::Fill(const Result<SessionInfo>& info, v1::Session& response) const {

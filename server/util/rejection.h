@@ -15,7 +15,7 @@ namespace attend {
 
 enum class Rejection : uint8_t {
   kNone = 0,
-  kCounted,        // when its caller was refused
+  kCounted,        // when its caller was refused; or there is nothing to count
   kInvalid,        // bad input
   kUnimplemented,  // valid, no kernel for it
   kMemory,         // no host memory within the budget

@@ -14,6 +14,7 @@ import pytest
 
 import harness
 import namespaces
+import strangers
 import wire
 
 
@@ -150,6 +151,27 @@ def test_an_operator_from_another_host_needs_a_certificate(start_server, ca, tmp
         pytest.skip(missing)
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         thread.submit(on_two_hosts).result()
+
+
+def test_a_drain_refuses_no_idle_reflection_stream(start_server, tmp_path):
+    path = f"unix:{tmp_path}/admin.sock"
+    server = start_server("--listen", path)
+    release = []
+
+    def requests():
+        yield strangers.LIST_SERVICES
+        harness.wait_for("the test's end", lambda: release, 120)
+
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.stream_stream(strangers.REFLECTION)(requests(), timeout=wire.SECONDS)
+        assert next(call)
+        admin(path, "drain")
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
+        release.append(True)
+        after = channel.stream_stream(strangers.REFLECTION)(iter([]), timeout=wire.SECONDS)
+        assert after.code() is grpc.StatusCode.UNAVAILABLE
+    assert server.metric("attend_rejected_requests_total", reason="draining") == 1
+    assert server.log().count("reflection refused") == 1
 
 
 def test_the_commands_of_the_operators_page_run(start_server, tmp_path):

@@ -7,7 +7,6 @@
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <spdlog/sinks/null_sink.h>
 
 #include <filesystem>
 #include <fstream>
@@ -19,11 +18,9 @@
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "server/auth/authenticator.h"
-#include "server/rpc/chunked_transfer.h"
 #include "server/rpc/stream_call.h"
-#include "server/util/random_token.h"
 #include "server/wire/request_codec.h"
-#include "tests/server/support/engine_fixture.h"
+#include "tests/server/support/context_fixture.h"
 #include "tests/server/support/temporary_directory.h"
 
 namespace attend {
@@ -59,7 +56,7 @@ class Streams final : public v1::AttentionService::WithRawCallbackMethod_AttendS
   const std::function<void()> between_;
 };
 
-class OpenStreamTest : public EngineTest {
+class OpenStreamTest : public test::ContextTest {
  protected:
   OpenStreamTest() {
     SetScopes("compute,info");
@@ -70,10 +67,6 @@ class OpenStreamTest : public EngineTest {
     context_.authenticator = authenticator_.get();
   }
 
-  Engine& Started() {
-    Start();
-    return *engine_;
-  }
   // Of the only caller; empty: there is another instead.
   void SetScopes(const std::string& scopes) {
     const TokenDigest digest = DigestOf(scopes.empty() ? kToken + "B" : kToken);
@@ -113,17 +106,6 @@ class OpenStreamTest : public EngineTest {
   test::TemporaryDirectory directory_;
   const std::string file_ = directory_.path() / "tokens";
   std::unique_ptr<Authenticator> authenticator_;
-  Logger logger_{Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>()};
-  TenantLimits limits_{{TenantBounds()}, clock_};
-  WorkerThreads workers_{"test", 1};
-  CallQueue queue_{workers_, {1}, clock_};
-  ChunkedRegistry chunked_{ChunkedOptions(), clock_, RandomToken};
-  AnswerWatch answers_{Duration::zero(), clock_, [](const std::string&) {}};
-  RequestReader reader_{Started(), workers_, clock_,  RequestReader::Limits{.tenant_weights = {1}},
-                        limits_,   nullptr,  nullptr, nullptr};
-  ServiceContext context_{*engine_, reader_, metrics_, workers_, queue_, chunked_, answers_,
-                          clock_,   logger_, limits_,  64,       {},     nullptr,  {},
-                          nullptr,  nullptr, nullptr,  nullptr,  {}};
 };
 
 TEST_F(OpenStreamTest, StaysIfNothingChanges) {

@@ -261,6 +261,14 @@ TEST(Sessions, ADrainingServerSaysThatTheyEnd) {
   }
 }
 
+TEST(Sessions, CallsAreRefusedUnreadWhereTheyAreOff) {
+  TestServer server;
+  PlainSessions calls(server);
+  v1::Session session;
+  const std::string too_long(size_t{100} << 10, 'x');
+  EXPECT_EQ(calls.Get(too_long, session).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
 TEST(Sessions, TheServersInfoHasTheirLimits) {
   for (const bool on : {true, false}) {
     TestServer server(on ? WithSessions : [](Config&) {});

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The end of calls with one small message each way.
+
+#include "server/rpc/service_call.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/server/support/context_fixture.h"
+
+namespace attend {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class NoWire final : public WireCall {
+ public:
+  std::string Peer() const override { return "unix:7"; }
+  std::string Security() const override { return {}; }
+  bool HasCertificate() const override { return false; }
+  std::vector<Credentials::Name> CertificateNames() const override { return {}; }
+  int Find(std::string_view, std::string_view&) const override { return 0; }
+  TimePoint Deadline(const Clock&) const override { return kNever; }
+  bool Cancelled() const override { return false; }
+  void AddInitialMetadata(const std::string&, const std::string&) const override {}
+  void AddTrailingMetadata(const std::string&, const std::string&) const override {}
+  void Cancel() const override {}
+};
+
+class ServiceCallTest : public test::ContextTest {
+ protected:
+  // Ends a call of the method so, as if there had been no memory for more.
+  void End(const ServiceMethod& method, const Status& status) {
+    CallFacts facts;
+    facts.method = "/a.B/C";
+    facts.caller.name = std::make_shared<const std::string>("boss");
+    ServiceCall::Wire wire{std::make_shared<NoWire>(), &request_, &response_,
+                           [this](const grpc::Status& told) { told_ = told; }};
+    ServiceCall(context_, method, facts, std::move(wire)).End(status);
+  }
+
+  grpc::ByteBuffer request_, response_;
+  grpc::Status told_;
+};
+
+TEST_F(ServiceCallTest, AnAuditHasCallsForWhichThereWasNoMemory) {
+  End({.event = "call failed", .audit = "admin call"}, OutOfMemory());
+  EXPECT_EQ(told_.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(log_.str(),
+              AllOf(HasSubstr("admin call"), HasSubstr("/a.B/C"), HasSubstr("RESOURCE_EXHAUSTED"),
+                    HasSubstr("boss"), HasSubstr("unix:7")));
+}
+
+TEST_F(ServiceCallTest, OthersAreInTheLogIfTheyFail) {
+  const ServiceMethod method{.event = "call failed"};
+  End(method, Status());
+  EXPECT_THAT(log_.str(), IsEmpty());
+  End(method, OutOfMemory());
+  EXPECT_THAT(log_.str(), AllOf(HasSubstr("call failed"), Not(HasSubstr("admin call"))));
+}
+
+}  // namespace
+}  // namespace attend
