@@ -211,8 +211,7 @@ void CallStream::End(const CallEnd& end) {
   reading_ = false;
   incoming_ = {};
   Forget();
-  if (!late_ || end.status.code() != Code::kCancelled) return SendEnd(end);
-  SendEnd({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
+  SendEnd(end);
 }
 
 void CallStream::Fail(const Status& status) {
@@ -308,7 +307,6 @@ void CallStream::OnLeft(bool arrived) {
 }
 
 void CallStream::OnTime() {
-  late_ = true;
   cancelled_.store(true, std::memory_order_seq_cst);
   Apply();
 }

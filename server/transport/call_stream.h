@@ -110,6 +110,9 @@ class CallStream final : public ServerCall,
   void Do(Asked& asked);
   void Send(const OutMessage& message);
   void End(const CallEnd& end);
+  void Forget();  // what was kept
+  // Tells the owner how much is kept now.
+  void TellKept();
   // The call goes on no more, for a fault of its client's: says so, in the handler's place.
   void Fail(const Status& status);
   void SendEnd(const CallEnd& end);
@@ -117,9 +120,6 @@ class CallStream final : public ServerCall,
   // none.
   void Lose();
   void Keep(std::string_view bytes);
-  void Forget();  // what was kept
-  // Tells the owner how much is kept now.
-  void TellKept();
   CallMetadata Headers() const;
 
   Loop& loop_;
@@ -150,7 +150,6 @@ class CallStream final : public ServerCall,
   bool responded_ = false;    // headers of the answer are under way
   bool answered_ = false;     // the end of the answer is
   bool ended_ = false;        // the handler has called Finish
-  bool late_ = false;         // its deadline has cancelled it
   bool told_cancelled_ = false;
   bool leaving_ = false;  // the stream is closed, OnLeft follows
   bool done_ = false;     // it has heard OnDone
