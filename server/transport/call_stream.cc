@@ -228,6 +228,14 @@ void CallStream::Fail(const Status& status) {
 void CallStream::SendEnd(const CallEnd& end) {
   if (owner_ == nullptr || std::exchange(answered_, true)) return;
   loop_.Clear(*this);
+  // Its handler knows only that the answer is not wanted. The client may hear of this first.
+  if (expired_ && end.status.code() == Code::kCancelled) {
+    return Tell({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
+  }
+  Tell(end);
+}
+
+void CallStream::Tell(const CallEnd& end) {
   // In one block of headers, clients would take initial metadata for trailing metadata.
   if (!first_.entries().empty() && !std::exchange(responded_, true)) {
     owner_->session().Respond(id_, *this, Headers());
@@ -307,6 +315,7 @@ void CallStream::OnLeft(bool arrived) {
 }
 
 void CallStream::OnTime() {
+  expired_ = true;
   cancelled_.store(true, std::memory_order_seq_cst);
   Apply();
 }

@@ -116,6 +116,7 @@ class CallStream final : public ServerCall,
   // The call goes on no more, for a fault of its client's: says so, in the handler's place.
   void Fail(const Status& status);
   void SendEnd(const CallEnd& end);
+  void Tell(const CallEnd& end);
   // There is no memory for what the client should hear: its call is reset, as half an answer is
   // none.
   void Lose();
@@ -150,6 +151,7 @@ class CallStream final : public ServerCall,
   bool responded_ = false;    // headers of the answer are under way
   bool answered_ = false;     // the end of the answer is
   bool ended_ = false;        // the handler has called Finish
+  bool expired_ = false;      // its deadline has passed
   bool told_cancelled_ = false;
   bool leaving_ = false;  // the stream is closed, OnLeft follows
   bool done_ = false;     // it has heard OnDone
