@@ -93,13 +93,13 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
   assert(request == nullptr && "taken if and only if OK");
   const OnNoMemory wait(OnNoMemory::kWait);  // the request is accepted
-  if (pushed.planner == std::this_thread::get_id() && !pushed.large &&
-      scheduler_.queue().size() < thresholds::kPlannedTogetherMost) {
+  const bool plans = pushed.planner == std::this_thread::get_id();
+  if (plans && !pushed.large && scheduler_.queue().size() < thresholds::kPlannedTogetherMost &&
+      !scheduler_.queue().full()) {
     unplanned_.fetch_add(1, std::memory_order_relaxed);
     return Status();
   }
-  if ((first || unplanned_.load() > 0) && pushed.may_end_in_submit && !pushed.large &&
-      MayPlanOnCallerLocked()) {
+  if ((first || plans) && pushed.may_end_in_submit && !pushed.large && MayPlanOnCallerLocked()) {
     Scheduler::Step step;
     const std::shared_ptr<CallersRun> run = PlanOnCallerLocked(&step);
     lock.Unlock();

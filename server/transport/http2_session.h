@@ -48,7 +48,10 @@ class Http2Stream {
  protected:
   ~Http2Stream() = default;
 
-  OutputQueue output;  // what follows the headers; Http2Session::Resume after something came
+  static constexpr size_t kBlockBytes = 256;  // enough for what announces a message
+
+  OutputQueue output{
+      kBlockBytes};  // what follows the headers; Http2Session::Resume after something came
 
  private:
   friend class Http2Session;

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -45,17 +44,20 @@ class OutputQueue {
   // From here on a piece costs less where it lies than copied.
   static constexpr size_t kCopyBytesMax = 1024;
 
+  // What is copied comes in blocks of so many bytes, or more.
+  explicit OutputQueue(size_t block_bytes = size_t{4} << 10) : block_bytes_(block_bytes) {}
+
   void Copy(std::string_view bytes) {
     if (bytes.empty()) return;
-    if (pieces_.empty() || pieces_.back().block == nullptr ||
-        pieces_.back().block->size() + bytes.size() > kBlockBytes) {
+    if (pieces_.empty() || !pieces_.back().copied ||
+        pieces_.back().block.size() + bytes.size() > pieces_.back().block.capacity()) {
       Piece piece;
-      piece.block = std::make_unique<std::string>();
-      piece.block->reserve(std::max(kBlockBytes, bytes.size()));
+      piece.copied = true;
+      // On the heap, so that what earlier views see stays where it is when pieces move.
+      piece.block.reserve(std::max({block_bytes_, bytes.size(), size_t{64}}));
       pieces_.push_back(std::move(piece));
     }
-    // It has its memory, so what earlier views see stays where it is.
-    pieces_.back().block->append(bytes);
+    pieces_.back().block.append(bytes);
     Count(bytes.size());
   }
   void Refer(std::string_view bytes, const std::shared_ptr<const void>& owner) {
@@ -69,10 +71,17 @@ class OutputQueue {
   // Moves the first `bytes`, of which there must be so many, to the end of `to`.
   void MoveTo(OutputQueue& to, size_t bytes) {
     while (bytes > 0) {
-      const Piece& first = pieces_.front();
+      const Piece& first = pieces_[first_];
       const std::string_view piece = first.view().substr(0, bytes);
-      to.Refer(first.block == nullptr ? piece : std::string_view(), first.owner);
-      if (first.block != nullptr) to.Copy(piece);
+      if (piece.empty()) {  // a block that was kept
+        PopFirst();
+        continue;
+      }
+      if (first.copied) {
+        to.Copy(piece);
+      } else {
+        to.Refer(piece, first.owner);
+      }
       bytes -= piece.size();
       Consume(piece.size());
     }
@@ -80,25 +89,25 @@ class OutputQueue {
   // The first pieces, as many as `vectors` takes. Returns how many that are.
   size_t Fill(std::span<iovec> vectors) const {
     size_t count = 0;
-    for (const Piece& piece : pieces_) {
-      if (count == vectors.size()) break;
-      const std::string_view view = piece.view();
-      vectors[count++] = {const_cast<char*>(view.data()), view.size()};
+    for (size_t i = first_; i < pieces_.size() && count < vectors.size(); ++i) {
+      const std::string_view view = pieces_[i].view();
+      if (!view.empty()) vectors[count++] = {const_cast<char*>(view.data()), view.size()};
     }
     return count;
   }
   void Consume(size_t bytes) {
     size_ -= bytes;
     while (bytes > 0) {
-      Piece& first = pieces_.front();
+      Piece& first = pieces_[first_];
       const size_t taken = std::min(bytes, first.view().size());
       first.offset += taken;
       bytes -= taken;
-      if (first.view().empty()) pieces_.pop_front();
+      if (first.view().empty()) PopFirst();
     }
   }
   void Clear() {
     pieces_.clear();
+    first_ = 0;
     size_ = 0;
   }
 
@@ -109,25 +118,47 @@ class OutputQueue {
   bool empty() const { return size_ == 0; }
 
  private:
-  static constexpr size_t kBlockBytes = size_t{4} << 10;
-
   struct Piece {
-    std::unique_ptr<std::string> block;  // null: the bytes lie elsewhere
+    bool copied = false;  // into `block`; else the bytes lie elsewhere
+    std::string block;
     std::string_view bytes;
     std::shared_ptr<const void> owner;
     size_t offset = 0;
 
     std::string_view view() const {
-      return (block != nullptr ? std::string_view(*block) : bytes).substr(offset);
+      return (copied ? std::string_view(block) : bytes).substr(offset);
     }
   };
 
+  void PopFirst() {
+    Piece& popped = pieces_[first_];
+    const bool usual = popped.copied && popped.block.capacity() <= 2 * block_bytes_;
+    if (usual && first_ + 1 == pieces_.size()) {
+      // The last block serves again.
+      std::string block = std::move(popped.block);
+      block.clear();
+      pieces_.clear();
+      first_ = 0;
+      Piece piece;
+      piece.copied = true;
+      piece.block = std::move(block);
+      pieces_.push_back(std::move(piece));  // there is room for it
+      return;
+    }
+    popped = Piece();
+    ++first_;
+    if (2 * first_ < pieces_.size()) return;
+    pieces_.erase(pieces_.begin(), pieces_.begin() + static_cast<std::ptrdiff_t>(first_));
+    first_ = 0;
+  }
   void Count(size_t bytes) {
     size_ += bytes;
     added_ += bytes;
   }
 
-  std::deque<Piece> pieces_;
+  const size_t block_bytes_;
+  std::vector<Piece> pieces_;
+  size_t first_ = 0;  // of them that is not gone
   size_t size_ = 0;
   uint64_t added_ = 0;
 };

@@ -63,6 +63,8 @@ TEST_F(CallersRunTest, OnAnIdleDeviceItEndsBeforeSubmitReturns) {
 }
 
 TEST_F(CallersRunTest, RequestsThatComeAtOnceAreOneBatch) {
+  options_.worker.queue_requests_max = 100;
+  options_.worker.batcher.batch_requests_max = 16;
   Start();
   std::vector<uint64_t> ids;
   for (int i = 0; i < 5; ++i) {
@@ -90,10 +92,11 @@ TEST_F(CallersRunTest, AnotherThreadsRequestIsPlannedAtOnce) {
 }
 
 TEST_F(CallersRunTest, ManyThatComeAtOnceDoNotFillTheQueue) {
-  options_.worker.queue_requests_max = 2 * thresholds::kPlannedTogetherMost;
+  options_.worker.queue_requests_max = 4;
+  options_.worker.batcher.batch_requests_max = 16;
   Start();
   std::vector<uint64_t> ids;
-  for (int64_t i = 0; i < 5 * thresholds::kPlannedTogetherMost; ++i) {
+  for (int64_t i = 0; i < 30; ++i) {
     auto request = NewSmall();
     request->planner = std::this_thread::get_id();
     ids.push_back(MustSubmit(std::move(request)));

@@ -62,6 +62,26 @@ TEST(OutputQueue, MovesParts) {
   EXPECT_EQ(Drain(to, 100), std::string(3000, 'm'));
 }
 
+TEST(OutputQueue, ServesAgainOnceItIsEmpty) {
+  OutputQueue queue, to;
+  for (int i = 0; i < 5; ++i) {
+    const OutMessage message = OutMessage::Of(std::string(3000, 'm'));
+    if (i % 2 == 0) queue.Copy("head");
+    queue.Refer(message.pieces[0].bytes, message.pieces[0].owner);
+    if (i % 3 == 0) queue.Copy("tail");
+    const size_t size = queue.size();
+    std::string sent = i % 2 == 0 ? "head" : "";
+    sent += std::string(3000, 'm') + (i % 3 == 0 ? "tail" : "");
+    ASSERT_EQ(size, sent.size());
+    queue.MoveTo(to, size);
+    EXPECT_TRUE(queue.empty());
+    std::array<iovec, 1> none;
+    EXPECT_EQ(queue.Fill(none), 0u);
+    EXPECT_EQ(Drain(to, 1000), sent);
+    EXPECT_EQ(to.gone(), to.added());
+  }
+}
+
 TEST(OutputQueue, KeepsLargePiecesWhereTheyLieUntilTheyHaveLeft) {
   OutputQueue queue;
   std::weak_ptr<const void> owner;
