@@ -15,12 +15,12 @@
 namespace attend {
 namespace {
 
-namespace proto = grpc::health::v1;
-using proto::HealthCheckResponse;
+namespace health = grpc::health::v1;
+using health::HealthCheckResponse;
 using ServingStatus = HealthCheckResponse::ServingStatus;
 
 // No service has so long a name.
-constexpr size_t kRequestBytesMax = 4096;
+constexpr size_t kHealthBytesMax = 4096;
 
 // The message that says so; made without memory of its own but the slice's.
 grpc::ByteBuffer MessageOf(ServingStatus status) {
@@ -110,13 +110,13 @@ void HealthService::SetServing(bool serving) {
 }
 
 Result<std::string> HealthService::ServiceOf(const grpc::ByteBuffer& request) {
-  if (request.Length() > kRequestBytesMax) {
+  if (request.Length() > kHealthBytesMax) {
     return InvalidArgument("a health check has " + std::to_string(request.Length()) +
-                           " bytes, must have at most " + std::to_string(kRequestBytesMax));
+                           " bytes, must have at most " + std::to_string(kHealthBytesMax));
   }
   grpc::ByteBuffer bytes(request);
-  proto::HealthCheckRequest parsed;
-  if (!grpc::SerializationTraits<proto::HealthCheckRequest>::Deserialize(&bytes, &parsed).ok()) {
+  health::HealthCheckRequest parsed;
+  if (!grpc::SerializationTraits<health::HealthCheckRequest>::Deserialize(&bytes, &parsed).ok()) {
     return InvalidArgument("the message is not a health check");
   }
   return parsed.service();
@@ -150,7 +150,7 @@ Status HealthService::Begin(Watcher& watcher, const grpc::ByteBuffer& request) {
 }
 
 void HealthService::AddTo(CallTable& table) {
-  const std::string service = std::string("/") + proto::Health::service_full_name();
+  const std::string service = std::string("/") + health::Health::service_full_name();
   table.small[service + "/Check"] = [this](const ServiceCall::Wire& wire) {
     wire.finish(ToGrpc(Check(*wire.request, *wire.response)));
   };

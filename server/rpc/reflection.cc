@@ -32,7 +32,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::FileDescriptor;
 
 // Nothing that there is to ask for has a name that comes near it.
-constexpr size_t kRequestBytesMax = size_t{64} << 10;
+constexpr size_t kReflectionBytesMax = size_t{64} << 10;
 
 void NotFound(const std::string& what, proto::ServerReflectionResponse& response) {
   response.mutable_error_response()->set_error_code(grpc::StatusCode::NOT_FOUND);
@@ -203,9 +203,9 @@ class Stream final : public StreamHandler, public OpenCall {
     // It says how to call the server, so no rate refuses it.
     context_.limits.Came(facts_.caller.tenant, static_cast<int64_t>(bytes_.Length()));
     ATTEND_RETURN_IF_ERROR(caller_.Check());
-    if (bytes_.Length() > kRequestBytesMax) {
+    if (bytes_.Length() > kReflectionBytesMax) {
       return InvalidArgument("a reflection request has " + std::to_string(bytes_.Length()) +
-                             " bytes, must have at most " + std::to_string(kRequestBytesMax));
+                             " bytes, must have at most " + std::to_string(kReflectionBytesMax));
     }
     request_bytes_ += static_cast<int64_t>(bytes_.Length());
     proto::ServerReflectionRequest request;
