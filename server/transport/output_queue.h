@@ -44,7 +44,7 @@ class OutputQueue {
   // From here on a piece costs less where it lies than copied.
   static constexpr size_t kCopyBytesMax = 1024;
 
-  // Copies go into blocks of so many bytes, or more.
+  // Copied bytes lie in blocks of so many bytes, or more.
   explicit OutputQueue(size_t block_bytes = size_t{4} << 10) : block_bytes_(block_bytes) {}
 
   void Copy(std::string_view bytes) {
