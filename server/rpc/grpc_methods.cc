@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
@@ -27,8 +28,15 @@ grpc::ServerUnaryReactor* Answer(const CallTable::Small& small, Context& call, c
   grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
   ServiceCall::Wire wire{nullptr, &request, &response,
                          [reactor](const grpc::Status& status) { reactor->Finish(status); }};
-  const bool made = TryAllocating([&] { wire.call = std::make_shared<GrpcWire>(call); });
-  made ? small(std::move(wire)) : reactor->Finish(ToGrpc(OutOfMemory()));
+  try {
+    // From where gRPC's own memory of the call is: health is told though other calls are refused.
+    const OnNoMemory wait(OnNoMemory::kWait);
+    wire.call = std::make_shared<GrpcWire>(call);
+  } catch (const std::bad_alloc&) {
+    reactor->Finish(ToGrpc(OutOfMemory()));
+    return reactor;
+  }
+  small(std::move(wire));
   return reactor;
 }
 

@@ -58,7 +58,7 @@ def test_a_page_is_a_program(start_server, tmp_path, page, shares):
 
 def test_every_page_with_python_is_run_somewhere():
     pages = {path.name for path in (ROOT / FOLDER).glob("*.md") if path.name != "README.md"}
-    elsewhere = {"hugging_face.md", "training.md"}  # in tests/ecosystem
+    elsewhere = {"hugging_face.md", "masks.md", "training.md"}  # in tests/ecosystem
     assert pages == {*CHECKS, *elsewhere}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python of client/python's pages on Hugging Face and training, word for word: the blocks of a
-page one after the other. The benchmark that their numbers are from."""
+"""The Python of client/python's pages on Hugging Face, masks and training, word for word: a page's
+blocks one after the other. The benchmark that their numbers are from."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def blocks(page, language):
 def run_blocks(page, replaced):
     """The page's names after its last block."""
     names, found = {}, blocks(page, "python")
-    assert len(found) >= 3
+    assert len(found) >= 2
     for block in found:
         for old, new in replaced.items():
             block = block.replace(old, new)
@@ -91,6 +91,14 @@ def test_training(server, client, monkeypatch):
     wanted = torch.autograd.grad(o, [names[name] for name in "qkv"], names["d_o"])
     for name, gradient in zip("qkv", wanted):
         assert names[name].grad.isfinite().all() and torch.equal(names["d_" + name], gradient)
+
+
+def test_masks():
+    names = run_blocks("masks.md", {})
+    q, k, v, document = (names[name] for name in ("q", "k", "v", "document"))
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=document[:, None] == document[None, :])
+    torch.testing.assert_close(names["o"], wanted)
 
 
 def attend_in_process(names):
