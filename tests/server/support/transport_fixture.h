@@ -28,7 +28,8 @@ namespace attend {
 // Counts what became of the calls of TestMethods.
 struct CallCounts {
   std::atomic<int64_t> begun{0}, cancelled{0}, done{0}, half_closed{0}, messages{0};
-  std::vector<class TestCall*> together;  // since the last OnTaken; of one loop
+  Mutex mutex;
+  std::vector<class TestCall*> together ATTEND_GUARDED_BY(mutex);  // since the last OnTaken
 };
 
 // A call that echoes messages until its client is done. `/later`: from a thread of its own;
@@ -56,7 +57,10 @@ class TestCall final : public CallHandler {
   void OnMessage(InMessage message) override {
     counts_.messages.fetch_add(1);
     if (call_.path() == "/deaf") return End(Status(Code::kOutOfRange, "enough"));
-    if (call_.path() == "/together") return counts_.together.push_back(this);
+    if (call_.path() == "/together") {
+      const MutexLock lock(counts_.mutex);
+      return counts_.together.push_back(this);
+    }
     if (call_.path() == "/big") {
       call_.Write(OutMessage::Of(std::string(kBigBytes, 'b')));
       return End(Status());
@@ -109,7 +113,11 @@ class TestMethods final : public CallMethods {
   int64_t MessageBytesMax(std::string_view) const override { return 1 << 20; }
   CallHandler* Begin(ServerCall& call) override { return new TestCall(call, counts); }
   void OnTaken() override {
-    const std::vector<TestCall*> all = std::exchange(counts.together, {});
+    std::vector<TestCall*> all;
+    {
+      const MutexLock lock(counts.mutex);
+      all.swap(counts.together);
+    }
     for (TestCall* const call : all) call->AnswerTogether(all.size());
   }
 
