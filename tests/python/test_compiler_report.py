@@ -23,8 +23,10 @@ using Sm90D64Few = Sm90Tile<Sm90Config{
     .head_dim = 64, .value_dim = 64, .warpgroups = 1, .keys = 128, .stages = 2, .query_stages = 2,
     .query_in_registers = true, .blocks = 2}>;
 """
-D64 = "Sm90TileIXtlNS0_10Sm90ConfigELi64ELi0ELi4ELi64ELi8ELi2ELNS0_7OverlapE1ELb0ELi1ELb0ELb0EEE"
-FEW = "Sm90TileIXtlNS0_10Sm90ConfigELi64ELi64ELi1ELi128ELi2ELi2ELNS0_7OverlapE0ELb1ELi2ELb0ELb0EEE"
+D64 = ("Sm90TileIXtlNS0_10Sm90ConfigELi64ELi0ELi4ELi64ELi8ELi2ELNS0_7OverlapE1ELb0ELi1ELb0ELb0ELi0"
+       "EEE")
+FEW = ("Sm90TileIXtlNS0_10Sm90ConfigELi64ELi64ELi1ELi128ELi2ELi2ELNS0_7OverlapE0ELb1ELi2ELb0ELb0"
+       "ELi0EEE")
 
 
 def kernel(tile, registers, stack="0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"):
