@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward pass needs of each query row, what it clears before, and the gradients of
-// sinks, which need nothing else.
+// The terms that the backward pass needs of each query row, and the gradients of sinks, which need
+// nothing else. The memory that the pass adds to is cleared first.
 
 #include <utility>
 #include <vector>

@@ -38,6 +38,16 @@ class CallersRunTest : public EngineTest {
     return request;
   }
   std::unique_ptr<Request> NewSmall() { return NewSmall(note_); }
+  // Requests of one read, which this thread is to plan. Gives their ids.
+  std::vector<uint64_t> SubmitTogether(int count) {
+    std::vector<uint64_t> ids;
+    for (int i = 0; i < count; ++i) {
+      auto request = NewSmall();
+      request->planner = std::this_thread::get_id();
+      ids.push_back(MustSubmit(std::move(request)));
+    }
+    return ids;
+  }
   bool EndedHere(uint64_t id) {
     (void)collector_.WaitFor(id);
     return note_.thread == std::this_thread::get_id();
@@ -66,12 +76,7 @@ TEST_F(CallersRunTest, RequestsThatComeAtOnceAreOneBatch) {
   options_.worker.queue_requests_max = 100;
   options_.worker.batcher.batch_requests_max = 16;
   Start();
-  std::vector<uint64_t> ids;
-  for (int i = 0; i < 5; ++i) {
-    auto request = NewSmall();
-    request->planner = std::this_thread::get_id();
-    ids.push_back(MustSubmit(std::move(request)));
-  }
+  const std::vector<uint64_t> ids = SubmitTogether(5);
   EXPECT_EQ(devices_[0]->submitted_batches(), 0);
   engine_->PlanNow();
   EXPECT_EQ(devices_[0]->submitted_batches(), 1);
@@ -95,12 +100,7 @@ TEST_F(CallersRunTest, ManyThatComeAtOnceDoNotFillTheQueue) {
   options_.worker.queue_requests_max = 4;
   options_.worker.batcher.batch_requests_max = 16;
   Start();
-  std::vector<uint64_t> ids;
-  for (int64_t i = 0; i < 30; ++i) {
-    auto request = NewSmall();
-    request->planner = std::this_thread::get_id();
-    ids.push_back(MustSubmit(std::move(request)));
-  }
+  const std::vector<uint64_t> ids = SubmitTogether(30);
   engine_->PlanNow();
   for (const uint64_t id : ids) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
 }
