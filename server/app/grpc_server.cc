@@ -158,8 +158,8 @@ Status GrpcServer::StartOwn(const Config& config, CallMethods& methods, const Cl
       Http2Transport::Start(options, methods, clock);
   if (!transport.ok()) return transport.status();
   transport_ = std::move(*transport);
-  intake_->ServeBy(*transport_, connection.session.stream_window_bytes);
-  return Status();
+  return intake_->ServeBy(*transport_, connection.session.stream_window_bytes,
+                          connection.handshake_timeout);
 }
 
 int GrpcServer::unanswered_seconds() const {
@@ -215,6 +215,7 @@ GrpcServer::~GrpcServer() {
   heartbeat_.reset();
   listener_.reset();
   RemoveSockets();
+  intake_->StopServing();
   transport_.reset();
   if (grpc_ == nullptr) return;
   grpc_->Shutdown(std::chrono::system_clock::now());

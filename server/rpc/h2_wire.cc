@@ -2,6 +2,7 @@
 
 #include "server/rpc/h2_wire.h"
 
+#include <grpc/grpc_security_constants.h>
 #include <grpcpp/support/slice.h>
 
 #include <memory>
@@ -10,6 +11,21 @@
 #include "server/wire/grpc_status.h"
 
 namespace attend {
+
+std::string H2Wire::Security() const {
+  return call_.peer().encrypted ? GRPC_SSL_TRANSPORT_SECURITY_TYPE : "";
+}
+
+std::vector<Credentials::Name> H2Wire::CertificateNames() const {
+  std::vector<Credentials::Name> names;
+  const auto add = [&](const std::vector<std::string>& texts, CertificateName kind) {
+    for (const std::string& text : texts) names.push_back({kind, text});
+  };
+  add(call_.peer().uris, CertificateName::kUri);
+  add(call_.peer().dns_names, CertificateName::kDns);
+  add(call_.peer().common_names, CertificateName::kCommon);
+  return names;
+}
 
 int H2Wire::Find(std::string_view key, std::string_view& first) const {
   int count = 0;

@@ -21,10 +21,10 @@ class H2Wire final : public WireCall {
   // The call must outlive it.
   explicit H2Wire(ServerCall& call) : call_(call) {}
 
-  std::string Peer() const override { return call_.peer(); }
-  std::string Security() const override { return {}; }
-  bool HasCertificate() const override { return false; }
-  std::vector<Credentials::Name> CertificateNames() const override { return {}; }
+  std::string Peer() const override { return call_.peer().address; }
+  std::string Security() const override;
+  bool HasCertificate() const override { return call_.peer().certified; }
+  std::vector<Credentials::Name> CertificateNames() const override;
   int Find(std::string_view key, std::string_view& first) const override;
   TimePoint Deadline(const Clock&) const override { return call_.deadline(); }
   bool Cancelled() const override { return call_.cancelled(); }

@@ -25,7 +25,7 @@ void AddStatus(const CallEnd& end, CallMetadata& trailers) {
 }  // namespace
 
 CallStream::CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head,
-                       std::shared_ptr<const std::string> peer, TimePoint deadline,
+                       std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline,
                        int64_t message_bytes_max, std::atomic<int64_t>& calls,
                        std::shared_ptr<std::atomic<int64_t>> siblings)
     : loop_(loop),

@@ -55,8 +55,9 @@ class CallStream final : public ServerCall,
   // `calls` counts all calls that there are, `siblings` those of the connection. `loop` and `calls`
   // must outlive the call, `owner` its stream.
   CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head,
-             std::shared_ptr<const std::string> peer, TimePoint deadline, int64_t message_bytes_max,
-             std::atomic<int64_t>& calls, std::shared_ptr<std::atomic<int64_t>> siblings);
+             std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline,
+             int64_t message_bytes_max, std::atomic<int64_t>& calls,
+             std::shared_ptr<std::atomic<int64_t>> siblings);
   CallStream(const CallStream&) = delete;
   CallStream& operator=(const CallStream&) = delete;
 
@@ -67,7 +68,7 @@ class CallStream final : public ServerCall,
 
   const std::string& path() const override { return head_.path; }
   const CallMetadata& metadata() const override { return head_.metadata; }
-  const std::string& peer() const override { return *peer_; }
+  const ConnectionPeer& peer() const override { return *peer_; }
   TimePoint deadline() const override { return deadline_; }
   void Read() override;
   void Write(OutMessage message) override;
@@ -125,7 +126,7 @@ class CallStream final : public ServerCall,
   CallOwner* owner_;  // null once the stream is closed
   const int32_t id_;
   const RequestHead head_;
-  const std::shared_ptr<const std::string> peer_;  // of all calls of its connection
+  const std::shared_ptr<const ConnectionPeer> peer_;  // of all calls of its connection
   const TimePoint deadline_;
   std::atomic<int64_t>& calls_;
   const std::shared_ptr<std::atomic<int64_t>> siblings_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One client's connection: its socket, its session and its calls. All of it belongs to the thread
+// One client's connection: its channel, its session and its calls. All of it belongs to the thread
 // of its loop, from the moment that it is posted there until it deletes itself.
 
 #pragma once
@@ -12,17 +12,17 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <string>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/transport/call_stream.h"
+#include "server/transport/channel.h"
 #include "server/transport/http2_session.h"
 #include "server/transport/loop.h"
 #include "server/transport/server_call.h"
-#include "server/util/unique_fd.h"
 
 namespace attend {
 
@@ -68,8 +68,9 @@ struct LoopShare {
         clock(its_clock),
         options(its_options),
         calls(all_calls),
-        buffer(new char[read_bytes_max]),
-        buffer_bytes(read_bytes_max) {}
+        memory(new char[2 * read_bytes_max]),
+        buffer(memory.get(), read_bytes_max),
+        scratch(memory.get() + read_bytes_max, read_bytes_max) {}
 
   Loop& loop;
   CallMethods& methods;
@@ -79,8 +80,9 @@ struct LoopShare {
   std::vector<class Connection*> connections;
   std::atomic<int64_t> connections_count{0};
   std::atomic<int64_t> padding_bytes{0};  // that came and meant nothing
-  const std::unique_ptr<char[]> buffer;   // of a read
-  const size_t buffer_bytes;
+  const std::unique_ptr<char[]> memory;
+  const std::span<char> buffer;                     // of a read
+  const std::span<char> scratch;                    // of a channel
   std::minstd_rand random{std::random_device()()};  // of ages
 };
 
@@ -92,7 +94,7 @@ class Connection final : public Loop::Task,
                          private CallOwner {
  public:
   // Post it to the share's loop, where it begins. May throw std::bad_alloc. `guard`: null for none.
-  Connection(LoopShare& share, UniqueFd socket, std::string peer,
+  Connection(LoopShare& share, std::unique_ptr<Channel> channel, ConnectionPeer peer,
              std::unique_ptr<ConnectionGuard> guard);
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -132,8 +134,8 @@ class Connection final : public Loop::Task,
   bool Refuse(int32_t id, const RequestHead& head);
 
   LoopShare& share_;
-  UniqueFd socket_;
-  const std::shared_ptr<const std::string> peer_;
+  std::unique_ptr<Channel> channel_;
+  const std::shared_ptr<const ConnectionPeer> peer_;
   const std::unique_ptr<ConnectionGuard> guard_;
   std::optional<Http2Session> session_;
   std::vector<CallStream*> calls_;  // whose streams are open

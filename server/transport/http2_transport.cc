@@ -86,7 +86,7 @@ Http2Transport::~Http2Transport() {
   for (int64_t calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
 }
 
-void Http2Transport::Serve(UniqueFd socket, std::string peer,
+void Http2Transport::Serve(std::unique_ptr<Channel> channel, ConnectionPeer peer,
                            std::unique_ptr<ConnectionGuard> guard) {
   const auto fewest =
       std::min_element(parts_.begin(), parts_.end(), [](const auto& a, const auto& b) {
@@ -95,7 +95,7 @@ void Http2Transport::Serve(UniqueFd socket, std::string peer,
       });
   LoopShare& share = *(*fewest)->share;
   auto* const connection =
-      new Connection(share, std::move(socket), std::move(peer), std::move(guard));
+      new Connection(share, std::move(channel), std::move(peer), std::move(guard));
   share.connections_count.fetch_add(1, std::memory_order_relaxed);
   share.loop.Post(*connection);
 }

@@ -11,6 +11,7 @@ import time
 import grpc
 import pytest
 
+import certificates
 import harness
 import hostile
 import strangers
@@ -325,7 +326,18 @@ def test_attend_client(start, tmp_path):
             assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_tls_is_refused_at_the_start(start_server, tmp_path):
-    with pytest.raises(harness.ServerEnded) as failed:
-        start_server("--server-transport", "h2", "--tls-cert", "c", "--tls-key", "k")
-    assert failed.value.code == 2 and "h2 has no TLS" in failed.value.log
+def test_tls_asks_for_certificates_and_carries_calls(start_own, ca, foreign):
+    server = start_own(*ca.serve_mtls("--tls-crl", ca.crl))
+    with ca.channel(server.address, "client") as channel:
+        service = wire.stub.AttentionServiceStub(channel)
+        requests = [wire.small_request(seed=i, length=1 + 997 * i, heads=8, check=True,
+                                       request_id=f"r{i}") for i in range(6)]
+        unary = [service.Attend(r, timeout=wire.SECONDS) for r in requests]
+        streamed = service.AttendStream(iter(requests), timeout=wire.SECONDS)
+        assert {a.request_id: a.raw for a in streamed} == {a.request_id: a.raw for a in unary}
+        assert all(answer.check.ok for answer in unary)
+    alerts = [certificates.greet(server.address, context) for context in (
+        ca.context("revoked"), ca.context("client", shown_by=foreign))]
+    assert alerts == ["SSLV3_ALERT_CERTIFICATE_REVOKED", "TLSV1_ALERT_UNKNOWN_CA"]
+    assert server.metric("attend_connections_refused_total", reason="tls") == 2
+    assert server.stop() == 0

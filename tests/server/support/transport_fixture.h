@@ -182,7 +182,8 @@ class TransportFixture : public ::testing::Test {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()), 0);
     UniqueFd ours(pair[0]);
     EXPECT_EQ(fcntl(ours.get(), F_SETFL, O_NONBLOCK), 0);
-    transport_->Serve(std::move(ours), "test:1", std::move(guard));
+    transport_->Serve(std::make_unique<PlainChannel>(std::move(ours)), {.address = "test:1"},
+                      std::move(guard));
     ConnectedClient client;
     client.socket.Reset(pair[1]);
     return client;
