@@ -208,12 +208,9 @@ CallHandler* H2Methods::Begin(ServerCall& call) {
     call.Read();
     return handler;
   }
-  const std::string why = path == kAttendChunked
-                              ? path + " is not served with --server-transport h2, only with grpc"
-                              : "there is no method " + path;
   auto* const ended = new H2Ended();
   const H2Wire wire(call);
-  wire.End(ToGrpc(RefuseMethod(context_, wire, path, why)));
+  wire.End(ToGrpc(RefuseMethod(context_, wire, path, "there is no method " + path)));
   return ended;
 }
 

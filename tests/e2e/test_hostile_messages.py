@@ -59,8 +59,7 @@ def wait_for_stalls(server, connect, number):
 
 def test_connections_whose_message_stalls_end(start):
     server, connect = start("0.4", "--oip")
-    large = [wire.ATTEND, SERVICE + "AttendStream", INFER_STREAM]
-    large += [] if harness.OWN_TRANSPORT else [SERVICE + "AttendChunked"]
+    large = [wire.ATTEND, SERVICE + "AttendStream", SERVICE + "AttendChunked", INFER_STREAM]
     small = [SERVICE + "GetServerInfo", HEALTH + "Check", HEALTH + "Watch",
              "/attend.v1.SessionService/GetSession",
              "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]

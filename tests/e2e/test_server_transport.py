@@ -21,7 +21,6 @@ CODE = grpc.StatusCode
 STREAM = "/attend.v1.AttentionService/AttendStream"
 HEALTH = "/grpc.health.v1.Health/Check"
 SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
-CHUNKED = "/attend.v1.AttentionService/AttendChunked"
 
 
 @pytest.fixture
@@ -103,13 +102,17 @@ def test_methods_that_are_not_there(start):
         assert "there is no method /no.such.Service/Method" in failed.details()
 
 
-def test_a_method_that_is_not_served_says_with_what_it_is(start_own):
-    server = start_own()
-    with grpc.insecure_channel(server.address) as channel:
-        failed = refusal(lambda: channel.unary_unary(CHUNKED)(b"", timeout=10))
-        assert failed.code() is CODE.UNIMPLEMENTED
-        assert f"{CHUNKED} is not served with --server-transport h2" in failed.details()
-        assert channel.unary_unary(HEALTH)(b"", timeout=10) == b"\x08\x01"
+def test_chunked_calls_over_several_connections(start):
+    """Of 24 MiB in and 8 MiB out, each judged in double precision."""
+    server = start()
+    done = subprocess.run(
+        [harness.binary("attend-client"), "-s", server.address, "load", "--transport", "chunked",
+         "--connections", "4", "--shape", "B1,H8,L8192,D32", "--shape", "B2,H3,L700,D64,causal",
+         "--count", "6", "--pool", "2", "--warmup", "0", "--verify", "1", "--check", "1"],
+        capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert server.metric("attend_reference_checks_total", transport="chunked", result="passed") == 6
+    assert server.metric("attend_reference_checks_total", result="failed") == 0
 
 
 def test_deadlines_and_cancellations(start):
