@@ -40,17 +40,17 @@ void H2Wire::End(const grpc::Status& status) const {
 }
 
 grpc::ByteBuffer ToByteBuffer(InMessage&& message) {
-  using Owner = std::shared_ptr<const std::string>;
-  if (message.blocks.empty()) {
+  using Owner = std::shared_ptr<const void>;
+  if (message.pieces.empty()) {
     const grpc::Slice slice(message.bytes.data(), message.bytes.size());
     return grpc::ByteBuffer(&slice, 1);
   }
   std::vector<grpc::Slice> slices;
-  slices.reserve(message.blocks.size());
-  for (Owner& block : message.blocks) {
-    auto owner = std::make_unique<Owner>(std::move(block));
+  slices.reserve(message.pieces.size());
+  for (InMessage::Piece& piece : message.pieces) {
+    auto owner = std::make_unique<Owner>(std::move(piece.owner));
     slices.emplace_back(
-        const_cast<char*>((*owner)->data()), (*owner)->size(),
+        const_cast<char*>(piece.bytes.data()), piece.bytes.size(),
         [](void* held) { delete static_cast<Owner*>(held); }, owner.get());
     (void)owner.release();
   }

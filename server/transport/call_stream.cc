@@ -163,7 +163,9 @@ bool CallStream::ReadOne() {
     bool whole = false;
     Status status;
     try {
-      status = assembler_.Take(bytes, message, whole);
+      // Of a call without an owner nothing has just been read.
+      const bool lies = !stored && owner_ != nullptr;
+      status = assembler_.Take(bytes, lies ? owner_->block() : nullptr, message, whole);
     } catch (const std::bad_alloc&) {
       status = ResourceExhausted("there is no memory for the message");
     }
@@ -175,6 +177,7 @@ bool CallStream::ReadOne() {
     }
     if (owner_ != nullptr) {
       owner_->session().Consume(id_, taken);
+      owner_->OnMissing(assembler_.missing_bytes());
       owner_->OnOutput();
     }
     if (!status.ok()) return Fail(status), true;

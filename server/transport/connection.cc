@@ -11,10 +11,16 @@
 #include <new>
 #include <utility>
 
+#include "server/transport/tls_channel.h"
+
 namespace attend {
 namespace {
 
 constexpr double kAgeSpread = 0.1;
+// A message that lacks so much is read into blocks.
+constexpr size_t kLargeBytes = size_t{64} << 10;
+// A block with less room is left as it is.
+constexpr size_t kBlockRoomMin = TlsChannel::kBufferBytesMin;
 
 CallMetadata HttpStatus(std::string status) {
   CallMetadata headers;
@@ -80,15 +86,31 @@ void Connection::OnEvents(uint32_t events) {
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read();
 }
 
-void Connection::Read() {
-  const ssize_t bytes = channel_->Read(share_.buffer, share_.scratch);
+std::span<char> Connection::ReadBuffer() {
+  if (missing_bytes_ < kLargeBytes) {
+    block_.reset();
+    return share_.buffer;
+  }
+  if (block_ == nullptr || BlockPool::kBlockBytes - block_used_ < kBlockRoomMin) {
+    block_ = share_.blocks.Take();
+    block_used_ = 0;
+  }
+  return {block_.get() + block_used_, BlockPool::kBlockBytes - block_used_};
+}
+
+void Connection::Read() try {
+  const std::span<char> buffer = ReadBuffer();
+  const ssize_t bytes = channel_->Read(buffer, share_.scratch);
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (bytes <= 0) {
     return Close(channel_->wrong().empty() ? Status() : InvalidArgument(channel_->wrong()));
   }
   if (closing_) return;  // it is told why, and not listened to
   const int64_t padding = session_->counts().padding_bytes;
-  const Status status = session_->Receive({share_.buffer.data(), static_cast<size_t>(bytes)});
+  read_block_ = block_;
+  if (block_ != nullptr) block_used_ += static_cast<size_t>(bytes);
+  const Status status = session_->Receive({buffer.data(), static_cast<size_t>(bytes)});
+  read_block_.reset();
   share_.padding_bytes.fetch_add(session_->counts().padding_bytes - padding,
                                  std::memory_order_relaxed);
   if (!status.ok()) {
@@ -96,6 +118,8 @@ void Connection::Read() {
     why_ = status;
   }
   OnOutput();
+} catch (const std::bad_alloc&) {
+  Close(ResourceExhausted("there is no memory to read into"));
 }
 
 void Connection::OnTurnEnd() {

@@ -18,6 +18,7 @@
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
+#include "server/transport/block_pool.h"
 #include "server/transport/call_stream.h"
 #include "server/transport/channel.h"
 #include "server/transport/http2_session.h"
@@ -62,12 +63,13 @@ struct ConnectionOptions {
 struct LoopShare {
   LoopShare(Loop& its_loop, CallMethods& its_methods, const Clock& its_clock,
             const ConnectionOptions& its_options, std::atomic<int64_t>& all_calls,
-            size_t read_bytes_max)
+            size_t read_bytes_max, BlockPool& its_blocks)
       : loop(its_loop),
         methods(its_methods),
         clock(its_clock),
         options(its_options),
         calls(all_calls),
+        blocks(its_blocks),
         memory(new char[2 * read_bytes_max]),
         buffer(memory.get(), read_bytes_max),
         scratch(memory.get() + read_bytes_max, read_bytes_max) {}
@@ -77,6 +79,7 @@ struct LoopShare {
   const Clock& clock;
   const ConnectionOptions options;
   std::atomic<int64_t>& calls;  // that there are
+  BlockPool& blocks;            // for large messages
   std::vector<class Connection*> connections;
   std::atomic<int64_t> connections_count{0};
   std::atomic<int64_t> padding_bytes{0};  // that came and meant nothing
@@ -116,6 +119,8 @@ class Connection final : public Loop::Task,
   Http2Session& session() override { return *session_; }
   void OnOutput() override { share_.loop.AtTurnEnd(*this); }
   void OnCame(int32_t id, std::string_view bytes) override;
+  const std::shared_ptr<const void>& block() const override { return read_block_; }
+  void OnMissing(size_t bytes) override { missing_bytes_ = bytes; }
   void OnKept(int64_t bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
   bool OnStreamClosed(CallStream& call, bool whole) override;
@@ -125,6 +130,8 @@ class Connection final : public Loop::Task,
   // Ends the connection once its client has been told that it did what it may not.
   void EndFor(const Status& why);
   void Read();
+  // Where the next read goes: a block, if a large message is under way.
+  std::span<char> ReadBuffer();
   // Writes what the session has to say, as far as the socket takes it.
   void Flush();
   bool WriteSome();
@@ -150,8 +157,13 @@ class Connection final : public Loop::Task,
   TimePoint born_;
   TimePoint old_;  // from when on it is drained
   TimePoint idle_since_;
-  uint32_t events_ = 0;   // that are watched
-  bool blocked_ = false;  // the socket takes no more
+  // Of the message that came last.
+  size_t missing_bytes_ = 0;
+  BlockPool::Block block_;  // that large messages are read into; null: none is under way
+  size_t block_used_ = 0;   // bytes of it
+  std::shared_ptr<const void> read_block_;  // `block_` while what was read there is taken
+  uint32_t events_ = 0;                     // that are watched
+  bool blocked_ = false;                    // the socket takes no more
   bool begun_ = false;
   bool draining_ = false;
   bool drained_ = false;  // as far as its client goes

@@ -73,7 +73,8 @@ Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& opt
     if (!loop.ok()) return loop.status();
     part->loop = std::move(*loop);
     part->share.emplace(*part->loop, methods, clock, options.connection, transport->calls_,
-                        options.read_bytes_max);
+                        options.read_bytes_max,
+                        options.blocks == nullptr ? transport->heap_ : *options.blocks);
     transport->parts_.push_back(std::move(part));
   }
   return transport;

@@ -26,6 +26,8 @@ class Http2Transport {
     int loops = 1;
     size_t read_bytes_max = size_t{256} << 10;
     ConnectionOptions connection;
+    // Into which large messages are read. Must outlive them and the transport. Null: the heap's.
+    BlockPool* blocks = nullptr;
   };
 
   // `methods` and `clock` must outlive the transport.
@@ -61,6 +63,7 @@ class Http2Transport {
   const Clock& clock_;
   Mutex mutex_;  // of StoodStill
   std::atomic<int64_t> calls_{0};
+  BlockPool heap_{0};
   std::vector<std::unique_ptr<Part>> parts_;
 };
 
