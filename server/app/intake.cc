@@ -240,16 +240,15 @@ void Intake::TakeOwnTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
   // Functions that are kept are copied.
   const auto waiting = std::make_shared<std::pair<ConnectionPeer, std::unique_ptr<H2Guard>>>(
       std::move(peer), std::move(guard));
-  handshakes_->Begin(std::move(channel),
-                     [this, inode, generation, waiting](std::unique_ptr<TlsChannel> shaken,
-                                                        const std::string& why) {
-                       if (!why.empty()) {
-                         Refuse(shaken->socket(), ClientRefusal::kTls, why);
-                         return waiting->second->OnEnd(Status());
-                       }
-                       ServeTls(std::move(shaken), inode, generation, std::move(waiting->first),
-                                std::move(waiting->second));
-                     });
+  handshakes_->Begin(std::move(channel), [this, inode, generation, waiting](
+                                             std::unique_ptr<TlsChannel> ended, bool shaken) {
+    if (shaken) {
+      return ServeTls(std::move(ended), inode, generation, std::move(waiting->first),
+                      std::move(waiting->second));
+    }
+    if (!ended->wrong().empty()) Refuse(ended->socket(), ClientRefusal::kTls, ended->wrong());
+    waiting->second->OnEnd(Status());
+  });
 }
 
 void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t generation,

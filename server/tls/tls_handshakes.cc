@@ -23,13 +23,13 @@ class TlsHandshakes::One final : public Loop::Task, private Loop::Watcher, priva
       Start();
     }
   }
-  void End(const std::string& why) {
+  void End(bool shaken) {
     if (std::exchange(over_, true)) return;
     all_.loop_->Clear(*this);
     if (watched_) all_.loop_->Unwatch(channel_->socket());
     (before_ == nullptr ? all_.first_ : before_->after_) = after_;
     if (after_ != nullptr) after_->before_ = before_;
-    done_(std::move(channel_), why);
+    done_(std::move(channel_), shaken);
     all_.loop_->Post(*this);  // to delete it, once no event of this turn can meet it
   }
 
@@ -40,24 +40,24 @@ class TlsHandshakes::One final : public Loop::Task, private Loop::Watcher, priva
     after_ = std::exchange(all_.first_, this);
     if (after_ != nullptr) after_->before_ = this;
     const Status watched = all_.loop_->Watch(channel_->socket(), EPOLLIN, *this);
-    if (!watched.ok()) return End(watched.message());
+    if (!watched.ok()) return End(false);
     watched_ = true;
     try {
       all_.loop_->Set(*this, all_.clock_.Now() + all_.timeout_);
     } catch (const std::bad_alloc&) {
-      End("there is no memory for its handshake");
+      End(false);
     }
   }
   void OnEvents(uint32_t /*events*/) override {
     if (over_) return;
     const TlsChannel::Step step = channel_->Handshake();
-    if (step == TlsChannel::Step::kDone) return End("");
-    if (step == TlsChannel::Step::kFailed) return End(channel_->wrong());
+    if (step == TlsChannel::Step::kDone) return End(true);
+    if (step == TlsChannel::Step::kFailed) return End(false);
     const bool writes = step == TlsChannel::Step::kWrites;
     if (writes == std::exchange(writes_, writes)) return;
     all_.loop_->Rewatch(channel_->socket(), writes ? EPOLLOUT : EPOLLIN, *this);
   }
-  void OnTime() override { End("the handshake took too long (--handshake-timeout)"); }
+  void OnTime() override { End(false); }
 
   TlsHandshakes& all_;
   std::unique_ptr<TlsChannel> channel_;
@@ -75,7 +75,7 @@ class TlsHandshakes::EndAll final : public Loop::Task {
  public:
   explicit EndAll(TlsHandshakes& all) : all_(all) {}
   void Run() override {
-    while (all_.first_ != nullptr) all_.first_->End("the server ends");
+    while (all_.first_ != nullptr) all_.first_->End(false);
     ended_.store(true);
     ended_.notify_all();
   }

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
@@ -19,9 +18,9 @@ namespace attend {
 
 class TlsHandshakes {
  public:
-  // `why`: what went wrong; empty: hands are shaken. The channel is the callee's. Called once, on
-  // the thread; may not throw.
-  using Done = std::function<void(std::unique_ptr<TlsChannel> channel, const std::string& why)>;
+  // The channel is the callee's; if hands are not shaken, its wrong() says what the client did, if
+  // it was that. Called once, on the thread; may not throw.
+  using Done = std::function<void(std::unique_ptr<TlsChannel> channel, bool shaken)>;
 
   // `clock` must outlive it.
   static Result<std::unique_ptr<TlsHandshakes>> Start(Duration timeout, const Clock& clock);

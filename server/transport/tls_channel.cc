@@ -64,7 +64,9 @@ int TlsChannel::TakeCipher(BIO* bio, char* to, size_t size, size_t* taken) {
   *taken = 0;
   const ssize_t bytes = self.shaking_ ? recv(self.socket(), to, size, 0) : -1;
   if (bytes > 0) *taken = static_cast<size_t>(bytes);
-  if (bytes < 0 && (!self.shaking_ || WouldBlock())) BIO_set_retry_read(bio);
+  const bool later = bytes < 0 && (!self.shaking_ || WouldBlock());
+  if (later) BIO_set_retry_read(bio);
+  self.gone_ = bytes <= 0 && !later;
   return bytes > 0 ? 1 : 0;
 }
 
@@ -113,6 +115,7 @@ TlsChannel::Step TlsChannel::Handshake() {
   ERR_clear_error();
   const int result = SSL_do_handshake(ssl_.get());
   const int error = SSL_get_error(ssl_.get(), result);
+  if (gone_) return Step::kFailed;
   if (result != 1 && error != SSL_ERROR_WANT_READ) SetWrong();
   if (too_many_messages_) wrong_ = "TLS handshake messages";
   const bool sent = SendWaiting();

@@ -35,8 +35,8 @@ class TlsChannel final : public Channel {
 
   enum class Step { kDone, kReads, kWrites, kFailed };
   // Goes on with the handshake, which may take a millisecond of processor time. kReads, kWrites:
-  // call it again once the socket can be read, or written. kFailed: the client has been told, and
-  // wrong() says what was wrong.
+  // call it again once the socket can be read, or written. kFailed: the client has gone, or has been
+  // told what wrong() says.
   Step Handshake();
   const SSL* ssl() const { return ssl_.get(); }
 
@@ -72,6 +72,7 @@ class TlsChannel final : public Channel {
   TokenBucket handshake_messages_{kHandshakeMessages};
   bool too_many_messages_ = false;
   bool shaking_ = true;
+  bool gone_ = false;  // the client, while hands are shaken
   std::function<bool()> may_go_on_;
   std::string_view came_;  // records off the socket; empty, and shaking_: the socket is asked
   std::span<char> room_;   // for records, before they go to waiting_
