@@ -218,7 +218,7 @@ GrpcServer::~GrpcServer() {
   heartbeat_.reset();
   listener_.reset();
   RemoveSockets();
-  intake_->StopServing();
+  if (intake_ != nullptr) intake_->StopServing();
   transport_.reset();
   if (grpc_ == nullptr) return;
   grpc_->Shutdown(std::chrono::system_clock::now());

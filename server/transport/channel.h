@@ -25,7 +25,7 @@ struct ConnectionPeer {
   bool encrypted = false;  // by TLS
   // It has shown a certificate, which was verified. Its names: nobody else can have them.
   bool certified = false;
-  std::vector<std::string> uris, dns_names, common_names;
+  std::vector<std::string> uris = {}, dns_names = {}, common_names = {};
 };
 
 class Channel {

@@ -302,7 +302,7 @@ void Connection::Drain() {
   SetTimer();
 }
 
-void Connection::Close(const Status& why) {
+void Connection::Close(Status why) {
   if (std::exchange(closed_, true)) return;
   share_.loop.Clear(*this);
   share_.loop.Forget(*this);

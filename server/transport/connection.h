@@ -105,7 +105,7 @@ class Connection final : public Loop::Task,
   // Asks the client to go once its calls have ended.
   void Drain();
   // Ends the connection and its calls at once.
-  void Close(const Status& why);
+  void Close(Status why);  // of its own: the session has one too, and goes
 
  private:
   static constexpr size_t kNowhere = static_cast<size_t>(-1);

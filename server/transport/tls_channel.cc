@@ -118,15 +118,8 @@ TlsChannel::Step TlsChannel::Handshake() {
   if (gone_) return Step::kFailed;
   if (result != 1 && error != SSL_ERROR_WANT_READ) SetWrong();
   if (too_many_messages_) wrong_ = "TLS handshake messages";
+  if (!wrong_.empty()) return Step::kFailed;
   const bool sent = SendWaiting();
-  if (!wrong_.empty()) {
-    // What the client has sent and is not read would make the system reset the connection, and the
-    // client lose the alert.
-    std::array<char, 4096> unread;
-    for (int i = 0; i < 16 && recv(socket(), unread.data(), unread.size(), 0) > 0; ++i) {
-    }
-    return Step::kFailed;
-  }
   if (result == 1) {
     shaking_ = false;
     return Step::kDone;
@@ -240,8 +233,14 @@ bool TlsChannel::SealRecord(std::string_view plain) {
 
 void TlsChannel::End() {
   ERR_clear_error();
-  SSL_shutdown(ssl_.get());
+  if (!shaking_) SSL_shutdown(ssl_.get());
   SendWaiting();
+  if (!shaking_) return;
+  // What the client has sent and is not read would make the system reset the connection, and the
+  // client lose the alert.
+  std::array<char, 4096> unread;
+  for (int i = 0; i < 16 && recv(socket(), unread.data(), unread.size(), 0) > 0; ++i) {
+  }
 }
 
 }  // namespace attend

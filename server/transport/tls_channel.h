@@ -35,8 +35,8 @@ class TlsChannel final : public Channel {
 
   enum class Step { kDone, kReads, kWrites, kFailed };
   // Goes on with the handshake, which may take a millisecond of processor time. kReads, kWrites:
-  // call it again once the socket can be read, or written. kFailed: the client has gone, or has been
-  // told what wrong() says.
+  // call it again once the socket can be read, or written. kFailed: the client has gone, or End
+  // tells it what wrong() says.
   Step Handshake();
   const SSL* ssl() const { return ssl_.get(); }
 

@@ -165,6 +165,7 @@ TEST_F(TlsChannelTest, ARefusedClientIsToldWhy) {
     ERR_print_errors_cb([](const char*, size_t, void*) { return 1; }, nullptr);
   });
   EXPECT_EQ(Shake(), TlsChannel::Step::kFailed);
+  channel_->End();
   other.join();
   EXPECT_FALSE(connected);
   EXPECT_EQ(channel_->wrong(), "no application protocol");
