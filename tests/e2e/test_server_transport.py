@@ -331,7 +331,7 @@ def test_attend_client(start, tmp_path):
 
 def test_tls_asks_for_certificates_and_carries_calls(start_own, ca, foreign):
     server = start_own(*ca.serve_mtls("--tls-crl", ca.crl))
-    with ca.channel(server.address, "client") as channel:
+    with ca.channel(server.address, "client", options=wire.UNLIMITED) as channel:
         service = wire.stub.AttentionServiceStub(channel)
         requests = [wire.small_request(seed=i, length=1 + 997 * i, heads=8, check=True,
                                        request_id=f"r{i}") for i in range(6)]
