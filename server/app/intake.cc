@@ -247,7 +247,7 @@ void Intake::TakeOwnTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
                       std::move(waiting->second));
     }
     if (!ended->wrong().empty()) Refuse(ended->socket(), ClientRefusal::kTls, ended->wrong());
-        ended->End();  // now that it counts
+    ended->End();  // now that it counts
     waiting->second->OnEnd(Status());
   });
 }

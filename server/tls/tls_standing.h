@@ -20,7 +20,7 @@
 
 namespace attend {
 
-// Of one connection, while it is open. One thread at a time.
+// Belongs to one open connection. One thread at a time.
 class TlsStanding {
  public:
   // `generation`: that of the certificates by which it was let in, or an earlier one.

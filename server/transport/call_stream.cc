@@ -163,7 +163,7 @@ bool CallStream::ReadOne() {
     bool whole = false;
     Status status;
     try {
-      // Of a call without an owner nothing has just been read.
+      // A call without an owner takes nothing that has just been read.
       const bool lies = !stored && owner_ != nullptr;
       status = assembler_.Take(bytes, lies ? owner_->block() : nullptr, message, whole);
     } catch (const std::bad_alloc&) {

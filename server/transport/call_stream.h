@@ -35,7 +35,7 @@ class CallOwner {
   virtual void OnOutput() = 0;
   // The next bytes of the call's messages came.
   virtual void OnCame(int32_t id, std::string_view bytes) = 0;
-  // What owns the buffer of the read that is being taken, if messages may stay there; else null.
+  // Owns the buffer of the read that is being taken, if messages may stay there; else null.
   virtual const std::shared_ptr<const void>& block() const = 0;
   // A message of the call that is under way lacks so many bytes.
   virtual void OnMissing(size_t bytes) = 0;

@@ -23,7 +23,7 @@ namespace attend {
 struct ConnectionPeer {
   std::string address;     // in the form of gRPC's peers: ipv4:127.0.0.1:1234
   bool encrypted = false;  // by TLS
-  // It has shown a certificate, which was verified. Its names: nobody else can have them.
+  // It has shown a certificate, which was verified and has these names.
   bool certified = false;
   std::vector<std::string> uris = {}, dns_names = {}, common_names = {};
 };

@@ -56,7 +56,7 @@ class MessageAssembler {
   bool under_way() const { return prefix_bytes_ > 0; }
   // Memory that the message under way takes.
   int64_t held_bytes() const { return held_bytes_; }
-  // Of the message under way, as far as its length is known.
+  // The bytes that the message under way lacks, as far as its length is known.
   size_t missing_bytes() const {
     return prefix_bytes_ < kPrefixBytes ? 0 : length_ - gathered_bytes_;
   }

@@ -236,8 +236,7 @@ void TlsChannel::End() {
   if (!shaking_) SSL_shutdown(ssl_.get());
   SendWaiting();
   if (!shaking_) return;
-  // What the client has sent and is not read would make the system reset the connection, and the
-  // client lose the alert.
+  // Unread bytes would make the system reset the connection, and the client lose the alert.
   std::array<char, 4096> unread;
   for (int i = 0; i < 16 && recv(socket(), unread.data(), unread.size(), 0) > 0; ++i) {
   }

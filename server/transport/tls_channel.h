@@ -27,7 +27,7 @@ class TlsChannel final : public Channel {
   static constexpr Rate kHandshakeMessages{.per_second = 1, .burst = 32};
   // The most that one record holds.
   static constexpr size_t kRecordBytes = size_t{16} << 10;
-  // What Read and Write are given must be at least so large.
+  // Read and Write need buffers of at least this size.
   static constexpr size_t kBufferBytesMin = 4 * kRecordBytes;
 
   // `context` is that of a server. May throw std::bad_alloc. `clock` must outlive it.

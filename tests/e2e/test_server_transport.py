@@ -103,7 +103,7 @@ def test_methods_that_are_not_there(start):
 
 
 def test_chunked_calls_over_several_connections(start):
-    """Of 24 MiB in and 8 MiB out, each judged in double precision."""
+    """Each answer is judged in double precision."""
     server = start()
     done = subprocess.run(
         [harness.binary("attend-client"), "-s", server.address, "load", "--transport", "chunked",

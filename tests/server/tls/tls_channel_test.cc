@@ -95,7 +95,7 @@ class TlsChannelTest : public ::testing::Test {
   std::unique_ptr<TlsClientEnd> client_;
 };
 
-// What a client sends in the same breath as the end of its handshake.
+// A client may send its first words in the same breath as the end of its handshake.
 TEST_F(TlsChannelTest, NothingBehindTheHandshakeIsLost) {
   Connect("first words");
   EXPECT_EQ(Receive(11), "first words");
