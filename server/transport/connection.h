@@ -158,8 +158,8 @@ class Connection final : public Loop::Task,
   TimePoint old_;  // from when on it is drained
   TimePoint idle_since_;
   size_t missing_bytes_ = 0;  // of the message whose bytes came last
-  BlockPool::Block block_;  // that large messages are read into; null: none is under way
-  size_t block_used_ = 0;   // bytes of it
+  BlockPool::Block block_;    // that large messages are read into; null: none is under way
+  size_t block_used_ = 0;     // bytes of it
   std::shared_ptr<const void> read_block_;  // `block_` while what was read there is taken
   uint32_t events_ = 0;                     // that are watched
   bool blocked_ = false;                    // the socket takes no more
