@@ -137,13 +137,12 @@ def test_a_message_is_refused_by_what_it_says_of_its_length(start):
     call, gRPC's library can end its connection alone."""
     server, connect = start("60", "--oip")
     served = [(SERVICE + "AttendStream", 33 * MIB), (wire.ATTEND, 33 * MIB),
-              (INFER_STREAM, 33 * MIB),
+              (INFER_STREAM, 33 * MIB), (SERVICE + "AttendChunked", 9 * MIB),
               (SERVICE + "GetServerInfo", 129 * KIB), (HEALTH + "Check", 5 * KIB),
               (HEALTH + "Watch", 5 * KIB), ("/attend.v1.SessionService/GetSession", 129 * KIB),
               ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", 2 * MIB)]
-    elsewhere = [(SERVICE + "AttendChunked", 9 * MIB)]
     if harness.OWN_TRANSPORT:
-        with hostile.Http2(server.address) as client:
+        with hostile.Http2(server.address, connected=connect()) as client:
             for path, length in served:
                 stream = client.open(path)
                 client.data(stream, hostile.grpc_message(b"", length))
@@ -153,7 +152,7 @@ def test_a_message_is_refused_by_what_it_says_of_its_length(start):
             client.wait_for_frame(hostile.DATA, stream)
         assert closed(server, "frames") == closed(server, "stalled") == 0
         return
-    for turn, (path, length) in enumerate(served + elsewhere):
+    for turn, (path, length) in enumerate(served):
         with connect() as connection:
             connection.sendall(call(path, hostile.grpc_message(b"", length)))
             assert hostile.ended(connection)
@@ -169,8 +168,6 @@ def test_a_message_of_a_stream_that_is_too_long_is_told(start_server):
         answers = service.AttendStream(iter([long, wire.small_request()]), timeout=wire.SECONDS)
         codes = sorted(answer.status.code for answer in answers)  # they come in any order
         assert codes == [0, CODE.INVALID_ARGUMENT.value[0]]
-        if harness.OWN_TRANSPORT:
-            return
         chunk = wire.pb.AttendChunkedRequest(data=bytes(6 * MIB))
         with pytest.raises(grpc.RpcError) as failed:
             list(service.AttendChunked(iter([chunk]), timeout=wire.SECONDS))
