@@ -87,7 +87,7 @@ class TlsChannelTest : public ::testing::Test {
     }
   }
 
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
   const std::shared_ptr<const TlsContext> context_ = MakeTlsContext();
   std::vector<char> buffer_ = std::vector<char>(kBufferBytes);
   std::vector<char> scratch_ = std::vector<char>(kBufferBytes);
