@@ -67,15 +67,17 @@ struct LoopShare {
         methods(its_methods),
         clock(its_clock),
         options(its_options),
-        calls(all_calls),
+        calls{its_loop, all_calls},
         buffer(new char[read_bytes_max]),
-        buffer_bytes(read_bytes_max) {}
+        buffer_bytes(read_bytes_max) {
+    calls.spare.reserve(CallShare::kSpareMax);
+  }
 
   Loop& loop;
   CallMethods& methods;
   const Clock& clock;
   const ConnectionOptions options;
-  std::atomic<int64_t>& calls;  // that there are
+  CallShare calls;
   std::vector<class Connection*> connections;
   std::atomic<int64_t> connections_count{0};
   std::atomic<int64_t> padding_bytes{0};  // that came and meant nothing
