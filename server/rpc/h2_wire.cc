@@ -29,7 +29,7 @@ std::vector<Credentials::Name> H2Wire::CertificateNames() const {
 
 int H2Wire::Find(std::string_view key, std::string_view& first) const {
   int count = 0;
-  for (const auto& [name, value] : call_.metadata().entries()) {
+  for (const auto& [name, value] : call_.metadata()) {
     if (name == key && count++ == 0) first = value;
   }
   return count;
@@ -58,13 +58,18 @@ grpc::ByteBuffer ToByteBuffer(InMessage&& message) {
 }
 
 OutMessage ToOutMessage(const grpc::ByteBuffer& message) {
-  std::vector<grpc::Slice> slices;
-  OutMessage out;
-  if (!message.Dump(&slices).ok()) return out;
-  out.pieces.reserve(slices.size());
-  for (grpc::Slice& slice : slices) {
+  const auto piece = [](grpc::Slice&& slice) -> OutMessage::Piece {
     const auto owner = std::make_shared<const grpc::Slice>(std::move(slice));
-    out.pieces.push_back({{reinterpret_cast<const char*>(owner->begin()), owner->size()}, owner});
+    return {{reinterpret_cast<const char*>(owner->begin()), owner->size()}, owner};
+  };
+  OutMessage out;
+  grpc::Slice one;
+  std::vector<grpc::Slice> slices;
+  if (message.TrySingleSlice(&one).ok()) {
+    out.first = piece(std::move(one));
+  } else if (message.Dump(&slices).ok()) {
+    out.rest.reserve(slices.size());
+    for (grpc::Slice& slice : slices) out.rest.push_back(piece(std::move(slice)));
   }
   return out;
 }

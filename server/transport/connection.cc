@@ -22,9 +22,9 @@ constexpr size_t kLargeBytes = size_t{64} << 10;
 // A block with less room is left as it is.
 constexpr size_t kBlockRoomMin = TlsChannel::kBufferBytesMin;
 
-CallMetadata HttpStatus(std::string status) {
+CallMetadata HttpStatus(std::string_view status) {
   CallMetadata headers;
-  headers.Add(":status", std::move(status));
+  headers.Add(":status", status);
   return headers;
 }
 
@@ -239,8 +239,8 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
     if (left < kNever - now) deadline = now + left;
   }
   const int64_t message_bytes_max = share_.methods.MessageBytesMax(head.path);
-  auto* const call = new CallStream(share_.loop, *this, id, std::move(head), peer_, deadline,
-                                    message_bytes_max, share_.calls, living_);
+  auto* const call =
+      new CallStream(share_.calls, *this, id, head, peer_, deadline, message_bytes_max, living_);
   const Status open = guard_ == nullptr ? Status() : guard_->OpenCall(id);
   if (!open.ok()) {
     call->Drop();

@@ -68,18 +68,20 @@ struct LoopShare {
         methods(its_methods),
         clock(its_clock),
         options(its_options),
-        calls(all_calls),
+        calls{its_loop, all_calls},
         blocks(its_blocks),
         memory(new char[2 * read_bytes_max]),
         buffer(memory.get(), read_bytes_max),
-        scratch(memory.get() + read_bytes_max, read_bytes_max) {}
+        scratch(memory.get() + read_bytes_max, read_bytes_max) {
+    calls.spare.reserve(CallShare::kSpareMax);
+  }
 
   Loop& loop;
   CallMethods& methods;
   const Clock& clock;
   const ConnectionOptions options;
-  std::atomic<int64_t>& calls;  // that there are
-  BlockPool& blocks;            // for large messages
+  CallShare calls;
+  BlockPool& blocks;  // for large messages
   std::vector<class Connection*> connections;
   std::atomic<int64_t> connections_count{0};
   std::atomic<int64_t> padding_bytes{0};  // that came and meant nothing

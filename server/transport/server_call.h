@@ -43,7 +43,7 @@ class ServerCall {
   // memory.
   virtual void Write(OutMessage message) = 0;
   // Headers of the answer. Before the first Write and Finish.
-  virtual void AddHeader(std::string key, std::string value) = 0;
+  virtual void AddHeader(std::string_view key, std::string_view value) = 0;
   // Ends the call once all that was written has left. Once. It need not wait for OnWritten, which
   // still comes.
   virtual void Finish(CallEnd end) = 0;

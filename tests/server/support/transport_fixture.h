@@ -42,7 +42,7 @@ class TestCall final : public CallHandler {
 
   TestCall(ServerCall& call, CallCounts& counts) : call_(call), counts_(counts) {
     counts_.begun.fetch_add(1);
-    if (const std::string* const said = call_.metadata().Find("say-bin")) {
+    if (const auto said = call_.metadata().Find("say-bin")) {
       call_.AddHeader("said-bin", *said);
     }
     if (call_.path() == "/refused") {
