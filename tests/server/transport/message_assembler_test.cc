@@ -118,7 +118,7 @@ TEST(MessageAssembler, RefersToWhatLiesInABlock) {
   for (const InMessage::Piece& piece : message.pieces) {
     const bool lies =
         piece.bytes.data() >= all.data() && piece.bytes.data() < all.data() + all.size();
-    EXPECT_EQ(lies, piece.bytes.size() > 100) << piece.bytes.size();
+    EXPECT_EQ(lies, piece.bytes.size() >= 2048) << piece.bytes.size();
     referred += lies ? piece.bytes.size() : 0;
   }
   EXPECT_GT(referred, kBytes * 9 / 10);
