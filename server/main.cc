@@ -281,12 +281,15 @@ int main(int argc, char** argv) {
   attend::SkipDeadlockSearch();
   attend::TunedAllocator allocator;
   if (config.allocator_tuning) {
-    allocator = attend::TuneAllocatorAndBlocks(config.receive_memory_bytes, attend::kServerArenas);
+    // The own transport has blocks of its own.
+    const bool own = config.server_transport == "h2";
+    allocator = attend::TuneAllocatorAndBlocks(own ? 0 : config.receive_memory_bytes,
+                                               attend::kServerArenas);
     if (!allocator.tuned) {
       attend::WriteLastLine(
           "attend-server: the allocator cannot be tuned; large transfers are slower");
     }
-    if (attend::kMallocHasBlocks && config.receive_memory_bytes > 0 &&
+    if (attend::kMallocHasBlocks && !own && config.receive_memory_bytes > 0 &&
         allocator.blocks.bytes == 0) {
       attend::WriteLastLine(
           "attend-server: no address space for --receive-memory; transfers are slower");

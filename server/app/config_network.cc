@@ -180,9 +180,6 @@ void CheckNetwork(const Config& c) {
   const Status sockets = CheckTenantsSockets(c);
   if (!sockets.ok()) throw CLI::ValidationError("--listen", sockets.message());
   CheckMetricsAccess(c);
-  if (c.server_transport == "h2" && !c.tls_cert.empty()) {
-    throw CLI::ValidationError("--server-transport", "h2 has no TLS: leave --tls-cert out");
-  }
   if (c.insecure || !c.tls_cert.empty()) return;
   for (const std::string& address : c.listen) {
     if (address.starts_with("unix:") || IsLocalOrNowhere(address)) continue;
@@ -229,11 +226,8 @@ void AddNetwork(CLI::App& app, Config& c) {
   group.Number(
       "--chunked-idle-timeout", c.chunked_idle_timeout_seconds, 0.001, 86400, "SECONDS",
       "Seconds in which an AttendChunked request must deliver 64 KiB and 1/16 of its bytes");
-  group.Text(
-      "--server-transport", c.server_transport, "NAME", OneOf({"grpc", "h2"}),
-      "What carries calls: grpc, gRPC's library, or h2, this server's own transport, which is "
-      "not to be exposed beyond callers that are trusted: it has no TLS, and does not serve "
-      "AttendChunked");
+  group.Text("--server-transport", c.server_transport, "NAME", OneOf({"grpc", "h2"}),
+             "What carries calls: grpc, gRPC's library, or h2, this server's own transport");
   group.Flag("--reflection", c.reflection,
              "Serve gRPC reflection (grpc.reflection.v1 and v1alpha), which lists the services");
   group.Number("--write-timeout", c.write_timeout_seconds, 0, 86400, "SECONDS",

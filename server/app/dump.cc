@@ -273,6 +273,7 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
 
   v1::AttendResponse response;
   FillResponse(request, NanosecondsBetween(request.received, request.completed), &response);
+  response.set_kernel_reason(std::string(request.selection.why));
   // The file holds all tensors inline, whatever their transport was.
   std::vector<Bytes> outputs;
   const auto tensors_out = OutputsOf(request);

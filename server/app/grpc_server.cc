@@ -96,8 +96,9 @@ std::vector<std::string> ServiceNames(const Config& config) {
 
 Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const Config& config, grpc::Service& methods, grpc::CallbackGenericService& unknown,
-    CallMethods* own, std::shared_ptr<CallerGate> gate, ConnectionHolds& connections,
-    Metrics& metrics, Logger& logger, const Clock& clock, std::function<void()> changed) {
+    CallMethods* own, BlockPool* own_blocks, std::shared_ptr<CallerGate> gate,
+    ConnectionHolds& connections, Metrics& metrics, Logger& logger, const Clock& clock,
+    std::function<void()> changed) {
   // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
   [[maybe_unused]] static const bool held = (grpc_init(), true);
   ATTEND_RETURN_IF_ERROR(CheckFunctions(kGuardedFunctions));
@@ -119,7 +120,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   builder.RegisterCallbackGenericService(&unknown);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");
-  if (own != nullptr) ATTEND_RETURN_IF_ERROR(server->StartOwn(config, *own, clock));
+  if (own != nullptr) ATTEND_RETURN_IF_ERROR(server->StartOwn(config, *own, own_blocks, clock));
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
@@ -142,8 +143,10 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   return server;
 }
 
-Status GrpcServer::StartOwn(const Config& config, CallMethods& methods, const Clock& clock) {
+Status GrpcServer::StartOwn(const Config& config, CallMethods& methods, BlockPool* blocks,
+                            const Clock& clock) {
   Http2Transport::Options options;
+  options.blocks = blocks;
   options.loops = ProcessorsByQuota();
   ConnectionOptions& connection = options.connection;
   connection.session.streams_max = static_cast<uint32_t>(MaxStreams(config));
@@ -158,8 +161,8 @@ Status GrpcServer::StartOwn(const Config& config, CallMethods& methods, const Cl
       Http2Transport::Start(options, methods, clock);
   if (!transport.ok()) return transport.status();
   transport_ = std::move(*transport);
-  intake_->ServeBy(*transport_, connection.session.stream_window_bytes);
-  return Status();
+  return intake_->ServeBy(*transport_, connection.session.stream_window_bytes,
+                          connection.handshake_timeout);
 }
 
 int GrpcServer::unanswered_seconds() const {
@@ -215,6 +218,7 @@ GrpcServer::~GrpcServer() {
   heartbeat_.reset();
   listener_.reset();
   RemoveSockets();
+  if (intake_ != nullptr) intake_->StopServing();
   transport_.reset();
   if (grpc_ == nullptr) return;
   grpc_->Shutdown(std::chrono::system_clock::now());

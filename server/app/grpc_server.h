@@ -32,13 +32,16 @@ std::vector<std::string> ServiceNames(const Config& config);
 class GrpcServer {
  public:
   // Returns a server that serves `methods`. Calls of unknown methods go to `unknown`. `own`: the
-  // methods of this server's own transport, which then carries all calls; null: gRPC's library
-  // does. `changed` is called on a thread of its own when accepting() has changed. The arguments
-  // must outlive the server.
-  static Result<std::unique_ptr<GrpcServer>> Start(
-      const Config& config, grpc::Service& methods, grpc::CallbackGenericService& unknown,
-      CallMethods* own, std::shared_ptr<CallerGate> gate, ConnectionHolds& connections,
-      Metrics& metrics, Logger& logger, const Clock& clock, std::function<void()> changed);
+  // methods of this server's own transport, which then carries all calls, and reads large messages
+  // into `own_blocks`; null: gRPC's library does. `changed` is called on a thread of its own when
+  // accepting() has changed. The arguments must outlive the server.
+  static Result<std::unique_ptr<GrpcServer>> Start(const Config& config, grpc::Service& methods,
+                                                   grpc::CallbackGenericService& unknown,
+                                                   CallMethods* own, BlockPool* own_blocks,
+                                                   std::shared_ptr<CallerGate> gate,
+                                                   ConnectionHolds& connections, Metrics& metrics,
+                                                   Logger& logger, const Clock& clock,
+                                                   std::function<void()> changed);
   ~GrpcServer();  // cancels all open calls
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
@@ -63,7 +66,8 @@ class GrpcServer {
   GrpcServer() = default;
   Status Listen(const Config& config);
   Status ListenUnix(const Config& config, const std::string& address);
-  Status StartOwn(const Config& config, CallMethods& methods, const Clock& clock);
+  Status StartOwn(const Config& config, CallMethods& methods, BlockPool* blocks,
+                  const Clock& clock);
 
   // gRPC's connections use it until they end.
   std::unique_ptr<Intake> intake_;

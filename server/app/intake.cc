@@ -20,12 +20,12 @@
 #include <utility>
 
 #include "server/app/call_peer.h"
-#include "server/app/h2_guard.h"
 #include "server/app/method_bounds.h"
 #include "server/app/unix_address.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/peer.h"
 #include "server/tls/self_signed.h"
+#include "server/tls/tls_standing.h"
 #include "server/util/parse_number.h"
 
 namespace attend {
@@ -195,27 +195,82 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
   return taken ? limits.use : nullptr;
 }
 
-void Intake::ServeBy(Http2Transport& transport, int64_t stream_window_bytes) {
+Status Intake::ServeBy(Http2Transport& transport, int64_t stream_window_bytes,
+                       Duration handshake_timeout) {
   transport_ = &transport;
   stream_window_bytes_ = stream_window_bytes;
+  if (certificates_ == nullptr) return Status();
+  Result<std::unique_ptr<TlsHandshakes>> handshakes =
+      TlsHandshakes::Start(handshake_timeout, clock_);
+  if (!handshakes.ok()) return handshakes.status();
+  handshakes_ = std::move(*handshakes);
+  return Status();
 }
 
 bool Intake::TakeOwn(int socket, ino_t inode, const std::string& peer, ConnectionHolds::Ref open,
                      const Http2Frames::Limits& limits) {
+  const bool tcp = FamilyOf(socket) != AF_UNIX;
+  if (tcp && handshakes_ != nullptr && RefusesPlaintext(socket)) return false;
   UniqueFd owned(socket);
   const int on = 1;
-  if (FamilyOf(socket) != AF_UNIX) setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  if (tcp) setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ReadGuard::BeginUnread(socket, inode);
   const auto on_end = [this, socket](const Status& why) {
     if (!why.ok()) on_wrong_(socket, why.message().c_str());
     ReadGuard::End(socket);
   };
   return TryAllocating([&] {
-    transport_->Serve(
-        std::move(owned), peer,
-        std::make_unique<H2Guard>(
-            H2Guard::Parts{limits.calls, open, limits.use, stream_window_bytes_, on_end}, clock_));
+    ConnectionPeer client{.address = peer};
+    auto guard = std::make_unique<H2Guard>(
+        H2Guard::Parts{limits.calls, open, limits.use, stream_window_bytes_, on_end}, clock_);
+    if (tcp && handshakes_ != nullptr) {
+      TakeOwnTls(std::move(owned), inode, std::move(client), std::move(guard));
+    } else {
+      transport_->Serve(std::make_unique<PlainChannel>(std::move(owned)), std::move(client),
+                        std::move(guard));
+    }
   });
+}
+
+void Intake::TakeOwnTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
+                        std::unique_ptr<H2Guard> guard) {
+  const uint64_t generation = certificates_->generation();
+  auto channel =
+      std::make_unique<TlsChannel>(std::move(socket), certificates_->current()->get(), clock_);
+  // Functions that are kept are copied.
+  const auto waiting = std::make_shared<std::pair<ConnectionPeer, std::unique_ptr<H2Guard>>>(
+      std::move(peer), std::move(guard));
+  handshakes_->Begin(std::move(channel), [this, inode, generation, waiting](
+                                             std::unique_ptr<TlsChannel> ended, bool shaken) {
+    if (shaken) {
+      return ServeTls(std::move(ended), inode, generation, std::move(waiting->first),
+                      std::move(waiting->second));
+    }
+    if (!ended->wrong().empty()) Refuse(ended->socket(), ClientRefusal::kTls, ended->wrong());
+    ended->End();  // now that it counts
+    waiting->second->OnEnd(Status());
+  });
+}
+
+void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t generation,
+                      ConnectionPeer peer, std::unique_ptr<H2Guard> guard) {
+  const int socket = channel->socket();
+  const bool served = TryAllocating([&] {
+    peer.encrypted = true;
+    if (std::shared_ptr<TlsClient> client = ShownBy(channel->ssl(), socket, inode)) {
+      Describe(client->certificate.get(), peer);
+      const auto standing = std::make_shared<TlsStanding>(*certificates_, tls_clients_,
+                                                          std::move(client), generation);
+      channel->SetMayGoOn([this, standing, socket] {
+        return standing->Holds(
+            [&](const std::string& why) { Refuse(socket, ClientRefusal::kTls, why); });
+      });
+    }
+    transport_->Serve(std::move(channel), std::move(peer), std::move(guard));
+  });
+  if (served) return;
+  Refuse(socket, ClientRefusal::kTls, "there is no memory for its connection");
+  if (guard != nullptr) guard->OnEnd(Status());
 }
 
 bool Intake::TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits) {

@@ -16,6 +16,7 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/app/config.h"
+#include "server/app/h2_guard.h"
 #include "server/limits/connection_holds.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
@@ -27,7 +28,10 @@
 #include "server/tls/tls_certificates.h"
 #include "server/tls/tls_clients.h"
 #include "server/tls/tls_connection.h"
+#include "server/tls/tls_handshakes.h"
 #include "server/transport/http2_transport.h"
+#include "server/transport/tls_channel.h"
+#include "server/util/unique_fd.h"
 
 namespace attend {
 
@@ -42,9 +46,12 @@ class Intake {
 
   // Once, before the server is built.
   Status AddTo(grpc::ServerBuilder& builder);
-  // All connections go to this transport, not to gRPC. Once, before the first; it must outlive what
-  // is taken, and there is no TLS.
-  void ServeBy(Http2Transport& transport, int64_t stream_window_bytes);
+  // All connections go to this transport, not to gRPC. Once, before the first. It must outlive what
+  // is taken, and this until StopServing.
+  Status ServeBy(Http2Transport& transport, int64_t stream_window_bytes,
+                 Duration handshake_timeout);
+  // Ends handshakes. No connection may be taken any more. Idempotent.
+  void StopServing() { handshakes_.reset(); }
   // Whether the client may connect; if not, that is counted and logged. One thread.
   bool Admits(int socket);
   // Hands over a connected socket that has something to read. One thread. Returns what it is used
@@ -63,6 +70,12 @@ class Intake {
   // False: it has been refused, and is closed.
   bool TakeOwn(int socket, ino_t inode, const std::string& peer, ConnectionHolds::Ref open,
                const Http2Frames::Limits& limits);
+  // The same for a client that must shake hands first.
+  void TakeOwnTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
+                  std::unique_ptr<H2Guard> guard);
+  // Hands are shaken.
+  void ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t generation,
+                ConnectionPeer peer, std::unique_ptr<H2Guard> guard);
   bool TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits);
   bool TakeTls(int socket, ino_t inode, const std::string& peer, const Http2Frames::Limits& limits);
   // True, and the connection is closed, if its client speaks without TLS.
@@ -104,6 +117,7 @@ class Intake {
   std::unique_ptr<Acceptor> tls_;
   Http2Transport* transport_ = nullptr;  // null: gRPC's
   int64_t stream_window_bytes_ = 0;
+  std::unique_ptr<TlsHandshakes> handshakes_;  // of that transport
 };
 
 }  // namespace attend

@@ -71,8 +71,8 @@ std::vector<MethodBound> MethodBounds(const Config& config) {
   return bounds;
 }
 
-std::unordered_map<std::string, int64_t> MessageBounds(const Config& config) {
-  std::unordered_map<std::string, int64_t> bounds;
+std::map<std::string, int64_t, std::less<>> MessageBounds(const Config& config) {
+  std::map<std::string, int64_t, std::less<>> bounds;
   for (const MethodBound& each : MethodBounds(config)) {
     bounds[each.path] = std::min(each.bytes_max, each.message_max);
   }

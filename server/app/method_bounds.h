@@ -7,8 +7,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "server/app/config.h"
@@ -19,6 +20,6 @@ namespace attend {
 // Of all methods that the server may have.
 std::vector<MethodBound> MethodBounds(const Config& config);
 // The most bytes of one message, by path.
-std::unordered_map<std::string, int64_t> MessageBounds(const Config& config);
+std::map<std::string, int64_t, std::less<>> MessageBounds(const Config& config);
 
 }  // namespace attend

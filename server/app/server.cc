@@ -113,7 +113,12 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     shared_ = std::move(*shared);
   }
   ATTEND_RETURN_IF_ERROR(MakeSessions());
-  LockReceiveMemory(receive_blocks);
+  if (config_.server_transport == "h2") {
+    own_blocks_ = std::make_unique<BlockPool>(config_.receive_memory_bytes);
+    LockReceiveMemory({own_blocks_->begin(), own_blocks_->bytes()});
+  } else {
+    LockReceiveMemory(receive_blocks);
+  }
   workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
   call_queue_ = std::make_unique<CallQueue>(*workers_, config_.tenants.weights(), clock_);
   reader_ = std::make_unique<RequestReader>(
@@ -276,8 +281,8 @@ Status Server::StartGrpc() {
                                         access_log_.get());
   }
   Result<std::unique_ptr<GrpcServer>> grpc = GrpcServer::Start(
-      config_, *grpc_methods_, *unknown_methods_, own_methods_.get(), std::move(gate),
-      *connections_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
+      config_, *grpc_methods_, *unknown_methods_, own_methods_.get(), own_blocks_.get(),
+      std::move(gate), *connections_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
   grpc_ = std::move(*grpc);
   {

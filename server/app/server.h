@@ -29,6 +29,7 @@ class Accepting;
 class AccessLog;
 class AdminServiceImpl;
 class AnswerWatch;
+class BlockPool;
 class CallQueue;
 class Callers;
 class ChunkedTransfer;
@@ -140,6 +141,7 @@ class Server {
   std::unique_ptr<Tracer> tracer_;         // null if off
   std::unique_ptr<LoadMeter> load_;        // null if off
   std::unique_ptr<Dumper> dumper_;
+  std::unique_ptr<BlockPool> own_blocks_;  // the own transport reads into; null: there is none
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
   std::unique_ptr<WorkerThreads> workers_;

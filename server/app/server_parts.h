@@ -26,5 +26,6 @@
 #include "server/rpc/session_service.h"
 #include "server/sessions/session_memory.h"
 #include "server/trace/tracer.h"
+#include "server/transport/block_pool.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"

@@ -325,10 +325,10 @@ void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<Caller
     slot.items.push_back(ToWorkItem(*request));
   }
   metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
-  // A std::function must be copyable, hence the shared_ptr; the batch still has a single owner.
-  auto owned = std::make_shared<std::vector<std::unique_ptr<Request>>>(std::move(launch.requests));
-  Done done = [this, lane = launch.lane, owned, run](BatchOutcome outcome) {
-    LaneDone(lane, std::move(*owned), std::move(outcome), run.get());
+  slot.requests = std::move(launch.requests);
+  slot.run = run;
+  Done done = [this, lane = launch.lane](BatchOutcome outcome) {
+    LaneDone(lane, std::move(outcome));
   };
   if (run != nullptr) run->lane = launch.lane;
   const Status status = run != nullptr && run->polled
@@ -337,13 +337,14 @@ void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<Caller
   if (status.ok()) return;
   if (run != nullptr) run->polled = false;
   BatchOutcome outcome;
-  outcome.statuses.assign(owned->size(), status);
+  outcome.statuses.assign(static_cast<size_t>(requests), status);
   outcome.device_lost = status.code() == Code::kUnavailable;
-  LaneDone(launch.lane, std::move(*owned), std::move(outcome), run.get());
+  LaneDone(launch.lane, std::move(outcome));
 }
 
-void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch,
-                            BatchOutcome outcome, CallersRun* run) {
+void DeviceWorker::LaneDone(int lane, BatchOutcome outcome) {
+  std::vector<std::unique_ptr<Request>> batch = std::move(lanes_[lane].requests);
+  const std::shared_ptr<CallersRun> run = std::move(lanes_[lane].run);
   assert(outcome.statuses.size() == batch.size() && "a status for each request");
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;

@@ -92,17 +92,20 @@ class DeviceWorker {
   Duration busy_time() const;
 
  private:
-  struct LaneSlot {
-    std::unique_ptr<Lane> lane;
-    std::vector<WorkItem> items;  // reused
-  };
-
   // Batches that run on the thread that brought their requests.
   struct CallersRun {
     std::thread::id caller;
     bool polled = false;  // there is one, and it has not ended when it has been started
     int lane = -1;
     std::vector<CompletedBatch> ended;  // on that thread
+  };
+
+  // Used by the thread that starts a batch in it, and then by the one that ends it.
+  struct LaneSlot {
+    std::unique_ptr<Lane> lane;
+    std::vector<WorkItem> items;  // reused
+    std::vector<std::unique_ptr<Request>> requests;
+    std::shared_ptr<CallersRun> run;  // null: of the scheduler's thread
   };
 
   DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options,
@@ -125,8 +128,7 @@ class DeviceWorker {
   bool WokenLocked() const ATTEND_REQUIRES(mutex_);
   // `run` is null on the scheduler's thread.
   void Start(Scheduler::Launch& launch, const std::shared_ptr<CallersRun>& run);
-  void LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome,
-                CallersRun* run);
+  void LaneDone(int lane, BatchOutcome outcome);
   void ReportLocked() ATTEND_REQUIRES(mutex_);
   void ReportLanesLocked() ATTEND_REQUIRES(mutex_);
   // Of the lanes, until `now`.
@@ -148,7 +150,7 @@ class DeviceWorker {
   CondVar wake_;  // the scheduler thread
   CondVar idle_;  // Stop
   Scheduler scheduler_ ATTEND_GUARDED_BY(mutex_);
-  std::vector<LaneSlot> lanes_;       // a slot is used by the thread that starts a batch in it
+  std::vector<LaneSlot> lanes_;
   std::atomic<bool> healthy_ = true;  // written under the lock
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   // Something changed since the scheduler last planned.

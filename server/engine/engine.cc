@@ -73,6 +73,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
     if (!worker.ok()) return worker.status();
     engine->workers_.push_back(std::move(*worker));
     engine->cost_max_.push_back(CostMax(options, engine->backends_[i]->info()));
+    engine->all_placeable_.push_back({engine->backends_[i].get(), true, engine->cost_max_[i]});
   }
   return engine;
 }
@@ -93,12 +94,12 @@ void Engine::OnDeviceLost(std::function<void(const DeviceInfo&)> hook) {
   on_device_lost_ = std::move(hook);
 }
 
-std::vector<PlaceableDevice> Engine::PlaceableDevices() const {
-  std::vector<PlaceableDevice> devices;
-  for (size_t i = 0; i < workers_.size(); ++i) {
-    devices.push_back({backends_[i].get(), workers_[i]->healthy(), cost_max_[i]});
-  }
-  return devices;
+std::span<const PlaceableDevice> Engine::PlaceableDevices(
+    std::vector<PlaceableDevice>& room) const {
+  if (lost_devices() == 0) return all_placeable_;
+  room = all_placeable_;
+  for (size_t i = 0; i < room.size(); ++i) room[i].healthy = workers_[i]->healthy();
+  return room;
 }
 
 int64_t Engine::lost_devices() const {
@@ -112,8 +113,9 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
   Admission admission;
   // Counted first: a device lost meanwhile makes the candidates stale.
   admission.placement.candidates_lost = lost_devices();
+  std::vector<PlaceableDevice> room;
   Result<std::vector<Candidate>> candidates =
-      FindCandidates(problem, pass, kernel, pinned, PlaceableDevices());
+      FindCandidates(problem, pass, kernel, pinned, PlaceableDevices(room));
   if (!candidates.ok()) return candidates.status();
   admission.placement.candidates = std::move(*candidates);
   Result<HostBlock> input = host_pool_->Take(tenant, input_bytes);
@@ -128,7 +130,8 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
 Status Engine::Place(Request& request) const {
   Placement& placement = request.placement;
   const int64_t lost = lost_devices();
-  const std::vector<PlaceableDevice> devices = PlaceableDevices();
+  std::vector<PlaceableDevice> room;
+  const std::span<const PlaceableDevice> devices = PlaceableDevices(room);
   if (placement.candidates_lost != lost) {
     Result<std::vector<Candidate>> candidates =
         FindCandidates(request.attention.problem, request.pass(), request.kernel,
@@ -204,7 +207,9 @@ size_t Engine::Reserve(Request& request, std::span<const Candidate> candidates) 
 Status Engine::Push(std::unique_ptr<Request>& request) {
   for (;;) {
     const int64_t decided_lost = request->placement.decided_lost;
-    std::vector<Candidate> candidates = request->placement.candidates;
+    // The request's own, until one has refused it.
+    std::span<const Candidate> candidates = request->placement.candidates;
+    std::vector<Candidate> others;
     LeastRefusal refused;
     while (!candidates.empty()) {
       const size_t chosen = Reserve(*request, candidates);
@@ -225,7 +230,9 @@ Status Engine::Push(std::unique_ptr<Request>& request) {
                                                        : StagingEnd::kQueueFull);
       }
       refused.Add(std::move(status), request->refusal);
-      candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(chosen));
+      if (others.empty()) others = request->placement.candidates;
+      others.erase(others.begin() + static_cast<std::ptrdiff_t>(chosen));
+      candidates = others;
     }
     Status status = refused.Tell(request->refusal);
     if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;

@@ -162,7 +162,8 @@ class Engine {
 
  private:
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
-  std::vector<PlaceableDevice> PlaceableDevices() const;
+  // In `room` if any is lost.
+  std::span<const PlaceableDevice> PlaceableDevices(std::vector<PlaceableDevice>& room) const;
   // A lost device stays lost, so a changed count means that one was lost since the last call.
   int64_t lost_devices() const;
   Status CheckSubmit(const Request& request) const;
@@ -194,7 +195,8 @@ class Engine {
   std::unique_ptr<Checker> checker_;
   std::unique_ptr<CompletionThreads> completion_;
   std::vector<std::unique_ptr<DeviceWorker>> workers_;
-  std::vector<double> cost_max_;  // kernel cost of one request, by device
+  std::vector<double> cost_max_;                // kernel cost of one request, by device
+  std::vector<PlaceableDevice> all_placeable_;  // while none is lost
   std::function<void(const Request&)> on_check_failed_;
   std::function<void(const DeviceInfo&)> on_device_lost_;
   Mutex lost_mutex_;

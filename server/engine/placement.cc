@@ -47,7 +47,7 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, Pass pass,
                                               std::string_view kernel, int pinned,
                                               std::span<const PlaceableDevice> devices) {
   std::vector<Candidate> candidates;
-  Status refusal = Unavailable("no device is healthy");
+  Status refusal;
   Status lost;
   for (size_t i = 0; i < devices.size(); ++i) {
     const auto& [backend, healthy, unused] = devices[i];
@@ -66,6 +66,7 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, Pass pass,
     }
   }
   if (!candidates.empty()) return candidates;
+  if (refusal.ok()) refusal = Unavailable("no device is healthy");
   if (pinned != kAnyDevice && !lost.ok()) return lost;
   // Not the problem's refusal: another server, or this one after a restart, may run the request.
   const bool some_healthy = refusal.code() != Code::kUnavailable;

@@ -35,19 +35,15 @@ void AddAttention(ServiceContext& context, CallTable& table) {
     constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendStream";
     return StreamCall::Open(context, kMethod, AttendFormat(), std::nullopt, wire);
   };
+  table.streams[service + "/AttendChunked"] = [&context](StreamWire& wire) {
+    return ChunkedStream::Open(context, wire);
+  };
   AddSmall<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
       context, kInfo,
       [&context](const Caller& caller, const auto&, auto& out, auto&) {
         return context.fill_info(caller, &out), Status();
       },
       table);
-}
-
-RawStream* OpenChunked(ServiceContext& context, grpc::CallbackServerContext& call) {
-  return OpenStream(context, kAttendChunked, call, [&](const Caller& caller, CountHold hold) {
-    return ChunkedStream::Make(context, ReadFacts(context, kAttendChunked, caller, GrpcWire(call)),
-                               call, std::move(hold));
-  });
 }
 
 Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::string& method,

@@ -9,7 +9,6 @@
 
 #include "server/rpc/call_context.h"
 #include "server/rpc/call_table.h"
-#include "server/rpc/open_stream.h"
 #include "server/wire/wire_call.h"
 
 namespace attend {
@@ -30,10 +29,7 @@ class UnknownMethods final : public grpc::CallbackGenericService {
   ServiceContext& context_;
 };
 
-// Adds Attend, Backward, AttendStream and GetServerInfo. `context` must outlive the calls.
+// Adds all methods of the service. `context` must outlive the calls.
 void AddAttention(ServiceContext& context, CallTable& table);
-// AttendChunked, which gRPC's library alone carries.
-inline constexpr char kAttendChunked[] = "/attend.v1.AttentionService/AttendChunked";
-RawStream* OpenChunked(ServiceContext& context, grpc::CallbackServerContext& call);
 
 }  // namespace attend

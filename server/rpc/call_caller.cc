@@ -154,12 +154,14 @@ Result<Caller> CallerOf(ServiceContext& context, const WireCall& call, std::stri
   Decision decision = Decide(context, call, scope);
   Rejection rejection = RejectionOf(decision.refusal);
   if (decision.status.ok() && context.connections != nullptr) {
+    std::string room;
+    const std::string& peer = call.PeerIn(room);
     // Operators are heard, whatever else their tenant has open.
     if (scope == Scope::kAdmin) {
-      context.connections->CallUncounted(call.Peer(), decision.credential);
+      context.connections->CallUncounted(peer, decision.credential);
     } else {
       decision.status =
-          context.connections->Call(call.Peer(), decision.caller.tenant, decision.credential);
+          context.connections->Call(peer, decision.caller.tenant, decision.credential);
       rejection = Rejection::kTenantLimit;
       if (!decision.status.ok()) {  // nobody has looked whether it is a request
         context.metrics.RecordSmallCall(decision.caller.tenant, decision.status.code());

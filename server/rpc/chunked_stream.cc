@@ -3,12 +3,14 @@
 #include "server/rpc/chunked_stream.h"
 
 #include <cstring>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "server/memory/copy_pieces.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_registry.h"
+#include "server/rpc/open_stream.h"
 #include "server/util/rejection.h"
 #include "server/util/thresholds.h"
 #include "server/wire/grpc_status.h"
@@ -16,17 +18,21 @@
 namespace attend {
 namespace {
 
+constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendChunked";
 constexpr char kNoFirstMessage[] = "the stream ended before its first message";
 
 }  // namespace
 
-ChunkedStream* ChunkedStream::Make(ServiceContext& context, const CallFacts& facts,
-                                   grpc::CallbackServerContext& call, CountHold hold) {
-  const std::shared_ptr<ChunkedStream> stream(
-      new ChunkedStream(context, facts, call, std::move(hold)));
-  stream->self_ = stream;
-  stream->watched_->Join(context.answers, stream->call_);
-  return stream.get();
+Status ChunkedStream::Open(ServiceContext& context, StreamWire& wire) {
+  const auto make = [&](const Caller& caller, CountHold hold) {
+    const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(
+        context, ReadFacts(context, kMethod, caller, wire.call()), wire, std::move(hold)));
+    stream->self_ = stream;
+    stream->watched_->Join(context.answers, stream->call_);
+    wire.Give(*stream);
+    return stream.get();
+  };
+  return BeginStream(context, kMethod, wire.call(), make);
 }
 
 void ChunkedStream::Advance() {
@@ -46,10 +52,10 @@ void ChunkedStream::Advance() {
       }
     }
     if (step == Step::kFinish) return End(end, refusal);
-    if (step == Step::kRead) StartRead(&incoming_);
+    if (step == Step::kRead) wire_.Read(&incoming_);
     if (step == Step::kWrite) {
       watched_->Hold(1);  // until OnWriteDone
-      StartWrite(&outgoing_);
+      wire_.Write(&outgoing_, /*hurries=*/true);
     }
     if (step == Step::kCancel) call_.Cancel();
     const MutexLock lock(mutex_);
@@ -98,7 +104,7 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
       outgoing_.Swap(&step.message);
       return Step::kWrite;
     case StreamStep::Kind::kFinish:
-      if (starting_ > 0) return Step::kNone;  // the thread in gRPC looks again afterwards
+      if (starting_ > 0) return Step::kNone;  // the thread in the wire looks again afterwards
       finished_ = true;
       end_ = std::move(step.status);
       end_refusal_ = std::move(step.refusal);
@@ -110,7 +116,7 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
 void ChunkedStream::End(const Status& status, const Refusal& refusal) {
   AddRefusal(context_, status.code(), refusal, call_);
   hold_.Release();  // before the client hears of it and opens another
-  Finish(ToGrpc(status));
+  wire_.End(ToGrpc(status));
 }
 
 void ChunkedStream::Refuse(Status status) {

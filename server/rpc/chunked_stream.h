@@ -19,7 +19,7 @@
 //      under way.
 //   6  NextLocked.
 //
-// A stream finishes only when no thread is calling gRPC for it. A cancellation while the first
+// A stream finishes only when no thread is calling its wire. A cancellation while the first
 // message is in hand is passed on to its transfer. While carrying, a stream reads and writes
 // independently:
 //
@@ -34,13 +34,13 @@
 //   d  NextWriteLocked: the transfer has a grant, the answer's header or a chunk for this stream.
 //   e  OnWriteDone. A chunk that the client does not read is cut off by cancelling the call.
 //
-// gRPC's threads enter through the On... methods, all others through Advance. A mutex guards the
-// state and is not held while gRPC is called; `starting_` keeps the call from finishing meanwhile.
-// Lives until gRPC is done with it and no reference is left.
+// The wire's threads enter through the On... methods, all others through Advance. A mutex guards
+// the state and is not held while the wire is called; `starting_` keeps the call from finishing
+// meanwhile. Lives until the wire is done with it and no reference is left.
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
 #include <memory>
@@ -48,20 +48,20 @@
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/chunked_transfer.h"
-#include "server/rpc/grpc_wire.h"
+#include "server/rpc/data_wire.h"
 #include "server/rpc/standing_caller.h"
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
 
-class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+class ChunkedStream final : public StreamHandler,
                             public TransferStream,
                             public OpenCall,
                             public std::enable_shared_from_this<ChunkedStream> {
  public:
-  // Owned by gRPC until its OnDone. `hold`: its place among its tenant's streams, until it ends.
-  static ChunkedStream* Make(ServiceContext& context, const CallFacts& facts,
-                             grpc::CallbackServerContext& call, CountHold hold);
+  // Makes and begins one, which is its own until its OnDone. `wire` must outlive that. An error:
+  // there is none, and the call is to end so.
+  static Status Open(ServiceContext& context, StreamWire& wire);
 
   void Begin() { Advance(); }
   // TransferStream
@@ -71,7 +71,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void EndWhenIdle() override;
   void Recheck() override;
 
-  // gRPC
+  // StreamHandler
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -80,9 +80,8 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
  private:
   enum class Step { kNone, kRead, kWrite, kCancel, kFinish };
 
-  ChunkedStream(ServiceContext& context, const CallFacts& facts, grpc::CallbackServerContext& call,
-                CountHold hold)
-      : context_(context), facts_(facts), call_(call), hold_(std::move(hold)) {}
+  ChunkedStream(ServiceContext& context, const CallFacts& facts, StreamWire& wire, CountHold hold)
+      : context_(context), facts_(facts), wire_(wire), hold_(std::move(hold)) {}
 
   // The first message has arrived and has not been handled yet.
   bool TakesFirstLocked() const ATTEND_REQUIRES(mutex_) {
@@ -117,22 +116,23 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   ServiceContext& context_;
   const CallFacts facts_;
-  const GrpcWire call_;
+  StreamWire& wire_;  // until OnDone, and so is its call
+  const WireCall& call_ = wire_.call();
   StandingCaller caller_{context_, call_, facts_, Scope::kCompute};
   CountHold hold_;                       // End releases it
   std::shared_ptr<ChunkedStream> self_;  // until OnDone
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   Mutex mutex_;
-  grpc::ByteBuffer incoming_;                       // gRPC's while reading_, else the mutex's
-  grpc::ByteBuffer outgoing_;                       // gRPC's while writing_, else the mutex's
+  grpc::ByteBuffer incoming_;                       // the wire's while reading_, else the mutex's
+  grpc::ByteBuffer outgoing_;                       // the wire's while writing_, else the mutex's
   TransferRef transfer_ ATTEND_GUARDED_BY(mutex_);  // set once
   Status refusal_ ATTEND_GUARDED_BY(mutex_);        // why the stream ends without a transfer
   Status end_ ATTEND_GUARDED_BY(mutex_);            // with kFinish
   Refusal end_refusal_ ATTEND_GUARDED_BY(mutex_);
   bool first_ ATTEND_GUARDED_BY(mutex_) = false;    // it is its transfer's first stream
   bool granted_ ATTEND_GUARDED_BY(mutex_) = false;  // has been sent its grant
-  int64_t starting_ ATTEND_GUARDED_BY(mutex_) = 0;  // threads that are calling gRPC
+  int64_t starting_ ATTEND_GUARDED_BY(mutex_) = 0;  // threads that are calling the wire
   int64_t unplaced_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks read and not yet placed
   bool asked_ ATTEND_GUARDED_BY(mutex_) = false;    // for the first message
   // A read is under way, or a chunk has been read and its bytes are not reserved.

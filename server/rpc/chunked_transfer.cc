@@ -289,6 +289,7 @@ void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
   if (computed) {
     v1::AttendResponse response;
     FillResponse(*request, total_ns, &response);
+    response.set_kernel_reason(std::string(request->selection.why));
     header = EncodeChunkedHeader(&response);
     answer = AnswerChunks(OutputsOf(*request), std::move(request->output));
   }

@@ -9,6 +9,8 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/status.h>
 
+#include <string_view>
+
 #include "server/wire/wire_call.h"
 
 namespace attend {
@@ -54,6 +56,9 @@ class StreamHandler {
  public:
   // False: no message comes any more.
   virtual void OnReadDone(bool ok) = 0;
+  // In its place, of a message that is there until this returns. False: the handler would have it
+  // where it asked for it.
+  virtual bool OnLent(std::string_view) { return false; }
   virtual void OnWriteDone(bool ok) = 0;
   virtual void OnCancel() = 0;
   virtual void OnDone() = 0;

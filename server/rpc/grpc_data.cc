@@ -23,7 +23,7 @@ class GrpcUnary final : public grpc::ServerUnaryReactor, public UnaryWire {
 
   const WireCall& call() const override { return call_; }
   void Answer(grpc::ByteBuffer&& answer) override {
-    response_ = std::move(answer);
+    response_.Swap(&answer);
     Finish(grpc::Status::OK);
   }
   void Fail(const grpc::Status& status) override { Finish(status); }
@@ -74,7 +74,7 @@ grpc::ServerUnaryReactor* BeginGrpcUnary(ServiceContext& context, std::string_vi
   // The object itself is not const: gRPC made it for this call.
   grpc::ByteBuffer message;
   message.Swap(&const_cast<grpc::ByteBuffer&>(request));
-  unary->Begin(std::move(message));
+  unary->Begin({&message, {}});
   return wire.release();
 }
 

@@ -14,11 +14,19 @@
 #include "server/rpc/call_context.h"
 #include "server/rpc/data_wire.h"
 #include "server/rpc/grpc_wire.h"
-#include "server/rpc/open_stream.h"
 #include "server/wire/grpc_status.h"
 #include "server/wire/message_format.h"
 
 namespace attend {
+
+using RawStream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+// A stream that is refused.
+class EndedStream final : public RawStream {
+ public:
+  explicit EndedStream(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
 
 // The wire of a stream, which deletes itself. Without a handler it is one that is refused.
 class GrpcStream final : public RawStream, public StreamWire {

@@ -64,7 +64,6 @@ GrpcMethods::GrpcMethods(ServiceContext& context, const CallTable& table) {
     add_stream(path.c_str(),
                [&begin = begin](Context* call) { return OpenGrpcStream(*call, begin); });
   }
-  add_stream(kAttendChunked, [&context](Context* call) { return OpenChunked(context, *call); });
 }
 
 void GrpcMethods::Add(const char* path, RpcMethod::RpcType type,

@@ -26,11 +26,11 @@ class GrpcWire final : public WireCall {
   int Find(std::string_view key, std::string_view& first) const override;
   TimePoint Deadline(const Clock& clock) const override;
   bool Cancelled() const override { return call_.IsCancelled(); }
-  void AddInitialMetadata(const std::string& key, const std::string& value) const override {
-    call_.AddInitialMetadata(key, value);
+  void AddInitialMetadata(std::string_view key, std::string_view value) const override {
+    call_.AddInitialMetadata(std::string(key), std::string(value));
   }
-  void AddTrailingMetadata(const std::string& key, const std::string& value) const override {
-    call_.AddTrailingMetadata(key, value);
+  void AddTrailingMetadata(std::string_view key, std::string_view value) const override {
+    call_.AddTrailingMetadata(std::string(key), std::string(value));
   }
   grpc_call* OfGrpc() const override { return call_.c_call(); }
   void Cancel() const override { call_.TryCancel(); }

@@ -47,13 +47,13 @@ class H2Unary final : public CallHandler, public UnaryWire {
   // Whatever follows is dropped as it comes, so that none of it is kept.
   void OnMessage(InMessage message) override {
     call_.Read();
-    if (unary_ == nullptr) Start(ToByteBuffer(std::move(message)));
+    if (unary_ != nullptr) return;
+    if (message.pieces.empty()) return Start({nullptr, message.bytes});
+    grpc::ByteBuffer bytes = ToByteBuffer(std::move(message));
+    Start({&bytes, {}});
   }
   void OnHalfClose() override {
-    if (unary_ != nullptr) return;
-    grpc::ByteBuffer none;
-    none.Clear();
-    Start(std::move(none));
+    if (unary_ == nullptr) Start({});
   }
   void OnWritten(bool) override {}
   void OnCancel() override {
@@ -74,13 +74,13 @@ class H2Unary final : public CallHandler, public UnaryWire {
 
  private:
   // With its message, or none.
-  void Start(grpc::ByteBuffer&& message) {
+  void Start(const ArrivedMessage& message) {
     const Status status = OrOutOfMemory([&] {
       unary_ = new UnaryCall(context_, FactsOf(context_, method_, caller_, wire_), *data_.format,
                              data_.pass, *this);
       return Status();
     });
-    status.ok() ? unary_->Begin(std::move(message)) : wire_.End(ToGrpc(status));
+    status.ok() ? unary_->Begin(message) : wire_.End(ToGrpc(status));
   }
 
   ServiceContext& context_;
@@ -103,6 +103,7 @@ class H2Stream final : public CallHandler, public StreamWire {
 
   // CallHandler
   void OnMessage(InMessage message) override {
+    if (message.pieces.empty() && handler_->OnLent(message.bytes)) return;
     grpc::ByteBuffer bytes = ToByteBuffer(std::move(message));
     to_->Swap(&bytes);
     handler_->OnReadDone(true);
@@ -187,7 +188,7 @@ H2Methods::H2Methods(ServiceContext& context, const CallTable& table, Bounds bou
       smallest_bound_(Smallest(bounds_)) {}
 
 int64_t H2Methods::MessageBytesMax(std::string_view path) const {
-  const auto found = bounds_.find(std::string(path));
+  const auto found = bounds_.find(path);
   return found == bounds_.end() ? smallest_bound_ : found->second;
 }
 
@@ -208,12 +209,9 @@ CallHandler* H2Methods::Begin(ServerCall& call) {
     call.Read();
     return handler;
   }
-  const std::string why = path == kAttendChunked
-                              ? path + " is not served with --server-transport h2, only with grpc"
-                              : "there is no method " + path;
   auto* const ended = new H2Ended();
   const H2Wire wire(call);
-  wire.End(ToGrpc(RefuseMethod(context_, wire, path, why)));
+  wire.End(ToGrpc(RefuseMethod(context_, wire, path, "there is no method " + path)));
   return ended;
 }
 

@@ -8,9 +8,10 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 
 #include "server/rpc/call_context.h"
 #include "server/rpc/call_table.h"
@@ -21,7 +22,7 @@ namespace attend {
 class H2Methods final : public CallMethods {
  public:
   // The most bytes of a message, by path, of every method that a server may have.
-  using Bounds = std::unordered_map<std::string, int64_t>;
+  using Bounds = std::map<std::string, int64_t, std::less<>>;
 
   // Serves the table's methods. `bounds` has one method at least. The references must outlive every
   // call.

@@ -21,18 +21,19 @@ class H2Wire final : public WireCall {
   // The call must outlive it.
   explicit H2Wire(ServerCall& call) : call_(call) {}
 
-  std::string Peer() const override { return call_.peer(); }
-  std::string Security() const override { return {}; }
-  bool HasCertificate() const override { return false; }
-  std::vector<Credentials::Name> CertificateNames() const override { return {}; }
+  std::string Peer() const override { return call_.peer().address; }
+  const std::string& PeerIn(std::string&) const override { return call_.peer().address; }
+  std::string Security() const override;
+  bool HasCertificate() const override { return call_.peer().certified; }
+  std::vector<Credentials::Name> CertificateNames() const override;
   int Find(std::string_view key, std::string_view& first) const override;
   TimePoint Deadline(const Clock&) const override { return call_.deadline(); }
   bool Cancelled() const override { return call_.cancelled(); }
   bool PlansNow() const override { return true; }
-  void AddInitialMetadata(const std::string& key, const std::string& value) const override {
+  void AddInitialMetadata(std::string_view key, std::string_view value) const override {
     call_.AddHeader(key, value);
   }
-  void AddTrailingMetadata(const std::string& key, const std::string& value) const override {
+  void AddTrailingMetadata(std::string_view key, std::string_view value) const override {
     trailers_.Add(key, value);
   }
   void Cancel() const override { call_.Cancel(); }

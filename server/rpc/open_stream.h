@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <cstdint>
 #include <string_view>
 #include <type_traits>
@@ -15,19 +13,9 @@
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/grpc_wire.h"
-#include "server/wire/grpc_status.h"
+#include "server/wire/wire_call.h"
 
 namespace attend {
-
-using RawStream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
-
-// A stream that is refused.
-class EndedStream final : public RawStream {
- public:
-  explicit EndedStream(const grpc::Status& status) { Finish(status); }
-  void OnDone() override { delete this; }
-};
 
 // Takes one of the streams that the caller's tenant may have open. A refusal is counted, logged and
 // told to the call's client, but for its status.
@@ -60,21 +48,6 @@ Status BeginStream(ServiceContext& context, std::string_view method, const WireC
   if (generation() != known) stream->Recheck();
   stream->Begin();
   return Status();
-}
-
-// The same of a stream that is a reactor of gRPC's.
-template <class Make>
-RawStream* OpenStream(ServiceContext& context, std::string_view method,
-                      grpc::CallbackServerContext& call, const Make& make,
-                      Scope scope = Scope::kCompute) {
-  RawStream* made = nullptr;
-  const auto make_it = [&](const Caller& caller, CountHold hold) {
-    auto* const stream = make(caller, std::move(hold));
-    made = stream;
-    return stream;
-  };
-  const Status status = BeginStream(context, method, GrpcWire(call), make_it, scope);
-  return status.ok() ? made : new EndedStream(ToGrpc(status));
 }
 
 }  // namespace attend

@@ -12,7 +12,6 @@
 #include "server/memory/memory_reserve.h"
 #include "server/util/rejection.h"
 #include "server/util/thresholds.h"
-#include "server/wire/message_slices.h"
 #include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
 #include "server/wire/tensor_copies.h"
@@ -45,10 +44,19 @@ struct RequestReader::Work {
   MemoryPlan plan;
 
   // False if gRPC cannot give the message's slices.
-  bool Take(grpc::ByteBuffer& bytes) {
-    if (!slices.Take(bytes)) return false;
+  bool Take(const ArrivedMessage& bytes) {
+    if (bytes.buffer == nullptr) {
+      slices.Lend(bytes.lent);
+    } else if (!slices.Take(*bytes.buffer)) {
+      return false;
+    }
     message.slices = slices.spans();
     return true;
+  }
+  // The message stays when the function returns that it was given to.
+  void Own() {
+    slices.Own();
+    message.slices = slices.spans();
   }
   // The transport gets its memory back before the request runs.
   void ReleaseSlices() {
@@ -78,7 +86,7 @@ RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, const Clock
       uploads_(engine.host_pool().budget_bytes(), limits.tenant_weights) {}
 
 void RequestReader::Accept(Call& call, const MessageFormat& format,
-                           std::unique_ptr<Request> request, grpc::ByteBuffer&& message) {
+                           std::unique_ptr<Request> request, const ArrivedMessage& message) {
   const TraceRange range("attend: take a message");
   call.Ref();
   try {
@@ -91,10 +99,10 @@ void RequestReader::Accept(Call& call, const MessageFormat& format,
 }
 
 bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
-                         grpc::ByteBuffer& message) {
+                         const ArrivedMessage& message) {
   Work work(format);
-  request->message_bytes = static_cast<int64_t>(message.Length());  // whatever becomes of it
-  Status status = CheckEarly(call, *request, message);
+  request->message_bytes = message.bytes();  // whatever becomes of it
+  Status status = CheckEarly(call, *request);
   if (status.ok() && !work.Take(message)) {
     status = InvalidArgument("the message cannot be read");
   }
@@ -109,6 +117,7 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
   if (work.message.scan.array_bytes <= thresholds::kOwnThreadArrayBytesMax) {
     return TakeHere(call, request, work);
   }
+  work.Own();
   auto large = std::make_shared<LargeWork>(std::move(work));
   large->request = std::move(request);
   try {
@@ -141,7 +150,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
   Status status = Decode(*request, work, arena);
   if (!status.ok()) {
     End(std::move(request), std::move(status));
-  } else if (gathering_.MayKeep(*request) &&
+  } else if (!work.slices.lent() && gathering_.MayKeep(*request) &&
              gathering_.Keep(work.slices,
                              TensorPieces(work.message, work.validated, work.plan, *request),
                              *request)) {
@@ -157,6 +166,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
   } else {
     // Its tensors are found by the scan alone, so the arena may go.
     work.message.fields = nullptr;
+    work.Own();
     auto large = std::make_shared<LargeWork>(std::move(work));
     large->request = std::move(request);
     try {
@@ -197,10 +207,9 @@ void RequestReader::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& larg
   });
 }
 
-Status RequestReader::CheckEarly(const Call& call, const Request& request,
-                                 const grpc::ByteBuffer& message) {
+Status RequestReader::CheckEarly(const Call& call, const Request& request) {
   if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
-  const int64_t bytes = static_cast<int64_t>(message.Length());
+  const int64_t bytes = request.message_bytes;
   if (bytes > limits_.message_bytes_max) {
     return Because(
         Rejection::kTooLarge,

@@ -7,8 +7,6 @@
 
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -25,6 +23,7 @@
 #include "server/util/weight_share.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/message_format.h"
+#include "server/wire/message_slices.h"
 #include "server/wire/request_codec.h"
 
 namespace attend {
@@ -58,7 +57,7 @@ class RequestReader {
   // request ends by one call of its responder, which is `call`. The request's id, responder,
   // deadline and time of arrival must be set. `format` must outlive the call.
   void Accept(Call& call, const MessageFormat& format, std::unique_ptr<Request> request,
-              grpc::ByteBuffer&& message);
+              const ArrivedMessage& message);
 
   // Admits a request by its header and allocates its memory, on a device too if it can be staged.
   // The same fields of `request` must be set as for Accept. May throw std::bad_alloc. Not on gRPC's
@@ -75,7 +74,7 @@ class RequestReader {
   // These two end the request or hand it on, unless they throw std::bad_alloc and leave it. True:
   // a copy thread goes on, and releases the call.
   bool Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
-            grpc::ByteBuffer& message);
+            const ArrivedMessage& message);
   bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
   void DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Copies the tensors of a decoded request.
@@ -83,7 +82,7 @@ class RequestReader {
   // Copies the tensors of a decoded request, and then goes on with it. Throws only while `large`
   // still owns the request.
   void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
-  Status CheckEarly(const Call& call, const Request& request, const grpc::ByteBuffer& message);
+  Status CheckEarly(const Call& call, const Request& request);
   Status Decode(Request& request, Work& work, google::protobuf::Arena& arena);
   // Takes the small fields, however the tensor bytes come.
   Status TakeFields(const MessageFormat& format, const RequestMessage& message, Request& request,

@@ -112,6 +112,24 @@ void StreamCall::Do(Step step) {
 }
 
 void StreamCall::OnReadDone(bool ok) {
+  if (ok) return OnMessage({});
+  Step step;
+  {
+    const MutexLock lock(mutex_);
+    reading_ = false;
+    if (finished_) return;  // it crossed the end of the call
+    half_closed_ = true;
+    step = NextLocked();
+  }
+  Do(step);
+}
+
+bool StreamCall::OnLent(std::string_view message) {
+  OnMessage(message);
+  return true;
+}
+
+void StreamCall::OnMessage(std::string_view lent) {
   grpc::ByteBuffer message;
   Step step;
   uint64_t place = 0;
@@ -119,17 +137,12 @@ void StreamCall::OnReadDone(bool ok) {
     const MutexLock lock(mutex_);
     reading_ = false;
     if (finished_) return;  // it crossed the end of the call
-    if (ok) {
-      ++unanswered_;
-      place = read_++;
-      message.Swap(&incoming_);
-    } else {
-      half_closed_ = true;
-    }
+    ++unanswered_;
+    place = read_++;
+    message.Swap(&incoming_);
     step = NextLocked();  // the next read is under way before this message is copied
   }
   Do(step);
-  if (!ok) return;
   // The unanswered message keeps the call from finishing, so `this` stays until it is answered.
   std::unique_ptr<Request> request;
   const Status may = OrOutOfMemory([&] {
@@ -143,7 +156,8 @@ void StreamCall::OnReadDone(bool ok) {
   SetCaller(facts_.caller, *request);
   request->may_end_in_submit = true;
   if (wire_.call().PlansNow()) request->planner = std::this_thread::get_id();
-  context_.reader.Accept(*this, format_, std::move(request), std::move(message));
+  context_.reader.Accept(*this, format_, std::move(request),
+                         {lent.data() == nullptr ? &message : nullptr, lent});
 }
 
 void StreamCall::Stop(uint64_t place, grpc::Status status) {
@@ -154,7 +168,7 @@ void StreamCall::Stop(uint64_t place, grpc::Status status) {
     if (!stopped_) stopped_ = std::move(status);
     --unanswered_;
     const bool writing = !answers_.empty();
-    if (!broken_) QueueLocked(place, std::nullopt);
+    if (!broken_) QueueLocked(place, nullptr);
     if (!writing && !answers_.empty()) {
       writing_ = true;
       first = &answers_.front();
@@ -170,7 +184,7 @@ void StreamCall::OnQueueing(uint64_t id) {
   if (!std::exchange(admitted_, true)) {
     context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
   }
-  queued_.insert(id);
+  queued_.push_back(id);
 }
 
 void StreamCall::Finish(std::unique_ptr<Request> request) {
@@ -186,7 +200,7 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
       RecordEnd(context_, *request, total_ns, bytes, wire_.call(), facts_, format_);
   {
     const MutexLock lock(mutex_);
-    queued_.erase(request->id);
+    std::erase(queued_, request->id);
   }
   if (cancelled()) {
     request.reset();
@@ -209,26 +223,29 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
   if (ok) {
     grpc::ByteBuffer answer;
     status = OrOutOfMemory([&] {
-      answer = format_.EncodeReply(std::move(request), total_ns, watched_);
+      grpc::ByteBuffer made = format_.EncodeReply(std::move(request), total_ns, watched_);
+      answer.Swap(&made);  // the only way without a copy
       return Status();
     });
-    if (status.ok()) return Answer(place, std::move(answer));
+    if (status.ok()) return Answer(place, answer);
   }
   const Refusal refusal = request == nullptr ? Refusal() : request->refusal;
   request.reset();  // its memory before the client hears of it and tries again
-  Answer(place, format_.EncodeFailure(id, status, refusal,
-                                      RetryAfterMs(context_, status.code(), refusal)));
+  grpc::ByteBuffer failure =
+      format_.EncodeFailure(id, status, refusal, RetryAfterMs(context_, status.code(), refusal));
+  Answer(place, failure);
 }
 
-void StreamCall::QueueLocked(uint64_t place, std::optional<grpc::ByteBuffer> answer) {
+void StreamCall::QueueLocked(uint64_t place, grpc::ByteBuffer* answer) {
   if (!format_.InOrder()) {
-    if (answer) answers_.push_back(std::move(*answer));
+    if (answer != nullptr) answers_.emplace_back().Swap(answer);
     return;
   }
-  early_.emplace(place, std::move(answer));
+  std::optional<grpc::ByteBuffer>& early = early_[place];
+  if (answer != nullptr) early.emplace().Swap(answer);
   while (!early_.empty() && early_.begin()->first == next_place_) {
     std::optional<grpc::ByteBuffer>& next = early_.begin()->second;
-    if (next) answers_.push_back(std::move(*next));
+    if (next) answers_.emplace_back().Swap(&*next);
     early_.erase(early_.begin());
     ++next_place_;
   }
@@ -240,7 +257,7 @@ void StreamCall::BreakLocked(std::map<uint64_t, std::optional<grpc::ByteBuffer>>
   dropped.swap(early_);
 }
 
-void StreamCall::Answer(uint64_t place, grpc::ByteBuffer&& answer) {
+void StreamCall::Answer(uint64_t place, grpc::ByteBuffer& answer) {
   const grpc::ByteBuffer* first = nullptr;
   Step step = Step::kNone;
   {
@@ -249,7 +266,7 @@ void StreamCall::Answer(uint64_t place, grpc::ByteBuffer&& answer) {
       --unanswered_;
       step = NextLocked();
     } else {
-      QueueLocked(place, std::move(answer));
+      QueueLocked(place, &answer);
       if (!writing_ && !answers_.empty()) {
         writing_ = true;
         first = &answers_.front();
@@ -305,7 +322,7 @@ void StreamCall::OnCancel() {
   {
     const MutexLock lock(mutex_);
     BreakLocked(dropped);
-    queued.assign(queued_.begin(), queued_.end());
+    queued = queued_;
     step = NextLocked();
   }
   for (const uint64_t id : queued) context_.engine.Cancel(id);

@@ -29,7 +29,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <unordered_set>
+#include <vector>
 
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
@@ -63,6 +63,7 @@ class StreamCall final : public StreamHandler, public Call, public OpenCall {
 
   // StreamHandler
   void OnReadDone(bool ok) override;
+  bool OnLent(std::string_view message) override;
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
@@ -76,11 +77,13 @@ class StreamCall final : public StreamHandler, public Call, public OpenCall {
   // In the wire's On... functions this object is alive. On other threads it is only while a request
   // of theirs is unanswered, or for kFinish, which only one thread is given.
   void Do(Step step);
+  // A message came, in incoming_ unless it is lent.
+  void OnMessage(std::string_view lent);
   void Respond(std::unique_ptr<Request> request);
   // The answer of the request that is at that place of the stream.
-  void Answer(uint64_t place, grpc::ByteBuffer&& answer);
+  void Answer(uint64_t place, grpc::ByteBuffer& answer);
   // Makes the answer, or nothing, what is at the place, and queues what may now be written.
-  void QueueLocked(uint64_t place, std::optional<grpc::ByteBuffer> answer) ATTEND_REQUIRES(mutex_);
+  void QueueLocked(uint64_t place, grpc::ByteBuffer* answer) ATTEND_REQUIRES(mutex_);
   // Nothing is written any more: what waits for earlier answers goes.
   void BreakLocked(std::map<uint64_t, std::optional<grpc::ByteBuffer>>& dropped)
       ATTEND_REQUIRES(mutex_);
@@ -107,7 +110,7 @@ class StreamCall final : public StreamHandler, public Call, public OpenCall {
   uint64_t read_ ATTEND_GUARDED_BY(mutex_) = 0;        // messages: the next one's place
   uint64_t next_place_ ATTEND_GUARDED_BY(mutex_) = 0;  // of the first that is not in answers_ yet
   // Requests that may be queued in the engine.
-  std::unordered_set<uint64_t> queued_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<uint64_t> queued_ ATTEND_GUARDED_BY(mutex_);
   int64_t unanswered_ ATTEND_GUARDED_BY(mutex_) = 0;  // read, and their answer not yet written
   bool reading_ ATTEND_GUARDED_BY(mutex_) = false;
   bool writing_ ATTEND_GUARDED_BY(mutex_) = false;

@@ -25,10 +25,10 @@ UnaryCall::UnaryCall(ServiceContext& context, const CallFacts& facts, const Mess
   if (wire_.call().PlansNow()) request_->planner = std::this_thread::get_id();
 }
 
-void UnaryCall::Begin(grpc::ByteBuffer&& message) {
+void UnaryCall::Begin(const ArrivedMessage& message) {
   std::unique_ptr<Request> request = std::move(request_);
   if (!message.Valid()) return EndWithoutMessage(std::move(request));
-  context_.reader.Accept(*this, format_, std::move(request), std::move(message));
+  context_.reader.Accept(*this, format_, std::move(request), message);
 }
 
 void UnaryCall::OnQueueing(uint64_t) {
@@ -51,7 +51,8 @@ void UnaryCall::Answer(std::unique_ptr<Request> request) {
     watched_->Hold(1);  // until OnDone
     grpc::ByteBuffer answer;
     status = OrOutOfMemory([&] {
-      answer = format_.EncodeReply(std::move(request), total_ns, watched_);
+      grpc::ByteBuffer made = format_.EncodeReply(std::move(request), total_ns, watched_);
+      answer.Swap(&made);  // the only way without a copy
       return Status();
     });
     if (status.ok()) return wire_.Answer(std::move(answer));

@@ -25,7 +25,7 @@ class UnaryCall final : public UnaryHandler, public Call {
             UnaryWire& wire);
 
   // Once, with what has come: not valid if nothing has.
-  void Begin(grpc::ByteBuffer&& message);
+  void Begin(const ArrivedMessage& message);
 
   // Call
   void OnQueueing(uint64_t id) override;

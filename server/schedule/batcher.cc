@@ -80,6 +80,7 @@ BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
   const bool large_may_run = lanes.total == 1 || lanes.large + 1 < lanes.total;
   QueueOrder order(queue, large_may_run, now);
   TimePoint until = kNever;  // more requests may be waited for
+  decision.take.reserve(static_cast<size_t>(std::min(queue.size(), options_.batch_requests_max)));
   Fill(order, outlook, decision, until);
   decision.aged = order.aged() && !decision.take.empty();
   const bool waits_for_company = decision.closed == BatchClosed::kEmpty && !decision.take.empty() &&

@@ -3,6 +3,7 @@
 #include "server/schedule/fair_share.h"
 
 #include <cassert>
+#include <utility>
 
 namespace attend {
 namespace {
@@ -16,9 +17,13 @@ int64_t VirtualCost(int64_t cost, int32_t weight) {
 
 }  // namespace
 
-FairShare::FairShare(const TenantWeights& weights) : tags_(weights.size()), weights_(weights) {
-  for (int32_t& weight : weights_) weight = std::max(weight, 1);
-  for (const int32_t weight : weights_) batch_.push_back(VirtualCost(kBatchCost, weight));
+FairShare::FairShare(const TenantWeights& weights) : tags_(weights.size()) {
+  Fixed fixed{weights, {}};
+  for (int32_t& weight : fixed.weights) {
+    weight = std::max(weight, 1);
+    fixed.batch.push_back(VirtualCost(kBatchCost, weight));
+  }
+  fixed_ = std::make_shared<const Fixed>(std::move(fixed));
 }
 
 void FairShare::Reset() {
@@ -29,7 +34,7 @@ void FairShare::Reset() {
 void FairShare::Charge(int tenant, int64_t cost, int64_t floor) {
   assert(0 < cost && cost <= kCostMax);
   virtual_time_ = std::max(virtual_time_, floor);
-  tags_[tenant] = Tag(tenant) + VirtualCost(cost, weights_[tenant]);
+  tags_[tenant] = Tag(tenant) + VirtualCost(cost, fixed_->weights[tenant]);
   if (virtual_time_ > kRebaseAt) Rebase();
 }
 

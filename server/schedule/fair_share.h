@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "server/schedule/tenants.h"
@@ -42,19 +43,24 @@ class FairShare {
   // Call when nothing waits and nothing runs: no tenant is owed anything then.
   void Reset();
 
-  int64_t Tag(int tenant) const { return std::max(tags_[tenant], virtual_time_ - batch_[tenant]); }
+  int64_t Tag(int tenant) const { return std::max(tags_[tenant], virtual_time_ - Batch(tenant)); }
   // Virtual time that a whole batch costs the tenant.
-  int64_t Batch(int tenant) const { return batch_[tenant]; }
+  int64_t Batch(int tenant) const { return fixed_->batch[tenant]; }
   // A request of the tenant starts. `floor`: the smallest Tag() of the tenants that could start.
   void Charge(int tenant, int64_t cost, int64_t floor);
 
  private:
   void Rebase();
 
+  // Shared by copies.
+  struct Fixed {
+    TenantWeights weights;
+    std::vector<int64_t> batch;
+  };
+
   int64_t virtual_time_ = 0;
   std::vector<int64_t> tags_;
-  TenantWeights weights_;
-  std::vector<int64_t> batch_;
+  std::shared_ptr<const Fixed> fixed_;
 };
 
 }  // namespace attend

@@ -15,7 +15,7 @@ namespace attend {
 QueueOrder::QueueOrder(const RequestQueue& queue, bool large_allowed, TimePoint now) {
   for (const auto& [priority, level] : queue.levels()) {
     if (level.arrivals.empty()) continue;
-    std::vector<Candidate> candidates;
+    std::pmr::vector<Candidate> candidates(&memory_);
     for (size_t tenant = 0; tenant < level.tenants.size(); ++tenant) {
       const RequestQueue::TenantLines& lines = level.tenants[tenant];
       Candidate candidate(static_cast<int>(tenant), lines, large_allowed, now);

@@ -34,7 +34,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <optional>
 #include <vector>
 
@@ -47,6 +49,8 @@ namespace attend {
 class QueueOrder {
  public:
   QueueOrder(const RequestQueue& queue, bool large_allowed, TimePoint now);
+  QueueOrder(const QueueOrder&) = delete;
+  QueueOrder& operator=(const QueueOrder&) = delete;
 
   // The request that should start next, or null if there is none.
   const Request* Peek();
@@ -89,16 +93,19 @@ class QueueOrder {
   struct View {
     const RequestQueue::Level* level;
     FairShare share;  // charged for what is taken here
-    std::vector<Candidate> candidates;
+    std::pmr::vector<Candidate> candidates;
   };
 
   void ChooseAged(const RequestQueue& queue, TimePoint now);
   void Choose();
   void Next();
 
-  std::vector<View> views_;     // with candidates only, highest priority first
-  std::optional<size_t> aged_;  // the view that goes first
-  bool started_ = false;        // one was taken
+  // Enough for a few tenants of one priority; more comes from the heap.
+  std::array<std::byte, 1024> room_;
+  std::pmr::monotonic_buffer_resource memory_{room_.data(), room_.size()};
+  std::pmr::vector<View> views_{&memory_};  // with candidates only, highest priority first
+  std::optional<size_t> aged_;              // the view that goes first
+  bool started_ = false;                    // one was taken
   // What Peek found.
   bool chosen_ = false;
   View* view_ = nullptr;

@@ -25,7 +25,7 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   Request& r = *request;
   assert(!by_id_.contains(r.id) && "an id came twice");
   r.sequence = next_sequence_++;
-  Level& level = levels_.try_emplace(r.priority, options_.tenant_weights).first->second;
+  Level& level = levels_.try_emplace(r.priority, options_.tenant_weights, &nodes_).first->second;
   assert((level.arrivals.empty() || level.arrivals.rbegin()->second <= r.enqueued) &&
          "pushed in another order than that of arrival");
   TenantLines& lines = level.tenants[r.tenant];

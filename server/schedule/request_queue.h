@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -47,9 +48,11 @@ class RequestQueue {
 
     auto operator<=>(const Place&) const = default;
   };
-  using Line = std::map<Place, const Request*>;
+  using Line = std::pmr::map<Place, const Request*>;
   // Some of a tenant's requests of one priority.
   struct Lines {
+    explicit Lines(std::pmr::memory_resource* nodes)
+        : aging(nodes), at_deadline(nodes), newest(nodes) {}
     Line aging;        // due once they have waited for `aging`
     Line at_deadline;  // due at their deadlines
     Line newest;       // the same, by their arrival, the last one first
@@ -59,6 +62,7 @@ class RequestQueue {
   // All of them. Large ones have their own lines: small ones pass them while no lane may take a
   // large one.
   struct TenantLines {
+    explicit TenantLines(std::pmr::memory_resource* nodes) : small(nodes), large(nodes) {}
     Lines small;
     Lines large;
     // A request could not be answered in time, and so many of those that waited then and are due at
@@ -70,12 +74,15 @@ class RequestQueue {
   };
   // All requests of one priority.
   struct Level {
-    explicit Level(const TenantWeights& weights) : share(weights), tenants(weights.size()) {}
+    Level(const TenantWeights& weights, std::pmr::memory_resource* nodes)
+        : share(weights), arrivals(nodes) {
+      for (size_t i = 0; i < weights.size(); ++i) tenants.emplace_back(nodes);
+    }
 
     FairShare share;
     std::vector<TenantLines> tenants;
-    std::map<uint64_t, TimePoint> arrivals;  // by sequence
-    int64_t served_batch = 0;                // the last one that took a request from here
+    std::pmr::map<uint64_t, TimePoint> arrivals;  // by sequence
+    int64_t served_batch = 0;                     // the last one that took a request from here
   };
   using Levels = std::map<int32_t, Level, std::greater<>>;  // highest priority first
 
@@ -133,6 +140,8 @@ class RequestQueue {
   std::unique_ptr<Request> Remove(const Request& request);
 
   const QueueOptions options_;
+  // Nodes of requests that left serve those that come: as many as `capacity` requests need.
+  std::pmr::unsynchronized_pool_resource nodes_;
   uint64_t next_sequence_ = 0;
   int64_t batches_ = 0;
   int64_t batches_since_aged_ = 0;
@@ -140,9 +149,9 @@ class RequestQueue {
   Levels levels_;  // of every priority that was ever seen
   Duration expected_{0};
   std::vector<int64_t> tenant_sizes_;
-  std::unordered_map<uint64_t, std::unique_ptr<Request>> by_id_;
+  std::pmr::unordered_map<uint64_t, std::unique_ptr<Request>> by_id_{&nodes_};
   // By the latest start, of those with deadlines; and ids.
-  std::set<std::pair<TimePoint, uint64_t>> by_start_;
+  std::pmr::set<std::pair<TimePoint, uint64_t>> by_start_{&nodes_};
 };
 
 }  // namespace attend

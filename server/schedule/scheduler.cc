@@ -141,10 +141,13 @@ std::unique_ptr<Request> Scheduler::Cancel(uint64_t id, TimePoint now) {
   request->status = CancelCode(*request, now) == Code::kDeadlineExceeded
                         ? Expired()
                         : Status(Code::kCancelled, "cancelled by the client while queued");
+  // It came and went in one read, before anything could be done for it.
+  if (request->planner && request->enqueued > planned_) request->enqueued = TimePoint();
   return request;
 }
 
 Scheduler::Step Scheduler::Plan(TimePoint now) {
+  planned_ = now;
   Step step;
   for (auto& request : queue_.TakeHopeless(now)) EndLate(std::move(request), now, &step);
   for (LaneSlot& slot : lanes_) {

@@ -66,7 +66,8 @@ class Scheduler {
   // is full, Judge's status, or Close's. Plan should follow.
   Status Push(std::unique_ptr<Request>& request, TimePoint now);
   // Takes the request out of the queue, with its status CANCELLED or DEADLINE_EXCEEDED; null if it
-  // is not queued. If it is running, it is told to stop.
+  // is not queued. If it is running, it is told to stop. One that has a planner, and for which no
+  // plan was made yet, is as if it had never been queued.
   std::unique_ptr<Request> Cancel(uint64_t id, TimePoint now);
   // Ends queued requests past their deadline, tells running ones past theirs to stop, and fills the
   // free lanes.
@@ -119,6 +120,7 @@ class Scheduler {
   TimePoint shared_until_{};               // ShareTime's
   Duration idle_{0};                       // while something waited, since the last launch
   TimePoint delayed_{};                    // BatchDecision's
+  TimePoint planned_{};                    // when Plan was called last
   Status closed_;                          // OK: open
 };
 

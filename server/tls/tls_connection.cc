@@ -114,41 +114,25 @@ void TlsConnection::Refuse(SSL* ssl) {
   }
 }
 
-TlsConnection::~TlsConnection() {
-  if (client_ != nullptr) options_.clients->Remove(client_);
-}
-
 void TlsConnection::Begin(const SSL* ssl) try {
-  if (client_ != nullptr || SSL_get0_peer_certificate(ssl) == nullptr) return;
-  auto client = std::make_shared<TlsClient>();
-  client->socket = options_.socket;
-  client->inode = options_.inode;
-  client->certificate.reset(SSL_get1_peer_certificate(ssl));
-  if (STACK_OF(X509)* const chain = SSL_get_peer_cert_chain(ssl)) {
-    client->chain.reset(X509_chain_up_ref(chain));
-    if (client->chain == nullptr) throw std::bad_alloc();
-  }
-  options_.clients->Add(client);
-  client_ = std::move(client);
+  if (standing_ != nullptr) return;
+  std::shared_ptr<TlsClient> client = ShownBy(ssl, options_.socket, options_.inode);
+  if (client == nullptr) return;
+  standing_ = std::make_unique<TlsStanding>(*options_.certificates, options_.clients,
+                                            std::move(client), options_.generation);
   MayStay();  // the files may have changed during the handshake
 } catch (const std::bad_alloc&) {
   End([&] { (*options_.on_refused)(options_.socket, "there is no memory for its certificate"); });
 }
 
 bool TlsConnection::MayStay() {
-  const uint64_t generation = options_.certificates->generation();
-  if (generation == generation_ || client_ == nullptr) return true;
-  const std::string why =
-      options_.certificates->current()->WhyNot(client_->certificate.get(), client_->chain.get());
-  if (!why.empty()) {
-    const bool told = client_->refused.exchange(true);
-    End([&] {
-      if (!told) (*options_.on_refused)(options_.socket, why);
-    });
-    return false;
-  }
-  generation_ = generation;
-  return true;
+  if (standing_ == nullptr) return true;
+  std::string refused;
+  if (standing_->Holds([&](const std::string& why) { refused = why; })) return true;
+  End([&] {
+    if (!refused.empty()) (*options_.on_refused)(options_.socket, refused);
+  });
+  return false;
 }
 
 bool TlsConnection::Passes(const void* data, int bytes) {

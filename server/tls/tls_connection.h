@@ -23,6 +23,7 @@
 #include "server/tls/tls_certificates.h"
 #include "server/tls/tls_clients.h"
 #include "server/tls/tls_context.h"
+#include "server/tls/tls_standing.h"
 
 namespace attend {
 
@@ -81,9 +82,8 @@ class TlsConnection {
   void Sending(const void* data, int bytes);
 
  private:
-  explicit TlsConnection(const Options& options)
-      : options_(options), frames_(options.limits), generation_(options.generation) {}
-  ~TlsConnection();
+  explicit TlsConnection(const Options& options) : options_(options), frames_(options.limits) {}
+  ~TlsConnection() = default;
   static int Index();
   static void Free(void* parent, void* own, CRYPTO_EX_DATA* data, int index, long argl, void* argp);
   static void OnMessage(int is_write, int version, int type, const void* bytes, size_t size,
@@ -94,9 +94,8 @@ class TlsConnection {
 
   const Options options_;
   Http2Frames frames_;
-  uint64_t generation_;                // of the certificates by which the client's is good
-  std::shared_ptr<TlsClient> client_;  // null: it has shown no certificate
-  BIO* network_ = nullptr;             // gRPC's; only during the handshake
+  std::unique_ptr<TlsStanding> standing_;  // null: its client has shown no certificate
+  BIO* network_ = nullptr;                 // gRPC's; only during the handshake
   // Messages of handshakes: those of the first, and requests for new keys and the like after it.
   FrameRate handshake_messages_{32, 1};
   const char* wrong_ = nullptr;  // handshake messages came too often

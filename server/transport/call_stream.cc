@@ -19,33 +19,45 @@ void AddStatus(const CallEnd& end, CallMetadata& trailers) {
   if (!end.status.message().empty()) {
     trailers.Add("grpc-message", PercentEncode(end.status.message()));
   }
-  for (const auto& [key, value] : end.trailers.entries()) trailers.Add(key, value);
+  for (const auto& [key, value] : end.trailers) trailers.Add(key, value);
 }
 
 }  // namespace
 
-CallStream::CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head,
-                       std::shared_ptr<const std::string> peer, TimePoint deadline,
-                       int64_t message_bytes_max, std::atomic<int64_t>& calls,
-                       std::shared_ptr<std::atomic<int64_t>> siblings)
-    : loop_(loop),
+CallStream::CallStream(CallShare& share, CallOwner& owner, int32_t id, RequestHead& head,
+                       std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline,
+                       int64_t message_bytes_max, std::shared_ptr<std::atomic<int64_t>> siblings)
+    : share_(share),
+      loop_(share.loop),
       owner_(&owner),
       id_(id),
-      head_(std::move(head)),
       peer_(std::move(peer)),
       deadline_(deadline),
-      calls_(calls),
       siblings_(std::move(siblings)),
-      assembler_(message_bytes_max, head_.encoding) {
-  calls_.fetch_add(1);
+      assembler_(message_bytes_max, head.encoding) {
+  if (!share.spare.empty()) {
+    parts_ = std::move(share.spare.back());
+    share.spare.pop_back();
+    output = std::move(parts_.output);
+  }
+  std::swap(parts_.head, head);
+  share_.calls.fetch_add(1);
   siblings_->fetch_add(1);
 }
 
 CallStream::~CallStream() {
   loop_.Clear(*this);
   siblings_->fetch_sub(1);
-  calls_.fetch_sub(1);
-  calls_.notify_all();
+  if (share_.spare.size() < share_.spare.capacity()) {
+    parts_.head.Clear();
+    parts_.headers.Clear();
+    parts_.trailers.Clear();
+    output.Clear();
+    parts_.output = std::move(output);
+    share_.spare.push_back(std::move(parts_));
+  }
+  share_.calls.fetch_sub(1);
+  share_.calls.notify_all();
 }
 
 void CallStream::Begin(CallMethods& methods) {
@@ -73,8 +85,8 @@ void CallStream::Write(OutMessage message) {
   Ask([&](Asked& asked) { asked.write = std::move(message); });
 }
 
-void CallStream::AddHeader(std::string key, std::string value) {
-  first_.Add(std::move(key), std::move(value));
+void CallStream::AddHeader(std::string_view key, std::string_view value) {
+  parts_.headers.Add(key, value);
 }
 
 void CallStream::Finish(CallEnd end) {
@@ -163,7 +175,9 @@ bool CallStream::ReadOne() {
     bool whole = false;
     Status status;
     try {
-      status = assembler_.Take(bytes, message, whole);
+      // A call without an owner takes nothing that has just been read.
+      const bool lies = !stored && owner_ != nullptr;
+      status = assembler_.Take(bytes, lies ? owner_->block() : nullptr, message, whole);
     } catch (const std::bad_alloc&) {
       status = ResourceExhausted("there is no memory for the message");
     }
@@ -175,6 +189,7 @@ bool CallStream::ReadOne() {
     }
     if (owner_ != nullptr) {
       owner_->session().Consume(id_, taken);
+      owner_->OnMissing(assembler_.missing_bytes());
       owner_->OnOutput();
     }
     if (!status.ok()) return Fail(status), true;
@@ -201,11 +216,12 @@ void CallStream::Send(const OutMessage& message) {
       0, static_cast<char>(bytes >> 24), static_cast<char>(bytes >> 16),
       static_cast<char>(bytes >> 8), static_cast<char>(bytes)};
   output.Copy({prefix.data(), prefix.size()});
-  for (const OutMessage::Piece& piece : message.pieces) output.Refer(piece.bytes, piece.owner);
+  output.Refer(message.first.bytes, message.first.owner);
+  for (const OutMessage::Piece& piece : message.rest) output.Refer(piece.bytes, piece.owner);
   if (std::exchange(responded_, true)) {
     owner_->session().Resume(id_, *this);
   } else {
-    owner_->session().Respond(id_, *this, first_, kAnswerHeaders);
+    owner_->session().Respond(id_, *this, parts_.headers, kAnswerHeaders);
   }
   owner_->OnOutput();
 }
@@ -234,15 +250,14 @@ void CallStream::SendEnd(const CallEnd& end) {
   if (owner_ == nullptr || std::exchange(answered_, true)) return;
   loop_.Clear(*this);
   // In one block of headers, clients would take initial metadata for trailing metadata.
-  if (!first_.entries().empty() && !std::exchange(responded_, true)) {
-    owner_->session().Respond(id_, *this, first_, kAnswerHeaders);
+  if (!parts_.headers.empty() && !std::exchange(responded_, true)) {
+    owner_->session().Respond(id_, *this, parts_.headers, kAnswerHeaders);
   }
-  CallMetadata trailers;
-  AddStatus(end, trailers);
+  AddStatus(end, parts_.trailers);
   if (responded_) {
-    owner_->session().End(id_, *this, std::move(trailers));
+    owner_->session().End(id_, *this, parts_.trailers);
   } else {
-    owner_->session().RespondWhole(id_, trailers, kAnswerHeaders);
+    owner_->session().RespondWhole(id_, parts_.trailers, kAnswerHeaders);
   }
   owner_->OnOutput();
 }

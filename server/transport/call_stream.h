@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
@@ -35,6 +36,10 @@ class CallOwner {
   virtual void OnOutput() = 0;
   // The next bytes of the call's messages came.
   virtual void OnCame(int32_t id, std::string_view bytes) = 0;
+  // Owns the buffer of the read that is being taken, if messages may stay there; else null.
+  virtual const std::shared_ptr<const void>& block() const = 0;
+  // A message of the call that is under way lacks so many bytes.
+  virtual void OnMissing(size_t bytes) = 0;
   // So many bytes more, or less, of them are kept until they are asked for.
   virtual void OnKept(int64_t bytes) = 0;
   // The stream has ended; `whole`: with all that the call had to say. True: some of that is still
@@ -47,16 +52,34 @@ class CallOwner {
   ~CallOwner() = default;
 };
 
+// The parts of calls that have ended serve the next ones, so that a small call takes little from
+// the heap.
+struct CallParts {
+  RequestHead head;
+  CallMetadata headers, trailers;  // of the answer
+  OutputQueue output;
+};
+
+// Shared by all calls of a loop. The loop's thread, but for the count.
+struct CallShare {
+  // Some 100 KiB of usual calls' parts.
+  static constexpr size_t kSpareMax = 128;
+
+  Loop& loop;
+  std::atomic<int64_t>& calls;  // that there are, of all loops
+  std::vector<CallParts> spare{};
+};
+
 class CallStream final : public ServerCall,
                          public Http2Stream,
                          private Loop::Task,
                          private Loop::Timer {
  public:
-  // `calls` counts all calls that there are, `siblings` those of the connection. `loop` and `calls`
-  // must outlive the call, `owner` its stream.
-  CallStream(Loop& loop, CallOwner& owner, int32_t id, RequestHead&& head,
-             std::shared_ptr<const std::string> peer, TimePoint deadline, int64_t message_bytes_max,
-             std::atomic<int64_t>& calls, std::shared_ptr<std::atomic<int64_t>> siblings);
+  // Takes `head`, and leaves another to be used again. `siblings` counts the calls of the
+  // connection. `share` must outlive the call, `owner` its stream.
+  CallStream(CallShare& share, CallOwner& owner, int32_t id, RequestHead& head,
+             std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline,
+             int64_t message_bytes_max, std::shared_ptr<std::atomic<int64_t>> siblings);
   CallStream(const CallStream&) = delete;
   CallStream& operator=(const CallStream&) = delete;
 
@@ -65,13 +88,13 @@ class CallStream final : public ServerCall,
   void Begin(CallMethods& methods);
   void Drop() { delete this; }
 
-  const std::string& path() const override { return head_.path; }
-  const CallMetadata& metadata() const override { return head_.metadata; }
-  const std::string& peer() const override { return *peer_; }
+  const std::string& path() const override { return parts_.head.path; }
+  const CallMetadata& metadata() const override { return parts_.head.metadata; }
+  const ConnectionPeer& peer() const override { return *peer_; }
   TimePoint deadline() const override { return deadline_; }
   void Read() override;
   void Write(OutMessage message) override;
-  void AddHeader(std::string key, std::string value) override;
+  void AddHeader(std::string_view key, std::string_view value) override;
   void Finish(CallEnd end) override;
   void Cancel() override;
   bool cancelled() const override { return cancelled_.load(std::memory_order_seq_cst); }
@@ -121,16 +144,15 @@ class CallStream final : public ServerCall,
   // Tells the owner how much is kept now.
   void TellKept();
 
+  CallShare& share_;
   Loop& loop_;
   CallOwner* owner_;  // null once the stream is closed
   const int32_t id_;
-  const RequestHead head_;
-  const std::shared_ptr<const std::string> peer_;  // of all calls of its connection
+  CallParts parts_;
+  const std::shared_ptr<const ConnectionPeer> peer_;  // of all calls of its connection
   const TimePoint deadline_;
-  std::atomic<int64_t>& calls_;
   const std::shared_ptr<std::atomic<int64_t>> siblings_;
   CallHandler* handler_ = nullptr;
-  CallMetadata first_;  // metadata of the answer
   std::atomic<bool> cancelled_{false};
 
   Mutex mutex_;

@@ -6,21 +6,25 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
 
+#include "server/transport/tls_channel.h"
+
 namespace attend {
 namespace {
 
-constexpr size_t kVectorsMax = 64;  // of one write
 constexpr double kAgeSpread = 0.1;
+// A message that lacks so much is read into blocks.
+constexpr size_t kLargeBytes = size_t{64} << 10;
+// A block with less room is left as it is.
+constexpr size_t kBlockRoomMin = TlsChannel::kBufferBytesMin;
 
-CallMetadata HttpStatus(std::string status) {
+CallMetadata HttpStatus(std::string_view status) {
   CallMetadata headers;
-  headers.Add(":status", std::move(status));
+  headers.Add(":status", status);
   return headers;
 }
 
@@ -34,11 +38,11 @@ CallMetadata GrpcStatus(const Status& status) {
 
 }  // namespace
 
-Connection::Connection(LoopShare& share, UniqueFd socket, std::string peer,
+Connection::Connection(LoopShare& share, std::unique_ptr<Channel> channel, ConnectionPeer peer,
                        std::unique_ptr<ConnectionGuard> guard)
     : share_(share),
-      socket_(std::move(socket)),
-      peer_(std::make_shared<const std::string>(std::move(peer))),
+      channel_(std::move(channel)),
+      peer_(std::make_shared<const ConnectionPeer>(std::move(peer))),
       guard_(std::move(guard)),
       living_(std::make_shared<std::atomic<int64_t>>(0)) {
   Http2Session::Owner& owner = *this;
@@ -67,7 +71,7 @@ void Connection::Begin() {
     return Close(ResourceExhausted("there is no memory for another connection"));
   }
   events_ = EPOLLIN;
-  const Status watched = share_.loop.Watch(socket_.get(), events_, *this);
+  const Status watched = share_.loop.Watch(channel_->socket(), events_, *this);
   if (!watched.ok()) return Close(watched);
   OnOutput();  // the settings
   SetTimer();
@@ -82,13 +86,31 @@ void Connection::OnEvents(uint32_t events) {
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read();
 }
 
-void Connection::Read() {
-  const ssize_t bytes = recv(socket_.get(), share_.buffer.get(), share_.buffer_bytes, 0);
+std::span<char> Connection::ReadBuffer() {
+  if (missing_bytes_ < kLargeBytes) {
+    block_.reset();
+    return share_.buffer;
+  }
+  if (block_ == nullptr || BlockPool::kBlockBytes - block_used_ < kBlockRoomMin) {
+    block_ = share_.blocks.Take();
+    block_used_ = 0;
+  }
+  return {block_.get() + block_used_, BlockPool::kBlockBytes - block_used_};
+}
+
+void Connection::Read() try {
+  const std::span<char> buffer = ReadBuffer();
+  const ssize_t bytes = channel_->Read(buffer, share_.scratch);
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (bytes <= 0) return Close(Status());
+  if (bytes <= 0) {
+    return Close(channel_->wrong().empty() ? Status() : InvalidArgument(channel_->wrong()));
+  }
   if (closing_) return;  // it is told why, and not listened to
   const int64_t padding = session_->counts().padding_bytes;
-  const Status status = session_->Receive({share_.buffer.get(), static_cast<size_t>(bytes)});
+  read_block_ = block_;
+  if (block_ != nullptr) block_used_ += static_cast<size_t>(bytes);
+  const Status status = session_->Receive({buffer.data(), static_cast<size_t>(bytes)});
+  read_block_.reset();
   share_.padding_bytes.fetch_add(session_->counts().padding_bytes - padding,
                                  std::memory_order_relaxed);
   if (!status.ok()) {
@@ -96,6 +118,8 @@ void Connection::Read() {
     why_ = status;
   }
   OnOutput();
+} catch (const std::bad_alloc&) {
+  Close(ResourceExhausted("there is no memory to read into"));
 }
 
 void Connection::OnTurnEnd() {
@@ -104,11 +128,7 @@ void Connection::OnTurnEnd() {
 
 bool Connection::WriteSome() {
   OutputQueue& output = session_->output();
-  std::array<iovec, kVectorsMax> vectors;
-  msghdr message{};
-  message.msg_iov = vectors.data();
-  message.msg_iovlen = output.Fill(vectors);
-  const ssize_t bytes = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+  const ssize_t bytes = channel_->Write(output, share_.scratch);
   if (bytes > 0) {
     output.Consume(static_cast<size_t>(bytes));
     while (!leaving_.empty() && leaving_.front().last <= output.gone()) {
@@ -150,7 +170,7 @@ void Connection::SetEvents() {
   const uint32_t events = (full ? 0 : uint32_t{EPOLLIN}) | (blocked_ ? uint32_t{EPOLLOUT} : 0);
   if (events == events_) return;
   events_ = events;
-  share_.loop.Rewatch(socket_.get(), events_, *this);
+  share_.loop.Rewatch(channel_->socket(), events_, *this);
 }
 
 void Connection::SetTimer() {
@@ -219,8 +239,8 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
     if (left < kNever - now) deadline = now + left;
   }
   const int64_t message_bytes_max = share_.methods.MessageBytesMax(head.path);
-  auto* const call = new CallStream(share_.loop, *this, id, std::move(head), peer_, deadline,
-                                    message_bytes_max, share_.calls, living_);
+  auto* const call =
+      new CallStream(share_.calls, *this, id, head, peer_, deadline, message_bytes_max, living_);
   const Status open = guard_ == nullptr ? Status() : guard_->OpenCall(id);
   if (!open.ok()) {
     call->Drop();
@@ -282,22 +302,24 @@ void Connection::Drain() {
   SetTimer();
 }
 
-void Connection::Close(const Status& why) {
+void Connection::Close(Status why) {
   if (std::exchange(closed_, true)) return;
   share_.loop.Clear(*this);
   share_.loop.Forget(*this);
-  share_.loop.Unwatch(socket_.get());
+  share_.loop.Unwatch(channel_->socket());
   // Each takes itself out of the list, and may go; the session is not used any more.
   while (!calls_.empty()) calls_.back()->OnClose();
   for (; !leaving_.empty(); leaving_.pop_front()) leaving_.front().call->OnLeft(false);
   session_.reset();
   if (guard_ != nullptr) guard_->OnEnd(why);
-  if (!why.ok()) {
+  if (why.ok()) {
+    channel_->End();
+  } else {
     // Reset: a client whose bytes no longer fit the socket would wait for a minute otherwise.
     const linger at_once{1, 0};
-    setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    setsockopt(channel_->socket(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   }
-  socket_.Reset();
+  channel_.reset();
   if (place_ != kNowhere) {
     share_.connections.back()->place_ = place_;
     std::swap(share_.connections[place_], share_.connections.back());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One client's connection: its socket, its session and its calls. All of it belongs to the thread
+// One client's connection: its channel, its session and its calls. All of it belongs to the thread
 // of its loop, from the moment that it is posted there until it deletes itself.
 
 #pragma once
@@ -12,17 +12,18 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <string>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
+#include "server/transport/block_pool.h"
 #include "server/transport/call_stream.h"
+#include "server/transport/channel.h"
 #include "server/transport/http2_session.h"
 #include "server/transport/loop.h"
 #include "server/transport/server_call.h"
-#include "server/util/unique_fd.h"
 
 namespace attend {
 
@@ -62,25 +63,31 @@ struct ConnectionOptions {
 struct LoopShare {
   LoopShare(Loop& its_loop, CallMethods& its_methods, const Clock& its_clock,
             const ConnectionOptions& its_options, std::atomic<int64_t>& all_calls,
-            size_t read_bytes_max)
+            size_t read_bytes_max, BlockPool& its_blocks)
       : loop(its_loop),
         methods(its_methods),
         clock(its_clock),
         options(its_options),
-        calls(all_calls),
-        buffer(new char[read_bytes_max]),
-        buffer_bytes(read_bytes_max) {}
+        calls{its_loop, all_calls},
+        blocks(its_blocks),
+        memory(new char[2 * read_bytes_max]),
+        buffer(memory.get(), read_bytes_max),
+        scratch(memory.get() + read_bytes_max, read_bytes_max) {
+    calls.spare.reserve(CallShare::kSpareMax);
+  }
 
   Loop& loop;
   CallMethods& methods;
   const Clock& clock;
   const ConnectionOptions options;
-  std::atomic<int64_t>& calls;  // that there are
+  CallShare calls;
+  BlockPool& blocks;  // for large messages
   std::vector<class Connection*> connections;
   std::atomic<int64_t> connections_count{0};
   std::atomic<int64_t> padding_bytes{0};  // that came and meant nothing
-  const std::unique_ptr<char[]> buffer;   // of a read
-  const size_t buffer_bytes;
+  const std::unique_ptr<char[]> memory;
+  const std::span<char> buffer;                     // of a read
+  const std::span<char> scratch;                    // of a channel
   std::minstd_rand random{std::random_device()()};  // of ages
 };
 
@@ -92,7 +99,7 @@ class Connection final : public Loop::Task,
                          private CallOwner {
  public:
   // Post it to the share's loop, where it begins. May throw std::bad_alloc. `guard`: null for none.
-  Connection(LoopShare& share, UniqueFd socket, std::string peer,
+  Connection(LoopShare& share, std::unique_ptr<Channel> channel, ConnectionPeer peer,
              std::unique_ptr<ConnectionGuard> guard);
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -100,7 +107,7 @@ class Connection final : public Loop::Task,
   // Asks the client to go once its calls have ended.
   void Drain();
   // Ends the connection and its calls at once.
-  void Close(const Status& why);
+  void Close(Status why);  // of its own: the session has one too, and goes
 
  private:
   static constexpr size_t kNowhere = static_cast<size_t>(-1);
@@ -114,6 +121,8 @@ class Connection final : public Loop::Task,
   Http2Session& session() override { return *session_; }
   void OnOutput() override { share_.loop.AtTurnEnd(*this); }
   void OnCame(int32_t id, std::string_view bytes) override;
+  const std::shared_ptr<const void>& block() const override { return read_block_; }
+  void OnMissing(size_t bytes) override { missing_bytes_ = bytes; }
   void OnKept(int64_t bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
   bool OnStreamClosed(CallStream& call, bool whole) override;
@@ -123,6 +132,8 @@ class Connection final : public Loop::Task,
   // Ends the connection once its client has been told that it did what it may not.
   void EndFor(const Status& why);
   void Read();
+  // Where the next read goes: a block, if a large message is under way.
+  std::span<char> ReadBuffer();
   // Writes what the session has to say, as far as the socket takes it.
   void Flush();
   bool WriteSome();
@@ -132,8 +143,8 @@ class Connection final : public Loop::Task,
   bool Refuse(int32_t id, const RequestHead& head);
 
   LoopShare& share_;
-  UniqueFd socket_;
-  const std::shared_ptr<const std::string> peer_;
+  std::unique_ptr<Channel> channel_;
+  const std::shared_ptr<const ConnectionPeer> peer_;
   const std::unique_ptr<ConnectionGuard> guard_;
   std::optional<Http2Session> session_;
   std::vector<CallStream*> calls_;  // whose streams are open
@@ -148,8 +159,12 @@ class Connection final : public Loop::Task,
   TimePoint born_;
   TimePoint old_;  // from when on it is drained
   TimePoint idle_since_;
-  uint32_t events_ = 0;   // that are watched
-  bool blocked_ = false;  // the socket takes no more
+  size_t missing_bytes_ = 0;  // of the message whose bytes came last
+  BlockPool::Block block_;    // that large messages are read into; null: none is under way
+  size_t block_used_ = 0;     // bytes of it
+  std::shared_ptr<const void> read_block_;  // `block_` while what was read there is taken
+  uint32_t events_ = 0;                     // that are watched
+  bool blocked_ = false;                    // the socket takes no more
   bool begun_ = false;
   bool draining_ = false;
   bool drained_ = false;  // as far as its client goes

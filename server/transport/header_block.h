@@ -28,14 +28,14 @@ class HeaderBlock {
   // `first`, then `metadata`, which must outlive the block; that keeps the base64 of binary values
   // itself.
   explicit HeaderBlock(const CallMetadata& metadata, std::span<const ConstantHeader> first = {})
-      : size_(first.size() + metadata.entries().size()) {
+      : size_(first.size() + metadata.size()) {
     if (size_ > few_.size()) many_.resize(size_);
     nghttp2_nv* to = many_.empty() ? few_.data() : many_.data();
     for (const ConstantHeader& header : first) {
       *to++ = {Bytes(header.name), Bytes(header.value), header.name.size(), header.value.size(),
                NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE};
     }
-    for (const auto& [key, value] : metadata.entries()) {
+    for (const auto& [key, value] : metadata) {
       std::string_view sent = value;
       if (IsBinaryKey(key)) {
         sent = encoded_.emplace_front(EncodeBase64(value));

@@ -151,7 +151,8 @@ Http2Session::Http2Session(const Limits& limits, Owner& owner, const Clock& cloc
   // The budget of frames bounds them; nghttp2's own is far below what honest clients cancel.
   nghttp2_option_set_stream_reset_rate_limit(option, limits.rates.resets.burst,
                                              limits.rates.resets.per_second);
-  const int made = nghttp2_session_server_new2(&session_, calls, this, option);
+  nghttp2_mem memory = memory_.Functions();
+  const int made = nghttp2_session_server_new3(&session_, calls, this, option, &memory);
   nghttp2_session_callbacks_del(calls);
   nghttp2_option_del(option);
   if (made != 0) throw std::bad_alloc();
@@ -212,7 +213,7 @@ bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
 }
 
 int Http2Session::BeginHeaders(const nghttp2_frame& frame) {
-  head_ = RequestHead();
+  head_.Clear();
   request_ = frame.headers.cat == NGHTTP2_HCAT_REQUEST;
   if (!request_) return 0;
   budget_.CountCall();
@@ -268,7 +269,6 @@ void Http2Session::EndHeaders(const nghttp2_frame& frame) {
   }
   if (frame.headers.cat == NGHTTP2_HCAT_REQUEST) {
     Http2Stream* const stream = owner_.OnRequest(id, std::move(head_));
-    head_ = RequestHead();
     if (stream == nullptr) return;
     nghttp2_session_set_stream_user_data(session_, id, stream);
   }
@@ -279,7 +279,7 @@ void Http2Session::EndHeaders(const nghttp2_frame& frame) {
 ssize_t Http2Session::ReadOutput(int32_t id, Http2Stream& stream, size_t bytes_max,
                                  uint32_t& flags) {
   const size_t bytes = std::min(bytes_max, stream.output.size());
-  const bool ends = stream.trailers_.has_value() && bytes == stream.output.size();
+  const bool ends = stream.trailers_ != nullptr && bytes == stream.output.size();
   if (bytes == 0 && !ends) {
     stream.deferred_ = true;
     return NGHTTP2_ERR_DEFERRED;
@@ -329,8 +329,8 @@ void Http2Session::Resume(int32_t id, Http2Stream& stream) {
   nghttp2_session_resume_data(session_, id);
 }
 
-void Http2Session::End(int32_t id, Http2Stream& stream, CallMetadata trailers) {
-  stream.trailers_ = std::move(trailers);
+void Http2Session::End(int32_t id, Http2Stream& stream, const CallMetadata& trailers) {
+  stream.trailers_ = &trailers;
   Resume(id, stream);
 }
 

@@ -27,6 +27,7 @@
 #include "kernels/util/status.h"
 #include "server/transport/frame_budget.h"
 #include "server/transport/header_block.h"
+#include "server/transport/http2_memory.h"
 #include "server/transport/metadata.h"
 #include "server/transport/output_queue.h"
 #include "server/transport/request_head.h"
@@ -48,15 +49,14 @@ class Http2Stream {
  protected:
   ~Http2Stream() = default;
 
+  // Follows the headers. Http2Session::Resume after something was added.
+  OutputQueue output{kBlockBytes};
   static constexpr size_t kBlockBytes = 256;  // enough for what announces a message
-
-  OutputQueue output{
-      kBlockBytes};  // what follows the headers; Http2Session::Resume after something came
 
  private:
   friend class Http2Session;
-  std::optional<CallMetadata> trailers_;  // that follow `output`
-  bool deferred_ = false;                 // nghttp2 waits for Resume
+  const CallMetadata* trailers_ = nullptr;  // that follow `output`
+  bool deferred_ = false;                   // nghttp2 waits for Resume
 
  protected:
   bool trailers_sent = false;
@@ -84,7 +84,7 @@ class Http2Session {
   class Owner {
    public:
     // A request has begun on that stream. Null: it has been answered whole, or reset, and what its
-    // client still sends is dropped.
+    // client still sends is dropped. The head may be swapped for another that is to be used again.
     virtual Http2Stream* OnRequest(int32_t id, RequestHead&& head) = 0;
     // The client is told that it may send so many bytes more on a stream; on all, if the id is 0.
     virtual void OnGrant(int32_t id, int64_t bytes) = 0;
@@ -117,8 +117,8 @@ class Http2Session {
                std::span<const ConstantHeader> first = {});
   // The stream's `output` has grown.
   void Resume(int32_t id, Http2Stream& stream);
-  // Ends the answer after what `output` has.
-  void End(int32_t id, Http2Stream& stream, CallMetadata trailers);
+  // Ends the answer after what `output` has. The trailers must outlive the stream.
+  void End(int32_t id, Http2Stream& stream, const CallMetadata& trailers);
   // Ends a stream that has no answer so far: all in one frame.
   void RespondWhole(int32_t id, const CallMetadata& headers,
                     std::span<const ConstantHeader> first = {});
@@ -154,6 +154,7 @@ class Http2Session {
   const Limits limits_;
   Owner& owner_;
   const Clock& clock_;
+  Http2Memory memory_;
   nghttp2_session* session_ = nullptr;
   OutputQueue output_;
   FrameBudget budget_;

@@ -73,7 +73,8 @@ Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& opt
     if (!loop.ok()) return loop.status();
     part->loop = std::move(*loop);
     part->share.emplace(*part->loop, methods, clock, options.connection, transport->calls_,
-                        options.read_bytes_max);
+                        options.read_bytes_max,
+                        options.blocks == nullptr ? transport->heap_ : *options.blocks);
     transport->parts_.push_back(std::move(part));
   }
   return transport;
@@ -86,7 +87,7 @@ Http2Transport::~Http2Transport() {
   for (int64_t calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
 }
 
-void Http2Transport::Serve(UniqueFd socket, std::string peer,
+void Http2Transport::Serve(std::unique_ptr<Channel> channel, ConnectionPeer peer,
                            std::unique_ptr<ConnectionGuard> guard) {
   const auto fewest =
       std::min_element(parts_.begin(), parts_.end(), [](const auto& a, const auto& b) {
@@ -95,7 +96,7 @@ void Http2Transport::Serve(UniqueFd socket, std::string peer,
       });
   LoopShare& share = *(*fewest)->share;
   auto* const connection =
-      new Connection(share, std::move(socket), std::move(peer), std::move(guard));
+      new Connection(share, std::move(channel), std::move(peer), std::move(guard));
   share.connections_count.fetch_add(1, std::memory_order_relaxed);
   share.loop.Post(*connection);
 }

@@ -7,16 +7,15 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
+#include "server/transport/channel.h"
 #include "server/transport/connection.h"
 #include "server/transport/loop.h"
 #include "server/transport/server_call.h"
-#include "server/util/unique_fd.h"
 
 namespace attend {
 
@@ -27,6 +26,8 @@ class Http2Transport {
     int loops = 1;
     size_t read_bytes_max = size_t{256} << 10;
     ConnectionOptions connection;
+    // Into which large messages are read. Must outlive them and the transport. Null: the heap's.
+    BlockPool* blocks = nullptr;
   };
 
   // `methods` and `clock` must outlive the transport.
@@ -37,9 +38,10 @@ class Http2Transport {
   Http2Transport(const Http2Transport&) = delete;
   Http2Transport& operator=(const Http2Transport&) = delete;
 
-  // Serves a connected, non-blocking socket, on the loop that has fewest. `peer`: how calls name
-  // it. `guard`: null for none. May throw std::bad_alloc.
-  void Serve(UniqueFd socket, std::string peer, std::unique_ptr<ConnectionGuard> guard);
+  // Serves a connected, non-blocking socket, on the loop that has fewest. `peer`: what calls learn
+  // of the client. `guard`: null for none. May throw std::bad_alloc.
+  void Serve(std::unique_ptr<Channel> channel, ConnectionPeer peer,
+             std::unique_ptr<ConnectionGuard> guard);
   // Asks the clients of all connections that there are to open no more calls on them. The
   // connections close once the calls are done that clients have begun before they knew.
   void Drain();
@@ -61,6 +63,7 @@ class Http2Transport {
   const Clock& clock_;
   Mutex mutex_;  // of StoodStill
   std::atomic<int64_t> calls_{0};
+  BlockPool heap_{0};
   std::vector<std::unique_ptr<Part>> parts_;
 };
 

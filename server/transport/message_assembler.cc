@@ -8,8 +8,10 @@
 namespace attend {
 namespace {
 
-// A block of a message that is gathered; its last one has no more than is missing.
-constexpr size_t kBlockBytesMax = size_t{256} << 10;
+// A piece that is copied together; the last one has no more than is missing.
+constexpr size_t kCopiedBytesMax = size_t{256} << 10;
+// From here on a piece costs less where it lies than copied.
+constexpr size_t kReferredBytesMin = 2048;
 
 }  // namespace
 
@@ -36,24 +38,34 @@ Status MessageAssembler::TakePrefix(std::string_view& bytes) {
   return Status();
 }
 
-void MessageAssembler::Gather(std::string_view& bytes) {
-  while (!bytes.empty() && gathered_bytes_ < length_) {
-    if (blocks_.empty() || blocks_.back()->size() == blocks_.back()->capacity()) {
-      auto block = std::make_shared<std::string>();
-      block->reserve(std::min(length_ - gathered_bytes_, kBlockBytesMax));
-      held_bytes_ += static_cast<int64_t>(block->capacity());
-      blocks_.push_back(std::move(block));
+void MessageAssembler::Copy(std::string_view bytes) {
+  while (!bytes.empty()) {
+    if (copied_ == nullptr || copied_->size() == copied_->capacity()) {
+      copied_ = std::make_shared<std::string>();
+      copied_->reserve(std::min(length_ - gathered_bytes_, kCopiedBytesMax));
+      held_bytes_ += static_cast<int64_t>(copied_->capacity());
+      pieces_.push_back({{}, copied_});
     }
-    std::string& block = *blocks_.back();
-    const size_t taken =
-        std::min({bytes.size(), length_ - gathered_bytes_, block.capacity() - block.size()});
-    block.append(bytes.substr(0, taken));
+    const size_t taken = std::min(bytes.size(), copied_->capacity() - copied_->size());
+    copied_->append(bytes.substr(0, taken));
+    pieces_.back().bytes = *copied_;
     bytes.remove_prefix(taken);
     gathered_bytes_ += taken;
   }
 }
 
-Status MessageAssembler::Take(std::string_view& bytes, InMessage& message, bool& whole) {
+void MessageAssembler::Gather(std::string_view& bytes, const std::shared_ptr<const void>& block) {
+  const std::string_view ours = bytes.substr(0, length_ - gathered_bytes_);
+  bytes.remove_prefix(ours.size());
+  if (block == nullptr || ours.size() < kReferredBytesMin) return Copy(ours);
+  copied_.reset();
+  pieces_.push_back({ours, block});
+  held_bytes_ += static_cast<int64_t>(ours.size());
+  gathered_bytes_ += ours.size();
+}
+
+Status MessageAssembler::Take(std::string_view& bytes, const std::shared_ptr<const void>& block,
+                              InMessage& message, bool& whole) {
   whole = false;
   if (prefix_bytes_ < kPrefixBytes) {
     ATTEND_RETURN_IF_ERROR(TakePrefix(bytes));
@@ -63,11 +75,10 @@ Status MessageAssembler::Take(std::string_view& bytes, InMessage& message, bool&
     message = {bytes.substr(0, length_), {}};
     bytes.remove_prefix(length_);
   } else {
-    Gather(bytes);
+    Gather(bytes, block);
     if (gathered_bytes_ < length_) return Status();
-    message.bytes = {};
-    message.blocks.assign(blocks_.begin(), blocks_.end());
-    blocks_.clear();
+    message = {{}, std::exchange(pieces_, {})};
+    copied_.reset();
     gathered_bytes_ = 0;
     held_bytes_ = 0;
   }

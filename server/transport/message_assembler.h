@@ -16,23 +16,28 @@
 
 namespace attend {
 
-// A message that has come: as `blocks` that stay for as long as they are held, or, without any, as
-// `bytes` in the buffer of the read, which are gone when the function that was given it returns.
+// A message that has come: as `pieces` that stay for as long as their owners are held, or, without
+// any, as `bytes` in the buffer of the read, which are gone when the function that was given it
+// returns.
 struct InMessage {
+  struct Piece {
+    std::string_view bytes;
+    std::shared_ptr<const void> owner;
+  };
   std::string_view bytes;
-  std::vector<std::shared_ptr<const std::string>> blocks;
+  std::vector<Piece> pieces;
 
   // A copy of it.
   std::string Text() const {
     std::string text(bytes);
-    for (const auto& block : blocks) text += *block;
+    for (const Piece& piece : pieces) text += piece.bytes;
     return text;
   }
 };
 
 // A message of which all bytes come in one piece is handed out where it lies; of others the bytes
-// are gathered as they come, so that a length alone takes no memory. After an error the stream is
-// of no more use.
+// are gathered as they come, so that a length alone takes no memory: what lies in a block is
+// referred to, the rest is copied. After an error the stream is of no more use.
 class MessageAssembler {
  public:
   static constexpr size_t kPrefixBytes = 5;
@@ -42,17 +47,24 @@ class MessageAssembler {
       : message_bytes_max_(message_bytes_max), encoding_(std::move(encoding)) {}
 
   // Takes from `bytes` what belongs to the next message. `whole`: it has come, and is in `message`;
-  // call again for what is left of `bytes`. May throw std::bad_alloc.
-  Status Take(std::string_view& bytes, InMessage& message, bool& whole);
+  // call again for what is left of `bytes`. `block`: what owns them, if they may stay where they
+  // are; else null. May throw std::bad_alloc.
+  Status Take(std::string_view& bytes, const std::shared_ptr<const void>& block, InMessage& message,
+              bool& whole);
 
   // Whether a message has begun and has not ended.
   bool under_way() const { return prefix_bytes_ > 0; }
   // Memory that the message under way takes.
   int64_t held_bytes() const { return held_bytes_; }
+  // The bytes that the message under way lacks, as far as its length is known.
+  size_t missing_bytes() const {
+    return prefix_bytes_ < kPrefixBytes ? 0 : length_ - gathered_bytes_;
+  }
 
  private:
   Status TakePrefix(std::string_view& bytes);
-  void Gather(std::string_view& bytes);
+  void Gather(std::string_view& bytes, const std::shared_ptr<const void>& block);
+  void Copy(std::string_view bytes);
 
   const int64_t message_bytes_max_;
   const std::string encoding_;
@@ -61,7 +73,9 @@ class MessageAssembler {
   size_t length_ = 0;  // of the message, once its prefix is whole
   size_t gathered_bytes_ = 0;
   int64_t held_bytes_ = 0;
-  std::vector<std::shared_ptr<std::string>> blocks_;  // none of them grows beyond what it was given
+  std::vector<InMessage::Piece> pieces_;
+  // The newest of them, if it was copied: it does not grow beyond what it was given.
+  std::shared_ptr<std::string> copied_;
 };
 
 }  // namespace attend

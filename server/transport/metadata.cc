@@ -46,11 +46,11 @@ std::optional<Duration> UnitOf(char unit) {
 
 }  // namespace
 
-const std::string* CallMetadata::Find(std::string_view key) const {
-  for (const auto& [name, value] : entries_) {
-    if (name == key) return &value;
+std::optional<std::string_view> CallMetadata::Find(std::string_view key) const {
+  for (const auto& [name, value] : *this) {
+    if (name == key) return value;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 bool IsBinaryKey(std::string_view key) { return key.ends_with("-bin"); }
@@ -94,14 +94,14 @@ std::optional<std::string> DecodeBase64(std::string_view text) {
 
 bool AddReceived(std::string_view key, std::string_view value, CallMetadata& metadata) {
   if (!IsBinaryKey(key)) {
-    metadata.Add(std::string(key), std::string(value));
+    metadata.Add(key, value);
     return true;
   }
   for (;;) {
     const size_t comma = value.find(',');
     std::optional<std::string> bytes = DecodeBase64(value.substr(0, comma));
     if (!bytes) return false;
-    metadata.Add(std::string(key), std::move(*bytes));
+    metadata.Add(key, *bytes);
     if (comma == std::string_view::npos) return true;
     value.remove_prefix(comma + 1);
     while (value.starts_with(' ')) value.remove_prefix(1);

@@ -18,20 +18,48 @@ namespace attend {
 // value of a key that ends in -bin is the bytes themselves, which travel as base64.
 class CallMetadata {
  public:
-  using Entry = std::pair<std::string, std::string>;
+  using Entry = std::pair<std::string_view, std::string_view>;
 
-  void Add(std::string key, std::string value) {
-    if (entries_.empty()) entries_.reserve(kUsual);
-    entries_.emplace_back(std::move(key), std::move(value));
+  void Add(std::string_view key, std::string_view value) {
+    const size_t begin = text_.size();
+    text_.append(key).append(value);
+    lengths_.push_back({begin, key.size(), value.size()});
   }
-  // The first value of that key; null if there is none.
-  const std::string* Find(std::string_view key) const;
-  const std::vector<Entry>& entries() const { return entries_; }
+  // The first value of that key.
+  std::optional<std::string_view> Find(std::string_view key) const;
+  size_t size() const { return lengths_.size(); }
+  // Views of it, until the next Add.
+  Entry operator[](size_t i) const {
+    const Lengths& each = lengths_[i];
+    const std::string_view text(text_);
+    return {text.substr(each.begin, each.key), text.substr(each.begin + each.key, each.value)};
+  }
+  struct Iterator {
+    const CallMetadata* of;
+    size_t at;
+    Entry operator*() const { return (*of)[at]; }
+    Iterator& operator++() { return ++at, *this; }
+    bool operator==(const Iterator& other) const { return at == other.at; }
+  };
+  Iterator begin() const { return {this, 0}; }
+  Iterator end() const { return {this, size()}; }
+  bool empty() const { return lengths_.empty(); }
+  // Keeps its memory for what is added next, unless that is much.
+  void Clear() {
+    lengths_.clear();
+    text_.clear();
+    if (text_.capacity() > kKeptBytes || lengths_.capacity() > kKeptEntries) *this = {};
+  }
 
  private:
-  static constexpr size_t kUsual = 4;  // entries at most, in one piece of memory
+  static constexpr size_t kKeptBytes = 1024;
+  static constexpr size_t kKeptEntries = 32;
+  struct Lengths {
+    size_t begin, key, value;
+  };
 
-  std::vector<Entry> entries_;
+  std::string text_;
+  std::vector<Lengths> lengths_;
 };
 
 bool IsBinaryKey(std::string_view key);

@@ -25,16 +25,17 @@ struct OutMessage {
     std::string_view bytes;
     std::shared_ptr<const void> owner;
   };
-  std::vector<Piece> pieces;
+  Piece first;
+  std::vector<Piece> rest;  // of large messages
 
   // A message that owns its bytes.
   static OutMessage Of(std::string bytes) {
     const auto owned = std::make_shared<const std::string>(std::move(bytes));
-    return {{{*owned, owned}}};
+    return {{*owned, owned}, {}};
   }
   int64_t bytes() const {
-    int64_t sum = 0;
-    for (const Piece& piece : pieces) sum += static_cast<int64_t>(piece.bytes.size());
+    auto sum = static_cast<int64_t>(first.bytes.size());
+    for (const Piece& piece : rest) sum += static_cast<int64_t>(piece.bytes.size());
     return sum;
   }
 };
@@ -49,38 +50,36 @@ class OutputQueue {
 
   void Copy(std::string_view bytes) {
     if (bytes.empty()) return;
-    if (pieces_.empty() || !pieces_.back().copied ||
-        pieces_.back().block.size() + bytes.size() > pieces_.back().block.capacity()) {
-      Piece piece;
-      piece.copied = true;
-      // On the heap, so that what earlier views see stays where it is when pieces move.
-      piece.block.reserve(std::max({block_bytes_, bytes.size(), size_t{64}}));
-      pieces_.push_back(std::move(piece));
+    if (blocks_.empty() || blocks_.back().capacity() - blocks_.back().size() < bytes.size()) {
+      AddBlock(bytes.size());
     }
-    pieces_.back().block.append(bytes);
+    std::string& block = blocks_.back();
+    const char* const at = block.data() + block.size();
+    if (!pieces_.empty() && pieces_.back().copied && pieces_.back().bytes.end() == at) {
+      Piece& last = pieces_.back();
+      last.bytes = {last.bytes.data(), last.bytes.size() + bytes.size()};
+    } else {
+      pieces_.push_back({{at, bytes.size()}, nullptr, true, oldest_ + blocks_.size() - 1});
+    }
+    block.append(bytes);
     Count(bytes.size());
   }
-  void Refer(std::string_view bytes, const std::shared_ptr<const void>& owner) {
+  void Refer(std::string_view bytes, std::shared_ptr<const void> owner) {
     if (bytes.size() <= kCopyBytesMax) return Copy(bytes);
-    Piece piece;
-    piece.bytes = bytes;
-    piece.owner = owner;
-    pieces_.push_back(std::move(piece));
+    pieces_.push_back({bytes, std::move(owner), false, 0});
     Count(bytes.size());
   }
   // Moves the first `bytes`, of which there must be so many, to the end of `to`.
   void MoveTo(OutputQueue& to, size_t bytes) {
     while (bytes > 0) {
-      const Piece& first = pieces_[first_];
-      const std::string_view piece = first.view().substr(0, bytes);
-      if (piece.empty()) {  // a block that was kept
-        PopFirst();
-        continue;
-      }
+      Piece& first = pieces_[first_];
+      const std::string_view piece = first.bytes.substr(0, bytes);
       if (first.copied) {
         to.Copy(piece);
-      } else {
+      } else if (piece.size() < first.bytes.size()) {
         to.Refer(piece, first.owner);
+      } else {
+        to.Refer(piece, std::move(first.owner));
       }
       bytes -= piece.size();
       Consume(piece.size());
@@ -90,8 +89,8 @@ class OutputQueue {
   size_t Fill(std::span<iovec> vectors) const {
     size_t count = 0;
     for (size_t i = first_; i < pieces_.size() && count < vectors.size(); ++i) {
-      const std::string_view view = pieces_[i].view();
-      if (!view.empty()) vectors[count++] = {const_cast<char*>(view.data()), view.size()};
+      const std::string_view view = pieces_[i].bytes;
+      vectors[count++] = {const_cast<char*>(view.data()), view.size()};
     }
     return count;
   }
@@ -99,16 +98,19 @@ class OutputQueue {
     size_ -= bytes;
     while (bytes > 0) {
       Piece& first = pieces_[first_];
-      const size_t taken = std::min(bytes, first.view().size());
-      first.offset += taken;
+      const size_t taken = std::min(bytes, first.bytes.size());
+      first.bytes.remove_prefix(taken);
       bytes -= taken;
-      if (first.view().empty()) PopFirst();
+      if (first.bytes.empty()) PopFirst();
     }
   }
+  // Keeps little memory.
   void Clear() {
-    pieces_.clear();
     first_ = 0;
     size_ = 0;
+    pieces_.clear();
+    if (pieces_.capacity() > kPiecesKept) std::vector<Piece>().swap(pieces_);
+    KeepOneBlock();
   }
 
   size_t size() const { return size_; }
@@ -118,47 +120,61 @@ class OutputQueue {
   bool empty() const { return size_ == 0; }
 
  private:
+  static constexpr size_t kPiecesKept = 64;
+
   struct Piece {
-    bool copied = false;  // into `block`; else the bytes lie elsewhere
-    std::string block;
     std::string_view bytes;
     std::shared_ptr<const void> owner;
-    size_t offset = 0;
-
-    std::string_view view() const {
-      return (copied ? std::string_view(block) : bytes).substr(offset);
-    }
+    bool copied = false;  // into the block of that number
+    uint64_t block = 0;
   };
 
+  void AddBlock(size_t bytes) {
+    std::string block = std::exchange(spare_, std::string());
+    block.reserve(std::max({block_bytes_, bytes, size_t{64}}));  // on the heap, whence it moves not
+    blocks_.push_back(std::move(block));
+  }
   void PopFirst() {
-    Piece& popped = pieces_[first_];
-    const bool usual = popped.copied && popped.block.capacity() <= 2 * block_bytes_;
-    if (usual && first_ + 1 == pieces_.size()) {
-      // The last block serves again.
-      std::string block = std::move(popped.block);
-      block.clear();
+    const Piece popped = std::move(pieces_[first_]);
+    if (++first_ == pieces_.size()) {
       pieces_.clear();
       first_ = 0;
-      Piece piece;
-      piece.copied = true;
-      piece.block = std::move(block);
-      pieces_.push_back(std::move(piece));  // there is room for it
-      return;
+      return KeepOneBlock();
     }
-    popped = Piece();
-    ++first_;
+    if (popped.copied) {
+      // Pieces leave in the order of their blocks.
+      for (; oldest_ < popped.block; ++oldest_) {
+        Spare(std::move(blocks_.front()));
+        blocks_.erase(blocks_.begin());
+      }
+    }
     if (2 * first_ < pieces_.size()) return;
     pieces_.erase(pieces_.begin(), pieces_.begin() + static_cast<std::ptrdiff_t>(first_));
     first_ = 0;
+  }
+  void Spare(std::string&& block) {
+    if (block.capacity() > 2 * block_bytes_) return;
+    block.clear();
+    spare_ = std::move(block);
+  }
+  // No piece is in any.
+  void KeepOneBlock() {
+    if (blocks_.empty()) return;
+    oldest_ += blocks_.size();
+    Spare(std::move(blocks_.back()));
+    blocks_.clear();
   }
   void Count(size_t bytes) {
     size_ += bytes;
     added_ += bytes;
   }
 
-  const size_t block_bytes_;
+  size_t block_bytes_;
   std::vector<Piece> pieces_;
-  size_t first_ = 0;  // of them that is not gone
+  size_t first_ = 0;                 // of them that is not gone
+  std::vector<std::string> blocks_;  // of copied pieces
+  uint64_t oldest_ = 0;              // number of the first one
+  std::string spare_;                // for the next one
   size_t size_ = 0;
   uint64_t added_ = 0;
 };

@@ -2,6 +2,8 @@
 
 #include "server/transport/request_head.h"
 
+#include <utility>
+
 namespace attend {
 namespace {
 
@@ -26,6 +28,18 @@ void RequestHead::Add(std::string_view name, std::string_view value, int64_t lis
   } else if (!name.starts_with(':') && name != "te" && name != "grpc-accept-encoding") {
     malformed |= !AddReceived(name, value, metadata);
   }
+}
+
+void RequestHead::Clear() {
+  constexpr size_t kPathBytesKept = 256;
+  RequestHead cleared;
+  metadata.Clear();
+  cleared.metadata = std::move(metadata);
+  if (path.capacity() <= kPathBytesKept) {
+    path.clear();
+    cleared.path = std::move(path);
+  }
+  *this = std::move(cleared);
 }
 
 }  // namespace attend

@@ -24,6 +24,8 @@ struct RequestHead {
 
   // Counts the next header, and keeps it if all so far have at most `list_bytes_max`.
   void Add(std::string_view name, std::string_view value, int64_t list_bytes_max);
+  // As if it were new; it keeps the memory that a usual one takes.
+  void Clear();
 };
 
 }  // namespace attend

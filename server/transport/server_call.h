@@ -12,6 +12,7 @@
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
+#include "server/transport/channel.h"
 #include "server/transport/message_assembler.h"
 #include "server/transport/metadata.h"
 #include "server/transport/output_queue.h"
@@ -31,7 +32,7 @@ class ServerCall {
   // These are the same for the whole call.
   virtual const std::string& path() const = 0;
   virtual const CallMetadata& metadata() const = 0;
-  virtual const std::string& peer() const = 0;
+  virtual const ConnectionPeer& peer() const = 0;
   virtual TimePoint deadline() const = 0;  // kNever: none
 
   // Asks for the next message: OnMessage follows, or OnHalfClose. On a cancelled call it is
@@ -42,7 +43,7 @@ class ServerCall {
   // memory.
   virtual void Write(OutMessage message) = 0;
   // Headers of the answer. Before the first Write and Finish.
-  virtual void AddHeader(std::string key, std::string value) = 0;
+  virtual void AddHeader(std::string_view key, std::string_view value) = 0;
   // Ends the call once all that was written has left. Once. It need not wait for OnWritten, which
   // still comes.
   virtual void Finish(CallEnd end) = 0;

@@ -43,7 +43,21 @@ void MessageSlices::Join() {
   slices_.Replace(std::move(whole));
 }
 
+void MessageSlices::Own() {
+  if (!lent()) return;
+  slices_.Replace(grpc::Slice(lent_.data(), lent_.size()));
+  const grpc::Slice& own = slices_.list().front();
+  const ByteSpan span(own.begin(), own.size());
+  if (spans_.empty()) {
+    spans_.push_back(span);
+  } else {
+    spans_.front() = span;
+  }
+  lent_ = {};
+}
+
 void MessageSlices::Release() {
+  lent_ = {};
   spans_.clear();
   const HeldSlices released = std::move(slices_);
 }

@@ -138,13 +138,21 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   }
 }
 
+uint8_t* WriteFields(const AnswerParts& parts, uint8_t* out) {
+  out = parts.fields.SerializeWithCachedSizesToArray(out);
+  if (parts.text.empty()) return out;
+  out = wire::WritePrefix(parts.text_tag, static_cast<int64_t>(parts.text.size()), out);
+  return std::copy(parts.text.begin(), parts.text.end(), out);
+}
+
 }  // namespace
 
 grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call) {
   std::vector<grpc::Slice> slices;
-  slices.reserve(5);                                    // of most answers
   std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only if a tensor is not copied
-  const int64_t fields_bytes = static_cast<int64_t>(parts.fields.ByteSizeLong());
+  const auto text_bytes = static_cast<int64_t>(parts.text.size());
+  int64_t fields_bytes = static_cast<int64_t>(parts.fields.ByteSizeLong());
+  if (text_bytes > 0) fields_bytes += wire::PrefixBytes(parts.text_tag, text_bytes) + text_bytes;
   int64_t head_bytes = fields_bytes;
   int64_t all_bytes = fields_bytes;
   const size_t count = parts.tensors.size();
@@ -166,7 +174,7 @@ grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, Watch
     grpc::Slice head(static_cast<size_t>(head_bytes));
     uint8_t* out = WritableBytes(head);
     if (first && parts.outer_tag != 0) out = wire::WritePrefix(parts.outer_tag, all_bytes, out);
-    if (first) out = parts.fields.SerializeWithCachedSizesToArray(out);
+    if (first) out = WriteFields(parts, out);
     for (; next < end; ++next) {
       const RawTensor& tensor = parts.tensors[next];
       out = wire::WritePrefix(parts.raw_tag, tensor.bytes, out);
@@ -174,6 +182,7 @@ grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, Watch
       out += tensor.bytes;
     }
     if (next < count) wire::WritePrefix(parts.raw_tag, parts.tensors[next].bytes, out);
+    if (first && next == count) return grpc::ByteBuffer(&head, 1);
     slices.push_back(std::move(head));
     if (next < count) {
       if (held == nullptr) held.reset(new HeldBlock(call));
@@ -242,7 +251,6 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
   response->set_batch_requests(request.batch_requests);
   const std::string_view kernel = KernelName(request.selection.kernel);
   response->set_kernel(kernel.data(), kernel.size());
-  response->set_kernel_reason(request.selection.why.data(), request.selection.why.size());
   response->set_device(request.device_name);
   response->set_transport(std::string(TransportName(request.transport)));
   if (request.report.has_value()) FillCheck(*request.report, response->mutable_check());
@@ -264,10 +272,12 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
     const bool placed = shared != nullptr && shared->outputs[i].region != nullptr;
     if (outputs[i].wanted && !placed) tensors[count++] = {outputs[i].data, outputs[i].bytes};
   }
+  const std::string_view reason = request->selection.why;
   HostBlock output = std::move(request->output);
   request.reset();  // frees the input block and shared regions before the answer is sent
-  return AssembleAnswer({*response, wire::kRawTag, {tensors.data(), count}}, std::move(output),
-                        std::move(call));
+  constexpr uint64_t kReason = wire::BytesTag(v1::AttendResponse::kKernelReasonFieldNumber);
+  return AssembleAnswer({*response, wire::kRawTag, {tensors.data(), count}, 0, kReason, reason},
+                        std::move(output), std::move(call));
 }
 
 void FillRefusal(const CacheRefusal& refusal, v1::RequestStatus& status) {

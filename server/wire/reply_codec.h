@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "attend/v1/attention.pb.h"
 #include "kernels/util/status.h"
@@ -29,16 +30,18 @@ struct RawTensor {
 
 // What an answer's message has.
 struct AnswerParts {
-  const google::protobuf::MessageLite& fields;  // all that is not tensors' bytes
+  const google::protobuf::MessageLite& fields;  // all else
   uint64_t raw_tag = 0;                         // of each tensor's bytes, which follow
   std::span<const RawTensor> tensors;
-  uint64_t outer_tag = 0;  // the answer is this field of another message; 0: it is the message
+  uint64_t outer_tag = 0;      // the answer is this field of another message; 0: it is the message
+  uint64_t text_tag = 0;       // of a text too long to be put into a message without an allocation
+  std::string_view text = {};  // empty: there is none
 };
 // Small tensors are copied; of large ones gRPC sends the bytes in `block`. `call` is told how much
 // of those was taken.
 grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call);
 
-// Fills in the small fields of a successful answer; `raw` stays empty.
+// Fills in the small fields of a successful answer, but for kernel_reason; `raw` stays empty.
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
 // The message's field for a tensor of the answer.
 v1::Tensor& ResponseTensor(v1::AttendResponse& response, Output output);

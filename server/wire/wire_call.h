@@ -23,6 +23,8 @@ class WireCall {
 
   // The name by which calls of its connection are told from those of others; see CallPeer.
   virtual std::string Peer() const = 0;
+  // The same; in `room` if the call has to make it.
+  virtual const std::string& PeerIn(std::string& room) const { return room = Peer(); }
   // The connection's transport_security_type, as gRPC names it; empty: none.
   virtual std::string Security() const = 0;
   // The client has shown a certificate, which was verified.
@@ -41,8 +43,8 @@ class WireCall {
 
   // Metadata of the answer: before anything is written, and before the end. May throw
   // std::bad_alloc; one thread at a time.
-  virtual void AddInitialMetadata(const std::string& key, const std::string& value) const = 0;
-  virtual void AddTrailingMetadata(const std::string& key, const std::string& value) const = 0;
+  virtual void AddInitialMetadata(std::string_view key, std::string_view value) const = 0;
+  virtual void AddTrailingMetadata(std::string_view key, std::string_view value) const = 0;
 
   // For those that cancel it from another thread: gRPC's call, to be cancelled by its functions, as
   // they may call other code; null: it is none of gRPC's, and Cancel may be called with locks held.

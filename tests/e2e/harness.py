@@ -122,7 +122,6 @@ def free_port():
 # The transport of every server whose test does not choose one: ATTEND_TEST_TRANSPORT=h2 runs the
 # tests over the server's own.
 TRANSPORT = os.environ.get("ATTEND_TEST_TRANSPORT", "grpc")
-# The own transport serves no chunked calls, and has no TLS.
 OWN_TRANSPORT = TRANSPORT == "h2"
 
 

@@ -201,10 +201,11 @@ HELLO = PREFACE + frame(SETTINGS, 0, 0, b"")
 
 class Http2:
     """One connection, frame by frame. `window`: bytes that the server may answer on a stream
-    before it is told of more, which happens only by grant()."""
+    before it is told of more, which happens only by grant(). `connected`: the socket, if there is
+    one."""
 
-    def __init__(self, address, window=65535, seconds=10, source=None):
-        self.socket = open_socket(address, seconds, source)
+    def __init__(self, address, window=65535, seconds=10, source=None, connected=None):
+        self.socket = connected or open_socket(address, seconds, source)
         self._rest = b""
         self._held = collections.deque()  # frames that came while it sent
         self._next_stream = 1

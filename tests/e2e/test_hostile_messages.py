@@ -59,8 +59,7 @@ def wait_for_stalls(server, connect, number):
 
 def test_connections_whose_message_stalls_end(start):
     server, connect = start("0.4", "--oip")
-    large = [wire.ATTEND, SERVICE + "AttendStream", INFER_STREAM]
-    large += [] if harness.OWN_TRANSPORT else [SERVICE + "AttendChunked"]
+    large = [wire.ATTEND, SERVICE + "AttendStream", SERVICE + "AttendChunked", INFER_STREAM]
     small = [SERVICE + "GetServerInfo", HEALTH + "Check", HEALTH + "Watch",
              "/attend.v1.SessionService/GetSession",
              "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
@@ -94,7 +93,8 @@ def test_what_waits_between_messages_does_not_stall(start):
 
 def test_who_waits_for_the_server_does_not_stall(start_server):
     """A stream that is not read, as too much of it is unanswered, has half a message on its way."""
-    server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "0.4", "--lanes", "1")
+    # Long enough for what this client itself sends on a busy machine.
+    server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "2", "--lanes", "1")
     endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
     with hostile.Sender(server.address, SERVICE + "AttendStream") as sender:
         for _ in range(4):  # as many as may be unanswered
@@ -104,7 +104,8 @@ def test_who_waits_for_the_server_does_not_stall(start_server):
         rest = threading.Thread(target=sender.send_all,
                                 args=(hostile.grpc_message(bytes(31 * MIB)),))
         rest.start()
-        wait_for_stalls(server, lambda: hostile.open_socket(server.address), 3)
+        harness.wait_for("its window to be shut", lambda: not sender.takes(1), 30)
+        wait_for_stalls(server, lambda: hostile.open_socket(server.address), 2)
         assert rest.is_alive(), "it waits for a window"
         assert server.metric("attend_connections") >= 1
         assert server.metric("attend_lanes_busy") == 1
@@ -138,13 +139,12 @@ def test_a_message_is_refused_by_what_it_says_of_its_length(start):
     call, gRPC's library can end its connection alone."""
     server, connect = start("60", "--oip")
     served = [(SERVICE + "AttendStream", 33 * MIB), (wire.ATTEND, 33 * MIB),
-              (INFER_STREAM, 33 * MIB),
+              (INFER_STREAM, 33 * MIB), (SERVICE + "AttendChunked", 9 * MIB),
               (SERVICE + "GetServerInfo", 129 * KIB), (HEALTH + "Check", 5 * KIB),
               (HEALTH + "Watch", 5 * KIB), ("/attend.v1.SessionService/GetSession", 129 * KIB),
               ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", 2 * MIB)]
-    elsewhere = [(SERVICE + "AttendChunked", 9 * MIB)]
     if harness.OWN_TRANSPORT:
-        with hostile.Http2(server.address) as client:
+        with hostile.Http2(server.address, connected=connect()) as client:
             for path, length in served:
                 stream = client.open(path)
                 client.data(stream, hostile.grpc_message(b"", length))
@@ -154,7 +154,7 @@ def test_a_message_is_refused_by_what_it_says_of_its_length(start):
             client.wait_for_frame(hostile.DATA, stream)
         assert closed(server, "frames") == closed(server, "stalled") == 0
         return
-    for turn, (path, length) in enumerate(served + elsewhere):
+    for turn, (path, length) in enumerate(served):
         with connect() as connection:
             connection.sendall(call(path, hostile.grpc_message(b"", length)))
             assert hostile.ended(connection)
@@ -170,8 +170,6 @@ def test_a_message_of_a_stream_that_is_too_long_is_told(start_server):
         answers = service.AttendStream(iter([long, wire.small_request()]), timeout=wire.SECONDS)
         codes = sorted(answer.status.code for answer in answers)  # they come in any order
         assert codes == [0, CODE.INVALID_ARGUMENT.value[0]]
-        if harness.OWN_TRANSPORT:
-            return
         chunk = wire.pb.AttendChunkedRequest(data=bytes(6 * MIB))
         with pytest.raises(grpc.RpcError) as failed:
             list(service.AttendChunked(iter([chunk]), timeout=wire.SECONDS))
@@ -189,9 +187,12 @@ def test_unfinished_messages_of_one_peer_end_no_calls_of_others(start_server, pa
     def attack():
         with contextlib.ExitStack() as stack:
             while not done.is_set():
-                half = stack.enter_context(
-                    hostile.Sender(server.address, paths[0], source="127.0.0.2"))
-                half.send_all(hostile.grpc_message(bytes(15 * MIB), 16 * MIB))
+                # A window may stay shut for longer than a socket waits, and a connection may end
+                # at any moment: the attack goes on.
+                with contextlib.suppress(OSError):
+                    half = stack.enter_context(
+                        hostile.Sender(server.address, paths[0], source="127.0.0.2"))
+                    half.send_all(hostile.grpc_message(bytes(15 * MIB), 16 * MIB))
 
     attackers = [threading.Thread(target=attack) for _ in range(4)]
     for attacker in attackers:

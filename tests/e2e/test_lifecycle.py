@@ -204,16 +204,21 @@ def test_health_while_draining(start_server):
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=SLOW_SECONDS)
         assert next(watch) == b"\x08\x01"
         service = wire.stub.AttentionServiceStub(channel)
-        with busy(server, service, 8192) as slow:
-            server.signal(signal.SIGTERM)
-            assert next(watch) == b"\x08\x02"
-            with pytest.raises(grpc.RpcError) as error:
-                service.Attend(wire.small_request(), timeout=wire.SECONDS)
-            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert int(dict(error.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
-            asked = harness.run_client("--server", server.address, "info", "--health", check=False)
-            assert (asked.returncode, asked.stdout) == (1, "NOT_SERVING\n")
-            assert not slow.done()
+        # It takes minutes, so it runs until it is cancelled.
+        endless = service.Attend.future(hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1),
+                                        timeout=SLOW_SECONDS)
+        harness.wait_for("the lane to be busy",
+                         lambda: server.metric("attend_lanes_busy") == 1, 30)
+        server.signal(signal.SIGTERM)
+        assert next(watch) == b"\x08\x02"
+        with pytest.raises(grpc.RpcError) as error:
+            service.Attend(wire.small_request(), timeout=wire.SECONDS)
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert int(dict(error.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+        asked = harness.run_client("--server", server.address, "info", "--health", check=False)
+        assert (asked.returncode, asked.stdout) == (1, "NOT_SERVING\n")
+        assert not endless.done()
+        endless.cancel()
     assert server.wait() == 0
 
 

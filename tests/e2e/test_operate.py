@@ -299,6 +299,8 @@ def the_server_reads_late(watched, _):
                 try:
                     service.Attend(wire.small_request(), timeout=0.1)
                 finally:
+                    # The client tells its caller of the deadline before it resets the call.
+                    time.sleep(0.05)
                     server.signal(signal.SIGCONT)
 
         with harness.at_once(1, turn):

@@ -98,7 +98,9 @@ class Session final : private Http2Session::Owner {
   Http2Stream* OnRequest(int32_t id, RequestHead&& head) override {
     auto stream = std::make_unique<Stream>();
     stream->head = head.method + " " + head.path + " " + head.timeout.value_or("");
-    for (const auto& [key, value] : head.metadata.entries()) stream->head += key + value;
+    for (const auto& [key, value] : head.metadata) {
+      stream->head.append(key).append(value);
+    }
     const auto added = streams_.emplace(id, std::move(stream));
     ATTEND_FUZZ_REQUIRE(added.second, "a request again");
     return added.first->second.get();

@@ -69,6 +69,7 @@ Result<std::unique_ptr<ServerProcess>> Bench::StartAttend(Serves serves,
     }
   }
   arguments.insert(arguments.end(), flags.begin(), flags.end());
+  arguments.insert(arguments.end(), options_.server_flags.begin(), options_.server_flags.end());
   return ServerProcess::Start(
       ServeCommand(pass_through ? "attend-pass-through" : "attend", arguments));
 }

@@ -30,6 +30,7 @@ struct Options {
   bool pass_through = false;
   std::string cells;  // those alone whose work and rival, one behind the other, hold it
   int clients = 64;   // of small requests
+  std::vector<std::string> server_flags;  // of every attend-server
   uint64_t seed = 0;
   std::string python;         // the interpreter
   std::string python_server;  // python_server.py; empty: not found

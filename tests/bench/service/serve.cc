@@ -59,7 +59,9 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
   }
   ReceiveBlocks receive_blocks;
   if (config.allocator_tuning) {
-    receive_blocks = TuneAllocatorAndBlocks(config.receive_memory_bytes, kServerArenas).blocks;
+    const bool own = config.server_transport == "h2";
+    receive_blocks =
+        TuneAllocatorAndBlocks(own ? 0 : config.receive_memory_bytes, kServerArenas).blocks;
   }
   SkipDeadlockSearch();
   const Result<std::shared_ptr<Logger>> logger = MakeLogger(MakeLogSettings(config));

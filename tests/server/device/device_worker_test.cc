@@ -89,6 +89,23 @@ TEST_F(CallersRunTest, RequestsThatComeAtOnceAreOneBatch) {
   EXPECT_EQ(devices_[0]->submitted_batches(), 1);
 }
 
+TEST_F(CallersRunTest, WhatIsCancelledInTheReadThatBroughtItWasNeverQueued) {
+  Start();
+  const uint64_t id = SubmitTogether(1).front();
+  engine_->Cancel(id);
+  const Request& gone = collector_.WaitFor(id);
+  EXPECT_EQ(gone.status.code(), Code::kCancelled);
+  EXPECT_EQ(gone.enqueued, TimePoint());
+  engine_->PlanNow();
+  const uint64_t runs = HoldLane();
+  const uint64_t waits = SubmitTogether(1).front();
+  engine_->PlanNow();  // and the only lane is busy
+  engine_->Cancel(waits);
+  EXPECT_NE(collector_.WaitFor(waits).enqueued, TimePoint());
+  devices_[0]->Release();
+  EXPECT_TRUE(collector_.WaitFor(runs).status.ok());
+}
+
 TEST_F(CallersRunTest, AnotherThreadsRequestIsPlannedAtOnce) {
   Start();
   auto request = NewSmall();

@@ -31,8 +31,8 @@ class NoWire final : public WireCall {
   int Find(std::string_view, std::string_view&) const override { return 0; }
   TimePoint Deadline(const Clock&) const override { return kNever; }
   bool Cancelled() const override { return false; }
-  void AddInitialMetadata(const std::string&, const std::string&) const override {}
-  void AddTrailingMetadata(const std::string&, const std::string&) const override {}
+  void AddInitialMetadata(std::string_view, std::string_view) const override {}
+  void AddTrailingMetadata(std::string_view, std::string_view) const override {}
   void Cancel() const override {}
 };
 

@@ -42,7 +42,7 @@ class TestCall final : public CallHandler {
 
   TestCall(ServerCall& call, CallCounts& counts) : call_(call), counts_(counts) {
     counts_.begun.fetch_add(1);
-    if (const std::string* const said = call_.metadata().Find("say-bin")) {
+    if (const auto said = call_.metadata().Find("say-bin")) {
       call_.AddHeader("said-bin", *said);
     }
     if (call_.path() == "/refused") {
@@ -182,7 +182,8 @@ class TransportFixture : public ::testing::Test {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()), 0);
     UniqueFd ours(pair[0]);
     EXPECT_EQ(fcntl(ours.get(), F_SETFL, O_NONBLOCK), 0);
-    transport_->Serve(std::move(ours), "test:1", std::move(guard));
+    transport_->Serve(std::make_unique<PlainChannel>(std::move(ours)), {.address = "test:1"},
+                      std::move(guard));
     ConnectedClient client;
     client.socket.Reset(pair[1]);
     return client;

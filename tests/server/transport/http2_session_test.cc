@@ -26,7 +26,7 @@ struct Recorded final : Http2Stream {
   }
   void Write(std::string bytes) {
     const OutMessage message = OutMessage::Of(std::move(bytes));
-    output.Refer(message.pieces[0].bytes, message.pieces[0].owner);
+    output.Refer(message.first.bytes, message.first.owner);
   }
 
   std::string came;
@@ -313,7 +313,7 @@ TEST_F(Http2SessionTest, KeepsNoMoreOfHeadersThanTheirLimit) {
   const int32_t next = client.Begin("/a.B/C", {{"long", std::string(1000, 'x')}}, true);
   ASSERT_TRUE(Exchange(client).ok());
   EXPECT_TRUE(streams_.at(id)->head.too_large);
-  EXPECT_EQ(streams_.at(id)->head.metadata.Find("long"), nullptr);
+  EXPECT_EQ(streams_.at(id)->head.metadata.Find("long"), std::nullopt);
   EXPECT_FALSE(streams_.at(next)->head.too_large);
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -25,7 +26,7 @@ Status Cut(MessageAssembler& assembler, std::string_view stream, size_t piece,
     while (!bytes.empty()) {
       InMessage message;
       bool whole = false;
-      ATTEND_RETURN_IF_ERROR(assembler.Take(bytes, message, whole));
+      ATTEND_RETURN_IF_ERROR(assembler.Take(bytes, nullptr, message, whole));
       if (whole) messages.push_back(message.Text());
     }
   }
@@ -55,10 +56,10 @@ TEST(MessageAssembler, HandsOutWholeMessagesWhereTheyLie) {
   MessageAssembler assembler(kMost);
   InMessage message;
   bool whole = false;
-  ASSERT_TRUE(assembler.Take(bytes, message, whole).ok());
+  ASSERT_TRUE(assembler.Take(bytes, nullptr, message, whole).ok());
   ASSERT_TRUE(whole);
   EXPECT_EQ(message.bytes.data(), stream.data() + 5);
-  EXPECT_TRUE(message.blocks.empty());
+  EXPECT_TRUE(message.pieces.empty());
   EXPECT_EQ(message.Text(), "hello");
 }
 
@@ -68,7 +69,7 @@ TEST(MessageAssembler, TakesNoMemoryForALengthAlone) {
   std::string_view bytes = prefix;
   InMessage message;
   bool whole = true;
-  ASSERT_TRUE(assembler.Take(bytes, message, whole).ok());
+  ASSERT_TRUE(assembler.Take(bytes, nullptr, message, whole).ok());
   EXPECT_FALSE(whole);
   EXPECT_TRUE(assembler.under_way());
   EXPECT_LE(assembler.held_bytes(), 256 << 10);
@@ -84,12 +85,46 @@ TEST(MessageAssembler, GathersALargeMessageWithoutMovingIt) {
   while (!whole) {
     std::string_view piece = left.substr(0, 10000);
     left.remove_prefix(piece.size());
-    ASSERT_TRUE(assembler.Take(piece, message, whole).ok());
+    ASSERT_TRUE(assembler.Take(piece, nullptr, message, whole).ok());
     ASSERT_LE(assembler.held_bytes(), static_cast<int64_t>(kBytes + (kBytes >> 4)));
   }
-  EXPECT_GT(message.blocks.size(), 1u);
+  EXPECT_GT(message.pieces.size(), 1u);
   EXPECT_EQ(message.Text(), std::string(kBytes, 'x'));
   EXPECT_EQ(assembler.held_bytes(), 0);
+}
+
+// Large pieces stay where they were read for as long as the message is held; small ones are copied,
+// so that a few bytes do not keep a block.
+TEST(MessageAssembler, RefersToWhatLiesInABlock) {
+  constexpr size_t kBytes = 100000;
+  std::string text;
+  std::mt19937 random(std::random_device{}());
+  while (text.size() < kBytes) text += static_cast<char>(random());
+  auto block = std::make_shared<const std::string>(Framed(text));
+  const std::weak_ptr<const std::string> lives = block;
+  MessageAssembler assembler(kBytes);
+  std::string_view left = *block;
+  const std::string_view all = left;
+  InMessage message;
+  bool whole = false;
+  for (size_t i = 0; !whole; ++i) {
+    std::string_view piece = left.substr(0, i % 3 == 2 ? 100 : 7000);
+    left.remove_prefix(piece.size());
+    ASSERT_TRUE(assembler.Take(piece, block, message, whole).ok());
+  }
+  block.reset();
+  EXPECT_TRUE(message.Text() == text);
+  size_t referred = 0;
+  for (const InMessage::Piece& piece : message.pieces) {
+    const bool lies =
+        piece.bytes.data() >= all.data() && piece.bytes.data() < all.data() + all.size();
+    EXPECT_EQ(lies, piece.bytes.size() >= 2048) << piece.bytes.size();
+    referred += lies ? piece.bytes.size() : 0;
+  }
+  EXPECT_GT(referred, kBytes * 9 / 10);
+  EXPECT_FALSE(lives.expired());
+  message.pieces.clear();
+  EXPECT_TRUE(lives.expired());
 }
 
 TEST(MessageAssembler, RefusesWhatIsTooLongAtItsLength) {

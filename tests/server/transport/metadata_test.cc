@@ -42,11 +42,24 @@ TEST(Metadata, HasBinaryValuesAsBytes) {
   EXPECT_TRUE(AddReceived("a-bin", "AAE, Zg==", metadata));
   EXPECT_TRUE(AddReceived("b", "one, two", metadata));
   EXPECT_FALSE(AddReceived("c-bin", "?", metadata));
-  ASSERT_EQ(metadata.entries().size(), 3u);
-  EXPECT_EQ(metadata.entries()[0].second, std::string("\0\1", 2));
-  EXPECT_EQ(metadata.entries()[1].second, "f");
+  ASSERT_EQ(metadata.size(), 3u);
+  EXPECT_EQ(metadata[0].second, std::string("\0\1", 2));
+  EXPECT_EQ(metadata[1].second, "f");
   EXPECT_EQ(*metadata.Find("b"), "one, two");
-  EXPECT_EQ(metadata.Find("c-bin"), nullptr);
+  EXPECT_EQ(metadata.Find("c-bin"), std::nullopt);
+}
+
+TEST(Metadata, IsEmptyOnceItIsClearedHoweverMuchThereWas) {
+  CallMetadata metadata;
+  for (const size_t bytes : {1, 5000, 1}) {
+    metadata.Add("key", std::string(bytes, 'v'));
+    metadata.Add("", "");
+    EXPECT_EQ(metadata.Find("key")->size(), bytes);
+    EXPECT_EQ(*metadata.Find(""), "");
+    metadata.Clear();
+    EXPECT_TRUE(metadata.empty());
+    EXPECT_EQ(metadata.Find("key"), std::nullopt);
+  }
 }
 
 TEST(PercentEncode, LeavesPrintableAscii) {

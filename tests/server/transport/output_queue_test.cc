@@ -40,7 +40,7 @@ TEST(OutputQueue, KeepsOrderAndBytes) {
         queue.Copy(bytes);
       } else {
         const OutMessage message = OutMessage::Of(bytes);
-        for (const auto& piece : message.pieces) queue.Refer(piece.bytes, piece.owner);
+        queue.Refer(message.first.bytes, message.first.owner);
       }
     }
     EXPECT_EQ(queue.size(), sent.size());
@@ -52,7 +52,7 @@ TEST(OutputQueue, MovesParts) {
   const OutMessage message = OutMessage::Of(std::string(5000, 'm'));
   OutputQueue from, to;
   from.Copy("head");
-  from.Refer(message.pieces[0].bytes, message.pieces[0].owner);
+  from.Refer(message.first.bytes, message.first.owner);
   from.MoveTo(to, 2004);
   EXPECT_EQ(from.size(), 3000u);
   EXPECT_EQ(to.size(), 2004u);
@@ -67,7 +67,7 @@ TEST(OutputQueue, ServesAgainOnceItIsEmpty) {
   for (int i = 0; i < 5; ++i) {
     const OutMessage message = OutMessage::Of(std::string(3000, 'm'));
     if (i % 2 == 0) queue.Copy("head");
-    queue.Refer(message.pieces[0].bytes, message.pieces[0].owner);
+    queue.Refer(message.first.bytes, message.first.owner);
     if (i % 3 == 0) queue.Copy("tail");
     const size_t size = queue.size();
     std::string sent = i % 2 == 0 ? "head" : "";
@@ -82,15 +82,52 @@ TEST(OutputQueue, ServesAgainOnceItIsEmpty) {
   }
 }
 
+TEST(OutputQueue, CopiesBetweenLargePiecesShareABlock) {
+  OutputQueue queue;
+  const OutMessage message = OutMessage::Of(std::string(3000, 'm'));
+  for (int round = 0; round < 3; ++round) {
+    std::string sent;
+    for (int i = 0; i < 10; ++i) {
+      queue.Copy("head");
+      queue.Refer(message.first.bytes, message.first.owner);
+      sent += "head" + std::string(message.first.bytes);
+    }
+    std::array<iovec, 32> vectors;
+    ASSERT_EQ(queue.Fill(vectors), 20u);
+    for (size_t i = 2; i < 20; i += 2) {
+      EXPECT_EQ(static_cast<const char*>(vectors[i].iov_base),
+                static_cast<const char*>(vectors[i - 2].iov_base) + 4);
+    }
+    EXPECT_EQ(Drain(queue, 5000), sent);
+  }
+}
+
+TEST(OutputQueue, ForgetsAllAndServesAgain) {
+  OutputQueue queue;
+  const OutMessage message = OutMessage::Of(std::string(3000, 'm'));
+  for (int round = 0; round < 3; ++round) {
+    queue.Copy(std::string(10000, 'c'));
+    queue.Refer(message.first.bytes, message.first.owner);
+    queue.Consume(100);
+    queue.Clear();
+    EXPECT_TRUE(queue.empty());
+    EXPECT_EQ(message.first.owner.use_count(), 1);
+    queue.Copy("next");
+    EXPECT_EQ(Drain(queue, 3), "next");
+    OutputQueue moved = std::move(queue);
+    queue = std::move(moved);
+  }
+}
+
 TEST(OutputQueue, KeepsLargePiecesWhereTheyLieUntilTheyHaveLeft) {
   OutputQueue queue;
   std::weak_ptr<const void> owner;
   const char* data = nullptr;
   {
     const OutMessage message = OutMessage::Of(std::string(5000, 'm'));
-    owner = message.pieces[0].owner;
-    data = message.pieces[0].bytes.data();
-    queue.Refer(message.pieces[0].bytes, message.pieces[0].owner);
+    owner = message.first.owner;
+    data = message.first.bytes.data();
+    queue.Refer(message.first.bytes, message.first.owner);
   }
   std::array<iovec, 1> vectors;
   ASSERT_EQ(queue.Fill(vectors), 1u);

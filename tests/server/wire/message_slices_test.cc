@@ -94,6 +94,33 @@ TEST_F(MessageSlicesTest, TheNextMessageFreesTheLast) {
   ExpectFreed(5);
 }
 
+TEST_F(MessageSlicesTest, WhatIsLentIsReadWhereItLiesUntilItIsOwned) {
+  const auto text = [this] {
+    std::string all;
+    for (const ByteSpan span : slices_.spans()) all.append(span.begin(), span.end());
+    return all;
+  };
+  for (const bool more : {false, true}) {
+    slices_.Lend(bytes_);
+    EXPECT_TRUE(slices_.lent());
+    EXPECT_EQ(slices_.bytes(), std::ssize(bytes_));
+    EXPECT_EQ(slices_.spans()[0].data(), reinterpret_cast<const uint8_t*>(bytes_.data()));
+    const uint8_t appended[] = {'y', 'z'};
+    if (more) slices_.Append(appended);
+    const std::string expected = bytes_ + (more ? "yz" : "");
+    EXPECT_EQ(text(), expected);
+    slices_.Own();
+    EXPECT_FALSE(slices_.lent());
+    std::fill(bytes_.begin(), bytes_.end(), '?');
+    MessageSlices moved = std::move(slices_);
+    slices_ = std::move(moved);
+    EXPECT_EQ(text(), expected);
+    slices_.Release();
+    EXPECT_TRUE(slices_.spans().empty());
+    bytes_.assign(4096, 'x');
+  }
+}
+
 TEST_F(MessageSlicesTest, ManySmallOnesBecomeOne) {
   bytes_.resize(64);
   TakeMessage(1000);

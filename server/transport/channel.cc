@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/channel.h"
+
+#include <sys/socket.h>
+
+#include <array>
+
+namespace attend {
+namespace {
+
+constexpr size_t kVectorsMax = 64;  // of one write
+
+}  // namespace
+
+ssize_t PlainChannel::Read(std::span<char> buffer, std::span<char> /*scratch*/) {
+  return recv(socket(), buffer.data(), buffer.size(), 0);
+}
+
+ssize_t PlainChannel::Write(const OutputQueue& output, std::span<char> /*scratch*/) {
+  std::array<iovec, kVectorsMax> vectors;
+  msghdr message{};
+  message.msg_iov = vectors.data();
+  message.msg_iovlen = output.Fill(vectors);
+  return sendmsg(socket(), &message, MSG_NOSIGNAL);
+}
+
+}  // namespace attend

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/transport/tls_channel.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/x509.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace attend {
+namespace {
+
+// More than a record has beside what it holds.
+constexpr size_t kOverheadBytes = 256;
+
+bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+TlsChannel& Of(BIO* bio) { return *static_cast<TlsChannel*>(BIO_get_data(bio)); }
+
+}  // namespace
+
+TlsChannel::TlsChannel(UniqueFd socket, SSL_CTX* context, const Clock& clock)
+    : Channel(std::move(socket)), ssl_(SSL_new(context)), clock_(clock) {
+  BIO* const bio = ssl_ == nullptr ? nullptr : BIO_new(Method());
+  if (bio == nullptr) throw std::bad_alloc();
+  BIO_set_data(bio, this);
+  BIO_set_init(bio, 1);
+  SSL_set_bio(ssl_.get(), bio, bio);
+  SSL_set_accept_state(ssl_.get());
+  SSL_set_mode(ssl_.get(), SSL_MODE_RELEASE_BUFFERS);
+  SSL_set_msg_callback(ssl_.get(), OnMessage);
+  SSL_set_msg_callback_arg(ssl_.get(), this);
+}
+
+BIO_METHOD* TlsChannel::Method() {
+  static BIO_METHOD* const method = [] {
+    BIO_METHOD* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "attend");
+    if (made == nullptr) throw std::bad_alloc();
+    BIO_meth_set_read_ex(made, TakeCipher);
+    BIO_meth_set_write_ex(made, GiveCipher);
+    BIO_meth_set_ctrl(made, Control);
+    return made;
+  }();
+  return method;
+}
+
+// Only in the handshake, which asks for no byte beyond the record that it needs, from the socket.
+int TlsChannel::TakeCipher(BIO* bio, char* to, size_t size, size_t* taken) {
+  TlsChannel& self = Of(bio);
+  BIO_clear_retry_flags(bio);
+  if (!self.came_.empty()) {
+    *taken = std::min(size, self.came_.size());
+    std::memcpy(to, self.came_.data(), *taken);
+    self.came_.remove_prefix(*taken);
+    return 1;
+  }
+  *taken = 0;
+  const ssize_t bytes = self.shaking_ ? recv(self.socket(), to, size, 0) : -1;
+  if (bytes > 0) *taken = static_cast<size_t>(bytes);
+  const bool later = bytes < 0 && (!self.shaking_ || WouldBlock());
+  if (later) BIO_set_retry_read(bio);
+  self.gone_ = bytes <= 0 && !later;
+  return bytes > 0 ? 1 : 0;
+}
+
+int TlsChannel::GiveCipher(BIO* bio, const char* from, size_t size, size_t* given) try {
+  TlsChannel& self = Of(bio);
+  BIO_clear_retry_flags(bio);
+  if (self.waiting_.empty() && self.room_.size() - self.sealed_ >= size) {
+    std::memcpy(self.room_.data() + self.sealed_, from, size);
+    self.sealed_ += size;
+  } else {
+    self.waiting_.append(from, size);
+  }
+  *given = size;
+  return 1;
+} catch (const std::bad_alloc&) {
+  *given = 0;
+  return 0;
+}
+
+long TlsChannel::Control(BIO* /*bio*/, int command, long /*number*/,  // NOLINT: OpenSSL's types
+                         void* /*pointer*/) {
+  return command == BIO_CTRL_FLUSH ? 1 : 0;
+}
+
+// A client could ask for new keys without end.
+void TlsChannel::OnMessage(int is_write, int /*version*/, int type, const void* /*bytes*/,
+                           size_t /*size*/, SSL* /*ssl*/, void* own) {
+  if (is_write != 0 || type != SSL3_RT_HANDSHAKE) return;
+  auto* const self = static_cast<TlsChannel*>(own);
+  const TimePoint now = self->clock_.Now();
+  if (self->handshake_messages_.Wait(now) > Duration::zero()) self->too_many_messages_ = true;
+  self->handshake_messages_.Charge(1, now);
+}
+
+void TlsChannel::SetWrong() {
+  const long verified = SSL_get_verify_result(ssl_.get());  // NOLINT(google-runtime-int): OpenSSL's
+  const char* const reason = ERR_reason_error_string(ERR_peek_error());
+  if (verified != X509_V_OK) {
+    wrong_ = X509_verify_cert_error_string(verified);
+  } else {
+    wrong_ = reason == nullptr ? "the handshake failed" : reason;
+  }
+}
+
+TlsChannel::Step TlsChannel::Handshake() {
+  ERR_clear_error();
+  const int result = SSL_do_handshake(ssl_.get());
+  const int error = SSL_get_error(ssl_.get(), result);
+  if (gone_) return Step::kFailed;
+  if (result != 1 && error != SSL_ERROR_WANT_READ) SetWrong();
+  if (too_many_messages_) wrong_ = "TLS handshake messages";
+  if (!wrong_.empty()) return Step::kFailed;
+  const bool sent = SendWaiting();
+  if (result == 1) {
+    shaking_ = false;
+    return Step::kDone;
+  }
+  return sent ? Step::kReads : Step::kWrites;
+}
+
+ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
+  if (may_go_on_ && !may_go_on_()) {
+    errno = ECONNABORTED;
+    return -1;
+  }
+  const size_t most = std::min(scratch.size(), buffer.size() - 2 * kRecordBytes);
+  const ssize_t bytes = recv(socket(), scratch.data(), most, 0);
+  if (bytes <= 0) return bytes;
+  came_ = {scratch.data(), static_cast<size_t>(bytes)};
+  size_t got = 0;
+  int error = SSL_ERROR_NONE;
+  while (error == SSL_ERROR_NONE) {
+    ERR_clear_error();
+    size_t more = 0;
+    const int result = SSL_read_ex(ssl_.get(), buffer.data() + got, buffer.size() - got, &more);
+    got += more;
+    if (result != 1) error = SSL_get_error(ssl_.get(), result);
+  }
+  came_ = {};
+  SendWaiting();  // new keys, or an alert
+  if (too_many_messages_) wrong_ = "TLS handshake messages";
+  const bool ended = error == SSL_ERROR_ZERO_RETURN;
+  if (!wrong_.empty() || (error != SSL_ERROR_WANT_READ && !ended)) {
+    errno = EPROTO;
+    return -1;
+  }
+  if (got > 0 || ended) return static_cast<ssize_t>(got);
+  errno = EAGAIN;
+  return -1;
+}
+
+bool TlsChannel::SendWaiting() {
+  while (sent_ < waiting_.size()) {
+    const ssize_t bytes =
+        send(socket(), waiting_.data() + sent_, waiting_.size() - sent_, MSG_NOSIGNAL);
+    if (bytes < 0) return false;
+    sent_ += static_cast<size_t>(bytes);
+  }
+  if (!waiting_.empty()) waiting_ = std::string();
+  sent_ = 0;
+  return true;
+}
+
+ssize_t TlsChannel::Write(const OutputQueue& output, std::span<char> scratch) {
+  if (!SendWaiting()) return -1;
+  if (plain_ == 0 && !SealAndSend(output, scratch)) return -1;
+  return static_cast<ssize_t>(std::exchange(plain_, 0));
+}
+
+bool TlsChannel::SealAndSend(const OutputQueue& output, std::span<char> scratch) try {
+  const bool sealed = Seal(output, scratch);
+  const std::string_view records(room_.data(), std::exchange(sealed_, 0));
+  room_ = {};
+  if (!sealed) {
+    errno = EPROTO;
+    return false;
+  }
+  const ssize_t bytes = send(socket(), records.data(), records.size(), MSG_NOSIGNAL);
+  if (bytes == static_cast<ssize_t>(records.size())) return true;
+  if (bytes < 0 && !WouldBlock()) return false;
+  waiting_.insert(0, records.substr(bytes < 0 ? 0 : static_cast<size_t>(bytes)));
+  errno = EAGAIN;
+  return false;
+} catch (const std::bad_alloc&) {
+  errno = ENOMEM;
+  return false;
+}
+
+bool TlsChannel::Seal(const OutputQueue& output, std::span<char> scratch) {
+  // Pieces that are smaller than a record share one.
+  const std::span<char> shared = scratch.last(kRecordBytes);
+  size_t shared_bytes = 0;
+  room_ = scratch.first(scratch.size() - kRecordBytes);
+  std::array<iovec, 64> pieces;
+  const size_t count = output.Fill(pieces);
+  // Room for what is shared so far, and for one record more.
+  const auto full = [&] { return room_.size() - sealed_ < 2 * (kRecordBytes + kOverheadBytes); };
+  for (size_t i = 0; i < count && !full(); ++i) {
+    std::string_view piece(static_cast<const char*>(pieces[i].iov_base), pieces[i].iov_len);
+    while (!piece.empty() && !full()) {
+      const size_t bytes = std::min(piece.size(), kRecordBytes - shared_bytes);
+      const std::string_view part = piece.substr(0, bytes);
+      piece.remove_prefix(bytes);
+      plain_ += bytes;
+      if (bytes == kRecordBytes) {
+        if (!SealRecord(part)) return false;
+        continue;
+      }
+      std::memcpy(shared.data() + shared_bytes, part.data(), bytes);
+      shared_bytes += bytes;
+      if (shared_bytes < kRecordBytes) continue;
+      if (!SealRecord({shared.data(), std::exchange(shared_bytes, 0)})) return false;
+    }
+  }
+  return shared_bytes == 0 || SealRecord({shared.data(), shared_bytes});
+}
+
+bool TlsChannel::SealRecord(std::string_view plain) {
+  ERR_clear_error();
+  size_t written = 0;
+  // The BIO takes everything, so a record is never left half written.
+  return SSL_write_ex(ssl_.get(), plain.data(), plain.size(), &written) == 1;
+}
+
+void TlsChannel::End() {
+  ERR_clear_error();
+  if (!shaking_) SSL_shutdown(ssl_.get());
+  SendWaiting();
+  if (!shaking_) return;
+  // Unread bytes would make the system reset the connection, and the client lose the alert.
+  std::array<char, 4096> unread;
+  for (int i = 0; i < 16 && recv(socket(), unread.data(), unread.size(), 0) > 0; ++i) {
+  }
+}
+
+}  // namespace attend
