@@ -133,6 +133,7 @@ void DeviceWorker::PlanNow() {
     return RunOnCaller(step, run);
   }
   unplanned_.store(0, std::memory_order_relaxed);
+  scheduler_.WillPlan(clock_.Now());
   ReportLocked();
   const bool notify = !std::exchange(plan_stale_, true) && !driven_;
   lock.Unlock();

@@ -69,6 +69,8 @@ class Scheduler {
   // is not queued. If it is running, it is told to stop. One that has a planner, and for which no
   // plan was made yet, is as if it had never been queued.
   std::unique_ptr<Request> Cancel(uint64_t id, TimePoint now);
+  // Another thread is about to call Plan for what is queued.
+  void WillPlan(TimePoint now) { planned_ = now; }
   // Ends queued requests past their deadline, tells running ones past theirs to stop, and fills the
   // free lanes.
   Step Plan(TimePoint now);
@@ -120,7 +122,7 @@ class Scheduler {
   TimePoint shared_until_{};               // ShareTime's
   Duration idle_{0};                       // while something waited, since the last launch
   TimePoint delayed_{};                    // BatchDecision's
-  TimePoint planned_{};                    // when Plan was called last
+  TimePoint planned_{};                    // when Plan or WillPlan was called last
   Status closed_;                          // OK: open
 };
 
