@@ -118,6 +118,7 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .pair = 80,
      .softcap = 80,
      .bias = 100,
+     .alibi = 20,
      .dropout = 210,
      .tile = 1e6,
      .tile_rows = 128,

@@ -113,6 +113,7 @@ bool IsHopper(const DeviceInfo& device) {
 constexpr int64_t kSm90PagesDimMax = 192;    // as in sm90/variants.h
 constexpr int64_t kSm90DropoutDimMax = 128;  // likewise
 constexpr int64_t kSm90BiasDimMax = 128;     // likewise
+constexpr int64_t kSm90GeneralDimMax = 128;  // likewise
 // The kernel takes no shift off capped scores (cuda/backward/pass.h). In powers of two they are up
 // to 369, and LSE of 2^30 keys is up to 399. That is beyond kShiftedLse but below 512, so rounding
 // it to fp32 still moves weights by 2^-16 at most.
@@ -200,8 +201,14 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
     return "cuda_flash_sm90 reads K and V in pages up to a D and Dv of 192";
   }
   if (!WhyNotSm90Bias(p).empty()) return WhyNotSm90Bias(p);
-  if (p.o_float32) return "cuda_flash_sm90 writes O in the type of its inputs";
-  if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
+  const bool general = !p.has_bias && p.dropout == 0 && most <= kSm90GeneralDimMax;
+  if (p.o_float32 && !general) {
+    return "cuda_flash_sm90 writes O in float32 up to a D and Dv of 128, and not with a bias or "
+           "dropout";
+  }
+  if (p.has_alibi && !general) {
+    return "cuda_flash_sm90 has ALiBi up to a D and Dv of 128, and not with a bias or dropout";
+  }
   if (p.dropout > 0 && most > kSm90DropoutDimMax) {
     return "cuda_flash_sm90 has dropout up to a D and Dv of 128";
   }
@@ -218,6 +225,8 @@ std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
   if (!why_not.empty()) return why_not;
   if (!memory.not_tma.empty()) return memory.not_tma;  // it makes no copy
   if (p.has_bias) return "the backward pass of cuda_flash_sm90 has no bias";
+  if (p.has_alibi) return "the backward pass of cuda_flash_sm90 has no ALiBi";
+  if (p.o_float32) return "Tensor Cores would round float32 gradients of O";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return "the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8";
   }

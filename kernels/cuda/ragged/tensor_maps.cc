@@ -189,7 +189,7 @@ cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, Tenso
     ok = ok &&
          Encode(encode, bias, {p.len_k, p.len_q, p.heads_q, p.batch}, p.dtype, boxes.o, &maps->o);
   }
-  maps->writes_o = !biased && !p.packed && p.dim_v % 8 == 0 && boxes.o.rows > 0 &&
+  maps->writes_o = !biased && !p.packed && !p.o_float32 && p.dim_v % 8 == 0 && boxes.o.rows > 0 &&
                    Distinct(a) && FaultOf(o, batch, p.heads_q, rows_q) == kNone;
   if (maps->writes_o) {
     ok = ok && Encode(encode, o, {p.dim_v, rows_q, p.heads_q, batch}, p.dtype, boxes.o, &maps->o);

@@ -35,6 +35,28 @@ KernelId Auto(const Problem& problem, const DeviceInfo& device) {
   return selection->kernel;
 }
 
+TEST(SelectMemory, HopperHasScoreTermsAndFloats) {
+  Problem p = Half();
+  p.has_alibi = p.o_float32 = true;
+  p.softcap = 20.0f;
+  EXPECT_EQ(Auto(p, Gpu(0)), KernelId::kCudaFlashSm90);
+  p.dim = p.dim_v = 128;
+  p.len_q = 300;
+  p.page_rows = 16;
+  EXPECT_EQ(Auto(p, Gpu(0)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(p, Gpu(0, 80)), KernelId::kCudaFlashSm80);
+  p.page_rows = 0;
+  p.has_alibi = false;
+  p.dropout = 655;
+  EXPECT_THAT(std::string(Select(p, Gpu(0))->why), HasSubstr("O in float32"));
+  p.dropout = 0;
+  p.dim_v = 136;
+  EXPECT_THAT(std::string(Select(p, Gpu(0))->why), HasSubstr("O in float32"));
+  p.dim_v = 128;
+  SetBias(DType::kBit, &p);
+  EXPECT_THAT(std::string(Select(p, Gpu(0))->why), HasSubstr("O in float32"));
+}
+
 // Room for a copy keeps Hopper's kernels; without it, Q, K and V are read where they are.
 TEST(SelectMemory, HopperCopiesWhatItCannotAddress) {
   Problem odd = Half();
