@@ -10,6 +10,7 @@
 #include "kernels/c/device.h"
 #include "kernels/cuda/backward/backward.h"
 #include "kernels/cuda/launch/launch.h"
+#include "kernels/cuda/launch/repack.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/cuda/runtime/device_scope.h"
 
@@ -71,7 +72,7 @@ class Cuda : public Device {
   }
 
   MemoryTraits Traits(const Attention& attention) const override {
-    return {.not_tma = cuda::WhyNotTma(attention)};
+    return cuda::TraitsOf(attention);
   }
   MemoryTraits Traits(const BackwardItem& item) const override {
     return {.not_tma = cuda::WhyNotTma(item.forward.attention, item.gradients)};

@@ -31,6 +31,7 @@ struct KernelModel {
   int64_t vector_rows = 1;    // a tile's rows are rounded up to these
   double edge_keys = 0;       // that each row computes beside what its mask shows
   double read_byte = 0;       // of each byte of K and V, where decoding waits for them
+  double copied = 0;          // of each element of Q, K or V whose D is no multiple of 8
   bool decodes = false;       // few rows are (decode_rule.h)
   bool shares_heads = false;  // short heads of one KV head share a tile
   bool hidden_pairs = false;  // computes what the mask hides
@@ -117,11 +118,13 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .pair = 80,
      .softcap = 80,
      .bias = 100,
+     .alibi = 20,
      .dropout = 210,
      .tile = 1e6,
      .tile_rows = 128,
      .vector_rows = 128,
-     .edge_keys = 128},
+     .edge_keys = 128,
+     .copied = 430},
     kCudaDecode,
     kCudaDecode,
 }};
@@ -165,8 +168,12 @@ double SequenceCost(const Problem& p, const KernelModel& m, const Sequence& s) {
     const double key = std::max(true_rows * pair, key_bytes * m.read_byte);
     return pairs / static_cast<double>(s.q_len) * key + m.tile + full * (m.row_dim * dims + m.row);
   }
-  return seen * lanes * pair + tiles * (m.tile + seen * (m.key_dim * dims + m.key)) +
-         lanes * m.lane_dim * dims + full * (m.row_dim * dims + m.row);
+  const double copied_dim = static_cast<double>(p.dim % 8 == 0 ? 0 : p.dim);
+  const double copied_dim_v = static_cast<double>(p.dim_v % 8 == 0 ? 0 : p.dim_v);
+  const double copied = full * copied_dim + keys * (copied_dim + copied_dim_v);
+  return m.copied * copied + seen * lanes * pair +
+         tiles * (m.tile + seen * (m.key_dim * dims + m.key)) + lanes * m.lane_dim * dims +
+         full * (m.row_dim * dims + m.row);
 }
 
 }  // namespace

@@ -70,8 +70,8 @@ Status CheckDType(const Problem& problem, const KernelInfo* kernel) {
 }
 
 Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
-                      std::string_view why) {
-  Selection selection{kernel.id, why, 0};
+                      const MemoryTraits& memory, std::string_view why) {
+  Selection selection{kernel.id, why, ReadsAligned(kernel.id) ? memory.repack_bytes : 0};
   if (kernel.id == KernelId::kCudaNaive) {
     const Result<int64_t> bytes = NaiveWorkspaceBytes(problem);
     if (!bytes.ok() || *bytes > device.workspace_bytes_max) {
@@ -113,6 +113,7 @@ bool IsHopper(const DeviceInfo& device) {
 constexpr int64_t kSm90PagesDimMax = 192;    // as in sm90/variants.h
 constexpr int64_t kSm90DropoutDimMax = 128;  // likewise
 constexpr int64_t kSm90BiasDimMax = 128;     // likewise
+constexpr int64_t kSm90GeneralDimMax = 128;  // likewise
 // The kernel takes no shift off capped scores (cuda/backward/pass.h). In powers of two they are up
 // to 369, and LSE of 2^30 keys is up to 399. That is beyond kShiftedLse but below 512, so rounding
 // it to fp32 still moves weights by 2^-16 at most.
@@ -183,33 +184,49 @@ std::string_view WhyNotSm90Bias(const Problem& p) {
   return {};
 }
 
+// Why Hopper's kernels cannot read Q, K and V, nor a copy of them; "" if they can.
+std::string_view WhyNotRead(const DeviceInfo& device, const MemoryTraits& memory) {
+  const bool copied = memory.repack_bytes > 0 && memory.repack_bytes <= device.workspace_bytes_max;
+  return copied ? std::string_view() : memory.not_tma;
+}
+
 std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
                             const MemoryTraits& memory) {
   if (!IsHopper(device)) {
     return "cuda_flash_sm90 needs compute capability 9.x (Hopper)";
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
-  if (p.o_float32) return "cuda_flash_sm90 writes O in the type of its inputs";
-  if (p.page_rows > 0 && std::max(p.dim, p.dim_v) > kSm90PagesDimMax) {
+  const int64_t most = std::max(p.dim, p.dim_v);
+  if (p.page_rows > 0 && most > kSm90PagesDimMax) {
     return "cuda_flash_sm90 reads K and V in pages up to a D and Dv of 192";
   }
   if (!WhyNotSm90Bias(p).empty()) return WhyNotSm90Bias(p);
-  if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
-  if (p.dropout > 0 && std::max(p.dim, p.dim_v) > kSm90DropoutDimMax) {
+  const bool general = !p.has_bias && p.dropout == 0 && most <= kSm90GeneralDimMax;
+  if (p.o_float32 && !general) {
+    return "cuda_flash_sm90 writes O in float32 up to a D and Dv of 128, and not with a bias or "
+           "dropout";
+  }
+  if (p.has_alibi && !general) {
+    return "cuda_flash_sm90 has ALiBi up to a D and Dv of 128, and not with a bias or dropout";
+  }
+  if (p.dropout > 0 && most > kSm90DropoutDimMax) {
     return "cuda_flash_sm90 has dropout up to a D and Dv of 128";
   }
   if (!WhyNotDrop(p).empty()) return WhyNotDrop(p);
   if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
     return "cuda_flash_sm90 needs a scale of 2^-20 to 2^20";
   }
-  return memory.not_tma;
+  return WhyNotRead(device, memory);
 }
 
 std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
                                     const MemoryTraits& memory) {
   const std::string_view why_not = WhyNotSm90(p, device, memory);
   if (!why_not.empty()) return why_not;
+  if (!memory.not_tma.empty()) return memory.not_tma;  // it makes no copy
   if (p.has_bias) return "the backward pass of cuda_flash_sm90 has no bias";
+  if (p.has_alibi) return "the backward pass of cuda_flash_sm90 has no ALiBi";
+  if (p.o_float32) return "Tensor Cores would round float32 gradients of O";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return "the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8";
   }
@@ -242,7 +259,8 @@ std::string_view WhyNotDecode(const Problem& p, const DeviceInfo& device,
     return "decoding kernels take at most 128 query rows of all heads of a KV head";
   }
   // What the copy engine needs is what 16-byte copies need.
-  if (!memory.not_tma.empty()) return "decoding kernels need rows on 16-byte boundaries";
+  if (!WhyNotRead(device, memory).empty())
+    return "decoding kernels need rows on 16-byte boundaries";
   return {};
 }
 
@@ -256,18 +274,24 @@ std::string_view WhyNotDecodeSm90(const Problem& p, const DeviceInfo& device,
 Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
                              const MemoryTraits& memory) {
   if (IsDecode(problem) && WhyNotDecode(problem, device, memory).empty()) {
-    return Fit(*Find(BestDecode(problem, device)), problem, device,
-               "few query rows against long K and V: reading them takes the time");
+    return Fit(*Find(BestDecode(problem, device)), problem, device, memory,
+               memory.repack_bytes > 0
+                   ? "few query rows against long K and V, which are copied to 16-byte boundaries "
+                     "first: that takes twice as long as reading them"
+                   : "few query rows against long K and V: reading them takes the time");
   }
   const std::string_view not_sm90 = WhyNotSm90(problem, device, memory);
   if (not_sm90.empty()) {
     return Fit(
-        *Find("cuda_flash_sm90"), problem, device,
-        "wgmma and TMA are the fastest on Hopper, and the kernel supports all that is asked");
+        *Find("cuda_flash_sm90"), problem, device, memory,
+        memory.repack_bytes > 0
+            ? "wgmma and TMA are the fastest on Hopper; Q, K and V are copied to 16-byte "
+              "boundaries first"
+            : "wgmma and TMA are the fastest on Hopper, and the kernel supports all that is asked");
   }
   const std::string_view not_sm80 = WhyNotSm80(problem, device);
-  if (not_sm80.empty()) return Fit(*Find("cuda_flash_sm80"), problem, device, not_sm90);
-  return Fit(*Find("cuda_flash_fp32"), problem, device, not_sm80);
+  if (not_sm80.empty()) return Fit(*Find("cuda_flash_sm80"), problem, device, memory, not_sm90);
+  return Fit(*Find("cuda_flash_fp32"), problem, device, memory, not_sm80);
 }
 
 }  // namespace
@@ -292,18 +316,9 @@ bool RoundsWeights(std::string_view name) {
   return kernel == std::end(kKernels) || RoundsWeights(kernel->id);
 }
 
-MemoryTraits ContiguousTraits(const Problem& problem) {
-  if (problem.dim % 8 != 0 || problem.dim_v % 8 != 0) {
-    return {.not_tma =
-                "D or Dv is not a multiple of 8: Hopper's copy engine needs rows on 16-byte "
-                "boundaries"};
-  }
-  if (problem.has_bias && problem.bias_as_q && problem.len_k % 8 != 0) {
-    return {.not_tma =
-                "Lk is not a multiple of 8: cuda_flash_sm90 needs rows of a bias on 16-byte "
-                "boundaries"};
-  }
-  return {};
+bool ReadsAligned(KernelId id) {
+  return id == KernelId::kCudaFlashSm90 || id == KernelId::kCudaDecodeSm80 ||
+         id == KernelId::kCudaDecodeSm90;
 }
 
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
@@ -316,7 +331,7 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
   if (IsAuto(forced)) {
     ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
-    return Fit(*Find("cpu_flash"), problem, device, "the fast kernel of the CPU takes any problem");
+    return Selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
   }
   const Result<const KernelInfo*> found = FindForced(forced, device);
   if (!found.ok()) return found.status();
@@ -331,7 +346,7 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
     return Unimplemented("kernel " + std::string(kernel->name) + " cannot compute this on " +
                          device.name + ": " + std::string(why_not));
   }
-  return Fit(*kernel, problem, device, "asked for by name");
+  return Fit(*kernel, problem, device, memory, "asked for by name");
 }
 
 Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/contract/memory_traits.h"
 #include "kernels/contract/problem.h"
 #include "kernels/util/status.h"
 
@@ -59,6 +60,9 @@ std::string_view KernelName(KernelId id);
 bool RoundsWeights(KernelId id);
 bool RoundsWeights(std::string_view name);
 
+// Whether a kernel reads Q, K and V in pieces of 16 bytes, and so may need a copy of them.
+bool ReadsAligned(KernelId id);
+
 struct Selection {
   KernelId kernel = KernelId::kCpuReference;
   std::string_view why;         // static storage; one clause
@@ -67,17 +71,6 @@ struct Selection {
 
 // Workspace of cuda_naive: all scores, in fp32. Overflow is INVALID_ARGUMENT.
 Result<int64_t> NaiveWorkspaceBytes(const Problem& problem);
-
-// What a kernel may need to know about the memory besides the problem.
-struct MemoryTraits {
-  // Why Hopper's copies cannot address Q, K, V or a bias of 16 bits; "" if they can. One clause,
-  // static storage.
-  std::string_view not_tma;
-};
-
-// The traits of contiguous 16-bit tensors that begin on 16-byte boundaries, as the server lays them
-// out.
-MemoryTraits ContiguousTraits(const Problem& problem);
 
 // `forced` is a kernel's name, or empty (or "auto") for the best one. `problem` has passed Check.
 // INVALID_ARGUMENT: no such kernel. UNIMPLEMENTED: this device cannot run it, with the reason.

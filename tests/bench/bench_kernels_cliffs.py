@@ -23,6 +23,9 @@ from attend_kernels import _library, _tensors
 
 OURS, CUDNN, PLAIN = "attend", "cudnn", "plain"
 BATCH, HEADS, LENGTH = 4, 16, 4096
+LONG = {"batch": 1, "length": 16384}
+# D with D rounded up to a multiple of 8.
+ODD = {60: 64, 100: 104, 127: 128}
 PADDING, BLOCK, SEEN_BLOCKS, DOCUMENTS = 300, 128, 0.1, 8
 SOFTCAP = 30.0
 
@@ -103,13 +106,23 @@ def in_pages(name, tensors, rows):
     return Case(name, (q, *paged), options, causal=True, dense=(k, v))
 
 
+def repacked(dim, **sizes):
+    """Inputs that are copied to 16-byte boundaries first."""
+    yield Case("q, k and v two bytes off", inputs(dim, shift=1, **sizes))
+    yield Case("q, k and v eight bytes off", inputs(dim, shift=4, **sizes))
+    for odd in (odd for odd, rounded in ODD.items() if rounded == dim):
+        yield Case(f"D of {odd}", inputs(odd, **sizes))
+        yield Case(f"D of {odd}, causal", inputs(odd, **sizes), {"causal": True}, causal=True)
+
+
 def cases(dim, **sizes):
     """Made when they are wanted; the first is what the others are measured by, and the second what
     those with a causal mask are."""
     tensors = inputs(dim, **sizes)
     yield Case(PLAIN, tensors)
     yield Case(f"{PLAIN}, causal", tensors, {"causal": True}, causal=True)
-    if dim not in (64, 128):
+    yield from repacked(dim, **sizes)
+    if dim not in (64, 128) or sizes:
         for rows in (16, 64) if dim in (192, 256) else ():
             yield in_pages(f"pages of {rows}, causal", tensors, rows)
         return
@@ -123,10 +136,11 @@ def cases(dim, **sizes):
     for name, bias in biases(tensors[0], padding).items():
         yield Case(name, tensors, {"bias": bias})
     slopes = torch.rand(tensors[0].shape[1], device=tensors[0].device) * 0.1
-    yield Case("ALiBi", tensors, {"alibi_slopes": slopes})
-    yield Case("softcap", tensors, {"softcap": SOFTCAP})
-    yield Case("O in float32", tensors, {"o_dtype": "float32"})
-    yield Case("q, k and v two bytes off", inputs(dim, shift=1, **sizes))
+    for words, options in {"ALiBi": {"alibi_slopes": slopes}, "softcap": {"softcap": SOFTCAP},
+                           "softcap of 3": {"softcap": 3.0},
+                           "O in float32": {"o_dtype": "float32"}}.items():
+        yield Case(words, tensors, options)
+        yield Case(f"{words}, causal", tensors, {**options, "causal": True}, causal=True)
     for rows in (16, 64):
         yield in_pages(f"pages of {rows}, causal", tensors, rows)
 
@@ -137,7 +151,8 @@ def truth(case, b, h):
     k, v = case.dense or case.tensors[1:]
     scores = q[b, h].double() @ k[b, h].double().T / math.sqrt(q.shape[3])
     if "softcap" in case.options:
-        scores = SOFTCAP * torch.tanh(scores / SOFTCAP)
+        cap = case.options["softcap"]
+        scores = cap * torch.tanh(scores / cap)
     keys = torch.arange(q.shape[2], device=q.device)
     bias = case.options.get("bias")
     if bias is not None:
@@ -266,10 +281,12 @@ def cliffs(options):
     """A line for each contender of each case: {cell, contender, kernel, ms, tflops, of_plain, ...},
     or with `failure` in place of the times."""
     lines = []
-    for dim in (64, 128, 72, 80, 100, 112, 192, 256):
+    every = [(dim, {}) for dim in (64, 128, 72, 80, 104, 112, 192, 256)]
+    for dim, sizes in every + [(dim, LONG) for dim in (64, 104, 128)]:
         plain = {}
-        for case in cases(dim):
-            name = f"B{BATCH} H{HEADS} L{LENGTH} D{dim} bfloat16 {case.name}"
+        for case in cases(dim, **sizes):
+            batch, heads, length, _ = case.tensors[0].shape
+            name = f"B{batch} H{heads} L{length} D{dim} bfloat16 {case.name}"
             if options.filter not in name and not case.name.startswith(PLAIN):
                 continue
             contenders = [Ours(case), Cudnn(case)]

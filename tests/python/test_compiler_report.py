@@ -24,9 +24,9 @@ using Sm90D64Few = Sm90Tile<Sm90Config{
     .query_in_registers = true, .blocks = 2}>;
 """
 D64 = ("Sm90TileIXtlNS0_10Sm90ConfigELi64ELi0ELi4ELi64ELi8ELi2ELNS0_7OverlapE1ELb0ELi1ELb0ELb0ELi0"
-       "EEE")
+       "ELb0EEE")
 FEW = ("Sm90TileIXtlNS0_10Sm90ConfigELi64ELi64ELi1ELi128ELi2ELi2ELNS0_7OverlapE0ELb1ELi2ELb0ELb0"
-       "ELi0EEE")
+       "ELi0ELb0EEE")
 
 
 def kernel(tile, registers, stack="0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"):

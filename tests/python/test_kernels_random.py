@@ -329,7 +329,7 @@ def judge_weights(case, n, got, work):
     close("sum of v", d_v.sum(2), d_o.sum(2), within + d_v.shape[2] * 2.0**-24)
 
 
-def judge(case, got, work, corrects_delta):
+def judge(case, got, work):
     """Each sequence alone; gradients by what sequences share are judged by the sums."""
     shape = (case.b, case.hq, case.lq, case.lk)
     summed = {"bias": (np.zeros(shape), np.zeros(shape)),
@@ -339,7 +339,7 @@ def judge(case, got, work, corrects_delta):
         units, given = dict(unit=UNITS[case.dtype], work=work), (q, k, v, terms)
         k, v = np.nan_to_num(k), np.nan_to_num(v)
         truth = gradients(q, k, v, d_o, part=case.part, **terms)
-        corrects = corrects_delta and case.dtype != "float32" and not case.is_part()
+        corrects = case.dtype != "float32" and not case.is_part()
         within = bounds(q, k, v, d_o, part=case.part, corrects_delta=corrects, **units, **terms)
         _, terms = case.of_sequence(n, hides=True)
         hidden = bounds(q, k, v, d_o, **units, **terms)
@@ -379,11 +379,11 @@ def seeds():
     return [int(fixed)] if fixed else np.random.default_rng().integers(2**63, size=CASES).tolist()
 
 
-def judge_all(kernel, device, work=lambda dtype: UNITS["float32"], corrects_delta=True):
+def judge_all(kernel, device, work=lambda dtype: UNITS["float32"]):
     for seed in seeds():
         case = Drawn(seed)
         try:
-            judge(case, answers(case, kernel, device), work(case.dtype), corrects_delta)
+            judge(case, answers(case, kernel, device), work(case.dtype))
         except (AssertionError, attend_kernels.Error) as failure:
             raise AssertionError(f"ATTEND_TEST_SEED={seed} {kernel}: {case}") from failure
 
@@ -396,4 +396,4 @@ def test_on_the_cpu(kernel):
 
 @pytest.mark.gpu
 def test_on_a_gpu():
-    judge_all("auto", "cuda", work=UNITS.get, corrects_delta=False)  # Tensor Cores' weights
+    judge_all("auto", "cuda", work=UNITS.get)  # Tensor Cores' weights

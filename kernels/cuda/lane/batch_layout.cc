@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/contract/gradient_terms.h"
-#include "kernels/cuda/ragged/tensor_maps.h"
+#include "kernels/cuda/launch/repack.h"
 
 namespace attend::cuda {
 namespace {
@@ -169,8 +169,12 @@ Status CheckInPlace(const WorkItem& item) {
     return Status();
   }
   // What is moved keeps its address modulo kLayoutAlignment.
-  const std::string_view why_not = item.gradients ? WhyNotTma(a, *item.gradients) : WhyNotTma(a);
-  if (why_not.empty()) return Status();
+  const MemoryTraits traits =
+      item.gradients ? MemoryTraits{.not_tma = WhyNotTma(a, *item.gradients)} : TraitsOf(a);
+  const std::string_view why_not = traits.not_tma;
+  const bool copied =
+      traits.repack_bytes > 0 && item.selection.workspace_bytes >= traits.repack_bytes;
+  if (why_not.empty() || copied) return Status();
   return InvalidArgument(
       std::string(KernelName(kernel)) +
       " was selected for memory that it cannot address: " + std::string(why_not));

@@ -9,6 +9,7 @@
 #include "kernels/cuda/backward/backward.h"
 #include "kernels/cuda/decode/decode.h"
 #include "kernels/cuda/fp32/variants.h"
+#include "kernels/cuda/launch/repack.h"
 #include "kernels/cuda/naive/naive.h"
 #include "kernels/cuda/ragged/ragged.h"
 #include "kernels/cuda/ragged/tensor_maps.h"
@@ -20,6 +21,8 @@
 
 namespace attend::cuda {
 namespace {
+
+constexpr int64_t kAlignment = 256;
 
 bool IsDecode(KernelId kernel) {
   return kernel == KernelId::kCudaDecodeSm80 || kernel == KernelId::kCudaDecodeSm90;
@@ -120,26 +123,8 @@ Status AddToGroup(const LaunchItem& item, int shared_bytes_max, std::vector<Grou
   return Status();
 }
 
-}  // namespace
-
-std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& problem) {
-  switch (kernel) {
-    case KernelId::kCudaFlashFp32:
-      return Fp32VariantsFor(problem);
-    case KernelId::kCudaFlashSm80:
-      return Sm80VariantsFor(problem);
-    case KernelId::kCudaFlashSm90:
-      return Sm90VariantsFor(problem);
-    case KernelId::kCudaDecodeSm80:
-    case KernelId::kCudaDecodeSm90:
-      return DecodeVariantsFor(kernel, problem);
-    default:
-      return {};
-  }
-}
-
-Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items) {
-  if (items.empty()) return int64_t{0};
+// Bytes that the launches themselves need, on a 256-byte boundary.
+Result<int64_t> KernelBytes(std::span<const LaunchItem> items) {
   // Launches run one after another and may share what they need.
   std::vector<const Problem*> ragged, decode;
   int64_t bytes = kTileQueueBytes;
@@ -161,7 +146,63 @@ Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items) {
   if (!list.ok()) return list;
   const Result<int64_t> partials = DecodeWorkspaceBytes(decode);
   if (!partials.ok()) return partials;
-  return std::max({bytes, *list, *partials});
+  bytes = std::max({bytes, *list, *partials});
+  if (__builtin_add_overflow(bytes, kAlignment - 1, &bytes)) {
+    return InvalidArgument("bytes of workspace overflow 64 bits");
+  }
+  return bytes / kAlignment * kAlignment;
+}
+
+// Items that read copies of Q, K and V where their kernels need them, and how these are made. No
+// items: none needs a copy.
+struct Copies {
+  std::vector<LaunchItem> items;
+  std::vector<RepackPiece> pieces;
+};
+
+// KernelBytes of these items is known to be OK.
+Copies PlanCopies(std::span<const LaunchItem> items, void* workspace) {
+  Copies copies;
+  const auto copied = [](const LaunchItem& item) {
+    return RepackBytes(item.kernel, item.attention) > 0;
+  };
+  if (std::none_of(items.begin(), items.end(), copied)) return copies;
+  char* at = static_cast<char*>(workspace) + *KernelBytes(items);
+  copies.items.assign(items.begin(), items.end());
+  for (LaunchItem& item : copies.items) Repack(item.kernel, &item.attention, &at, &copies.pieces);
+  return copies;
+}
+
+}  // namespace
+
+std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& problem) {
+  switch (kernel) {
+    case KernelId::kCudaFlashFp32:
+      return Fp32VariantsFor(problem);
+    case KernelId::kCudaFlashSm80:
+      return Sm80VariantsFor(problem);
+    case KernelId::kCudaFlashSm90:
+      return Sm90VariantsFor(problem);
+    case KernelId::kCudaDecodeSm80:
+    case KernelId::kCudaDecodeSm90:
+      return DecodeVariantsFor(kernel, problem);
+    default:
+      return {};
+  }
+}
+
+Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items) {
+  if (items.empty()) return int64_t{0};
+  const Result<int64_t> kernels = KernelBytes(items);
+  if (!kernels.ok()) return kernels;
+  int64_t bytes = *kernels;
+  for (const LaunchItem& item : items) {
+    if (__builtin_add_overflow(bytes, RepackBytes(item.kernel, item.attention), &bytes)) {
+      return InvalidArgument("bytes of workspace overflow 64 bits: " + std::to_string(*kernels) +
+                             " beside copies of Q, K and V");
+    }
+  }
+  return bytes;
 }
 
 int64_t ListBytesMax(std::span<const LaunchItem> items) {
@@ -185,6 +226,8 @@ Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t w
   }
   const Result<int> shared_bytes_max = SharedBytesMax();
   if (!shared_bytes_max.ok()) return shared_bytes_max.status();
+  const Copies copies = PlanCopies(items, workspace);
+  if (!copies.items.empty()) items = copies.items;
   std::vector<Group> groups;
   for (const LaunchItem& item : items) {
     if (item.kernel == KernelId::kCudaNaive) {
@@ -196,17 +239,18 @@ Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t w
       ATTEND_RETURN_IF_ERROR(AddToGroup(item, *shared_bytes_max, &groups));
     }
   }
+  cudaError_t error = LaunchRepack(copies.pieces, stream);
+  if (error != cudaSuccess) return Failure(error, items.front().kernel);
   for (const Group& group : groups) {
-    const cudaError_t error =
-        IsDecode(group.kernel)
-            ? LaunchDecode(*group.variant, group.attentions, workspace, options, stream)
-            : LaunchRagged(*group.variant, group.attentions, workspace, options, stream);
+    error = IsDecode(group.kernel)
+                ? LaunchDecode(*group.variant, group.attentions, workspace, options, stream)
+                : LaunchRagged(*group.variant, group.attentions, workspace, options, stream);
     if (error != cudaSuccess) return Failure(error, group.kernel);
   }
   float* scores = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTileQueueBytes);
   for (const LaunchItem& item : items) {
     if (item.kernel != KernelId::kCudaNaive) continue;
-    const cudaError_t error = LaunchNaive(item.attention, scores, stream);
+    error = LaunchNaive(item.attention, scores, stream);
     if (error != cudaSuccess) return Failure(error, item.kernel);
   }
   return Status();
@@ -221,6 +265,7 @@ cudaError_t LoadKernels() {
   }
   if (error == cudaSuccess) error = LoadCopy();
   if (error == cudaSuccess) error = LoadAppend();
+  if (error == cudaSuccess) error = LoadRepack();
   if (error == cudaSuccess) error = LoadRagged();
   if (error == cudaSuccess) error = LoadNaive();
   if (error == cudaSuccess) error = LoadFp32();

@@ -34,7 +34,8 @@ struct LaunchItem {
 // same time. Empty for kernels that have no variants or are not CUDA's.
 std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& problem);
 
-// Bytes of workspace that LaunchBatch needs. Only the problems matter. 0 for no items.
+// Bytes of workspace that LaunchBatch needs: by the problems, and by whether kernels can read Q, K
+// and V where they are (repack.h). 0 for no items.
 Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items);
 
 // At most this much LaunchOptions::lists is taken by one launch of these problems, in any groups.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/ragged/operands.h"
+
 namespace attend::cuda {
 namespace {
 
@@ -73,6 +75,11 @@ struct Shape {
   int64_t dim, rows, heads, batch;
 };
 
+// Whether dropout's rows begin where the kernel's tiles of weights do.
+bool RowsBeginTiles(const Attention& a) {
+  return a.problem.dropout == 0 || a.dropout.row % kDropoutTile == 0;
+}
+
 ConstTensorView ViewOf(const BiasView& bias) {
   return {bias.data, bias.stride_b, bias.stride_h, bias.stride_q};
 }
@@ -130,18 +137,36 @@ std::string_view WhyNotTma(const Attention& a) {
   const Fault faults[] = {FaultOf(a.q, batch, p.heads_q, p.packed ? p.total_q : p.len_q),
                           FaultOf(a.k, batch_k, p.heads_kv, rows_k),
                           FaultOf(a.v, batch_k, p.heads_kv, rows_k)};
-  if (p.dropout > 0 && a.dropout.row % kDropoutTile != 0) {
+  if (!RowsBeginTiles(a)) {
     return "dropout on Hopper needs rows that begin at a multiple of 16 of the whole's";
   }
   if (paged && a.k.stride_b == 0) return kClauses[1][kStride];
   if (paged && a.v.stride_b == 0) return kClauses[2][kStride];
-  for (int n = 0; n < 3; ++n) {
-    if (faults[n] != kNone) return kClauses[n][faults[n]];
-  }
   if (!LoadsBias(a)) {
     return "the bias's rows do not begin on 16-byte boundaries, as Hopper's copy engine needs";
   }
+  for (int n = 0; n < 3; ++n) {
+    if (faults[n] != kNone) return kClauses[n][faults[n]];
+  }
   return {};
+}
+
+std::array<Operand, 3> OperandsOf(const Attention& a) {
+  const Problem& p = a.problem;
+  const int64_t batch = p.packed ? 1 : p.batch;
+  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  std::array<Operand, 3> operands = {
+      Operand{a.q, p.heads_q, p.packed ? p.total_q : p.len_q, p.dim, false},
+      Operand{a.k, p.heads_kv, rows_k, p.dim, false},
+      Operand{a.v, p.heads_kv, rows_k, p.dim_v, false}};
+  if (p.page_rows > 0 || !RowsBeginTiles(a) || !LoadsBias(a)) return operands;
+  Fault faults[3];
+  for (int n = 0; n < 3; ++n) {
+    faults[n] = FaultOf(operands[n].view, batch, operands[n].heads, operands[n].rows);
+    if (faults[n] == kRows) return operands;
+  }
+  for (int n = 0; n < 3; ++n) operands[n].copied = faults[n] != kNone;
+  return operands;
 }
 
 cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, TensorMaps* maps) {
@@ -156,15 +181,16 @@ cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, Tenso
             Encode(encode, a.k, keys, p.dtype, KeysBox(p, boxes.k), &maps->k) &&
             Encode(encode, a.v, values, p.dtype, KeysBox(p, boxes.v), &maps->v);
   const ConstTensorView o{a.o.data, a.o.stride_b, a.o.stride_h, a.o.stride_l};
-  // A packed sequence may end inside a box, where the next one's rows begin.
+  // A packed sequence may end inside a box, where the next one's rows begin; and a box whose last
+  // columns are no whole 16 bytes would write all of these.
   const bool biased = p.has_bias && !HasBits(a);
   if (biased && boxes.o.rows > 0) {
     const ConstTensorView bias = ViewOf(a.bias);
     ok = ok &&
          Encode(encode, bias, {p.len_k, p.len_q, p.heads_q, p.batch}, p.dtype, boxes.o, &maps->o);
   }
-  maps->writes_o = !biased && !p.packed && boxes.o.rows > 0 && Distinct(a) &&
-                   FaultOf(o, batch, p.heads_q, rows_q) == kNone;
+  maps->writes_o = !biased && !p.packed && !p.o_float32 && p.dim_v % 8 == 0 && boxes.o.rows > 0 &&
+                   Distinct(a) && FaultOf(o, batch, p.heads_q, rows_q) == kNone;
   if (maps->writes_o) {
     ok = ok && Encode(encode, o, {p.dim_v, rows_q, p.heads_q, batch}, p.dtype, boxes.o, &maps->o);
   }

@@ -10,6 +10,7 @@
 #include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/ragged/redo_rows.cuh"
 #include "kernels/cuda/sm90/bias.cuh"
+#include "kernels/cuda/sm90/general.cuh"
 #include "kernels/cuda/sm90/mask_bits.cuh"
 #include "kernels/cuda/sm90/softmax.cuh"
 #include "kernels/cuda/sm90/store.cuh"
@@ -46,6 +47,7 @@ struct Consumer {
   DropoutLane dropout = {};                                  // if T has it
   MaskBits<T> bits;                                          // likewise
   BiasTiles<T> bias;                                         // likewise
+  GeneralTile<T> general;                                    // likewise
 
   // ---- score ----------------------------------------------------------------------------------
 
@@ -118,34 +120,38 @@ struct Consumer {
     if (lane == 0) Arrive(barrier);
   }
 
-  __device__ __forceinline__ void ApplySoftcap(float factor) {
-#pragma unroll
-    for (float& s : scores) s = AccurateTanh(s * factor);
-  }
-
-  // Softcap and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
+  // Score terms and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
   __device__ __forceinline__ bool FinishScores(const Sm90Work& work, int tile,
                                                float (&rescale)[2]) {
     const float cap = T::kCapInRegister ? cap_factor : work.cap_factor;
-    if (cap != 0.0f) ApplySoftcap(cap);
-    const int key = tile * T::kKeys;
-    if constexpr (T::kBits) bits.Remove(scores);
-    if constexpr (T::kBias) {
-      bias.Take(shared, storage, group, k.stage() - 1);
-      bias.template Add<kBfloat16>(rows.to_log2, scores);
-    }
-    if (key < full_begin || key + T::kKeys > full_end) {
-      MaskScores(work.window, row, key + 2 * (lane % 4), key < full_begin, scores);
-    }
-    const bool risen = rows.Follow(scores, rescale);
-    if constexpr (T::kBias) {
-      if (kBfloat16 && risen && rows.AnyWithoutBase()) {
-        bias.Take(shared, storage, group, k.stage() - 1);  // again: it took no registers meanwhile
-        bias.MarkLowRows(work.window.k_len - key, rows.base);
+    if constexpr (T::kGeneral) {
+      const int key = tile * T::kKeys;
+      const auto mask = [&] {
+        if (key >= full_begin && key + T::kKeys <= full_end) return;
+        MaskScores(work.window, row, key + 2 * (lane % 4), key < full_begin, scores);
+      };
+      return general.Finish(cap, key - row - work.window.offset, mask, rows, scores, rescale);
+    } else {
+      if (cap != 0.0f) CapScores(cap, scores);
+      const int key = tile * T::kKeys;
+      if constexpr (T::kBits) bits.Remove(scores);
+      if constexpr (T::kBias) {
+        bias.Take(shared, storage, group, k.stage() - 1);
+        bias.template Add<kBfloat16>(rows.to_log2, scores);
       }
-      bias.Leave(storage, group, k.stage() - 1);
+      if (key < full_begin || key + T::kKeys > full_end) {
+        MaskScores(work.window, row, key + 2 * (lane % 4), key < full_begin, scores);
+      }
+      const bool risen = rows.Follow(scores, rescale);
+      if constexpr (T::kBias) {
+        if (kBfloat16 && risen && rows.AnyWithoutBase()) {
+          bias.Take(shared, storage, group, k.stage() - 1);  // again: it took no registers
+          bias.MarkLowRows(work.window.k_len - key, rows.base);
+        }
+        bias.Leave(storage, group, k.stage() - 1);
+      }
+      return risen;
     }
-    return risen;
   }
 
   __device__ __forceinline__ bool ScoresToWeights(const Sm90Work& work, int tile,
@@ -157,7 +163,7 @@ struct Consumer {
 
   // Scores become weights.
   __device__ __forceinline__ void Exponentiate(int tile) {
-    rows.Exponentiate(scores);
+    rows.Exponentiate(TileBases(general, rows), scores);
     if constexpr (T::kDropout) DropWeights(dropout, tile * T::kKeys, scores);
   }
 
@@ -165,16 +171,6 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < kWeights; ++n) {
       weights[n] = PackPair<kBfloat16>(scores[2 * n], scores[2 * n + 1]);
-    }
-  }
-
-  __device__ __forceinline__ void Rescale(const float (&rescale)[2]) {
-#pragma unroll
-    for (int j = 0; j < kOutputs / 4; ++j) {
-      output[4 * j] *= rescale[0];
-      output[4 * j + 1] *= rescale[0];
-      output[4 * j + 2] *= rescale[1];
-      output[4 * j + 3] *= rescale[1];
     }
   }
 
@@ -286,7 +282,7 @@ struct Consumer {
       HoldRegisters(weights);
       Release(used);
       PackWeights();
-      if (risen) Rescale(rescale);
+      if (risen) RescaleRows(rescale, output);
     }
     FinishOutput(accumulate);
   }
@@ -318,7 +314,7 @@ struct Consumer {
       Release(used);
       LeaveKeys(n);
       const bool risen = FinishScores(work, n, rescale);
-      if (risen) Rescale(rescale);
+      if (risen) RescaleRows(rescale, output);
       AwaitTurn();
       Exponentiate(n);
       PackWeights();
@@ -367,7 +363,8 @@ struct Consumer {
     if (rows.base[r] != kNoBase) end.state.max = rows.base[r] * kLn2;
     end.state.sum = QuadSum(rows.sum[r]);
     end.largest = LargestOfRow<kOutputs / 4>([&](int j) { return output + 4 * j; }, r);
-    end.marked = rows.base[r] == kMarkedBase || (T::kBias && rows.base[r] == kLowBase);
+    end.marked =
+        rows.base[r] == kMarkedBase || (T::kBias && rows.base[r] == kLowBase) || IsMarked(general);
     end.counts = row + 8 * r < work.q_len && rows.base[r] != kNoBase;
     return end;
   }
@@ -431,8 +428,8 @@ struct Consumer {
     RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
     // The warp's first row is computed again, which saves a register in the loop over keys.
     using Element = std::conditional_t<kBfloat16, __nv_bfloat16, __half>;
-    RedoRows<Element, kOutputs / 4, T::kBits || T::kBias, !T::kDropout && !T::kBits && !T::kBias,
-             T::kDropout>(
+    RedoRows<Element, kOutputs / 4, T::kBits || T::kBias || T::kGeneral,
+             !T::kDropout && !T::kBits && !T::kBias, T::kDropout>(
         *work.attention, work.o_batch, work.o_head, work.row_begin + 16 * (ThreadIndex() / 32 - 4),
         [&](int j) { return output + 4 * j; }, ends);
     FinishRow(work, 0, ends[0]);
@@ -443,7 +440,9 @@ struct Consumer {
     }
     // LeaveStored speaks for all warps.
     if constexpr (T::kStoreThroughQ) SyncNamed(kGroupBarrier + group, 128);
-    if (work.vectors) {
+    if (T::kGeneral && work.attention->problem.o_float32) {
+      StoreFloats(work, row, lane, output);
+    } else if (work.vectors) {
       StoreVectors<kBfloat16>(work, row, lane, output);
     } else {
       StoreElements<kBfloat16>(work, row, lane, output);
@@ -464,6 +463,7 @@ struct Consumer {
       if (work.end) break;
       bool any = work.tile_begin < work.tile_end;
       SetUp(work);
+      if constexpr (T::kGeneral) general.LoadSlope(work);
       Skip(work.tile_end - tile_end);
       LoadQuery();
       if constexpr (T::kBits) {
@@ -476,6 +476,7 @@ struct Consumer {
       WgmmaWait<0>();
       HoldRegisters(scores);
       if (T::kStoreThroughQ && last_stage >= 0) LeaveStored(last_stage);
+      if constexpr (T::kGeneral) general.ScaleSlope(work);
       if (!any && !T::kBits) LeaveQuery();
       if (any) {
         Accumulate(work);

@@ -39,9 +39,10 @@ struct SoftmaxRows {
     }
   }
 
-  // Whether one of the warp's rows may have a score that lifts its base. Infinity does, and NaN but
-  // for one with a sign: that makes its weight and the row's sum NaN all the same.
-  __device__ __forceinline__ bool MayRise(const float (&scores)[kScores]) const {
+  // Whether one of the warp's rows may have a score that lifts its base from there. Infinity does,
+  // and NaN but for one with a sign: that makes its weight and the row's sum NaN all the same.
+  __device__ __forceinline__ bool MayRise(const float (&scores)[kScores],
+                                          const float (&from)[2]) const {
     bool rises = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -52,7 +53,7 @@ struct SoftmaxRows {
         top[j % 2] = __vimax3_s32(top[j % 2], __float_as_int(pair[0]), __float_as_int(pair[1]));
       }
       const float highest = __int_as_float(::max(top[0], top[1]));
-      rises |= MayRaiseSm90(highest, base[r], to_log2);
+      rises |= MayRaiseSm90(highest, from[r], to_log2);
     }
     return __any_sync(0xffffffffu, rises);
   }
@@ -83,7 +84,7 @@ struct SoftmaxRows {
   // Lifts the bases if need be. True: it may have, see `rescale`. (Asking once more whether it did
   // lets the compiler move exponentials over the turn's barrier, which costs more than it saves.)
   __device__ __forceinline__ bool Follow(const float (&scores)[kScores], float (&rescale)[2]) {
-    if (!MayRise(scores)) return false;
+    if (!MayRise(scores, base)) return false;
     FollowMaxima(scores, rescale);
     return true;
   }
@@ -93,15 +94,15 @@ struct SoftmaxRows {
     return __any_sync(0xffffffffu, base[0] == kNoBase || base[1] == kNoBase);
   }
 
-  // Scores become weights.
-  __device__ __forceinline__ void Exponentiate(float (&scores)[kScores]) {
+  // Scores become weights, by these bases.
+  __device__ __forceinline__ void Exponentiate(const float (&by)[2], float (&scores)[kScores]) {
     float total[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& s = scores[4 * j + i];
-        s = FastExp2(fmaf(s, to_log2, -base[i / 2]));
+        s = FastExp2(fmaf(s, to_log2, -by[i / 2]));
         total[i / 2] += s;
       }
     }
@@ -109,6 +110,25 @@ struct SoftmaxRows {
     sum[1] += total[1];
   }
 };
+
+// Multiplies a thread's part of two rows of the output.
+template <int kOutputs>
+__device__ __forceinline__ void RescaleRows(const float (&rescale)[2], float (&output)[kOutputs]) {
+#pragma unroll
+  for (int j = 0; j < kOutputs / 4; ++j) {
+    output[4 * j] *= rescale[0];
+    output[4 * j + 1] *= rescale[0];
+    output[4 * j + 2] *= rescale[1];
+    output[4 * j + 3] *= rescale[1];
+  }
+}
+
+// Softcap, in units of the cap.
+template <int kScores>
+__device__ __forceinline__ void CapScores(float factor, float (&scores)[kScores]) {
+#pragma unroll
+  for (float& s : scores) s = AccurateTanh(s * factor);
+}
 
 // Gives -inf to the keys of row `r` of which hidden(key) is true, counted from the thread's first.
 template <int kScores, class Hidden>

@@ -45,6 +45,33 @@ __device__ __forceinline__ void StoreVectors(const Sm90Work& work, int row, int 
   }
 }
 
+// Stores O in float32: two floats from each lane, or one where rows do not begin on 8-byte
+// boundaries. `work` counts elements from O's base as if they had 16 bits.
+template <int kOutputs>
+__device__ __forceinline__ void StoreFloats(const Sm90Work& work, int row, int lane,
+                                            const float (&output)[kOutputs]) {
+  void* const base = work.attention->o.data;
+  float* const first = static_cast<float*>(base) + (work.o - static_cast<uint16_t*>(base));
+  const bool pairs =
+      (reinterpret_cast<uint64_t>(first) % 8 | work.o_stride % 2 | work.dim_v % 2) == 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int mine = row + 8 * r;
+    float* const o = first + mine * work.o_stride + 2 * (lane % 4);
+    const int left = mine < work.q_rows ? work.dim_v - 2 * (lane % 4) : 0;  // columns from there on
+#pragma unroll
+    for (int block = 0; block < kOutputs / 4; ++block) {
+      const float2 pair = {output[4 * block + 2 * r], output[4 * block + 2 * r + 1]};
+      if (pairs) {
+        if (8 * block < left) *reinterpret_cast<float2*>(o + 8 * block) = pair;
+        continue;
+      }
+      if (8 * block < left) o[8 * block] = pair.x;
+      if (8 * block + 1 < left) o[8 * block + 1] = pair.y;
+    }
+  }
+}
+
 // Element by element, for rows that do not begin on 16-byte boundaries.
 template <bool kBfloat16, int kOutputs>
 __device__ __forceinline__ void StoreElements(const Sm90Work& work, int row, int lane,

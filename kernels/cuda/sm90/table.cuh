@@ -63,8 +63,19 @@ using Sm90D128Bias = Sm90Tile<Sm90Config{.head_dim = 128,
                                          .query_in_registers = true,
                                          .bias_stages = 1}>;
 
-// Tiles of 256 rows below which multiprocessors would be idle: three quarters of an H200's 132.
-inline constexpr int64_t kSm90FewTiles = 99;
+// ALiBi and O in float32.
+using Sm90D64General = Sm90Tile<Sm90Config{.head_dim = 64,
+                                           .warpgroups = 4,
+                                           .keys = 64,
+                                           .stages = 8,
+                                           .overlap = Overlap::kOutputTurns,
+                                           .general = true}>;
+using Sm90D128General = Sm90Tile<Sm90Config{.head_dim = 128,
+                                            .keys = 128,
+                                            .overlap = Overlap::kOutputTurns,
+                                            .query_in_registers = true,
+                                            .general = true}>;
+
 // Keys from which on Sm90D64FewLong pays.
 inline constexpr int64_t kSm90LongKeys = 2048;
 
@@ -82,6 +93,7 @@ std::string Sm90Name() {
   if (T::kDropout) name += "_dropout";
   if (T::kBits) name += "_bits";
   if (T::kBias) name += "_bias";
+  if (T::kGeneral) name += "_general";
   return name;
 }
 
@@ -113,8 +125,7 @@ std::span<const FlashVariant> Sm90List() {
 
 template <bool kBfloat16>
 std::span<const FlashVariant> Sm90ListD64(const Problem& p) {
-  const int64_t rows = p.packed ? p.total_q : p.batch * p.len_q;
-  if (rows * p.heads_q >= kSm90FewTiles * 256) {
+  if (!Sm90HasFewTiles(p)) {
     return Sm90List<kBfloat16, Sm90D64, Sm90D64Few, Sm90D64FewLong>();
   }
   return p.len_k < kSm90LongKeys ? Sm90List<kBfloat16, Sm90D64Few, Sm90D64, Sm90D64FewLong>()
@@ -126,6 +137,13 @@ template <bool kBfloat16>
 std::span<const FlashVariant> Sm90BiasVariants(const Problem& p) {
   return std::max(p.dim, p.dim_v) <= 64 ? Sm90List<kBfloat16, Sm90D64Bias>()
                                         : Sm90List<kBfloat16, Sm90D128Bias>();
+}
+
+// Likewise the general ones.
+template <bool kBfloat16>
+std::span<const FlashVariant> Sm90GeneralVariants(const Problem& p) {
+  return std::max(p.dim, p.dim_v) <= 64 ? Sm90List<kBfloat16, Sm90D64General>()
+                                        : Sm90List<kBfloat16, Sm90D128General>();
 }
 
 template <bool kBfloat16>

@@ -72,6 +72,7 @@ struct Sm90Config {
   bool dropout = false;             // weights are dropped
   bool bits = false;                // a mask of bits removes keys
   int bias_stages = 0;              // tiles of a bias of 16 bits in shared memory; 0: there is none
+  bool general = false;             // there may be ALiBi, and O in float32
 };
 
 template <Sm90Config kConfig>
@@ -90,6 +91,7 @@ struct Sm90Tile {
   static constexpr bool kBits = kConfig.bits;
   static constexpr int kBiasStages = kConfig.bias_stages;
   static constexpr bool kBias = kBiasStages > 0;
+  static constexpr bool kGeneral = kConfig.general;
   // Whether consumers are short of registers by a few.
   static constexpr bool kScarce = kBias && kConsumers > 2;
   template <int kCount>

@@ -237,17 +237,31 @@ TEST(AttendC, SelectsAndRefusesHoppersKernelByItsMemory) {
   const char* why = nullptr;
   ASSERT_EQ(attend_select(&params, &kernel, &why), ATTEND_OK) << attend_last_error();
   EXPECT_STREQ(kernel, "cuda_flash_sm90");
+  int64_t aligned_bytes = 0;
+  ASSERT_EQ(attend_workspace_bytes(&params, &aligned_bytes), ATTEND_OK) << attend_last_error();
   params.q.data = static_cast<char*>(params.q.data) + 2;
   ASSERT_EQ(attend_select(&params, &kernel, &why), ATTEND_OK) << attend_last_error();
+  EXPECT_STREQ(kernel, "cuda_flash_sm90");
+  std::string reason = why;
+  EXPECT_NE(reason.find("copied to 16-byte boundaries"), std::string::npos) << reason;
+  int64_t bytes = 0;
+  ASSERT_EQ(attend_workspace_bytes(&params, &bytes), ATTEND_OK) << attend_last_error();
+  EXPECT_EQ(bytes, aligned_bytes + 512) << "2 heads of 8 rows of 16 columns";
+  const DeviceMemory workspace(bytes);
+  params.workspace = workspace.get();
+  params.workspace_bytes = bytes - 1;
+  EXPECT_EQ(attend_run(&params, nullptr), ATTEND_INVALID_ARGUMENT);
+
+  params.bias = params.q.data;
+  params.bias_dtype = ATTEND_FLOAT16;
+  ASSERT_EQ(attend_select(&params, &kernel, &why), ATTEND_OK) << attend_last_error();
   EXPECT_STREQ(kernel, "cuda_flash_sm80");
-  const std::string reason = why;
-  EXPECT_NE(reason.find("16-byte boundar"), std::string::npos) << reason;
+  reason = why;
   params.kernel = "cuda_flash_sm90";
   EXPECT_EQ(attend_select(&params, &kernel, &why), ATTEND_UNIMPLEMENTED);
   EXPECT_NE(std::string(attend_last_error()).find(reason), std::string::npos)
       << attend_last_error();
   EXPECT_EQ(attend_run(&params, nullptr), ATTEND_UNIMPLEMENTED);
-  int64_t bytes = 0;
   EXPECT_EQ(attend_workspace_bytes(&params, &bytes), ATTEND_UNIMPLEMENTED);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }

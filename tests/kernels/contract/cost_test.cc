@@ -96,6 +96,18 @@ TEST(Cost, WorkWithoutAFlopIsNotForNothing) {
   EXPECT_GT(CostOf(narrow), 2048 * 32 * 2 * 128.0);
 }
 
+// Rows that are no multiple of 16 bytes are copied first, which counts less the longer they are.
+TEST(Cost, CopiesCost) {
+  const auto ratio = [](int64_t length) {
+    const Problem even = MakeSpec(1, 4, 4, length, length, 104, 104, DType::kFloat16).problem;
+    Problem odd = even;
+    odd.dim = odd.dim_v = 103;
+    return CostOf(odd, KernelId::kCudaFlashSm90) / CostOf(even, KernelId::kCudaFlashSm90);
+  };
+  EXPECT_GT(ratio(1024), 1.2);
+  EXPECT_LT(ratio(16384), 1.1);
+}
+
 TEST(Cost, FollowsTheTrueLengths) {
   test::ProblemSpec spec = MakeSpec(3, 2, 1, 64, 500, 16, 16);
   const double dense = CostOf(spec);

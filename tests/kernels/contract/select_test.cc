@@ -152,7 +152,7 @@ TEST(Select, HoppersKernelSaysWhatItCannotDo) {
   };
   const Case cases[] = {
       {"bias", [](Problem* p) { p->has_bias = true; }},
-      {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
+      {"ALiBi", [](Problem* p) { p->has_alibi = true, p->dim = 136; }},
       {"scale", [](Problem* p) { p->scale = -1.0f; }},
       {"scale", [](Problem* p) { p->scale = 0.0f; }},
       {"16-byte", [](Problem* p) { p->dim = 60; }},

@@ -77,8 +77,11 @@ TEST(CudaAlone, TheBatchDoesNotChangeBits) {
         if (dim > 64 && batch < 12) continue;
         ProblemSpec spec = MakeSpec(batch, 32, 1, 66, 333, dim, dim_v, dtype);
         spec.problem.mask.right = batch % 2 == 0 ? 0 : -1;
-        for (const KernelId kernel : kFlashKernels) {
-          ASSERT_NO_FATAL_FAILURE(ExpectAsAlone(spec, kernel, seed));
+        for (const float softcap : {0.0f, 3.0f}) {
+          spec.problem.softcap = softcap;
+          for (const KernelId kernel : kFlashKernels) {
+            ASSERT_NO_FATAL_FAILURE(ExpectAsAlone(spec, kernel, seed));
+          }
         }
       }
     }

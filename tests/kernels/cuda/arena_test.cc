@@ -11,7 +11,7 @@
 
 #include "kernels/contract/backend.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/ragged/tensor_maps.h"
+#include "kernels/cuda/launch/repack.h"
 #include "kernels/reference/check_rows.h"
 #include "tests/kernels/support/arena_case.h"
 #include "tests/kernels/support/problems.h"
@@ -37,8 +37,7 @@ class CudaArenaTest : public ::testing::Test {
   }
 
   Selection Choose(const OwnedAttention& owned) {
-    return *Select(owned.attention.problem, backend_->info(), {},
-                   {.not_tma = cuda::WhyNotTma(owned.attention)});
+    return *Select(owned.attention.problem, backend_->info(), {}, cuda::TraitsOf(owned.attention));
   }
 
   std::unique_ptr<Backend> backend_;

@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 CUDA = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "cuda"
-SOURCES = [CUDA / "sm90" / name for name in ("f16.cu", "bias_f16.cu")]
+SOURCES = [CUDA / "sm90" / name for name in ("f16.cu", "bias_f16.cu", "general_f16.cu")]
 TILES = CUDA / "sm90" / "table.cuh"
 # Of one dtype; the other's are the same but for one word. Those for sm_80 have no products that run
 # by themselves, and of spills the build makes errors.
@@ -36,7 +36,8 @@ CODE = re.compile(r"\(C(\d+)\)")
 # Sm90Config's fields, in order, and what they are where the table does not say.
 FIELDS = {"head_dim": None, "value_dim": "0", "warpgroups": "2", "keys": None, "stages": "2",
           "query_stages": "2", "overlap": "Overlap::kOutput", "query_in_registers": "false",
-          "blocks": "1", "dropout": "false", "bits": "false", "bias_stages": "0"}
+          "blocks": "1", "dropout": "false", "bits": "false", "bias_stages": "0",
+          "general": "false"}
 # enum Overlap, in order.
 OVERLAPS = ("kOutput", "kOutputTurns", "kSoftmaxTurns")
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/ragged/tensor_maps.h"
+#include "kernels/cuda/launch/repack.h"
 #include "kernels/reference/check_rows.h"
 #include "tests/kernels/support/problems.h"
 
@@ -69,8 +69,8 @@ class CudaBackendTest : public testing::Test {
   }
 
   WorkItem Item(const OwnedAttention& owned, std::string_view kernel = {}) {
-    const Result<Selection> selection = Select(owned.attention.problem, backend_->info(), kernel,
-                                               {.not_tma = cuda::WhyNotTma(owned.attention)});
+    const Result<Selection> selection =
+        Select(owned.attention.problem, backend_->info(), kernel, cuda::TraitsOf(owned.attention));
     EXPECT_TRUE(selection.ok()) << selection.status().ToString();
     return owned.Item(selection.ok() ? *selection : Selection{});
   }

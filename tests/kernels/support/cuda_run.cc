@@ -11,6 +11,7 @@
 #include "kernels/contract/select.h"
 #include "kernels/cuda/lane/batch_layout.h"
 #include "kernels/cuda/launch/launch.h"
+#include "kernels/cuda/launch/repack.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/reference/check_rows.h"
 
@@ -115,9 +116,7 @@ bool CanRun(const Attention& attention, KernelId kernel) {
   (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
   (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
   device.compute_capability = 10 * major + minor;
-  return Select(attention.problem, device, KernelName(kernel),
-                {.not_tma = cuda::WhyNotTma(attention)})
-      .ok();
+  return Select(attention.problem, device, KernelName(kernel), cuda::TraitsOf(attention)).ok();
 }
 
 std::vector<int> Configs(const Problem& problem, KernelId kernel) {

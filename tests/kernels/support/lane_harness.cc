@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/lane/batch_layout.h"
 #include "kernels/cuda/launch/launch.h"
-#include "kernels/cuda/ragged/tensor_maps.h"
+#include "kernels/cuda/launch/repack.h"
 #include "kernels/cuda/runtime/cuda_device.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 
@@ -34,7 +34,7 @@ Result<std::unique_ptr<Lane>> LaneHarness::MakeLane(const cuda::LaneTuning& tuni
 }
 
 Result<Selection> LaneHarness::Choose(const Attention& attention, std::string_view kernel) const {
-  return Select(attention.problem, info_, kernel, {.not_tma = cuda::WhyNotTma(attention)});
+  return Select(attention.problem, info_, kernel, cuda::TraitsOf(attention));
 }
 
 PinnedBlock::PinnedBlock(int64_t bytes, cuda::PinnedRanges* ranges) : ranges_(ranges) {

@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/lane/batch_layout.h"
 #include "kernels/cuda/launch/launch.h"
+#include "kernels/cuda/launch/repack.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "tests/kernels/support/problems.h"
 
@@ -215,7 +216,11 @@ TEST(CheckInPlace, RefusesWhatTheHostReadsAndWhatNoKernelAddresses) {
   const Status unaligned = cuda::CheckInPlace(item);
   EXPECT_EQ(unaligned.code(), Code::kInvalidArgument);
   EXPECT_NE(unaligned.message().find("cuda_flash_sm90"), std::string::npos) << unaligned.message();
-  item.selection.kernel = KernelId::kCudaFlashSm80;
+  item.selection.workspace_bytes = cuda::TraitsOf(item.attention).repack_bytes;
+  EXPECT_TRUE(cuda::CheckInPlace(item).ok()) << "the copy that it needs was planned for";
+  --item.selection.workspace_bytes;
+  EXPECT_FALSE(cuda::CheckInPlace(item).ok());
+  item.selection = {KernelId::kCudaFlashSm80, {}, 0};
   EXPECT_TRUE(cuda::CheckInPlace(item).ok()) << "which takes any address";
 
   item.in_place = {{at(0x900000), -1}};

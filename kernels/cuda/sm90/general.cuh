@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm90, general kernels: ALiBi, for one instruction a score. Device code; the lanes of a
+// warp call each function together.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/tanh.cuh"
+#include "kernels/cuda/sm90/softmax.cuh"
+#include "kernels/cuda/sm90/tile.cuh"
+
+namespace attend::cuda {
+
+// Adds ALiBi to the scores of a tile, whose first key is at `distance` from the diagonal of the
+// thread's first row, but for what it adds to all scores of a row: that is `added`. Mostly all of a
+// warp's keys are on one side of its rows' diagonals.
+template <int kScores>
+__device__ __forceinline__ void AddAlibi(float slope, int distance, float (&scores)[kScores],
+                                         float (&added)[2]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int of_first_row = distance + lane / 4;
+  const bool before = of_first_row + 2 * kScores <= 1;
+  const bool after = of_first_row >= 15;
+  distance += 2 * (lane % 4);
+  if (before || after) {
+    const float factor = before ? slope : -slope;
+    added[0] = factor * static_cast<float>(distance);
+    added[1] = factor * static_cast<float>(distance - 8);
+#pragma unroll
+    for (int n = 0; n < kScores; ++n) {
+      scores[n] = fmaf(factor, static_cast<float>(n / 4 * 8 + n % 2), scores[n]);
+    }
+    return;
+  }
+  added[0] = added[1] = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kScores; ++n) {
+    const int away = distance - n / 2 % 2 * 8 + n / 4 * 8 + n % 2;
+    scores[n] = fmaf(-slope, static_cast<float>(abs(away)), scores[n]);
+  }
+}
+
+// The tile in hand, as a thread of a consumer knows it.
+template <class T, bool = T::kGeneral>
+struct GeneralTile {};
+template <class T>
+struct GeneralTile<T, true> {
+  static constexpr int kScores = T::kKeys / 2;  // of a thread, as SoftmaxRows has them
+
+  // ALiBi's, for scores as the product makes them; 0 without it. NaN: with it scores may be such
+  // that their rows are computed again (redo_rows.cuh), as they are if it is NaN.
+  float slope;
+  float base[2];  // as SoftmaxRows::base, but for what ALiBi adds to all scores of a row
+
+  // Before the tile's first product, under which it arrives.
+  __device__ __forceinline__ void LoadSlope(const Sm90Work& work) {
+    const Attention& a = *work.attention;
+    slope = 0.0f;
+    if (a.problem.has_alibi) slope = a.alibi_slopes[work.o_batch * a.alibi_stride_b + work.o_head];
+  }
+  // After it.
+  __device__ __forceinline__ void ScaleSlope(const Sm90Work& work) {
+    if (slope == 0.0f) return;
+    const Problem& p = work.attention->problem;
+    const Window& window = work.window;
+    const float farthest = static_cast<float>(window.k_len) + static_cast<float>(work.q_len) +
+                           fabsf(static_cast<float>(window.offset));
+    const bool near = fabsf(slope) * farthest * kLog2E <= kNearBaseMax;
+    slope = near ? slope / (p.softcap > 0.0f ? p.softcap : p.scale) : __int_as_float(0x7fffffff);
+  }
+
+  __device__ __forceinline__ void SetBases(const float (&added)[2],
+                                           const SoftmaxRows<kScores>& rows) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) base[r] = fmaf(-added[r], rows.to_log2, rows.base[r]);
+  }
+
+  // As SoftmaxRows::FollowMaxima, of scores that lack what ALiBi adds to all of a row, which
+  // differs in the row's four lanes. No row rises whose warp would not have looked for it.
+  __device__ __forceinline__ void FollowMaxima(const float (&added)[2], SoftmaxRows<kScores>& rows,
+                                               const float (&scores)[kScores],
+                                               float (&rescale)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = MaxOrNan(scores[2 * r], scores[2 * r + 1]);
+#pragma unroll
+      for (int j = 1; j < kScores / 4; ++j) {
+        top = MaxOrNan(top, MaxOrNan(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+      }
+      int rises = RaisesSm90(top, base[r], rows.to_log2);
+      top += added[r];
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) {
+        top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, step));
+        rises |= __shfl_xor_sync(0xffffffffu, rises, step);
+      }
+      rescale[r] = 1.0f;
+      if (rises == 0) continue;
+      const float risen = NearOrMarkedBase(top, rows.to_log2);
+      rescale[r] = FastExp2(rows.base[r] - risen);
+      rows.sum[r] *= rescale[r];
+      rows.base[r] = risen;
+    }
+  }
+
+  // Score terms and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
+  // `mask`: gives -inf to hidden keys. `cap`: score = tanh(q.k * cap); 0 without softcap.
+  template <class Mask>
+  __device__ __forceinline__ bool Finish(float cap, int distance, const Mask& mask,
+                                         SoftmaxRows<kScores>& rows, float (&scores)[kScores],
+                                         float (&rescale)[2]) {
+    if (cap != 0.0f) CapScores(cap, scores);
+    float added[2] = {0.0f, 0.0f};
+    if (fabsf(slope) > 0.0f) AddAlibi(slope, distance, scores, added);
+    mask();
+    SetBases(added, rows);
+    if (!rows.MayRise(scores, base)) return false;
+    FollowMaxima(added, rows, scores, rescale);
+    SetBases(added, rows);
+    return true;
+  }
+};
+
+// The bases that the weights of the tile are relative to.
+template <class T, class Rows>
+__device__ __forceinline__ const float (&TileBases(const GeneralTile<T, false>&,
+                                                   const Rows& rows))[2] {
+  return rows.base;
+}
+template <class T, class Rows>
+__device__ __forceinline__ const float (&TileBases(const GeneralTile<T, true>& tile,
+                                                   const Rows&))[2] {
+  return tile.base;
+}
+
+// Whether rows of the tile are computed again, whatever their scores.
+template <class T>
+__device__ __forceinline__ bool IsMarked(const GeneralTile<T, false>&) {
+  return false;
+}
+template <class T>
+__device__ __forceinline__ bool IsMarked(const GeneralTile<T, true>& tile) {
+  return tile.slope != tile.slope;
+}
+
+}  // namespace attend::cuda

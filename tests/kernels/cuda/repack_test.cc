@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Q, K and V that Hopper's copies cannot address are copied first: the answer has the bits of the
+// same values on 16-byte boundaries, and nothing beside it is written.
+
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/launch/repack.h"
+#include "kernels/cuda/ragged/operands.h"
+#include "tests/kernels/support/cuda_run.h"
+
+namespace attend::test {
+namespace {
+
+constexpr KernelId kReadsAligned[] = {KernelId::kCudaFlashSm90, KernelId::kCudaDecodeSm80,
+                                      KernelId::kCudaDecodeSm90};
+
+// AlignedSpec's with any D, sinks and layout.
+ProblemSpec SpecOf(uint64_t seed) {
+  std::mt19937_64 random(seed ^ 0x9e3779b9);
+  ProblemSpec spec = AlignedSpec(seed);
+  Problem& p = spec.problem;
+  if (random() % 3 != 0) p.dim = std::vector{3, 60, 72, 90, 100, 127, 150, 255}[random() % 8];
+  if (random() % 3 != 0)
+    p.dim_v = random() % 2 == 0 ? p.dim : 1 + static_cast<int64_t>(random() % 256);
+  p.scale = DefaultScale(p.dim);
+  p.return_lse = random() % 4 != 0;
+  p.has_sinks = random() % 4 == 0;
+  constexpr Layout kLayouts[] = {Layout::kBHLD, Layout::kBLHD, Layout::kStrided};
+  spec.layout = kLayouts[random() % 3];
+  return spec;
+}
+
+// Q, K and V of an attention on the device once more, with rows on 16-byte boundaries.
+class AlignedCopies {
+ public:
+  explicit AlignedCopies(const Attention& from) : attention(from), memory_(Bytes(from)) {
+    int64_t at = 0;
+    ConstTensorView* const views[] = {&attention.q, &attention.k, &attention.v};
+    int n = 0;
+    for (const cuda::Operand& operand : cuda::OperandsOf(from)) {
+      ConstTensorView& view = *views[n++];
+      const int64_t batch = from.problem.packed ? 1 : from.problem.batch;
+      view.data = memory_.get() + at;
+      view.stride_l = cuda::RepackedColumns(operand.columns);
+      view.stride_h = operand.rows * view.stride_l;
+      view.stride_b = operand.heads * view.stride_h;
+      for (int64_t b = 0; b < batch; ++b) {
+        for (int64_t h = 0; h < operand.heads; ++h) {
+          Copy(operand, view, b, h);
+        }
+      }
+      at += (2 * batch * view.stride_b + 255) / 256 * 256;
+    }
+  }
+
+  Attention attention;
+
+ private:
+  static int64_t Bytes(const Attention& a) {
+    int64_t bytes = 256;
+    for (const cuda::Operand& each : cuda::OperandsOf(a)) {
+      bytes +=
+          2 * a.problem.batch * each.heads * each.rows * cuda::RepackedColumns(each.columns) + 256;
+    }
+    return bytes;
+  }
+
+  void Copy(const cuda::Operand& operand, const ConstTensorView& to, int64_t b, int64_t h) {
+    if (operand.rows == 0) return;
+    const ConstTensorView& from = operand.view;
+    const auto at = [&](const ConstTensorView& view) {
+      return static_cast<char*>(const_cast<void*>(view.data)) +
+             2 * (b * view.stride_b + h * view.stride_h);
+    };
+    const cudaError_t error =
+        cudaMemcpy2D(at(to), 2 * to.stride_l, at(from), 2 * from.stride_l, 2 * operand.columns,
+                     operand.rows, cudaMemcpyDeviceToDevice);
+    EXPECT_EQ(error, cudaSuccess);
+  }
+
+  DeviceMemory memory_;
+};
+
+// The output of `run` becomes that of `owned`.
+void FetchOutput(const DeviceRun& run, OwnedAttention* owned) {
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  ASSERT_EQ(cudaMemcpy(owned->output.data, run.output(), static_cast<size_t>(owned->output.bytes),
+                       cudaMemcpyDeviceToHost),
+            cudaSuccess);
+}
+
+TEST(CudaRepack, AnyPlaceHasTheBitsOfAlignedMemory) {
+  const uint64_t first = FreshSeed();
+  const auto count = static_cast<uint64_t>(300 * TestScale());
+  uint64_t compared = 0;
+  for (uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
+    ProblemSpec spec = SpecOf(seed);
+    spec.misaligned_elements = static_cast<int64_t>(seed % 8);
+    OwnedAttention owned = MakeAttention(spec, seed);
+    for (const KernelId kernel : kReadsAligned) {
+      if (cuda::RepackBytes(kernel, owned.attention) == 0) continue;
+      if (!CanRun(owned.attention, kernel)) continue;
+      owned.ResetOutput();
+      DeviceRun run(&owned, kernel);
+      ASSERT_TRUE(run.Run().ok()) << Label(spec, kernel, -1, seed);
+      EXPECT_TRUE(owned.GuardsIntact()) << Label(spec, kernel, -1, seed);
+      const AlignedCopies aligned(run.attention());
+      const cuda::LaunchItem item{kernel, aligned.attention};
+      ASSERT_EQ(cuda::RepackBytes(kernel, aligned.attention), 0) << "it needs no copy";
+      const Result<int64_t> bytes = cuda::BatchWorkspaceBytes({&item, 1});
+      ASSERT_TRUE(bytes.ok());
+      const DeviceMemory workspace(*bytes);
+      ASSERT_EQ(cudaMemset(workspace.get(), 0, static_cast<size_t>(*bytes)), cudaSuccess);
+      ASSERT_EQ(cudaMemset(run.output(), 0xff, static_cast<size_t>(owned.output.bytes)),
+                cudaSuccess);
+      const Status status = cuda::LaunchBatch({&item, 1}, workspace.get(), *bytes, nullptr);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+      OwnedAttention again = MakeAttention(spec, seed);
+      FetchOutput(run, &again);
+      for (int64_t b = 0; b < owned.attention.problem.batch; ++b) {
+        const int64_t rows_of = SequenceOf(owned.attention, b).q_rows;
+        EXPECT_TRUE(SameBits(Rows(owned, b, rows_of), Rows(again, b, rows_of)))
+            << "sequence " << b << " " << Label(spec, kernel, -1, seed);
+      }
+      ++compared;
+    }
+  }
+  std::printf("%d compared\n", static_cast<int>(compared));
+}
+
+// As the server lays them out, and what it is told that they take.
+TEST(CudaRepack, ContiguousTensorsNeedWhatTheirTraitsSay) {
+  for (const bool packed : {false, true}) {
+    for (const auto& [dim, dim_v] : {std::pair<int64_t, int64_t>{100, 100}, {100, 128}, {64, 3}}) {
+      ProblemSpec spec = MakeSpec(2, 4, 2, 33, 50, dim, dim_v, DType::kFloat16);
+      spec.problem.packed = packed;
+      if (packed) spec.q_lengths = spec.kv_lengths = {20, 7};
+      const OwnedAttention owned = MakeAttention(spec, 1);
+      const MemoryTraits expected = ContiguousTraits(owned.attention.problem);
+      EXPECT_GT(expected.repack_bytes, 0);
+      EXPECT_EQ(cuda::TraitsOf(owned.attention).repack_bytes, expected.repack_bytes);
+      EXPECT_EQ(cuda::RepackBytes(KernelId::kCudaFlashSm90, owned.attention),
+                expected.repack_bytes);
+      EXPECT_EQ(cuda::RepackBytes(KernelId::kCudaFlashSm80, owned.attention), 0);
+    }
+  }
+}
+
+TEST(CudaRepack, WhereNoCopyHelpsNoneIsMade) {
+  ProblemSpec spec = MakeSpec(2, 4, 2, 33, 50, 64, 64, DType::kFloat16);
+  spec.misaligned_elements = 1;
+  EXPECT_GT(cuda::TraitsOf(MakeAttention(spec, 1).attention).repack_bytes, 0);
+  const MemoryTraits paged = cuda::TraitsOf(MakeAttention(InPages(spec, 16), 1).attention);
+  EXPECT_EQ(paged.repack_bytes, 0);
+  EXPECT_THAT(std::string(paged.not_tma), testing::HasSubstr("16-byte"));
+  spec.problem.has_bias = true;
+  spec.bias_dtype = DType::kFloat16;
+  EXPECT_EQ(cuda::TraitsOf(MakeAttention(spec, 1).attention).repack_bytes, 0)
+      << "a row of the bias has 100 bytes";
+  spec.bias_dtype = DType::kBit;
+  EXPECT_GT(cuda::TraitsOf(MakeAttention(spec, 1).attention).repack_bytes, 0);
+}
+
+}  // namespace
+}  // namespace attend::test
