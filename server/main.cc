@@ -283,8 +283,12 @@ int main(int argc, char** argv) {
   if (config.allocator_tuning) {
     // The own transport has blocks of its own.
     const bool own = config.server_transport == "h2";
-    allocator = attend::TuneAllocatorAndBlocks(own ? 0 : config.receive_memory_bytes,
-                                               attend::kServerArenas);
+    if (own) {
+      allocator.tuned = attend::TuneAllocator(attend::kServerArenas);
+    } else {
+      allocator =
+          attend::TuneAllocatorAndBlocks(config.receive_memory_bytes, attend::kServerArenas);
+    }
     if (!allocator.tuned) {
       attend::WriteLastLine(
           "attend-server: the allocator cannot be tuned; large transfers are slower");

@@ -61,9 +61,10 @@ void AddLimits(CLI::App& app, Config& c) {
              "refused")
       ->default_str("4GiB, at most a quarter of the machine's or container's memory");
   group.Bytes("--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
-              "Memory that receives messages, in whole 2 MiB; needs --allocator-tuning. With GPUs "
-              "it is page-locked at start, so that they read tensors in place; without, it takes "
-              "only as much as is used. What arrives elsewhere is copied. 0 disables it");
+              "Memory that receives messages, in whole 2 MiB; with gRPC's transport it needs "
+              "--allocator-tuning. With GPUs it is page-locked at start, so that they read tensors "
+              "in place; without, it takes only as much as is used. What arrives elsewhere is "
+              "copied. 0 disables it");
   group
       .Bytes("--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
              "Bytes that gRPC may hold outside the memory budget, for messages that the server has "

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "kernels/util/clock.h"
 #include "server/limits/connection_holds.h"
@@ -31,18 +32,23 @@ class H2Guard final : public ConnectionGuard {
 
   // `clock` must outlive it.
   H2Guard(Parts parts, const Clock& clock);
+  // The connection was never served, unless it has had its end.
+  ~H2Guard() override { OnEnd(Status()); }
 
   Status OpenCall(int32_t id) override;
   void CloseCall(int32_t id) override;
   Status OnMessageBytes(int32_t id, std::string_view bytes) override;
   void OnKept(int64_t bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
-  void OnEnd(const Status& why) override { parts_.on_end(why); }
+  void OnEnd(const Status& why) override {
+    if (!std::exchange(ended_, true)) parts_.on_end(why);
+  }
 
  private:
   const Parts parts_;
   const Clock& clock_;
   int64_t position_ = 0;  // bytes of messages so far
+  bool ended_ = false;
 };
 
 }  // namespace attend

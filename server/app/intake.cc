@@ -268,9 +268,7 @@ void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t
     }
     transport_->Serve(std::move(channel), std::move(peer), std::move(guard));
   });
-  if (served) return;
-  Refuse(socket, ClientRefusal::kTls, "there is no memory for its connection");
-  if (guard != nullptr) guard->OnEnd(Status());
+  if (!served) tls_metrics_.RecordRefused(ClientRefusal::kTls);
 }
 
 bool Intake::TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits) {

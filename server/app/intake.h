@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The way of an accepted connection into gRPC: with TLS or without, watched either way.
+// The way of an accepted connection into gRPC or the own transport: with TLS or without, watched
+// either way.
 
 #pragma once
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gRPC's receive buffers, page-locked, so that a GPU reads a message's tensors where they arrived
-// and the server copies none of their bytes. The buffers are blocks of one range whose pages are
-// never returned to the system (proto/process/receive_blocks.h). When all of them are in use,
-// messages arrive elsewhere and are copied as usual.
+// Receive buffers, page-locked, so that a GPU reads a message's tensors where they arrived and the
+// server copies none of their bytes. The buffers are blocks of one range whose pages are never
+// returned to the system: the own transport's (transport/block_pool.h), or gRPC's
+// (proto/process/receive_blocks.h). When all of them are in use, messages arrive elsewhere and are
+// copied as usual.
 
 #pragma once
 

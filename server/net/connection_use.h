@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a connection that gRPC has is used for: whether it is a stranger's, and what comes on it.
+// The use of a connection that is served: whether it is a stranger's, and what comes on it.
 
 #pragma once
 

@@ -57,7 +57,10 @@ class TlsHandshakes::One final : public Loop::Task, private Loop::Watcher, priva
     if (writes == std::exchange(writes_, writes)) return;
     all_.loop_->Rewatch(channel_->socket(), writes ? EPOLLOUT : EPOLLIN, *this);
   }
-  void OnTime() override { End(false); }
+  void OnTime() override {
+    channel_->GiveUp();
+    End(false);
+  }
 
   TlsHandshakes& all_;
   std::unique_ptr<TlsChannel> channel_;

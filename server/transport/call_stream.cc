@@ -230,6 +230,7 @@ void CallStream::End(const CallEnd& end) {
   reading_ = false;
   incoming_ = {};
   Forget();
+  assembler_.Drop();
   if (!late_ || end.status.code() != Code::kCancelled) return SendEnd(end);
   // Its handler knows only that the answer is not wanted, and the client may hear of this first.
   SendEnd({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
@@ -243,6 +244,7 @@ void CallStream::Fail(const Status& status) {
   }
   incoming_ = {};
   Forget();
+  assembler_.Drop();
   cancelled_.store(true, std::memory_order_seq_cst);
 }
 
@@ -302,6 +304,7 @@ void CallStream::OnClose() {
   if (!trailers_sent) cancelled_.store(true, std::memory_order_seq_cst);
   loop_.Clear(*this);
   output.Clear();
+  if (cancelled()) assembler_.Drop();
   Forget();  // it is read no more
   owner_->OnKept(-std::exchange(told_kept_, 0));
   leaving_ = owner_->OnStreamClosed(*this, trailers_sent);

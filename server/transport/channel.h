@@ -47,6 +47,8 @@ class Channel {
   virtual ssize_t Write(const OutputQueue& output, std::span<char> scratch) = 0;
   // Says that no more will come, before the socket is closed in good order.
   virtual void End() {}
+  // The peer has said that it sends no more, in what was read last.
+  virtual bool ended() const { return false; }
   // For what the peer did that it may not; empty: nothing.
   const std::string& wrong() const { return wrong_; }
 

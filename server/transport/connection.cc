@@ -87,13 +87,15 @@ void Connection::OnEvents(uint32_t events) {
 }
 
 std::span<char> Connection::ReadBuffer() {
-  if (missing_bytes_ < kLargeBytes) {
-    block_.reset();
-    return share_.buffer;
-  }
+  if (missing_bytes_ < kLargeBytes) return share_.buffer;
   if (block_ == nullptr || BlockPool::kBlockBytes - block_used_ < kBlockRoomMin) {
+    // A client that sends little of its messages among much else would keep block after block.
+    wasteful_ |= block_ != nullptr && block_messages_ < block_used_ / 2;
+    block_.reset();
+    if (wasteful_) return share_.buffer;
     block_ = share_.blocks.Take();
     block_used_ = 0;
+    block_messages_ = 0;
   }
   return {block_.get() + block_used_, BlockPool::kBlockBytes - block_used_};
 }
@@ -107,8 +109,10 @@ void Connection::Read() try {
   }
   if (closing_) return;  // it is told why, and not listened to
   const int64_t padding = session_->counts().padding_bytes;
-  read_block_ = block_;
-  if (block_ != nullptr) block_used_ += static_cast<size_t>(bytes);
+  if (buffer.data() != share_.buffer.data()) {
+    read_block_ = block_;
+    block_used_ += static_cast<size_t>(bytes);
+  }
   const Status status = session_->Receive({buffer.data(), static_cast<size_t>(bytes)});
   read_block_.reset();
   share_.padding_bytes.fetch_add(session_->counts().padding_bytes - padding,
@@ -118,6 +122,7 @@ void Connection::Read() try {
     why_ = status;
   }
   OnOutput();
+  if (!closed_ && channel_->ended()) Close(Status());
 } catch (const std::bad_alloc&) {
   Close(ResourceExhausted("there is no memory to read into"));
 }
@@ -261,6 +266,7 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
 }
 
 void Connection::OnCame(int32_t id, std::string_view bytes) {
+  if (read_block_ != nullptr) block_messages_ += bytes.size();
   if (guard_ == nullptr) return;
   const Status may = guard_->OnMessageBytes(id, bytes);
   if (!may.ok()) EndFor(may);
@@ -287,6 +293,10 @@ bool Connection::OnStreamClosed(CallStream& call, bool whole) {
   calls_.back()->place = call.place;
   std::swap(calls_[call.place], calls_.back());
   calls_.pop_back();
+  if (calls_.empty()) {
+    missing_bytes_ = 0;
+    block_.reset();  // an idle connection has none
+  }
   if (guard_ != nullptr) guard_->CloseCall(call.id());
   if (calls_.empty() && !closed_ && !draining_) {
     idle_since_ = share_.clock.Now();

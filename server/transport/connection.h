@@ -160,8 +160,10 @@ class Connection final : public Loop::Task,
   TimePoint old_;  // from when on it is drained
   TimePoint idle_since_;
   size_t missing_bytes_ = 0;  // of the message whose bytes came last
-  BlockPool::Block block_;    // that large messages are read into; null: none is under way
+  BlockPool::Block block_;    // that large messages are read into; null: none was since it was idle
   size_t block_used_ = 0;     // bytes of it
+  size_t block_messages_ = 0;  // bytes of messages since it was taken
+  bool wasteful_ = false;      // blocks were mostly filled with other bytes: there are no more
   std::shared_ptr<const void> read_block_;  // `block_` while what was read there is taken
   uint32_t events_ = 0;                     // that are watched
   bool blocked_ = false;                    // the socket takes no more

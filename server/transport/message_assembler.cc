@@ -38,11 +38,11 @@ Status MessageAssembler::TakePrefix(std::string_view& bytes) {
   return Status();
 }
 
-void MessageAssembler::Copy(std::string_view bytes) {
+void MessageAssembler::Copy(std::string_view bytes, size_t piece_bytes_max) {
   while (!bytes.empty()) {
     if (copied_ == nullptr || copied_->size() == copied_->capacity()) {
       copied_ = std::make_shared<std::string>();
-      copied_->reserve(std::min(length_ - gathered_bytes_, kCopiedBytesMax));
+      copied_->reserve(std::min(length_ - gathered_bytes_, piece_bytes_max));
       held_bytes_ += static_cast<int64_t>(copied_->capacity());
       pieces_.push_back({{}, copied_});
     }
@@ -57,7 +57,9 @@ void MessageAssembler::Copy(std::string_view bytes) {
 void MessageAssembler::Gather(std::string_view& bytes, const std::shared_ptr<const void>& block) {
   const std::string_view ours = bytes.substr(0, length_ - gathered_bytes_);
   bytes.remove_prefix(ours.size());
-  if (block == nullptr || ours.size() < kReferredBytesMin) return Copy(ours);
+  if (block == nullptr) return Copy(ours, kCopiedBytesMax);
+  // Between pieces that are referred to, with room for a few of its kind.
+  if (ours.size() < kReferredBytesMin) return Copy(ours, 2 * kReferredBytesMin);
   copied_.reset();
   pieces_.push_back({ours, block});
   held_bytes_ += static_cast<int64_t>(ours.size());
@@ -85,6 +87,13 @@ Status MessageAssembler::Take(std::string_view& bytes, const std::shared_ptr<con
   prefix_bytes_ = 0;
   whole = true;
   return Status();
+}
+
+void MessageAssembler::Drop() {
+  pieces_ = {};
+  copied_.reset();
+  gathered_bytes_ = prefix_bytes_ = 0;
+  held_bytes_ = 0;
 }
 
 }  // namespace attend

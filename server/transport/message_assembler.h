@@ -52,6 +52,8 @@ class MessageAssembler {
   Status Take(std::string_view& bytes, const std::shared_ptr<const void>& block, InMessage& message,
               bool& whole);
 
+  // Forgets the message under way, of which no more is taken.
+  void Drop();
   // Whether a message has begun and has not ended.
   bool under_way() const { return prefix_bytes_ > 0; }
   // Memory that the message under way takes.
@@ -64,7 +66,7 @@ class MessageAssembler {
  private:
   Status TakePrefix(std::string_view& bytes);
   void Gather(std::string_view& bytes, const std::shared_ptr<const void>& block);
-  void Copy(std::string_view bytes);
+  void Copy(std::string_view bytes, size_t piece_bytes_max);
 
   const int64_t message_bytes_max_;
   const std::string encoding_;

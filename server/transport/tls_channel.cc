@@ -43,8 +43,8 @@ BIO_METHOD* TlsChannel::Method() {
   static BIO_METHOD* const method = [] {
     BIO_METHOD* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "attend");
     if (made == nullptr) throw std::bad_alloc();
-    BIO_meth_set_read_ex(made, TakeCipher);
-    BIO_meth_set_write_ex(made, GiveCipher);
+    BIO_meth_set_read_ex(made, ReadCiphertext);
+    BIO_meth_set_write_ex(made, WriteCiphertext);
     BIO_meth_set_ctrl(made, Control);
     return made;
   }();
@@ -52,7 +52,7 @@ BIO_METHOD* TlsChannel::Method() {
 }
 
 // Only in the handshake, which asks for no byte beyond the record that it needs, from the socket.
-int TlsChannel::TakeCipher(BIO* bio, char* to, size_t size, size_t* taken) {
+int TlsChannel::ReadCiphertext(BIO* bio, char* to, size_t size, size_t* taken) {
   TlsChannel& self = Of(bio);
   BIO_clear_retry_flags(bio);
   if (!self.came_.empty()) {
@@ -62,15 +62,15 @@ int TlsChannel::TakeCipher(BIO* bio, char* to, size_t size, size_t* taken) {
     return 1;
   }
   *taken = 0;
-  const ssize_t bytes = self.shaking_ ? recv(self.socket(), to, size, 0) : -1;
+  const ssize_t bytes = self.handshaking_ ? recv(self.socket(), to, size, 0) : -1;
   if (bytes > 0) *taken = static_cast<size_t>(bytes);
-  const bool later = bytes < 0 && (!self.shaking_ || WouldBlock());
+  const bool later = bytes < 0 && (!self.handshaking_ || WouldBlock());
   if (later) BIO_set_retry_read(bio);
   self.gone_ = bytes <= 0 && !later;
   return bytes > 0 ? 1 : 0;
 }
 
-int TlsChannel::GiveCipher(BIO* bio, const char* from, size_t size, size_t* given) try {
+int TlsChannel::WriteCiphertext(BIO* bio, const char* from, size_t size, size_t* given) try {
   TlsChannel& self = Of(bio);
   BIO_clear_retry_flags(bio);
   if (self.waiting_.empty() && self.room_.size() - self.sealed_ >= size) {
@@ -91,10 +91,12 @@ long TlsChannel::Control(BIO* /*bio*/, int command, long /*number*/,  // NOLINT:
   return command == BIO_CTRL_FLUSH ? 1 : 0;
 }
 
-// A client could ask for new keys without end.
+// A client could ask for new keys without end, or for new handshakes, each of which is refused with
+// an alert.
 void TlsChannel::OnMessage(int is_write, int /*version*/, int type, const void* /*bytes*/,
                            size_t /*size*/, SSL* /*ssl*/, void* own) {
-  if (is_write != 0 || type != SSL3_RT_HANDSHAKE) return;
+  const bool counts = is_write != 0 ? type == SSL3_RT_ALERT : type == SSL3_RT_HANDSHAKE;
+  if (!counts) return;
   auto* const self = static_cast<TlsChannel*>(own);
   const TimePoint now = self->clock_.Now();
   if (self->handshake_messages_.Wait(now) > Duration::zero()) self->too_many_messages_ = true;
@@ -107,7 +109,7 @@ void TlsChannel::SetWrong() {
   if (verified != X509_V_OK) {
     wrong_ = X509_verify_cert_error_string(verified);
   } else {
-    wrong_ = reason == nullptr ? "the handshake failed" : reason;
+    wrong_ = reason == nullptr ? "TLS failed" : reason;
   }
 }
 
@@ -121,7 +123,7 @@ TlsChannel::Step TlsChannel::Handshake() {
   if (!wrong_.empty()) return Step::kFailed;
   const bool sent = SendWaiting();
   if (result == 1) {
-    shaking_ = false;
+    handshaking_ = false;
     return Step::kDone;
   }
   return sent ? Step::kReads : Step::kWrites;
@@ -146,14 +148,18 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
     if (result != 1) error = SSL_get_error(ssl_.get(), result);
   }
   came_ = {};
+  ended_ = error == SSL_ERROR_ZERO_RETURN;
+  failed_ = error != SSL_ERROR_WANT_READ && !ended_;
+  if (failed_) SetWrong();
   SendWaiting();  // new keys, or an alert
-  if (too_many_messages_) wrong_ = "TLS handshake messages";
-  const bool ended = error == SSL_ERROR_ZERO_RETURN;
-  if (!wrong_.empty() || (error != SSL_ERROR_WANT_READ && !ended)) {
+  if (too_many_messages_ || waiting_.size() - sent_ > kUnsentBytesMax) {
+    wrong_ = "TLS handshake messages";
+  }
+  if (!wrong_.empty()) {
     errno = EPROTO;
     return -1;
   }
-  if (got > 0 || ended) return static_cast<ssize_t>(got);
+  if (got > 0 || ended_) return static_cast<ssize_t>(got);
   errno = EAGAIN;
   return -1;
 }
@@ -233,9 +239,10 @@ bool TlsChannel::SealRecord(std::string_view plain) {
 
 void TlsChannel::End() {
   ERR_clear_error();
-  if (!shaking_) SSL_shutdown(ssl_.get());
+  if (!handshaking_ && !failed_) SSL_shutdown(ssl_.get());
+  ERR_clear_error();
   SendWaiting();
-  if (!shaking_) return;
+  if (!handshaking_) return;
   // Unread bytes would make the system reset the connection, and the client lose the alert.
   std::array<char, 4096> unread;
   for (int i = 0; i < 16 && recv(socket(), unread.data(), unread.size(), 0) > 0; ++i) {

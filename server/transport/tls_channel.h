@@ -29,6 +29,8 @@ class TlsChannel final : public Channel {
   static constexpr size_t kRecordBytes = size_t{16} << 10;
   // Read and Write need buffers of at least this size.
   static constexpr size_t kBufferBytesMin = 4 * kRecordBytes;
+  // Alerts and answers to requests for new keys that may wait for a client that does not read.
+  static constexpr size_t kUnsentBytesMax = size_t{64} << 10;
 
   // `context` is that of a server. May throw std::bad_alloc. `clock` must outlive it.
   TlsChannel(UniqueFd socket, SSL_CTX* context, const Clock& clock);
@@ -47,14 +49,17 @@ class TlsChannel final : public Channel {
   ssize_t Read(std::span<char> buffer, std::span<char> scratch) override;
   ssize_t Write(const OutputQueue& output, std::span<char> scratch) override;
   void End() override;
+  bool ended() const override { return ended_; }
+  // The client had its time for the handshake.
+  void GiveUp() { wrong_ = "the handshake took too long (--handshake-timeout)"; }
 
  private:
   struct Free {
     void operator()(SSL* ssl) const { SSL_free(ssl); }
   };
   static BIO_METHOD* Method();
-  static int TakeCipher(BIO* bio, char* to, size_t size, size_t* taken);
-  static int GiveCipher(BIO* bio, const char* from, size_t size, size_t* given);
+  static int ReadCiphertext(BIO* bio, char* to, size_t size, size_t* taken);
+  static int WriteCiphertext(BIO* bio, const char* from, size_t size, size_t* given);
   static long Control(BIO* bio, int command, long number, void* pointer);
   static void OnMessage(int is_write, int version, int type, const void* bytes, size_t size,
                         SSL* ssl, void* own);
@@ -71,10 +76,12 @@ class TlsChannel final : public Channel {
   const Clock& clock_;
   TokenBucket handshake_messages_{kHandshakeMessages};
   bool too_many_messages_ = false;
-  bool shaking_ = true;
-  bool gone_ = false;  // the client, while hands are shaken
+  bool handshaking_ = true;
+  bool gone_ = false;    // the client, in the handshake
+  bool ended_ = false;   // the client has said that it sends no more
+  bool failed_ = false;  // OpenSSL takes no more calls
   std::function<bool()> may_go_on_;
-  std::string_view came_;  // records off the socket; empty, and shaking_: the socket is asked
+  std::string_view came_;  // records off the socket; empty, and handshaking_: the socket is asked
   std::span<char> room_;   // for records, before they go to waiting_
   size_t sealed_ = 0;      // bytes of records at the beginning of room_
   std::string waiting_;    // records that the socket has not taken

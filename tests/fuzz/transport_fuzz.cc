@@ -198,7 +198,8 @@ void Converse(std::string_view bytes, std::mt19937_64& random) {
   ATTEND_FUZZ_REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) == 0, "");
   UniqueFd ours(pair[0]), client(pair[1]);
   ATTEND_FUZZ_REQUIRE(fcntl(ours.get(), F_SETFL, O_NONBLOCK) == 0, "");
-  Transport().Serve(std::move(ours), "fuzz:1", nullptr);
+  Transport().Serve(std::make_unique<PlainChannel>(std::move(ours)), {.address = "fuzz:1"},
+                    nullptr);
   const size_t longest = random() % 2 == 0 ? bytes.size() : 1 + random() % bytes.size();
   for (; !bytes.empty(); bytes.remove_prefix(std::min(longest, bytes.size()))) {
     const std::string_view piece = bytes.substr(0, longest);

@@ -59,9 +59,11 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
   }
   ReceiveBlocks receive_blocks;
   if (config.allocator_tuning) {
-    const bool own = config.server_transport == "h2";
-    receive_blocks =
-        TuneAllocatorAndBlocks(own ? 0 : config.receive_memory_bytes, kServerArenas).blocks;
+    if (config.server_transport == "h2") {
+      TuneAllocator(kServerArenas);
+    } else {
+      receive_blocks = TuneAllocatorAndBlocks(config.receive_memory_bytes, kServerArenas).blocks;
+    }
   }
   SkipDeadlockSearch();
   const Result<std::shared_ptr<Logger>> logger = MakeLogger(MakeLogSettings(config));
