@@ -152,9 +152,7 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
   failed_ = error != SSL_ERROR_WANT_READ && !ended_;
   if (failed_) SetWrong();
   SendWaiting();  // new keys, or an alert
-  if (too_many_messages_ || waiting_.size() - sent_ > kUnsentBytesMax) {
-    wrong_ = "TLS handshake messages";
-  }
+  if (too_many_messages_) wrong_ = "TLS handshake messages";
   if (!wrong_.empty()) {
     errno = EPROTO;
     return -1;

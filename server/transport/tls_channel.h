@@ -23,14 +23,13 @@ namespace attend {
 
 class TlsChannel final : public Channel {
  public:
-  // Messages of handshakes: those of the first, and requests for new keys and the like after it.
+  // Messages of handshakes: those of the first, and requests for new keys and the like after it;
+  // and alerts, such as those that refuse a client another handshake.
   static constexpr Rate kHandshakeMessages{.per_second = 1, .burst = 32};
   // The most that one record holds.
   static constexpr size_t kRecordBytes = size_t{16} << 10;
   // Read and Write need buffers of at least this size.
   static constexpr size_t kBufferBytesMin = 4 * kRecordBytes;
-  // Alerts and answers to requests for new keys that may wait for a client that does not read.
-  static constexpr size_t kUnsentBytesMax = size_t{64} << 10;
 
   // `context` is that of a server. May throw std::bad_alloc. `clock` must outlive it.
   TlsChannel(UniqueFd socket, SSL_CTX* context, const Clock& clock);

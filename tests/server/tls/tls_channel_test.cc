@@ -157,6 +157,20 @@ TEST_F(TlsChannelTest, OutputThatIsAddedWhileRecordsWaitFollowsThem) {
   EXPECT_TRUE(got == first + second);
 }
 
+// Records of an answer may wait while the client goes on sending.
+TEST_F(TlsChannelTest, WhatWaitsForTheClientDoesNotStopReading) {
+  Connect();
+  OutputQueue output;
+  output.Copy(RandomBytes(8 << 20));
+  for (ssize_t bytes = 0; (bytes = channel_->Write(output, scratch_)) >= 0;) {
+    output.Consume(static_cast<size_t>(bytes));
+  }
+  ASSERT_EQ(errno, EAGAIN);
+  ASSERT_TRUE(client_->Send("more"));
+  EXPECT_EQ(Receive(4), "more");
+  EXPECT_EQ(channel_->wrong(), "");
+}
+
 TEST_F(TlsChannelTest, ARefusedClientIsToldWhy) {
   Open(0, /*http2=*/false);
   bool connected = true;
