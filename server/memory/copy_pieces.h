@@ -12,6 +12,7 @@
 #include "kernels/contract/backend.h"
 #include "kernels/util/status.h"
 #include "server/memory/shared_file.h"
+#include "server/util/thresholds.h"
 #include "server/util/worker_threads.h"
 
 namespace attend {
@@ -28,6 +29,10 @@ struct FilePiece {
     return to != nullptr ? file->Read(offset, to, bytes) : file->Write(offset, from, bytes);
   }
 };
+
+// Whether so many bytes stay on the thread that has them, which parses or copies them itself: a
+// hand-over would cost more. A thread that serves connections hands over all else.
+inline bool StaysOnThread(int64_t bytes) { return bytes <= thresholds::kOwnThreadBytesMax; }
 
 // Copies all pieces, then calls `done` once on one of the threads. Thread-safe; never waits.
 void CopyPieces(WorkerThreads& workers, const std::vector<HostPiece>& pieces,

@@ -12,7 +12,6 @@
 #include "server/memory/copy_pieces.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_spans.h"
-#include "server/util/thresholds.h"
 #include "server/wire/grpc_status.h"
 #include "server/wire/reply_codec.h"
 
@@ -107,7 +106,7 @@ void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const std::vector<FilePiece> files = format.OutputFiles(*request);
-    if (request->file_bytes.output > thresholds::kOwnThreadBytesMax) {
+    if (!StaysOnThread(request->file_bytes.output)) {
       // A function must be one that can be copied.
       const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
       try {

@@ -188,9 +188,7 @@ void ChunkedStream::OnReadDone(bool ok) {
 
 void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer&& message) {
   if (!ok) return EndUnread();
-  if (static_cast<int64_t>(message.Length()) <= thresholds::kOwnThreadBytesMax) {
-    return ParseFirst(message);
-  }
+  if (StaysOnThread(static_cast<int64_t>(message.Length()))) return ParseFirst(message);
   const auto held = std::make_shared<grpc::ByteBuffer>();
   held->Swap(&message);
   context_.workers.Post([self = shared_from_this(), held] { self->ParseFirst(*held); });
@@ -296,7 +294,7 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t mess
   Advance();  // the next read is under way before this chunk is copied
   std::vector<HostPiece> pieces = chunk->Pieces(place.data);
   const int64_t bytes = chunk->bytes();
-  if (place.copy == nullptr && bytes <= thresholds::kOwnThreadBytesMax) {
+  if (place.copy == nullptr && StaysOnThread(bytes)) {
     for (const HostPiece& piece : pieces) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     }

@@ -155,7 +155,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
                              TensorPieces(work.message, work.validated, work.plan, *request),
                              *request)) {
     Submit(call, std::move(request));
-  } else if (request->message_bytes + request->file_bytes.input <= thresholds::kOwnThreadBytesMax) {
+  } else if (StaysOnThread(request->message_bytes + request->file_bytes.input)) {
     status = CopyHere(work, *request);
     work.ReleaseSlices();
     if (!status.ok()) {

@@ -36,18 +36,18 @@ CacheHold::~CacheHold() { End(); }
 
 int64_t CacheHold::length_max() const {
   int64_t length = 0;
-  for (const Sequence& sequence : sequences_) length = std::max(length, sequence.length);
+  for (const Sequence& sequence : held_->sequences) length = std::max(length, sequence.length);
   return length;
 }
 
 Status CacheHold::Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal) {
-  return table_.ReserveHold(*this, table, stride, refusal);
+  return table_.Reserve(*held_, table, stride, refusal);
 }
 
-void CacheHold::Commit() { table_.CommitHold(*this); }
+void CacheHold::Commit() { table_.Commit(*held_); }
 
 void CacheHold::End() {
-  if (!std::exchange(ended_, true)) table_.EndHold(*this);
+  if (!std::exchange(ended_, true)) table_.End(*held_);
 }
 
 Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session& session,
@@ -74,13 +74,15 @@ Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session&
 
 Result<std::unique_ptr<CacheHold>> SessionTable::Hold(int tenant, std::span<const CacheUse> uses,
                                                       int64_t new_rows, CacheRefusal* refusal) {
-  std::unique_ptr<CacheHold> hold(new CacheHold(*this));
-  hold->uses_.assign(uses.begin(), uses.end());
+  auto record = std::make_unique<HeldCaches>();
+  HeldCaches& held = *record;
+  held.uses.assign(uses.begin(), uses.end());
+  auto hold = std::make_unique<CacheHold>(*this, std::move(record));
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   ExpireLocked();
-  Status status = FillHold(tenant, new_rows, *hold);
-  if (status.ok()) status = CheckFits(*hold);
+  Status status = FillHold(tenant, new_rows, held);
+  if (status.ok()) status = CheckFits(held);
   if (status.ok()) return hold;
   Explain(status, tenant, uses, refusal);
   return status;
@@ -101,18 +103,18 @@ void SessionTable::Explain(const Status& status, int tenant, std::span<const Cac
 
 // However many pages are evicted, a sequence needs all of its own at once, and all sequences the
 // new ones.
-Status SessionTable::CheckFits(const CacheHold& hold) const {
-  const PageTree& tree = *devices_[hold.device_].pages;
-  const int64_t bytes = tree.ledger().most(hold.sessions_[0]->tenant);
-  const int64_t page_bytes = tree.Charge(hold.layout_.page_bytes);
+Status SessionTable::CheckFits(const HeldCaches& hold) const {
+  const PageTree& tree = *devices_[hold.device].pages;
+  const int64_t bytes = tree.ledger().most(hold.sessions[0]->tenant);
+  const int64_t page_bytes = tree.Charge(hold.layout.page_bytes);
   int64_t fresh = 0;
-  for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
+  for (size_t n = 0; n < hold.sessions.size() && hold.append_rows > 0; ++n) {
     const int64_t pages = hold.PagesOf(n);
-    fresh += pages - PageTree::PagesOf(*hold.sessions_[n]->leaf, hold.uses_[n].layer);
+    fresh += pages - PageTree::PagesOf(*hold.sessions[n]->leaf, hold.uses[n].layer);
     const int64_t needed = std::max(pages, fresh);
     if (needed <= bytes / page_bytes) continue;
     return InvalidArgument(
-        NameOf(static_cast<int64_t>(n)) + ": an append of " + std::to_string(hold.append_rows_) +
+        NameOf(static_cast<int64_t>(n)) + ": an append of " + std::to_string(hold.append_rows) +
         " rows needs " + std::to_string(needed) + " pages of " + std::to_string(page_bytes) +
         " bytes, the tenant may have at most " + std::to_string(bytes) + " (session-memory)");
   }
@@ -120,11 +122,11 @@ Status SessionTable::CheckFits(const CacheHold& hold) const {
 }
 
 // Changes nothing, except that its sessions are in use.
-Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
+Status SessionTable::FillHold(int tenant, int64_t new_rows, HeldCaches& hold) {
   int64_t there_count = 0;
   std::vector<SessionRef> sessions;
-  for (int64_t n = 0; n < std::ssize(hold.uses_); ++n) {
-    const CacheUse& use = hold.uses_[n];
+  for (int64_t n = 0; n < std::ssize(hold.uses); ++n) {
+    const CacheUse& use = hold.uses[n];
     Result<SessionRef> found = Find(tenant, use.session);
     if (!found.ok())
       return Status(found.status().code(), NameOf(n) + ": " + found.status().message());
@@ -137,49 +139,49 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
     there_count += there ? 1 : 0;
     const Layer& layer = session->layers[use.layer];
     if (n == 0) {
-      hold.device_ = session->device;
-      hold.arena_ = devices_[session->device].arena;
-      hold.shape_ = layer.shape;
-      hold.layout_ = layer.layout;
+      hold.device = session->device;
+      hold.arena = devices_[session->device].arena;
+      hold.shape = layer.shape;
+      hold.layout = layer.layout;
     }
-    if (session->device != hold.device_ || layer.shape != hold.shape_) {
+    if (session->device != hold.device || layer.shape != hold.shape) {
       return InvalidArgument(NameOf(n) +
                              " has another device or shape than sessions[0]; those of "
                              "one request must be alike");
     }
-    hold.sequences_.push_back({{}, layer.length});
+    hold.sequences.push_back({{}, layer.length});
     sessions.push_back(session);
   }
   // All sequences' appends are committed at once, so a repeated request finds all of them or none.
-  if (there_count > 0 && there_count < std::ssize(hold.uses_)) {
+  if (there_count > 0 && there_count < std::ssize(hold.uses)) {
     return Status(Code::kFailedPrecondition,
                   "sessions: some have been appended to under their append_id, others not");
   }
-  hold.new_rows_ = new_rows;
-  hold.append_rows_ = there_count > 0 ? 0 : new_rows;
-  for (CacheHold::Sequence& sequence : hold.sequences_) sequence.length += hold.append_rows_;
+  hold.new_rows = new_rows;
+  hold.append_rows = there_count > 0 ? 0 : new_rows;
+  for (HeldCaches::Sequence& sequence : hold.sequences) sequence.length += hold.append_rows;
   holds_.insert(&hold);
   for (const SessionRef& session : sessions) Use(*session, 1);
-  hold.sessions_ = std::move(sessions);  // from now on the hold has something to give back
+  hold.sessions = std::move(sessions);  // from now on the hold has something to give back
   assert(ConsistentLocked());
   return Status();
 }
 
-Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride,
-                                 CacheRefusal* refusal) {
-  assert(hold.own_.empty());
+Status SessionTable::Reserve(HeldCaches& hold, PageNumber* table, int64_t stride,
+                             CacheRefusal* refusal) {
+  assert(hold.own.empty());
   const MutexLock lock(mutex_);
-  if (hold.sessions_.empty()) return Status();
+  if (hold.sessions.empty()) return Status();
   Status status = CheckHold(hold);
   if (status.ok()) status = TakeFor(hold, table, stride, refusal);
   assert(ConsistentLocked());
-  if (!status.ok()) Explain(status, hold.sessions_[0]->tenant, hold.uses_, refusal);
+  if (!status.ok()) Explain(status, hold.sessions[0]->tenant, hold.uses, refusal);
   return status;
 }
 
-Status SessionTable::CheckHold(CacheHold& hold) {
-  for (size_t n = 0; n < hold.sessions_.size(); ++n) {
-    Session& session = *hold.sessions_[n];
+Status SessionTable::CheckHold(HeldCaches& hold) {
+  for (size_t n = 0; n < hold.sessions.size(); ++n) {
+    Session& session = *hold.sessions[n];
     const std::string name = NameOf(static_cast<int64_t>(n));
     if (session.leaf == nullptr) {
       return Status(Code::kNotFound, name + ": the session has been freed");
@@ -187,8 +189,8 @@ Status SessionTable::CheckHold(CacheHold& hold) {
     Settle(session);
     bool there = false;
     ATTEND_RETURN_IF_ERROR(
-        CheckUse(hold.uses_[n], static_cast<int64_t>(n), session, hold.new_rows_, there));
-    if (there != (hold.append_rows_ < hold.new_rows_)) {
+        CheckUse(hold.uses[n], static_cast<int64_t>(n), session, hold.new_rows, there));
+    if (there != (hold.append_rows < hold.new_rows)) {
       return Unavailable(name + ": another request has just " +
                          (there ? "made this append" : "undone this append"));
     }
@@ -196,95 +198,95 @@ Status SessionTable::CheckHold(CacheHold& hold) {
   return Status();
 }
 
-Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
+Status SessionTable::TakeFor(HeldCaches& hold, PageNumber* table, int64_t stride,
                              CacheRefusal* refusal) {
-  const size_t count = hold.sessions_.size();
+  const size_t count = hold.sessions.size();
   int64_t needed = 0;
   std::vector<size_t> own(count);
   for (size_t n = 0; n < count; ++n) {
     assert(hold.PagesOf(n) <= stride);
-    const int64_t layer = hold.uses_[n].layer;
-    const int64_t pages = PageTree::PagesOf(*hold.sessions_[n]->leaf, layer);
+    const int64_t layer = hold.uses[n].layer;
+    const int64_t pages = PageTree::PagesOf(*hold.sessions[n]->leaf, layer);
     own[n] = static_cast<size_t>(pages);
     needed += hold.PagesOf(n) - pages;
   }
-  ATTEND_RETURN_IF_ERROR(CheckTables(hold.sessions_[0]->tenant, needed * kPageEntryBytes));
-  // Large allocations, which may fail, are made before anything is changed. EndHold gives back what
+  ATTEND_RETURN_IF_ERROR(CheckTables(hold.sessions[0]->tenant, needed * kPageEntryBytes));
+  // Large allocations, which may fail, are made before anything is changed. End gives back what
   // remains unused of them.
   for (size_t n = 0; n < count; ++n) {
-    PageTree::Reserve(*hold.sessions_[n]->leaf, hold.uses_[n].layer,
+    PageTree::Reserve(*hold.sessions[n]->leaf, hold.uses[n].layer,
                       hold.PagesOf(n) - static_cast<int64_t>(own[n]));
   }
-  hold.leaves_.reserve(count);
+  hold.leaves.reserve(count);
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
   // All sessions are one tenant's, and none of them is evicted for another.
   ATTEND_RETURN_IF_ERROR(
-      TakePages(*hold.sessions_[0], hold.layout_.page_bytes, needed, 0, fresh, refusal));
+      TakePages(*hold.sessions[0], hold.layout.page_bytes, needed, 0, fresh, refusal));
   auto next = fresh.begin();
   for (size_t n = 0; n < count; ++n, table += stride) {
-    CacheHold::Sequence& sequence = hold.sequences_[n];
-    const int64_t layer = hold.uses_[n].layer;
+    HeldCaches::Sequence& sequence = hold.sequences[n];
+    const int64_t layer = hold.uses[n].layer;
     const int64_t pages = hold.PagesOf(n);
-    Session& session = *hold.sessions_[n];
-    session.layers[layer].changing |= hold.append_rows_ > 0;
+    Session& session = *hold.sessions[n];
+    session.layers[layer].changing |= hold.append_rows > 0;
     TreeOf(session).Pin(*session.leaf);
-    hold.leaves_.push_back(session.leaf);
+    hold.leaves.push_back(session.leaf);
     PageNumber* const added = PageTree::CopyPages(*session.leaf, layer, table);
     const auto end = next + (pages - static_cast<int64_t>(own[n]));
     std::fill(std::copy(next, end, added), table + stride, 0);
     next = end;
     sequence.pages = {table, static_cast<size_t>(pages)};
   }
-  hold.own_ = std::move(own);
+  hold.own = std::move(own);
   return Status();
 }
 
-void SessionTable::CommitHold(CacheHold& hold) {
+void SessionTable::Commit(HeldCaches& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  assert(!hold.own_.empty() && !hold.committed_);
-  hold.committed_ = true;
-  for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
-    Session& session = *hold.sessions_[n];
-    Layer& layer = session.layers[hold.uses_[n].layer];
+  assert(!hold.own.empty() && !hold.committed);
+  hold.committed = true;
+  for (size_t n = 0; n < hold.sessions.size() && hold.append_rows > 0; ++n) {
+    Session& session = *hold.sessions[n];
+    Layer& layer = session.layers[hold.uses[n].layer];
     assert(layer.changing);
     layer.changing = false;
     if (session.leaf == nullptr) continue;  // as if it were freed after the commit
-    assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
-    TreeOf(session).Append(*session.leaf, hold.uses_[n].layer, hold.OwnPages(n));
-    hold.own_[n] = hold.sequences_[n].pages.size();
+    assert(layer.length + hold.append_rows == hold.sequences[n].length);
+    TreeOf(session).Append(*session.leaf, hold.uses[n].layer, hold.OwnPages(n));
+    hold.own[n] = hold.sequences[n].pages.size();
     layer.append_begin = layer.length;
-    layer.append_id.swap(hold.uses_[n].append_id);  // an assignment might allocate
-    layer.length = hold.sequences_[n].length;
+    layer.append_id.swap(hold.uses[n].append_id);  // an assignment might allocate
+    layer.length = hold.sequences[n].length;
     layer.evicted_from = -1;
-    stats_.appended_tokens[session.tenant] += hold.append_rows_;
+    stats_.appended_tokens[session.tenant] += hold.append_rows;
   }
   assert(ConsistentLocked());
 }
 
-void SessionTable::EndHold(CacheHold& hold) {
+void SessionTable::End(HeldCaches& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  for (size_t n = 0; n < hold.sessions_.size(); ++n) {
-    Session& session = *hold.sessions_[n];
+  for (size_t n = 0; n < hold.sessions.size(); ++n) {
+    Session& session = *hold.sessions[n];
     PageTree& tree = TreeOf(session);
-    const bool given_up = hold.append_rows_ > 0 && !hold.committed_;
-    Layer& layer = session.layers[hold.uses_[n].layer];
-    if (!hold.own_.empty()) {
+    const bool given_up = hold.append_rows > 0 && !hold.committed;
+    Layer& layer = session.layers[hold.uses[n].layer];
+    if (!hold.own.empty()) {
       if (given_up) layer.changing = false;
       tree.Give(session.tenant, hold.OwnPages(n));
     }
     // Another append to the layer has reserved what it needs there.
     if (given_up && session.leaf != nullptr && !layer.changing) {
-      PageTree::Fit(*session.leaf, hold.uses_[n].layer);
+      PageTree::Fit(*session.leaf, hold.uses[n].layer);
     }
-    if (!hold.leaves_.empty()) tree.Unpin(*hold.leaves_[n]);
+    if (!hold.leaves.empty()) tree.Unpin(*hold.leaves[n]);
     Use(session, -1);
     if (session.leaf != nullptr) Touch(session);
   }
-  hold.sessions_.clear();
-  hold.leaves_.clear();
+  hold.sessions.clear();
+  hold.leaves.clear();
   holds_.erase(&hold);
   assert(ConsistentLocked());
 }

@@ -24,6 +24,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/contract/backend.h"
@@ -49,28 +50,62 @@ struct CacheRefusal {
   int64_t missing_bytes = 0;  // if there was no memory for the pages
 };
 
-// Ends without appending anything unless it was committed. The table must outlive it.
-class CacheHold {
- public:
+// The table's record of a hold, which the table alone changes, under its lock. Once the hold has
+// been made, its shape, its sequences' lengths and the rows it appends stay as they are.
+struct HeldCaches {
   struct Sequence {
     std::span<const PageNumber> pages;  // from Reserve on
     int64_t length = 0;                 // with what is appended
   };
 
+  // The pages of the n-th sequence, with what is appended.
+  int64_t PagesOf(size_t n) const {
+    return (sequences[n].length + layout.page_rows - 1) / layout.page_rows;
+  }
+  // From Reserve on: those of the n-th sequence that are not the session's, as nothing of what is
+  // appended has been committed.
+  std::span<const PageNumber> OwnPages(size_t n) const {
+    return sequences[n].pages.subspan(own[n]);
+  }
+
+  int device = 0;
+  DeviceArena* arena = nullptr;
+  LayerShape shape;
+  PageLayout layout;
+  std::vector<Sequence> sequences = {};
+  int64_t new_rows = 0;  // that the request brought
+  int64_t append_rows = 0;
+  bool committed = false;
+  std::vector<CacheUse> uses = {};
+  std::vector<std::shared_ptr<Session>> sessions = {};  // in use
+  // From Reserve on: the leaves of these, which are pinned; and the first page of each sequence
+  // that is the hold's own, not the session's.
+  std::vector<PageTree::Branch*> leaves = {};
+  std::vector<size_t> own = {};
+};
+
+// Ends without appending anything unless it was committed. The table must outlive it.
+class CacheHold {
+ public:
+  using Sequence = HeldCaches::Sequence;
+
+  // Made by SessionTable::Hold. `held` need not be filled yet.
+  CacheHold(SessionTable& table, std::unique_ptr<HeldCaches> held)
+      : table_(table), held_(std::move(held)) {}
   ~CacheHold();
   CacheHold(const CacheHold&) = delete;
   CacheHold& operator=(const CacheHold&) = delete;
 
-  int device() const { return device_; }
+  int device() const { return held_->device; }
   // Where the pages are: page n begins at base() + n * kPageUnitBytes.
-  DeviceArena& arena() const { return *arena_; }
-  char* base() const { return static_cast<char*>(arena_->memory().data); }
-  const LayerShape& shape() const { return shape_; }
-  const PageLayout& layout() const { return layout_; }
-  const std::vector<Sequence>& sequences() const { return sequences_; }
+  DeviceArena& arena() const { return *held_->arena; }
+  char* base() const { return static_cast<char*>(arena().memory().data); }
+  const LayerShape& shape() const { return held_->shape; }
+  const PageLayout& layout() const { return held_->layout; }
+  const std::vector<Sequence>& sequences() const { return held_->sequences; }
   // New rows at the end of every sequence that the request has to write; 0 if it brought none, or
   // if an earlier request with the same append id has written them.
-  int64_t append_rows() const { return append_rows_; }
+  int64_t append_rows() const { return held_->append_rows; }
   // The length of the longest sequence.
   int64_t length_max() const;
 
@@ -85,34 +120,9 @@ class CacheHold {
   void End();
 
  private:
-  friend class SessionTable;
-  explicit CacheHold(SessionTable& table) : table_(table) {}
-  // The pages of the n-th sequence, with what is appended.
-  int64_t PagesOf(size_t n) const {
-    return (sequences_[n].length + layout_.page_rows - 1) / layout_.page_rows;
-  }
-  // From Reserve on: those of the n-th sequence that are not the session's, as nothing of what is
-  // appended has been committed.
-  std::span<const PageNumber> OwnPages(size_t n) const {
-    return sequences_[n].pages.subspan(own_[n]);
-  }
-
   SessionTable& table_;
-  int device_ = 0;
-  DeviceArena* arena_ = nullptr;
-  LayerShape shape_;
-  PageLayout layout_;
-  std::vector<Sequence> sequences_;
-  int64_t new_rows_ = 0;  // that the request brought
-  int64_t append_rows_ = 0;
-  bool committed_ = false;
+  const std::unique_ptr<HeldCaches> held_;
   bool ended_ = false;
-  std::vector<CacheUse> uses_;
-  std::vector<std::shared_ptr<Session>> sessions_;
-  // From Reserve on: the leaves of these, which are pinned; and the first page of each sequence
-  // that is the hold's own, not the session's.
-  std::vector<PageTree::Branch*> leaves_;
-  std::vector<size_t> own_;
 };
 
 }  // namespace attend

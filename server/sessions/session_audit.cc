@@ -32,10 +32,10 @@ bool SessionTable::PagesAddUp() const {
   std::vector<std::vector<std::vector<PageNumber>>> taken(
       devices_.size(), std::vector<std::vector<PageNumber>>(tenants));
   std::vector<int64_t> pins(devices_.size());
-  for (const CacheHold* const hold : holds_) {
-    pins[hold->device_] += std::ssize(hold->leaves_);
-    for (size_t n = 0; n < hold->own_.size(); ++n) {
-      std::vector<PageNumber>& own = taken[hold->device_][hold->sessions_[n]->tenant];
+  for (const HeldCaches* const hold : holds_) {
+    pins[hold->device] += std::ssize(hold->leaves);
+    for (size_t n = 0; n < hold->own.size(); ++n) {
+      std::vector<PageNumber>& own = taken[hold->device][hold->sessions[n]->tenant];
       own.insert(own.end(), hold->OwnPages(n).begin(), hold->OwnPages(n).end());
     }
   }
@@ -101,13 +101,13 @@ bool SessionTable::UsesAddUp() const {
     for (const Layer& layer : session.layers) changes[&layer];
   };
   for (const auto& [id, session] : sessions_) add(*session);
-  for (const CacheHold* const hold : holds_) {
-    const bool changing = !hold->own_.empty() && !hold->committed_ && hold->append_rows_ > 0;
-    for (size_t n = 0; n < hold->sessions_.size(); ++n) {
-      const Session& session = *hold->sessions_[n];
+  for (const HeldCaches* const hold : holds_) {
+    const bool changing = !hold->own.empty() && !hold->committed && hold->append_rows > 0;
+    for (size_t n = 0; n < hold->sessions.size(); ++n) {
+      const Session& session = *hold->sessions[n];
       add(session);
       ++uses[&session];
-      changes[&session.layers[hold->uses_[n].layer]] += changing ? 1 : 0;
+      changes[&session.layers[hold->uses[n].layer]] += changing ? 1 : 0;
     }
   }
   for (const Cut* const cut : cuts_) {

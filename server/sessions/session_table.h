@@ -120,6 +120,10 @@ class SessionTable {
   // device's memory. `refusal` is told of lengths that are wrong.
   Result<std::unique_ptr<CacheHold>> Hold(int tenant, std::span<const CacheUse> uses,
                                           int64_t new_rows, CacheRefusal* refusal = nullptr);
+  // For CacheHold, which describes them.
+  Status Reserve(HeldCaches& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal);
+  void Commit(HeldCaches& hold);
+  void End(HeldCaches& hold);
 
   // Frees sessions whose lease is over.
   void Expire();
@@ -141,7 +145,6 @@ class SessionTable {
   const SessionOptions& options() const { return options_; }
 
  private:
-  friend class CacheHold;
   using SessionRef = std::shared_ptr<Session>;
   struct Device {
     std::unique_ptr<PageTree> pages;
@@ -235,18 +238,15 @@ class SessionTable {
 
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,
                   bool& there) const ATTEND_REQUIRES(mutex_);
-  Status CheckFits(const CacheHold& hold) const ATTEND_REQUIRES(mutex_);
-  Status FillHold(int tenant, int64_t new_rows, CacheHold& hold) ATTEND_REQUIRES(mutex_);
+  Status CheckFits(const HeldCaches& hold) const ATTEND_REQUIRES(mutex_);
+  Status FillHold(int tenant, int64_t new_rows, HeldCaches& hold) ATTEND_REQUIRES(mutex_);
   // Sets what `refusal` says of a request that ends with `status`.
   void Explain(const Status& status, int tenant, std::span<const CacheUse> uses,
                CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
-  Status ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal);
   // Whether the hold's sessions are still as it found them.
-  Status CheckHold(CacheHold& hold) ATTEND_REQUIRES(mutex_);
-  Status TakeFor(CacheHold& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal)
+  Status CheckHold(HeldCaches& hold) ATTEND_REQUIRES(mutex_);
+  Status TakeFor(HeldCaches& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal)
       ATTEND_REQUIRES(mutex_);
-  void CommitHold(CacheHold& hold);
-  void EndHold(CacheHold& hold);
 
   const SessionOptions options_;
   const Clock& clock_;
@@ -259,7 +259,7 @@ class SessionTable {
   std::map<std::pair<int, std::string_view>, Session*> by_tenant_ ATTEND_GUARDED_BY(mutex_);
   Leases leases_ ATTEND_GUARDED_BY(mutex_);
   // The holds and cuts that use sessions now.
-  std::set<const CacheHold*> holds_ ATTEND_GUARDED_BY(mutex_);
+  std::set<const HeldCaches*> holds_ ATTEND_GUARDED_BY(mutex_);
   std::set<const Cut*> cuts_ ATTEND_GUARDED_BY(mutex_);
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
 };
