@@ -6,7 +6,6 @@
 // can (Server::Reload).
 
 #include <google/protobuf/stubs/logging.h>
-#include <grpc/support/log.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -31,7 +30,6 @@
 #include "kernels/util/mutex.h"
 #include "kernels/util/thread_name.h"
 #include "proto/process/process_settings.h"
-#include "proto/process/receive_blocks.h"
 #include "server/app/config.h"
 #include "server/app/devices.h"
 #include "server/app/options.h"
@@ -166,17 +164,8 @@ constexpr std::chrono::seconds kAfterDrain{10};
 // The memory that running requests need to end when the heap is exhausted.
 constexpr int64_t kMemoryReserveBytes = int64_t{16} << 20;
 
-// gRPC has one log hook for the whole process, without a context: hence this global.
-std::atomic<attend::Logger*> grpc_log{nullptr};
-
-void LogOfGrpc(gpr_log_func_args* line) {
-  attend::Logger* const logger = grpc_log.load(std::memory_order_acquire);
-  if (logger == nullptr) return;
-  const bool error = line->severity == GPR_LOG_SEVERITY_ERROR;
-  const std::string where = std::string(line->file) + ":" + std::to_string(line->line);
-  logger->Log(error ? attend::LogLevel::warn : attend::LogLevel::debug, "grpc",
-              {{"detail", line->message}, {"where", where}}, where);
-}
+// For Terminate, which has no context: hence this global.
+std::atomic<attend::Logger*> the_log{nullptr};
 
 int Fail(const attend::Status& status) {
   attend::WriteLastLine("attend-server: " + status.message());
@@ -184,13 +173,12 @@ int Fail(const attend::Status& status) {
 }
 
 // For uncaught exceptions. If the system refuses a thread, prints one line and exits with the code
-// of a server that cannot start, without destructors: gRPC would wait forever for the end of a
-// thread that it did not get either.
+// of a server that cannot start, without destructors, which would wait for threads.
 [[noreturn]] void Terminate() {
   try {
     if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
   } catch (const std::system_error& error) {
-    attend::Logger* const logger = grpc_log.load(std::memory_order_acquire);
+    attend::Logger* const logger = the_log.load(std::memory_order_acquire);
     if (logger != nullptr) logger->WaitUntilWritten(kLastLinesTime);
     Fail(attend::Unavailable(std::string("a thread cannot be made: ") + error.what()));
     std::_Exit(1);
@@ -207,8 +195,7 @@ void Tell(attend::Logger& logger, const std::string& state) {
   if (!told.ok()) logger.warn("the service manager was not told: {}", told.message());
 }
 
-int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blocks,
-          std::shared_ptr<attend::Logger> logger) {
+int Serve(const attend::Config& config, std::shared_ptr<attend::Logger> logger) {
   const auto fail = [&logger](const attend::Status& status) {
     logger->WaitUntilWritten(kLastLinesTime);  // the error comes last
     return Fail(status);
@@ -221,7 +208,7 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
   attend::Result<attend::Devices> devices = attend::MakeBackends(config, *logger);
   if (!devices.ok()) return fail(devices.status());
   attend::Result<std::unique_ptr<attend::Server>> server =
-      attend::Server::Start(config, std::move(devices->backends), logger, receive_blocks);
+      attend::Server::Start(config, std::move(devices->backends), logger);
   if (!server.ok()) return fail(server.status());
   (*server)->CountDevicesLeftOut(devices->left_out);
   signals.OnHangup([&server] { (*server)->Reload(); });
@@ -246,8 +233,8 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
   logger->SayLeftOut(/*all=*/true);
   logger->WaitUntilWritten(kLastLinesTime);
   // Without destructors. After a drain only clients are left that are being refused: a closed
-  // connection gives them UNAVAILABLE, gRPC's shutdown would give CANCELLED. After a timeout a
-  // GPU's kernel may run for long, and nothing can stop it.
+  // connection gives them UNAVAILABLE. After a timeout a GPU's kernel may run for long, and nothing
+  // can stop it.
   std::_Exit(drained ? 0 : 1);
 }
 
@@ -278,48 +265,28 @@ int main(int argc, char** argv) {
   }
   std::set_terminate(Terminate);
   const attend::DescriptorLimit descriptors = attend::RaiseDescriptorLimit();
-  attend::SkipDeadlockSearch();
-  attend::TunedAllocator allocator;
-  if (config.allocator_tuning) {
-    // The own transport has blocks of its own.
-    const bool own = config.server_transport == "h2";
-    if (own) {
-      allocator.tuned = attend::TuneAllocator(attend::kServerArenas);
-    } else {
-      allocator =
-          attend::TuneAllocatorAndBlocks(config.receive_memory_bytes, attend::kServerArenas);
-    }
-    if (!allocator.tuned) {
-      attend::WriteLastLine(
-          "attend-server: the allocator cannot be tuned; large transfers are slower");
-    }
-    if (attend::kMallocHasBlocks && !own && config.receive_memory_bytes > 0 &&
-        allocator.blocks.bytes == 0) {
-      attend::WriteLastLine(
-          "attend-server: no address space for --receive-memory; transfers are slower");
-    }
+  if (config.allocator_tuning && !attend::TuneAllocator(attend::kServerArenas)) {
+    attend::WriteLastLine(
+        "attend-server: the allocator cannot be tuned; large transfers are slower");
   }
   // A stream that waits for a client's event blocks its channel to the GPU, and every other stream
   // on that channel. So use as many channels as there can be (8 is CUDA's default), one for each
   // stream of up to seven lanes.
   if (config.cuda_ipc) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  // gRPC would log the metadata of calls, or all bytes, and tokens with them.
-  if (!config.tokens.empty() || !config.metrics_auth.empty()) unsetenv("GRPC_TRACE");
   // Malformed messages are reported to the client; keep Protobuf's own log off stderr.
   google::protobuf::SetLogHandler(nullptr);
   attend::KeepMemoryReserve(kMemoryReserveBytes);
   attend::Result<std::shared_ptr<attend::Logger>> logger =
       attend::MakeLogger(attend::MakeLogSettings(config));
   if (!logger.ok()) return Fail(logger.status());
-  grpc_log.store((*logger).get(), std::memory_order_release);
-  gpr_set_log_function(LogOfGrpc);
+  the_log.store((*logger).get(), std::memory_order_release);
   attend::WriteLogOnCrash((*logger).get());
   if (descriptors.now > descriptors.before) {
     (*logger)->info("descriptors: the limit of {} is raised to {}", descriptors.before,
                     descriptors.now);
   }
-  const int code = Serve(config, allocator.blocks, *logger);
-  grpc_log.store(nullptr, std::memory_order_release);
+  const int code = Serve(config, *logger);
+  the_log.store(nullptr, std::memory_order_release);
   attend::WriteLogOnCrash(nullptr);
   return code;
 }

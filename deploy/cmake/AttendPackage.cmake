@@ -74,7 +74,8 @@ function(attend_package)
   # libattend_client.a, beside which the linker would take the C interface's shared library.
   add_library(attend_client_archive STATIC
     $<TARGET_OBJECTS:attend_client> $<TARGET_OBJECTS:attend_process_settings>
-    $<TARGET_OBJECTS:attend_proto> $<TARGET_OBJECTS:attend_reference>)
+    $<TARGET_OBJECTS:attend_messages> $<TARGET_OBJECTS:attend_proto>
+    $<TARGET_OBJECTS:attend_reference>)
   add_dependencies(attend_client_archive attend_client_headers)
   target_compile_features(attend_client_archive PUBLIC cxx_std_20)
   target_include_directories(attend_client_archive INTERFACE

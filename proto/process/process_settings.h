@@ -14,6 +14,9 @@ namespace attend {
 // alone would make large messages slower. False if the C library is not glibc, or its malloc
 // refused one.
 bool TuneAllocator(int arenas = 1);
+// A server's: its threads' allocations are spread over these, and its memory is at most so many
+// times what one would keep.
+constexpr int kServerArenas = 8;
 
 // Turns off absl::Mutex's search for deadlocks. It is for debugging, but Debian builds absl, and
 // gRPC on it, with it: every lock that any of gRPC's threads takes then waits for one spin lock of

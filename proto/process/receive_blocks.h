@@ -47,10 +47,6 @@ constexpr int64_t kReceiveBlocksBytes = int64_t{1} << 30;
 // is. None of 0 bytes, if the system refuses the address space, or without kMallocHasBlocks.
 ReceiveBlocks ReserveReceiveBlocks(int64_t bytes);
 
-// What a server takes. What is left of its messages' traffic is spread over these, and its memory
-// is at most so many times what one would keep.
-constexpr int kServerArenas = 8;
-
 // That, and process_settings.h's TuneAllocator: with these arenas if there are blocks, else with
 // one, as each would keep buffers of its own. glibc maps pieces of 64 MiB and more one by one in
 // all but the first arena, which suits servers alone: they have memory of their own for tensors.

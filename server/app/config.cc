@@ -22,10 +22,10 @@ namespace attend {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// gRPC holds a message's size in a signed 32-bit integer.
+// gRPC's clients hold a message's size in a signed 32-bit integer.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
-// With less, gRPC would end calls that respect --max-request-bytes.
-constexpr int64_t kGrpcMemoryMessagesMin = 4;
+// With less, connections would be closed whose calls respect --max-request-bytes.
+constexpr int64_t kMessageMemoryMessagesMin = 4;
 // By default, --max-calls allows this many connections with --max-streams calls each.
 constexpr int64_t kFullConnections = 16;
 
@@ -60,17 +60,18 @@ void AddLimits(CLI::App& app, Config& c) {
              "Host memory for the tensors of all requests together; requests that do not fit are "
              "refused")
       ->default_str("4GiB, at most a quarter of the machine's or container's memory");
-  group.Bytes("--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
-              "Memory that receives messages, in whole 2 MiB; with gRPC's transport it needs "
-              "--allocator-tuning. With GPUs it is page-locked at start, so that they read tensors "
-              "in place; without, it takes only as much as is used. What arrives elsewhere is "
-              "copied. 0 disables it");
+  group.Bytes(
+      "--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
+      "Memory that receives messages, in whole 2 MiB. With GPUs it is page-locked at start, "
+      "so that they read tensors in place; without, it takes only as much as is used. What "
+      "arrives elsewhere is copied. 0 disables it");
   group
-      .Bytes("--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
-             "Bytes that gRPC may hold outside the memory budget, for messages that the server has "
-             "not taken yet or that a GPU reads in place. Above it gRPC ends calls and "
-             "connections. 0: no limit")
+      .Bytes("--message-memory-max", c.message_memory_max_bytes, 0, kBytesMax,
+             "Bytes outside the memory budget for messages that the server has not taken yet or "
+             "that a GPU reads in place. Unfinished ones may take three quarters of it; above that "
+             "the connections that hold most are closed. 0: no limit")
       ->default_str("--memory-budget, at least 4 x --max-request-bytes");
+  group.Gone("--grpc-memory-max", "--message-memory-max bounds what messages take");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that may wait for one device; further ones are refused");
   group
@@ -208,8 +209,7 @@ void AddProcess(CLI::App& app, Config& c) {
                "Lines per second of each kind of warning and error, after a burst of 20 seconds' "
                "worth; suppressed lines are counted. 0: no limit");
   group.Flag("--allocator-tuning", c.allocator_tuning,
-             "Keep freed memory in the process (glibc) and give gRPC's receive buffers a memory "
-             "range of their own: about twice the transfer rate, for a larger resident size");
+             "Keep freed memory in the process (glibc), for a larger resident size");
   group.Flag("--core-dumps", c.core_dumps,
              "Let core files and debuggers of the server's user have its memory, with the private "
              "keys and callers' tokens in it. Without it, /proc/PID is root's");
@@ -241,11 +241,11 @@ void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
         "--session-memory",
         FormatByteSize(c.session_memory_bytes) + " must be 0 or at least " + FormatByteSize(slab));
   }
-  if (!given("--grpc-memory-max")) c.grpc_memory_max_bytes = DefaultGrpcMemoryMax(c);
-  if (c.grpc_memory_max_bytes > 0 &&
-      c.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < c.max_request_bytes) {
-    throw CLI::ValidationError("--grpc-memory-max",
-                               FormatByteSize(c.grpc_memory_max_bytes) +
+  if (!given("--message-memory-max")) c.message_memory_max_bytes = DefaultMessageMemoryMax(c);
+  if (c.message_memory_max_bytes > 0 &&
+      c.message_memory_max_bytes / kMessageMemoryMessagesMin < c.max_request_bytes) {
+    throw CLI::ValidationError("--message-memory-max",
+                               FormatByteSize(c.message_memory_max_bytes) +
                                    " must be 0 or at least four times --max-request-bytes, " +
                                    FormatByteSize(c.max_request_bytes));
   }
@@ -258,8 +258,8 @@ int64_t DefaultMemoryBudget(int64_t memory_bytes) {
   return std::min(Config().memory_budget_bytes, quarter);
 }
 
-int64_t DefaultGrpcMemoryMax(const Config& config) {
-  return std::max(config.memory_budget_bytes, kGrpcMemoryMessagesMin * config.max_request_bytes);
+int64_t DefaultMessageMemoryMax(const Config& config) {
+  return std::max(config.memory_budget_bytes, kMessageMemoryMessagesMin * config.max_request_bytes);
 }
 
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "proto/process/receive_blocks.h"
 #include "server/limits/tenant_bounds.h"
 #include "server/schedule/tenants.h"
 
@@ -41,7 +40,6 @@ struct Config {
   std::string tls_client_cert = "require";
   std::string tls_crl;  // a file or a folder; empty: none
   bool reflection = true;
-  std::string server_transport = "grpc";  // or "h2"
   int64_t stream_requests_max = 64;
   int64_t chunked_streams_max = 16;
   double chunked_idle_timeout_seconds = 30;
@@ -66,10 +64,10 @@ struct Config {
   int64_t staging_min_bytes = int64_t{4} << 20;
 
   // Limits
-  int64_t receive_memory_bytes = kReceiveBlocksBytes;
+  int64_t receive_memory_bytes = int64_t{1} << 30;
   int64_t max_request_bytes = int64_t{1} << 30;
   int64_t memory_budget_bytes = int64_t{4} << 30;
-  int64_t grpc_memory_max_bytes = 0;  // 0: no bound
+  int64_t message_memory_max_bytes = 0;  // 0: no bound
   int64_t max_queue = 1024;
   double max_request_gflop = -1;  // what the device computes in ten minutes; 0: no bound
 
@@ -150,7 +148,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
 
 // These limits depend on several settings.
 int64_t DefaultMemoryBudget(int64_t memory_bytes);
-int64_t DefaultGrpcMemoryMax(const Config& config);
+int64_t DefaultMessageMemoryMax(const Config& config);
 // Calls that may be open at once: on all connections, on those of one peer (never all of them), and
 // on one connection.
 int64_t MaxCalls(const Config& config);

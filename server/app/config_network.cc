@@ -226,8 +226,7 @@ void AddNetwork(CLI::App& app, Config& c) {
   group.Number(
       "--chunked-idle-timeout", c.chunked_idle_timeout_seconds, 0.001, 86400, "SECONDS",
       "Seconds in which an AttendChunked request must deliver 64 KiB and 1/16 of its bytes");
-  group.Text("--server-transport", c.server_transport, "NAME", OneOf({"grpc", "h2"}),
-             "What carries calls: grpc, gRPC's library, or h2, this server's own transport");
+  group.Gone("--server-transport", "there is one transport");
   group.Flag("--reflection", c.reflection,
              "Serve gRPC reflection (grpc.reflection.v1 and v1alpha), which lists the services");
   group.Number("--write-timeout", c.write_timeout_seconds, 0, 86400, "SECONDS",

@@ -3,10 +3,6 @@
 #include "server/app/grpc_server.h"
 
 #include <grp.h>
-#include <grpc/grpc.h>
-#include <grpcpp/grpcpp.h>
-#include <grpcpp/resource_quota.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,12 +10,11 @@
 #include <optional>
 #include <utility>
 
-#include "attend/v1/attention.grpc.pb.h"
-#include "attend/v1/session.grpc.pb.h"
-#include "inference/grpc_service.grpc.pb.h"
+#include "attend/v1/attention.pb.h"
+#include "attend/v1/session.pb.h"
+#include "inference/grpc_service.pb.h"
 #include "server/app/options.h"
 #include "server/app/unix_address.h"
-#include "server/net/guarded_functions.h"
 #include "server/net/tcp_listener.h"
 #include "server/util/cgroups.h"
 #include "server/util/parse_number.h"
@@ -30,45 +25,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Less than the second that clients may choose, as neither side's clock is exact.
-constexpr double kClientPingSecondsMin = 0.5;
-
 milliseconds Milliseconds(double seconds) {
   return milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
-}
-
-void SetConnectionOptions(const Config& config, grpc::ServerBuilder& builder) {
-  const auto set = [&builder](const char* name, double seconds) {
-    builder.AddChannelArgument(name, static_cast<int>(Milliseconds(seconds).count()));
-  };
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(MaxStreams(config)));
-  set(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, config.handshake_timeout_seconds);
-  set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, config.connection_idle_timeout_seconds);
-  // Grace has no end, so that no call and no stream is cut off.
-  if (config.max_connection_age_seconds > 0) {
-    set(GRPC_ARG_MAX_CONNECTION_AGE_MS, config.max_connection_age_seconds);
-  }
-  // Clients of several servers ask whether each is still there (client/README.md). Without this
-  // they might do so every five minutes only.
-  set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kClientPingSecondsMin);
-  // TCP finds out whether clients are still there, see tcp_listener.h.
-}
-
-void SetOptions(const Config& config, grpc::ServerBuilder& builder) {
-  // Services limit the size of messages themselves, count those that they refuse and say why. gRPC
-  // would check no earlier, once all of a message has arrived, and would tell only the client.
-  builder.SetMaxReceiveMessageSize(-1);
-  builder.SetMaxSendMessageSize(-1);
-  SetConnectionOptions(config, builder);
-  // gRPC limits a message's size only after decompression. Compressing tensors does not pay anyway.
-  builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  if (config.grpc_memory_max_bytes > 0) {
-    grpc::ResourceQuota quota("attend");
-    quota.Resize(static_cast<size_t>(config.grpc_memory_max_bytes));
-    builder.SetResourceQuota(quota);
-  }
 }
 
 // A group's id, from its name or its number.
@@ -88,20 +46,14 @@ int64_t RegionConnections(const Config& config) {
 }  // namespace
 
 std::vector<std::string> ServiceNames(const Config& config) {
-  std::vector<std::string> names = {v1::AttentionService::service_full_name(),
-                                    v1::SessionService::service_full_name()};
-  if (config.oip) names.push_back(inference::GRPCInferenceService::service_full_name());
+  std::vector<std::string> names = {"attend.v1.AttentionService", "attend.v1.SessionService"};
+  if (config.oip) names.emplace_back("inference.GRPCInferenceService");
   return names;
 }
 
 Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
-    const Config& config, grpc::Service& methods, grpc::CallbackGenericService& unknown,
-    CallMethods* own, BlockPool* own_blocks, std::shared_ptr<CallerGate> gate,
-    ConnectionHolds& connections, Metrics& metrics, Logger& logger, const Clock& clock,
-    std::function<void()> changed) {
-  // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
-  [[maybe_unused]] static const bool held = (grpc_init(), true);
-  ATTEND_RETURN_IF_ERROR(CheckFunctions(kGuardedFunctions));
+    const Config& config, CallMethods& methods, BlockPool& blocks, ConnectionHolds& connections,
+    Metrics& metrics, Logger& logger, const Clock& clock, std::function<void()> changed) {
   std::unique_ptr<GrpcServer> server(new GrpcServer());
   const Result<ConnectionLimits> limits =
       LimitConnections({config.max_connections, config.max_connections_per_peer}, DescriptorsMax(),
@@ -109,18 +61,11 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   if (!limits.ok()) return limits.status();
   server->limits_ = *limits;
   Result<std::unique_ptr<Intake>> intake =
-      Intake::Make(config, std::move(gate), connections, metrics, logger, clock);
+      Intake::Make(config, connections, metrics, logger, clock);
   if (!intake.ok()) return intake.status();
   server->intake_ = std::move(*intake);
   ATTEND_RETURN_IF_ERROR(server->Listen(config));
-  grpc::ServerBuilder builder;
-  SetOptions(config, builder);
-  ATTEND_RETURN_IF_ERROR(server->intake_->AddTo(builder));
-  builder.RegisterService(&methods);
-  builder.RegisterCallbackGenericService(&unknown);
-  server->grpc_ = builder.BuildAndStart();
-  if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");
-  if (own != nullptr) ATTEND_RETURN_IF_ERROR(server->StartOwn(config, *own, own_blocks, clock));
+  ATTEND_RETURN_IF_ERROR(server->Serve(config, methods, blocks, clock));
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
@@ -139,14 +84,13 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
       Listener::Start(options, std::move(sockets), callbacks, metrics, logger, clock);
   if (!listener.ok()) return listener.status();
   server->listener_ = std::move(*listener);
-  server->heartbeat_ = std::make_unique<Heartbeat>(server->grpc_->InProcessChannel({}), clock);
   return server;
 }
 
-Status GrpcServer::StartOwn(const Config& config, CallMethods& methods, BlockPool* blocks,
-                            const Clock& clock) {
+Status GrpcServer::Serve(const Config& config, CallMethods& methods, BlockPool& blocks,
+                         const Clock& clock) {
   Http2Transport::Options options;
-  options.blocks = blocks;
+  options.blocks = &blocks;
   options.loops = ProcessorsByQuota();
   ConnectionOptions& connection = options.connection;
   connection.session.streams_max = static_cast<uint32_t>(MaxStreams(config));
@@ -166,10 +110,7 @@ Status GrpcServer::StartOwn(const Config& config, CallMethods& methods, BlockPoo
 }
 
 int GrpcServer::unanswered_seconds() const {
-  const int grpc = heartbeat_->unanswered_seconds();
-  if (transport_ == nullptr) return grpc;
-  const auto own = std::chrono::duration_cast<seconds>(transport_->StoodStill());
-  return std::max(grpc, static_cast<int>(own.count()));
+  return static_cast<int>(std::chrono::duration_cast<seconds>(transport_->StoodStill()).count());
 }
 
 Status GrpcServer::Listen(const Config& config) {
@@ -215,14 +156,9 @@ Status GrpcServer::ListenUnix(const Config& config, const std::string& address) 
 }
 
 GrpcServer::~GrpcServer() {
-  heartbeat_.reset();
   listener_.reset();
   RemoveSockets();
   if (intake_ != nullptr) intake_->StopServing();
-  transport_.reset();
-  if (grpc_ == nullptr) return;
-  grpc_->Shutdown(std::chrono::system_clock::now());
-  grpc_->Wait();
 }
 
 void GrpcServer::RemoveSockets() {

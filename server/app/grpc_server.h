@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <grpcpp/generic/async_generic_service.h>
-#include <grpcpp/server.h>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,7 +13,6 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/app/config.h"
-#include "server/app/heartbeat.h"
 #include "server/app/intake.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
@@ -31,16 +28,17 @@ std::vector<std::string> ServiceNames(const Config& config);
 
 class GrpcServer {
  public:
-  // Returns a server that serves `methods`. Calls of unknown methods go to `unknown`. `own`: the
-  // methods of this server's own transport, which then carries all calls, and reads large messages
-  // into `own_blocks`; null: gRPC's library does. `changed` is called on a thread of its own when
-  // accepting() has changed. The arguments must outlive the server.
-  static Result<std::unique_ptr<GrpcServer>> Start(const Config& config, grpc::Service& methods,
-                                                   grpc::CallbackGenericService& unknown,
-                                                   CallMethods* own, BlockPool* own_blocks,
-                                                   std::shared_ptr<CallerGate> gate,
-                                                   ConnectionHolds& connections, Metrics& metrics,
-                                                   Logger& logger, const Clock& clock,
+  // For so long may a thread that answers calls stand still before a restart is advised: far longer
+  // than calls wait on a server that has too much to do.
+  static constexpr int kUnansweredSecondsMax = 30;
+
+  // Returns a server of these methods, which reads large messages into `blocks`. `changed` is
+  // called on a thread of its own when accepting() has changed. The arguments must outlive the
+  // server.
+  static Result<std::unique_ptr<GrpcServer>> Start(const Config& config, CallMethods& methods,
+                                                   BlockPool& blocks, ConnectionHolds& connections,
+                                                   Metrics& metrics, Logger& logger,
+                                                   const Clock& clock,
                                                    std::function<void()> changed);
   ~GrpcServer();  // cancels all open calls
   GrpcServer(const GrpcServer&) = delete;
@@ -52,9 +50,9 @@ class GrpcServer {
   // Of those that `connections` says are no callers' any more.
   void FindStrangers() { listener_->FindStrangers(); }
   const ConnectionLimits& limits() const { return limits_; }
-  // For how long threads that answer calls have not answered the server itself.
+  // For how long a thread that answers calls has stood still.
   int unanswered_seconds() const;
-  bool beats() const { return unanswered_seconds() < Heartbeat::kUnansweredSecondsMax; }
+  bool answers() const { return unanswered_seconds() < kUnansweredSecondsMax; }
 
   // Removes the Unix sockets' files, so that no client connects to a process that ends.
   void RemoveSockets();
@@ -66,19 +64,15 @@ class GrpcServer {
   GrpcServer() = default;
   Status Listen(const Config& config);
   Status ListenUnix(const Config& config, const std::string& address);
-  Status StartOwn(const Config& config, CallMethods& methods, BlockPool* blocks,
-                  const Clock& clock);
+  Status Serve(const Config& config, CallMethods& methods, BlockPool& blocks, const Clock& clock);
 
-  // gRPC's connections use it until they end.
-  std::unique_ptr<Intake> intake_;
+  std::unique_ptr<Intake> intake_;  // the transport's connections use it until they end
   ConnectionLimits limits_;
   std::vector<UniqueFd> sockets_;  // listening
   std::vector<UnixListener> unix_;
   std::vector<std::string> addresses_;
-  std::unique_ptr<grpc::Server> grpc_;
-  std::unique_ptr<Http2Transport> transport_;  // null: gRPC's library carries calls
+  std::unique_ptr<Http2Transport> transport_;
   std::unique_ptr<Listener> listener_;
-  std::unique_ptr<Heartbeat> heartbeat_;
 };
 
 }  // namespace attend

@@ -26,13 +26,12 @@ void H2Guard::CloseCall(int32_t id) {
   parts_.calls->End(1);
 }
 
-Status H2Guard::OnMessageBytes(int32_t id, std::string_view bytes) {
+void H2Guard::OnMessageBytes(int32_t id, std::string_view bytes) {
   const auto came = static_cast<int64_t>(bytes.size());
   position_ += came;
   parts_.use->data_bytes.fetch_add(came, std::memory_order_relaxed);
   const std::span<const uint8_t> data(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-  const char* const wrong = parts_.use->messages->Add(id, data, clock_.Now(), position_);
-  return wrong == nullptr ? Status() : InvalidArgument(wrong);
+  parts_.use->messages->Add(id, data, clock_.Now(), position_);
 }
 
 void H2Guard::OnKept(int64_t bytes) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts and bounds what comes on a connection that the server's own transport serves, as
-// Http2Frames does for those that gRPC's library serves.
+// Counts and bounds what comes on a connection that the transport serves.
 
 #pragma once
 
@@ -37,7 +36,7 @@ class H2Guard final : public ConnectionGuard {
 
   Status OpenCall(int32_t id) override;
   void CloseCall(int32_t id) override;
-  Status OnMessageBytes(int32_t id, std::string_view bytes) override;
+  void OnMessageBytes(int32_t id, std::string_view bytes) override;
   void OnKept(int64_t bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
   void OnEnd(const Status& why) override {

@@ -2,7 +2,6 @@
 
 #include "server/app/intake.h"
 
-#include <grpcpp/security/server_credentials.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pwd.h>
@@ -20,38 +19,25 @@
 #include <utility>
 
 #include "server/app/call_peer.h"
-#include "server/app/method_bounds.h"
 #include "server/app/unix_address.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/peer.h"
-#include "server/tls/self_signed.h"
 #include "server/tls/tls_standing.h"
 #include "server/util/parse_number.h"
 
 namespace attend {
 namespace {
 
-// The memory of one call. Calls take it, up to their limit, before the server checks which of them
-// have no client that waits.
-constexpr int64_t kCallBytes = int64_t{32} << 10;
-
-// The default, so that a low limit of open calls does not make every heap count as full.
-int64_t HeapGrowthMax(const Config& config) {
-  Config defaults = config;
-  defaults.max_calls = 0;
-  return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
-}
-
-// Where gRPC has more, it resets calls of anybody. The rest is for messages that are whole.
+// The rest is for messages that are whole.
 int64_t MessageMemoryMax(const Config& config) {
-  const int64_t all = config.grpc_memory_max_bytes;
+  const int64_t all = config.message_memory_max_bytes;
   return all > 0 ? all / 4 * 3 : std::numeric_limits<int64_t>::max();
 }
 
 std::string WhyEnded(ClientRefusal reason) {
   if (reason == ClientRefusal::kStranger) return "nobody who may call has called on it";
   if (reason == ClientRefusal::kStalled) return "a message came no further (--message-timeout)";
-  return "its unfinished messages take most, of too much (--grpc-memory-max)";
+  return "its unfinished messages take most, of too much (--message-memory-max)";
 }
 
 // How every record of a TLS handshake begins.
@@ -81,11 +67,11 @@ int FamilyOf(int socket) {
   return family;
 }
 
-// With as much room as gRPC gives it: a path and what is added to it.
-std::string PathOf(int socket, decltype(getsockname)* name) {
+// The path of a Unix socket that listens, or of a connection to it.
+std::string PathOf(int socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
-  if (name(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
   const char* const path = reinterpret_cast<const sockaddr*>(&address)->sa_data;
   return std::string(path, strnlen(path, sizeof(address) - offsetof(sockaddr, sa_data)));
 }
@@ -120,21 +106,13 @@ Intake::Intake(const Config& config, ConnectionHolds& connections, Metrics& metr
       logger_(logger),
       clock_(clock),
       tls_metrics_(*metrics.registry()),
-      tenants_(TenantsOfPeers(config)),
-      method_bounds_(MethodBounds(config)),
       strangers_(!config.tokens.empty()),
       calls_(std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config))),
-      message_memory_(std::make_shared<MessageMemory>(MessageMemoryMax(config))) {
-  limits_.streams = MaxStreams(config);
-  limits_.method_bounds = method_bounds_;
-  limits_.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
-}
+      message_memory_(std::make_shared<MessageMemory>(MessageMemoryMax(config))) {}
 
-Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, std::shared_ptr<CallerGate> gate,
-                                             ConnectionHolds& connections, Metrics& metrics,
-                                             Logger& logger, const Clock& clock) {
+Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, ConnectionHolds& connections,
+                                             Metrics& metrics, Logger& logger, const Clock& clock) {
   std::unique_ptr<Intake> intake(new Intake(config, connections, metrics, logger, clock));
-  intake->gate_ = std::move(gate);
   if (const auto all = FindUsers(config.socket_users); !all.ok()) return all.status();
   for (const std::string& address : config.listen) {
     if (!address.starts_with("unix:")) continue;
@@ -153,48 +131,6 @@ Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, std::shared_p
   return intake;
 }
 
-Status Intake::AddTo(grpc::ServerBuilder& builder) {
-  constexpr auto kFromFd = grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD;
-  plain_ = builder.experimental().AddExternalConnectionAcceptor(kFromFd,
-                                                                grpc::InsecureServerCredentials());
-  if (certificates_ == nullptr) return Status();
-  // gRPC makes TLS connections only if it is given a certificate. TlsConnection puts the server's
-  // own in its place; should that ever fail, clients see one that they do not trust.
-  Result<KeyAndCertificate> placeholder = MakeSelfSigned("not a server's certificate");
-  if (!placeholder.ok()) return placeholder.status();
-  grpc::SslServerCredentialsOptions options(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
-  options.pem_key_cert_pairs.push_back({placeholder->key, placeholder->certificate});
-  const auto credentials = grpc::SslServerCredentials(options);
-  if (gate_ != nullptr) credentials->SetAuthMetadataProcessor(gate_);
-  tls_ = builder.experimental().AddExternalConnectionAcceptor(kFromFd, credentials);
-  return Status();
-}
-
-std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
-  Http2Frames::Limits limits = limits_;
-  const std::string peer = PeerOf(socket);
-  limits.calls = calls_->Of(peer);
-  struct stat about {};
-  if (fstat(socket, &about) != 0) {
-    close(socket);
-    return nullptr;
-  }
-  const std::string call_peer = CallPeer(socket, about.st_ino);
-  const ConnectionHolds::Ref open = connections_.Begin(call_peer, peer);
-  limits.kept = open;
-  limits.use = std::make_shared<ConnectionUse>(message_memory_);
-  if (strangers_) limits.use->marks = open->marks();
-  bool taken = false;
-  if (transport_ != nullptr) {
-    taken = TakeOwn(socket, about.st_ino, call_peer, open, limits);
-  } else if (FamilyOf(socket) != AF_UNIX && tls_ != nullptr) {
-    taken = TakeTls(socket, about.st_ino, call_peer, limits);
-  } else {
-    taken = TakePlain(socket, about.st_ino, limits);
-  }
-  return taken ? limits.use : nullptr;
-}
-
 Status Intake::ServeBy(Http2Transport& transport, int64_t stream_window_bytes,
                        Duration handshake_timeout) {
   transport_ = &transport;
@@ -207,33 +143,51 @@ Status Intake::ServeBy(Http2Transport& transport, int64_t stream_window_bytes,
   return Status();
 }
 
-bool Intake::TakeOwn(int socket, ino_t inode, const std::string& peer, ConnectionHolds::Ref open,
-                     const Http2Frames::Limits& limits) {
+std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
+  struct stat about {};
   const bool tcp = FamilyOf(socket) != AF_UNIX;
-  if (tcp && handshakes_ != nullptr && RefusesPlaintext(socket)) return false;
+  if (fstat(socket, &about) != 0) {
+    close(socket);
+    return nullptr;
+  }
+  if (tcp && handshakes_ != nullptr && RefusesPlaintext(socket)) return nullptr;
   UniqueFd owned(socket);
   const int on = 1;
   if (tcp) setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ReadGuard::BeginUnread(socket, inode);
-  const auto on_end = [this, socket](const Status& why) {
-    if (!why.ok()) on_wrong_(socket, why.message().c_str());
-    ReadGuard::End(socket);
-  };
-  return TryAllocating([&] {
-    ConnectionPeer client{.address = peer};
+  std::shared_ptr<ConnectionUse> use;
+  const bool taken = TryAllocating([&] {
+    const std::string peer = PeerOf(socket);
+    ConnectionPeer client{.address = CallPeer(socket, about.st_ino)};
+    ConnectionHolds::Ref open = connections_.Begin(client.address, peer);
+    use = std::make_shared<ConnectionUse>(message_memory_);
+    if (strangers_) use->marks = open->marks();
+    sockets_.Begin(socket, about.st_ino);
     auto guard = std::make_unique<H2Guard>(
-        H2Guard::Parts{limits.calls, open, limits.use, stream_window_bytes_, on_end}, clock_);
+        H2Guard::Parts{calls_->Of(peer), std::move(open), use, stream_window_bytes_,
+                       [this, socket](const Status& why) { Ended(socket, why); }},
+        clock_);
     if (tcp && handshakes_ != nullptr) {
-      TakeOwnTls(std::move(owned), inode, std::move(client), std::move(guard));
+      TakeTls(std::move(owned), about.st_ino, std::move(client), std::move(guard));
     } else {
       transport_->Serve(std::make_unique<PlainChannel>(std::move(owned)), std::move(client),
                         std::move(guard));
     }
   });
+  if (taken) return use;
+  sockets_.End(socket);
+  return nullptr;
 }
 
-void Intake::TakeOwnTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
-                        std::unique_ptr<H2Guard> guard) {
+void Intake::Ended(int socket, const Status& why) {
+  if (!why.ok()) {
+    metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
+    LogEnd(socket, ConnectionRefusalName(ConnectionRefusal::kFrames), why.message());
+  }
+  sockets_.End(socket);
+}
+
+void Intake::TakeTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
+                     std::unique_ptr<H2Guard> guard) {
   const uint64_t generation = certificates_->generation();
   auto channel =
       std::make_unique<TlsChannel>(std::move(socket), certificates_->current()->get(), clock_);
@@ -261,55 +215,16 @@ void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t
       Describe(client->certificate.get(), peer);
       const auto standing = std::make_shared<TlsStanding>(*certificates_, tls_clients_,
                                                           std::move(client), generation);
-      channel->SetMayGoOn([this, standing, socket] {
+      const auto holds = [this, standing, socket] {
         return standing->Holds(
             [&](const std::string& why) { Refuse(socket, ClientRefusal::kTls, why); });
-      });
+      };
+      if (!holds()) return guard->OnEnd(Status());  // the files have changed meanwhile
+      channel->SetMayGoOn(holds);
     }
     transport_->Serve(std::move(channel), std::move(peer), std::move(guard));
   });
   if (!served) tls_metrics_.RecordRefused(ClientRefusal::kTls);
-}
-
-bool Intake::TakePlain(int socket, ino_t inode, const Http2Frames::Limits& limits) {
-  if (!ReadGuard::Begin(socket, inode, limits, clock_, &on_wrong_)) {
-    metrics_.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
-    close(socket);
-    return false;
-  }
-  if (FamilyOf(socket) == AF_UNIX && RefusesUnnamed(socket, inode)) return false;
-  Acceptor::NewConnectionParameters connection;
-  connection.fd = socket;
-  plain_->HandleNewConnection(&connection);
-  return true;
-}
-
-bool Intake::TakeTls(int socket, ino_t inode, const std::string& peer,
-                     const Http2Frames::Limits& limits) {
-  if (RefusesPlaintext(socket)) return false;
-  TlsConnection::Options options;
-  options.socket = socket;
-  options.inode = inode;
-  options.peer = std::make_shared<const std::string>(peer);
-  options.certificates = certificates_.get();
-  options.clients = tls_clients_;
-  options.generation = certificates_->generation();
-  options.context = certificates_->current();
-  options.limits = limits;
-  options.clock = &clock_;
-  options.on_wrong = &on_wrong_;
-  options.on_refused = &on_refused_;
-  ReadGuard::BeginUnread(socket, inode);
-  const TlsConnection::HandOver hand_over(options);
-  Acceptor::NewConnectionParameters connection;
-  connection.fd = socket;
-  tls_->HandleNewConnection(&connection);
-  struct stat about {};
-  if (hand_over.taken() || fstat(socket, &about) != 0 || about.st_ino != inode) return true;
-  // It would be served unseen.
-  shutdown(socket, SHUT_RDWR);
-  Refuse(socket, ClientRefusal::kTls, "gRPC has not made it a TLS connection of this server");
-  return true;
 }
 
 bool Intake::RefusesPlaintext(int socket) {
@@ -328,18 +243,9 @@ bool Intake::RefusesPlaintext(int socket) {
   return true;
 }
 
-bool Intake::RefusesUnnamed(int socket, ino_t inode) {
-  if (tenants_.empty()) return false;
-  const std::string path = PathOf(socket, getsockname);
-  if (PathOf(socket, getpeername) == path + ":" + std::to_string(inode)) return false;
-  Refuse(socket, ClientRefusal::kUser, "its calls could not be told from those of others");
-  close(socket);
-  return true;
-}
-
 bool Intake::Admits(int socket) {
   if (FamilyOf(socket) != AF_UNIX) return true;
-  const auto users = users_.find(PathOf(socket, getsockname));
+  const auto users = users_.find(PathOf(socket));
   if (users != users_.end() && users->second.empty()) return true;
   ucred client{};
   socklen_t size = sizeof(client);
@@ -364,10 +270,10 @@ void Intake::RecheckClients() {
 
 void Intake::End(int socket, ino_t inode, ClientRefusal reason, const std::string& error) {
   std::string peer;
-  ReadGuard::WhileOpen(socket, inode, [&] {
+  sockets_.WhileOpen(socket, inode, [&] {
     peer = PeerText(socket);
     tls_metrics_.RecordRefused(reason);
-    shutdown(socket, SHUT_RDWR);  // gRPC closes it
+    shutdown(socket, SHUT_RDWR);  // the transport closes it
   });
   if (peer.empty()) return;
   LogEndOf(peer, ClientRefusalName(reason), error);
@@ -379,7 +285,7 @@ void Intake::Refuse(int socket, ClientRefusal reason, const std::string& error) 
 }
 
 void Intake::LogEnd(int socket, std::string_view reason, const std::string& error) {
-  // It is counted anyway, and no exception may reach gRPC, which called this.
+  // It is counted anyway, and no exception may reach the transport, which called this.
   TryAllocating([&] { LogEndOf(PeerText(socket), reason, error); });
 }
 

@@ -142,18 +142,18 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
   // As much again where tenants lose regions to each other and keep them.
   const int64_t regions =
       config.shared_memory ? config.shared_memory_max_bytes * (config.tokens.empty() ? 1 : 2) : 0;
-  return config.memory_budget_bytes + config.grpc_memory_max_bytes + regions + oip_files +
+  return config.memory_budget_bytes + config.message_memory_max_bytes + regions + oip_files +
          sessions + config.check_threads * dumped + MaxCalls(config) * kOpenCallBytes;
 }
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }
 
 // Half for messages that are kept, so that a backlog leaves room for the next messages; and little
-// of what gRPC may hold in all.
+// of what messages may take in all.
 RequestReader::Limits MakeReaderLimits(const Config& config, const ReceiveMemory* receive_memory) {
   constexpr int64_t kShareOfQuota = 8;
   const int64_t half = receive_memory == nullptr ? 0 : receive_memory->bytes() / 2;
-  const int64_t quota = config.grpc_memory_max_bytes;
+  const int64_t quota = config.message_memory_max_bytes;
   const int64_t held = quota == 0 ? half : std::min(half, quota / kShareOfQuota);
   return {config.max_request_bytes, config.max_request_bytes, held, config.tenants.weights()};
 }

@@ -2,6 +2,7 @@
 
 #include "server/app/otlp_sink.h"
 
+#include <grpc/support/log.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
@@ -15,7 +16,6 @@
 
 #include "kernels/util/utf8.h"
 #include "opentelemetry/trace_service.pb.h"
-#include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
@@ -36,6 +36,9 @@ constexpr std::string_view kTls = "https://";
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& address,
                                        const std::shared_ptr<grpc::ChannelCredentials>& how) {
+  // A call's status tells what fails; gRPC's own lines would go to stderr.
+  [[maybe_unused]] static const bool silent =
+      (gpr_set_log_function([](gpr_log_func_args*) {}), true);
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the exporter's
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -132,7 +135,34 @@ otlp::ExportTraceServiceRequest RequestOf(const SpanResource& resource,
   return request;
 }
 
+Status FromGrpc(const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::ABORTED:
+    case grpc::StatusCode::DATA_LOSS:
+    case grpc::StatusCode::DO_NOT_USE:
+      // Codes that this project does not use; the message keeps the meaning.
+      return Status(Code::kUnknown, "gRPC status " + std::to_string(status.error_code()) + ": " +
+                                        status.error_message());
+    default:
+      return Status(static_cast<Code>(status.error_code()), status.error_message());
+  }
+}
+
 }  // namespace
+
+struct OtlpSink::Connection {
+  std::shared_ptr<grpc::Channel> channel;
+  grpc::ClientContext* sending = nullptr;
+};
+
+OtlpSink::OtlpSink(const std::string& endpoint, const OutgoingTls& files,
+                   const SpanResource& resource)
+    : endpoint_(endpoint),
+      files_(files),
+      resource_(resource),
+      connection_(std::make_unique<Connection>()) {}
+
+OtlpSink::~OtlpSink() = default;
 
 Result<std::unique_ptr<OtlpSink>> OtlpSink::Make(const std::string& endpoint,
                                                  const OutgoingTls& files,
@@ -156,7 +186,7 @@ Status OtlpSink::Reload() {
     channel = Connect(endpoint_, grpc::InsecureChannelCredentials());
   }
   const MutexLock lock(mutex_);
-  channel_.swap(channel);
+  connection_->channel.swap(channel);
   return Status();
 }
 
@@ -168,8 +198,8 @@ Result<PartialSuccess> OtlpSink::Send(std::span<const CallSpan> calls, Duration 
   {
     const MutexLock lock(mutex_);
     if (cancelled_) return Status(Code::kCancelled, "the server is ending");
-    sending_ = &context;
-    channel = channel_;
+    connection_->sending = &context;
+    channel = connection_->channel;
   }
   otlp::ExportTraceServiceResponse response;
   // Shared, because the one that sets it may be the last to use it.
@@ -180,7 +210,7 @@ Result<PartialSuccess> OtlpSink::Send(std::span<const CallSpan> calls, Duration 
   const grpc::Status status = done->get_future().get();
   {
     const MutexLock lock(mutex_);
-    sending_ = nullptr;
+    connection_->sending = nullptr;
   }
   if (!status.ok()) return FromGrpc(status);
   const otlp::ExportTracePartialSuccess& partial = response.partial_success();
@@ -190,7 +220,7 @@ Result<PartialSuccess> OtlpSink::Send(std::span<const CallSpan> calls, Duration 
 void OtlpSink::Cancel() {
   const MutexLock lock(mutex_);
   cancelled_ = true;
-  if (sending_ != nullptr) sending_->TryCancel();
+  if (connection_->sending != nullptr) connection_->sending->TryCancel();
 }
 
 }  // namespace attend

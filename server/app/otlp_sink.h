@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <grpcpp/channel.h>
-
 #include <memory>
 #include <string>
 
@@ -33,17 +31,18 @@ class OtlpSink final : public SpanSink {
   Status Reload() override;
   Result<PartialSuccess> Send(std::span<const CallSpan> calls, Duration timeout) override;
   void Cancel() override;
+  ~OtlpSink() override;
 
  private:
-  OtlpSink(const std::string& endpoint, const OutgoingTls& files, const SpanResource& resource)
-      : endpoint_(endpoint), files_(files), resource_(resource) {}
+  struct Connection;  // gRPC's, whose headers stay in otlp_sink.cc
+
+  OtlpSink(const std::string& endpoint, const OutgoingTls& files, const SpanResource& resource);
 
   const std::string endpoint_;
   const OutgoingTls files_;
   const SpanResource resource_;
   Mutex mutex_;
-  std::shared_ptr<grpc::Channel> channel_ ATTEND_GUARDED_BY(mutex_);
-  grpc::ClientContext* sending_ ATTEND_GUARDED_BY(mutex_) = nullptr;
+  const std::unique_ptr<Connection> connection_;  // what it has is the mutex's
   bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;
 };
 

@@ -3,6 +3,7 @@
 #include "server/app/process_stats.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <array>
@@ -14,7 +15,6 @@
 
 #include "server/metrics/make_family.h"
 #include "server/net/connection_limits.h"
-#include "server/net/heap_pressure.h"
 
 namespace attend {
 namespace {
@@ -46,6 +46,12 @@ MetricFamily Gauge(const char* name, const char* help, double value) {
   MetricFamily family = EmptyFamily(MetricType::Gauge, name, help);
   family.metric.emplace_back().gauge.value = value;
   return family;
+}
+
+// That malloc has given out and not got back.
+double HeapBytes() {
+  const struct mallinfo2 about = mallinfo2();
+  return static_cast<double>(about.uordblks + about.hblkhd);
 }
 
 }  // namespace
@@ -82,7 +88,7 @@ std::vector<MetricFamily> ProcessStats::Collect() const {
       Gauge("attend_heap_used_bytes",
             "Memory that malloc has given out and not got back; pools and receive buffers are not "
             "malloc's",
-            static_cast<double>(HeapPressure::MallocBytes()))};
+            HeapBytes())};
 }
 
 }  // namespace attend

@@ -49,7 +49,6 @@ Server::Server(const Config& config, std::shared_ptr<Logger> logger,
 Result<std::unique_ptr<Server>> Server::Start(const Config& config,
                                               std::vector<std::unique_ptr<Backend>> backends,
                                               std::shared_ptr<Logger> logger,
-                                              const ReceiveBlocks& receive_blocks,
                                               std::shared_ptr<const Clock> clock) {
   Config named = config;
   Result<std::string> id = ServerId(config, RandomToken);
@@ -61,7 +60,7 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
   if (!callers.ok()) return callers.status();
   server->callers_ = std::move(*callers);
   ATTEND_RETURN_IF_ERROR(server->StartObserving());
-  ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends), receive_blocks));
+  ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends)));
   ATTEND_RETURN_IF_ERROR(server->StartMetrics());
   ATTEND_RETURN_IF_ERROR(server->StartGrpc());
   if (server->callers_ != nullptr) {
@@ -76,8 +75,7 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
   return server;
 }
 
-Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
-                          const ReceiveBlocks& receive_blocks) {
+Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
   bool gpu = false;
   for (const auto& backend : backends) gpu |= backend->info().kind == DeviceKind::kCuda;
   Result<std::unique_ptr<Engine>> engine =
@@ -113,12 +111,8 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     shared_ = std::move(*shared);
   }
   ATTEND_RETURN_IF_ERROR(MakeSessions());
-  if (config_.server_transport == "h2") {
-    own_blocks_ = std::make_unique<BlockPool>(config_.receive_memory_bytes);
-    LockReceiveMemory({own_blocks_->begin(), own_blocks_->bytes()});
-  } else {
-    LockReceiveMemory(receive_blocks);
-  }
+  blocks_ = std::make_unique<BlockPool>(config_.receive_memory_bytes);
+  LockReceiveMemory();
   workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
   call_queue_ = std::make_unique<CallQueue>(*workers_, config_.tenants.weights(), clock_);
   reader_ = std::make_unique<RequestReader>(
@@ -187,11 +181,7 @@ Status Server::MakeServices() {
         std::make_unique<oip::InferenceServiceImpl>(*context_, std::move(*options));
     inference_service_->AddTo(*table_);
   }
-  unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
-  grpc_methods_ = std::make_unique<GrpcMethods>(*context_, *table_);
-  if (config_.server_transport == "h2") {
-    own_methods_ = std::make_unique<H2Methods>(*context_, *table_, MessageBounds(config_));
-  }
+  methods_ = std::make_unique<H2Methods>(*context_, *table_, MessageBounds(config_));
   return Status();
 }
 
@@ -215,14 +205,14 @@ Status Server::MakeSessions() {
   return Status();
 }
 
-void Server::LockReceiveMemory(const ReceiveBlocks& blocks) {
+void Server::LockReceiveMemory() {
   if (config_.receive_memory_bytes == 0) return;
   const std::vector<Backend*> backends = engine_->backends();
   const bool wanted = std::any_of(backends.begin(), backends.end(),
                                   [](const Backend* backend) { return backend->Gathers(); });
   if (!wanted) return;
   Result<std::unique_ptr<ReceiveMemory>> locked =
-      ReceiveMemory::Lock(engine_->host_allocator(), blocks);
+      ReceiveMemory::Lock(engine_->host_allocator(), blocks_->begin(), blocks_->bytes());
   if (!locked.ok()) {
     logger_->Log(LogLevel::warn, "messages are copied, as their memory is not page-locked",
                  {{"error", locked.status().message()}});
@@ -275,14 +265,9 @@ void Server::UpdateConnections() {
 }
 
 Status Server::StartGrpc() {
-  std::shared_ptr<CallerGate> gate;
-  if (callers_ != nullptr) {
-    gate = std::make_shared<CallerGate>(callers_->authenticator(), metrics_, *logger_,
-                                        access_log_.get());
-  }
-  Result<std::unique_ptr<GrpcServer>> grpc = GrpcServer::Start(
-      config_, *grpc_methods_, *unknown_methods_, own_methods_.get(), own_blocks_.get(),
-      std::move(gate), *connections_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
+  Result<std::unique_ptr<GrpcServer>> grpc =
+      GrpcServer::Start(config_, *methods_, *blocks_, *connections_, metrics_, *logger_, clock_,
+                        [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
   grpc_ = std::move(*grpc);
   {
@@ -320,13 +305,13 @@ bool Server::Ready() {
 
 bool Server::ReadyLocked() const {
   return serving_ != nullptr && !engine_->draining() && engine_->healthy() &&
-         serving_->accepting() && serving_->beats();
+         serving_->accepting() && serving_->answers();
 }
 
 const char* Server::Ailment() {
   if (!engine_->healthy()) return "every device is lost\n";
   const MutexLock lock(serving_mutex_);
-  return serving_ == nullptr || serving_->beats() ? nullptr : "calls are not answered\n";
+  return serving_ == nullptr || serving_->answers() ? nullptr : "calls are not answered\n";
 }
 
 void Server::LogStart() const {

@@ -13,7 +13,6 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
-#include "proto/process/receive_blocks.h"
 #include "server/app/config.h"
 #include "server/limits/connection_holds.h"
 #include "server/limits/tenant_limits.h"
@@ -35,7 +34,6 @@ class Callers;
 class ChunkedTransfer;
 class Dumper;
 class Engine;
-class GrpcMethods;
 class GrpcServer;
 class H2Methods;
 class LoadMeter;
@@ -49,7 +47,6 @@ class SessionServiceImpl;
 class SessionTable;
 class SharedMemoryServer;
 class Tracer;
-class UnknownMethods;
 class WorkerThreads;
 struct CallTable;
 struct Caller;
@@ -65,11 +62,10 @@ class GetServerInfoResponse;
 
 class Server {
  public:
-  // Returns a server that serves. `backends` must not be empty. Messages arrive in
-  // `receive_blocks`, if there are any; they must outlive the server. All timeouts use `clock`.
+  // Returns a server that serves. `backends` must not be empty. All timeouts use `clock`.
   static Result<std::unique_ptr<Server>> Start(
       const Config& config, std::vector<std::unique_ptr<Backend>> backends,
-      std::shared_ptr<Logger> logger, const ReceiveBlocks& receive_blocks = {},
+      std::shared_ptr<Logger> logger,
       std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
   ~Server();  // cancels all open calls
   Server(const Server&) = delete;
@@ -77,8 +73,7 @@ class Server {
 
   // Sets health to NOT_SERVING, refuses new requests with UNAVAILABLE, and waits up to `timeout`
   // until accepted requests are answered. True if all were. New requests are refused until this
-  // object is destroyed: gRPC's own shutdown would cancel them, and CANCELLED does not tell a
-  // client to try another server.
+  // object is destroyed: to cancel them would not tell a client to try another server.
   bool Drain(Duration timeout);
   // Whether new requests are refused, which an operator may undo until Drain. Thread-safe.
   Accepting& accepting() { return *accepting_; }
@@ -100,8 +95,7 @@ class Server {
 
  private:
   Server(const Config& config, std::shared_ptr<Logger> logger, std::shared_ptr<const Clock> clock);
-  Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
-                    const ReceiveBlocks& receive_blocks);
+  Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends);
   // Opens the access log and the way of spans.
   Status StartObserving();
   void StartLoadReports();
@@ -111,7 +105,7 @@ class Server {
   Status MakeServices();
   void MakeAdmin();
   void EndSessionsOf(const DeviceInfo& device);
-  void LockReceiveMemory(const ReceiveBlocks& blocks);
+  void LockReceiveMemory();
   Status StartMetrics();
   Status StartGrpc();
   void LogStart() const;
@@ -141,7 +135,7 @@ class Server {
   std::unique_ptr<Tracer> tracer_;         // null if off
   std::unique_ptr<LoadMeter> load_;        // null if off
   std::unique_ptr<Dumper> dumper_;
-  std::unique_ptr<BlockPool> own_blocks_;  // the own transport reads into; null: there is none
+  std::unique_ptr<BlockPool> blocks_;  // that large messages are read into
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
   std::unique_ptr<WorkerThreads> workers_;
@@ -160,9 +154,7 @@ class Server {
   std::unique_ptr<Accepting> accepting_;
   std::unique_ptr<AdminServiceImpl> admin_service_;
   std::unique_ptr<HealthService> health_service_;
-  std::unique_ptr<UnknownMethods> unknown_methods_;
-  std::unique_ptr<GrpcMethods> grpc_methods_;
-  std::unique_ptr<H2Methods> own_methods_;  // null: gRPC's library carries calls
+  std::unique_ptr<H2Methods> methods_;
   Mutex serving_mutex_;
   // grpc_, for threads other than the owner's. Null before it serves and at the end.
   GrpcServer* serving_ ATTEND_GUARDED_BY(serving_mutex_) = nullptr;

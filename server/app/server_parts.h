@@ -17,7 +17,6 @@
 #include "server/rpc/attention_service.h"
 #include "server/rpc/call_queue.h"
 #include "server/rpc/chunked_registry.h"
-#include "server/rpc/grpc_methods.h"
 #include "server/rpc/h2_calls.h"
 #include "server/rpc/health_service.h"
 #include "server/rpc/load_report.h"

@@ -77,7 +77,7 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   const int64_t most = MemoryMost(config, devices);
   if (most > memory.bytes / 5 * 4) {
     logger.warn(
-        "memory-budget, grpc-memory-max, shared-memory-max, oip-shared-memory-bytes of each "
+        "memory-budget, message-memory-max, shared-memory-max, oip-shared-memory-bytes of each "
         "tenant, session-memory and 56 KiB for each of max-calls may come to {}, {} has {}: under "
         "load the "
         "system may end the server",

@@ -4,15 +4,11 @@
 
 namespace attend {
 
-Result<std::unique_ptr<ReceiveMemory>> ReceiveMemory::Lock(HostAllocator& allocator,
-                                                           const ReceiveBlocks& blocks) {
-  if (blocks.bytes <= 0) {
-    return InvalidArgument(
-        "there are no blocks of gRPC's receive buffers: the allocator is not "
-        "tuned, not glibc's, or got no address space");
-  }
-  ATTEND_RETURN_IF_ERROR(allocator.Register(blocks.begin, blocks.bytes));
-  return std::unique_ptr<ReceiveMemory>(new ReceiveMemory(allocator, blocks));
+Result<std::unique_ptr<ReceiveMemory>> ReceiveMemory::Lock(HostAllocator& allocator, void* begin,
+                                                           int64_t bytes) {
+  if (bytes <= 0) return InvalidArgument("there is no address space for --receive-memory");
+  ATTEND_RETURN_IF_ERROR(allocator.Register(begin, bytes));
+  return std::unique_ptr<ReceiveMemory>(new ReceiveMemory(allocator, begin, bytes));
 }
 
 }  // namespace attend

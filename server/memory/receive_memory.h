@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Receive buffers, page-locked, so that a GPU reads a message's tensors where they arrived and the
-// server copies none of their bytes. The buffers are blocks of one range whose pages are never
-// returned to the system: the own transport's (transport/block_pool.h), or gRPC's
-// (proto/process/receive_blocks.h). When all of them are in use, messages arrive elsewhere and are
-// copied as usual.
+// The range that large messages are read into (transport/block_pool.h), page-locked, so that a GPU
+// reads a message's tensors where they arrived and the server copies none of their bytes. When all
+// of it is in use, messages arrive elsewhere and are copied as usual.
 
 #pragma once
 
@@ -12,35 +10,35 @@
 #include <memory>
 
 #include "kernels/contract/backend.h"
-#include "proto/process/receive_blocks.h"
+#include "kernels/util/status.h"
 
 namespace attend {
 
 class ReceiveMemory {
  public:
-  // Page-locks `blocks` with `allocator` for this object's lifetime; both must outlive it.
-  // INVALID_ARGUMENT if there are no blocks, RESOURCE_EXHAUSTED if the system does not allow that
-  // much to be locked.
-  static Result<std::unique_ptr<ReceiveMemory>> Lock(HostAllocator& allocator,
-                                                     const ReceiveBlocks& blocks);
-  ~ReceiveMemory() { allocator_.Unregister(blocks_.begin, blocks_.bytes); }
+  // Page-locks the bytes from `begin` on with `allocator` for this object's lifetime; both must
+  // outlive it. INVALID_ARGUMENT if there are none, RESOURCE_EXHAUSTED if the system does not allow
+  // that much to be locked.
+  static Result<std::unique_ptr<ReceiveMemory>> Lock(HostAllocator& allocator, void* begin,
+                                                     int64_t bytes);
+  ~ReceiveMemory() { allocator_.Unregister(begin_, bytes_); }
   ReceiveMemory(const ReceiveMemory&) = delete;
   ReceiveMemory& operator=(const ReceiveMemory&) = delete;
 
-  int64_t bytes() const { return blocks_.bytes; }
+  int64_t bytes() const { return bytes_; }
   bool Contains(const void* data, int64_t bytes) const {
-    const uint64_t offset =
-        reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(blocks_.begin);
-    return offset <= static_cast<uint64_t>(blocks_.bytes) &&
-           bytes <= blocks_.bytes - static_cast<int64_t>(offset);
+    const uint64_t offset = reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(begin_);
+    return offset <= static_cast<uint64_t>(bytes_) &&
+           bytes <= bytes_ - static_cast<int64_t>(offset);
   }
 
  private:
-  ReceiveMemory(HostAllocator& allocator, const ReceiveBlocks& blocks)
-      : allocator_(allocator), blocks_(blocks) {}
+  ReceiveMemory(HostAllocator& allocator, void* begin, int64_t bytes)
+      : allocator_(allocator), begin_(begin), bytes_(bytes) {}
 
   HostAllocator& allocator_;
-  const ReceiveBlocks blocks_;
+  void* const begin_;
+  const int64_t bytes_;
 };
 
 }  // namespace attend

@@ -3,68 +3,41 @@
 #include "server/net/call_messages.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace attend {
-namespace {
-
-constexpr char kMessageTooLarge[] = "a message far above what its method takes";
-
-}  // namespace
 
 void CallMessages::Open(int32_t stream) {
   const MutexLock lock(mutex_);
   calls_.try_emplace(stream);
 }
 
-bool CallMessages::Close(int32_t stream) {
-  const MutexLock lock(mutex_);
-  const auto found = calls_.find(stream);
-  if (found == calls_.end()) return false;
-  if (found->second.came > 0) --under_way_;
-  calls_.erase(found);
-  return true;
-}
-
-int64_t CallMessages::CloseAll() {
-  const MutexLock lock(mutex_);
-  under_way_ = 0;
-  return std::ssize(std::exchange(calls_, {}));
-}
-
-void CallMessages::Bound(int32_t stream, const MethodBound& bound) {
+void CallMessages::Close(int32_t stream) {
   const MutexLock lock(mutex_);
   const auto found = calls_.find(stream);
   if (found == calls_.end()) return;
-  Call& call = found->second;
-  // Trailers leave it as it is.
-  if (call.bytes_left != kUnbounded || call.message_max != kUnbounded) return;
-  call.bytes_left = bound.bytes_max;
-  call.message_max = std::min(bound.bytes_max, bound.message_max);
+  if (found->second.came > 0) --under_way_;
+  calls_.erase(found);
 }
 
-const char* CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now,
-                              int64_t position) {
+void CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now,
+                       int64_t position) {
   if (memory_ != nullptr) memory_->CountRead(std::ssize(bytes));
   const MutexLock lock(mutex_);
   position_ = position;
   window_ -= std::ssize(bytes);
   CountProgress(std::ssize(bytes), now);
   const auto found = calls_.find(stream);
-  if (found == calls_.end()) return nullptr;
+  if (found == calls_.end()) return;
   Call& call = found->second;
   call.granted -= std::ssize(bytes);
-  if (call.bytes_left != kUnbounded) call.bytes_left -= std::ssize(bytes);
-  if (call.bytes_left < 0) return kMessageTooLarge;
   // What came between is in the same buffers, or in others.
   const int64_t between = position == call.read ? 0 : position - std::ssize(bytes) - call.read;
   call.held += std::clamp<int64_t>(between, 0, kBufferBytes);
   call.read = position;
   while (!bytes.empty()) {
     if (call.came == 0) Begin(call, now, position - std::ssize(bytes));
-    if (!Take(call, bytes, now)) return kMessageTooLarge;
+    Take(call, bytes, now);
   }
-  return nullptr;
 }
 
 void CallMessages::CountProgress(int64_t bytes, TimePoint now) {
@@ -82,15 +55,14 @@ void CallMessages::Begin(Call& call, TimePoint now, int64_t position) {
   call.began = position;
 }
 
-bool CallMessages::Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now) {
+void CallMessages::Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now) {
   const auto taken = std::min(call.Left(), static_cast<int64_t>(bytes.size()));
   // The first byte is no part of the length, which has 32 bits after the last.
   if (call.came < kPrefixBytes) call.length = (call.length << 8 | bytes.front()) & 0xffffffff;
   call.came += taken;
   call.held += taken;
   bytes = bytes.subspan(static_cast<size_t>(taken));
-  if (call.came < kPrefixBytes) return true;
-  if (call.length > call.message_max) return false;
+  if (call.came < kPrefixBytes) return;
   if (call.came == kPrefixBytes + call.length) {
     call.came = 0;
     --under_way_;
@@ -98,7 +70,6 @@ bool CallMessages::Take(Call& call, std::span<const uint8_t>& bytes, TimePoint n
     call.marked = call.came;
     call.since = now;
   }
-  return true;
 }
 
 void CallMessages::Grant(int32_t stream, int64_t bytes) {

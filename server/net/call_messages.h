@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The open calls of one connection, and the message that is under way on each. gRPC keeps what has
-// come of a message until it is whole, for as long as its client wants. Each message says its
-// length first, so most of its bytes are only counted. Thread-safe.
+// The open calls of one connection, and the message that is under way on each. The transport keeps
+// what has come of a message until it is whole, for as long as its client wants. Each message says
+// its length first, so most of its bytes are only counted. Thread-safe.
 
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -17,18 +16,16 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/net/message_memory.h"
-#include "server/net/method_headers.h"
 
 namespace attend {
 
 class CallMessages {
  public:
-  static constexpr int64_t kUnbounded = MethodBound::kUnbounded;
   // A message that brings less than this, and not its end, in some time has stalled in it, unless
   // the connection brings so much for each message that is under way: clients send them in turn.
   static constexpr int64_t kProgressBytes = 4096;
-  // gRPC reads into buffers of up to so many bytes, and keeps each for as long as a part of it
-  // belongs to a message.
+  // A message takes up to so many bytes more than have come of it: the rest of the buffers that
+  // they came in.
   static constexpr int64_t kBufferBytes = int64_t{64} << 10;
 
   // What is read counts in `memory`, unless that is null.
@@ -37,14 +34,10 @@ class CallMessages {
 
   // May throw std::bad_alloc, and has then done nothing.
   void Open(int32_t stream);
-  bool Close(int32_t stream);  // false: it was not open
-  // Closes all, and returns how many there were.
-  int64_t CloseAll();
-  // The first bound of a call counts.
-  void Bound(int32_t stream, const MethodBound& bound);
+  void Close(int32_t stream);
   // The next bytes of a call's messages. `position`: how many bytes of the connection have been
-  // read in all. Returns null, or what is wrong with them.
-  const char* Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now, int64_t position);
+  // read in all.
+  void Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now, int64_t position);
 
   // The server lets its client send so many bytes more on a call, or, as 0, on the connection.
   void Grant(int32_t stream, int64_t bytes);
@@ -56,7 +49,7 @@ class CallMessages {
   bool Stall(TimePoint now, Duration timeout);
   // Messages have their time anew: nobody has read what came.
   void Restart(TimePoint now);
-  // About how much memory gRPC keeps for messages that are not whole.
+  // About how much memory messages take that are not whole.
   int64_t Held();
 
  private:
@@ -64,8 +57,6 @@ class CallMessages {
   static constexpr int8_t kPrefixBytes = 5;       // whether it is compressed, and its length
 
   struct Call {
-    int64_t bytes_left = kUnbounded;
-    int64_t message_max = kUnbounded;
     int64_t granted = 0;  // beyond the first window
     // Of the message that is under way.
     int64_t length = 0;
@@ -80,8 +71,8 @@ class CallMessages {
 
   void CountProgress(int64_t bytes, TimePoint now) ATTEND_REQUIRES(mutex_);
   void Begin(Call& call, TimePoint now, int64_t position) ATTEND_REQUIRES(mutex_);
-  // Takes what belongs to the message under way. False: it may not be so long.
-  bool Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now) ATTEND_REQUIRES(mutex_);
+  // Takes what belongs to the message under way.
+  void Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now) ATTEND_REQUIRES(mutex_);
 
   const std::shared_ptr<MessageMemory> memory_;
   Mutex mutex_;

@@ -88,8 +88,8 @@ void InferFormat::CountEnd(const Request& request, int64_t total_ns) const {
   statistics_.Count(*state->model, request, total_ns);
 }
 
-grpc::ByteBuffer InferFormat::EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
-                                          WatchedRef call) const {
+OutMessage InferFormat::EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
+                                    WatchedRef call) const {
   return EncodeInferReply(std::move(request), total_ns, std::move(call), call_ == Call::kStream);
 }
 
@@ -98,8 +98,8 @@ std::string InferFormat::AnswerId(const Request& request) const {
   return state == nullptr ? std::string() : state->id;
 }
 
-grpc::ByteBuffer InferFormat::EncodeFailure(const std::string& answer_id, const Status& status,
-                                            const CacheRefusal&, int64_t) const {
+OutMessage InferFormat::EncodeFailure(const std::string& answer_id, const Status& status,
+                                      const CacheRefusal&, int64_t) const {
   return EncodeInferFailure(answer_id, status);
 }
 

@@ -28,13 +28,12 @@ class InferFormat final : public MessageFormat {
   Status CheckPlaces(const Validated& validated, Request& request) const override;
   std::vector<FilePiece> OutputFiles(const Request& request) const override;
   void CountEnd(const Request& request, int64_t total_ns) const override;
-  grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
-                               WatchedRef call) const override;
+  OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
+                         WatchedRef call) const override;
   bool InOrder() const override { return true; }
   std::string AnswerId(const Request& request) const override;
-  grpc::ByteBuffer EncodeFailure(const std::string& answer_id, const Status& status,
-                                 const CacheRefusal& refusal,
-                                 int64_t retry_after_ms) const override;
+  OutMessage EncodeFailure(const std::string& answer_id, const Status& status,
+                           const CacheRefusal& refusal, int64_t retry_after_ms) const override;
 
  private:
   const Call call_;

@@ -9,9 +9,9 @@
 
 #include "server/oip/infer_state.h"
 #include "server/oip/models.h"
-#include "server/wire/grpc_status.h"
 #include "server/wire/protobuf_wire.h"
 #include "server/wire/reply_codec.h"
+#include "server/wire/status_text.h"
 
 namespace attend::oip {
 namespace {
@@ -74,8 +74,8 @@ void FillOutput(const Request& request, const InferState& state, Output output,
 
 }  // namespace
 
-grpc::ByteBuffer EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns,
-                                  WatchedRef call, bool on_stream) {
+OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call,
+                            bool on_stream) {
   const InferState& state = *InferState::Of(*request);
   google::protobuf::Arena arena;
   auto* const response = google::protobuf::Arena::CreateMessage<Response>(&arena);
@@ -101,12 +101,11 @@ grpc::ByteBuffer EncodeInferReply(std::unique_ptr<Request> request, int64_t tota
                         std::move(block), std::move(call));
 }
 
-grpc::ByteBuffer EncodeInferFailure(const std::string& id, const Status& status) {
+OutMessage EncodeInferFailure(const std::string& id, const Status& status) {
   inference::ModelStreamInferResponse response;
   response.set_error_message(CutMessage(status.message()));
   response.mutable_infer_response()->set_id(id);
-  const grpc::Slice slice(response.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
+  return OutMessage::Of(response.SerializeAsString());
 }
 
 }  // namespace attend::oip

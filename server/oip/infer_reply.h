@@ -5,22 +5,21 @@
 
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "kernels/util/status.h"
 #include "server/request/request.h"
+#include "server/util/message.h"
 #include "server/wire/answer_watch.h"
 
 namespace attend::oip {
 
 // Takes the request, whose status is OK. `on_stream`: as a ModelStreamInferResponse.
-grpc::ByteBuffer EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns,
-                                  WatchedRef call, bool on_stream);
+OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call,
+                            bool on_stream);
 // A stream's answer to a failed request.
-grpc::ByteBuffer EncodeInferFailure(const std::string& id, const Status& status);
+OutMessage EncodeInferFailure(const std::string& id, const Status& status);
 
 }  // namespace attend::oip

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "inference/grpc_service.grpc.pb.h"
+#include "inference/grpc_service.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/oip/models.h"
 #include "server/rpc/stream_call.h"
@@ -43,12 +43,12 @@ Result<const Model*> Named(const Request& request) {
 
 // Finishes its call when it goes.
 struct Finisher {
-  explicit Finisher(std::function<void(const grpc::Status&)> its_finish)
+  explicit Finisher(std::function<void(const Status&)> its_finish)
       : finish(std::move(its_finish)) {}
-  ~Finisher() { finish(grpc::Status()); }
+  ~Finisher() { finish(Status()); }
   Finisher(const Finisher&) = delete;
   Finisher& operator=(const Finisher&) = delete;
-  const std::function<void(const grpc::Status&)> finish;
+  const std::function<void(const Status&)> finish;
 };
 
 }  // namespace
@@ -61,12 +61,11 @@ bool InferenceServiceImpl::Ready() const {
 }
 
 void InferenceServiceImpl::AddTo(CallTable& table) {
-  const std::string service =
-      std::string("/") + inference::GRPCInferenceService::service_full_name();
+  const std::string service = "/inference.GRPCInferenceService";
   table.data[service + "/ModelInfer"] = {&unary_, Pass::kForward};
-  table.streams[service + "/ModelStreamInfer"] = [this](StreamWire& wire) {
+  table.streams[service + "/ModelStreamInfer"] = [this](ServerCall& call) {
     constexpr std::string_view kMethod = "/inference.GRPCInferenceService/ModelStreamInfer";
-    return StreamCall::Open(context_, kMethod, stream_, Pass::kForward, wire);
+    return StreamCall::Open(context_, kMethod, stream_, Pass::kForward, call);
   };
   AddProbes(table);
   AddModels(table);

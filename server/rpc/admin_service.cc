@@ -37,7 +37,7 @@ std::string Asked(const In& in) {
 }  // namespace
 
 Status AdminServiceImpl::MayComeThisWay(const WireCall& call) const {
-  const bool local = OriginOf(call.Peer(), {}).local;
+  const bool local = IsLocal(call.Peer());
   if (context_.authenticator == nullptr) {
     // The socket's file says who may.
     if (private_sockets_) return Status();

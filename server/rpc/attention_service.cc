@@ -6,14 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "attend/v1/attention.grpc.pb.h"
+#include "attend/v1/attention.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_stream.h"
-#include "server/rpc/grpc_wire.h"
 #include "server/rpc/stream_call.h"
 #include "server/util/rejection.h"
-#include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
@@ -28,15 +26,15 @@ constexpr ServiceMethod kInfo{.event = "info call failed",
 }  // namespace
 
 void AddAttention(ServiceContext& context, CallTable& table) {
-  const std::string service = std::string("/") + v1::AttentionService::service_full_name();
+  const std::string service = "/attend.v1.AttentionService";
   table.data[service + "/Attend"] = {&AttendFormat(), Pass::kForward};
   table.data[service + "/Backward"] = {&AttendFormat(), Pass::kBackward};
-  table.streams[service + "/AttendStream"] = [&context](StreamWire& wire) {
+  table.streams[service + "/AttendStream"] = [&context](ServerCall& call) {
     constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendStream";
-    return StreamCall::Open(context, kMethod, AttendFormat(), std::nullopt, wire);
+    return StreamCall::Open(context, kMethod, AttendFormat(), std::nullopt, call);
   };
-  table.streams[service + "/AttendChunked"] = [&context](StreamWire& wire) {
-    return ChunkedStream::Open(context, wire);
+  table.streams[service + "/AttendChunked"] = [&context](ServerCall& call) {
+    return ChunkedStream::Open(context, call);
   };
   AddSmall<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
       context, kInfo,
@@ -62,19 +60,6 @@ Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::st
     RecordEnd(context, request, 0, 0, call, facts);
     return request.status;
   });
-}
-
-grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
-    grpc::GenericCallbackServerContext* call) {
-  class Refusal final : public grpc::ServerGenericBidiReactor {
-   public:
-    explicit Refusal(const grpc::Status& status) { Finish(status); }
-    void OnDone() override { delete this; }
-  };
-  const std::string& method = call->method();
-  const Status status =
-      RefuseMethod(context_, GrpcWire(*call), method, "there is no method " + method);
-  return new Refusal(ToGrpc(status));
 }
 
 }  // namespace attend

@@ -4,8 +4,7 @@
 
 #pragma once
 
-#include <grpcpp/generic/async_generic_service.h>
-#include <grpcpp/grpcpp.h>
+#include <string>
 
 #include "server/rpc/call_context.h"
 #include "server/rpc/call_table.h"
@@ -18,16 +17,6 @@ namespace attend {
 // outlive the call.
 Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::string& method,
                     const std::string& why);
-
-// Calls of methods that do not exist: each is refused, counted and logged.
-class UnknownMethods final : public grpc::CallbackGenericService {
- public:
-  explicit UnknownMethods(ServiceContext& context) : context_(context) {}
-  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* call) override;
-
- private:
-  ServiceContext& context_;
-};
 
 // Adds all methods of the service. `context` must outlive the calls.
 void AddAttention(ServiceContext& context, CallTable& table);

@@ -2,8 +2,6 @@
 
 #include "server/rpc/call_caller.h"
 
-#include <grpc/grpc_security_constants.h>
-
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,7 +10,6 @@
 
 #include "server/memory/memory_reserve.h"
 #include "server/util/rejection.h"
-#include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
@@ -91,15 +88,12 @@ void RequireTenant(Decision& decision, int tenant) {
 
 }  // namespace
 
-CallOrigin OriginOf(std::string_view peer, std::string_view security) {
-  CallOrigin origin;
-  origin.encrypted =
-      security == GRPC_SSL_TRANSPORT_SECURITY_TYPE || security == GRPC_TLS_TRANSPORT_SECURITY_TYPE;
+bool IsLocal(std::string_view peer) {
   for (const std::string_view local : {"unix:", "ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:",
                                        "ipv6:%5B::ffff:127.", "ipv6:[::ffff:127."}) {
-    origin.local |= peer.starts_with(local);
+    if (peer.starts_with(local)) return true;
   }
-  return origin;
+  return false;
 }
 
 namespace {
@@ -114,9 +108,8 @@ Decision Decide(const ServiceContext& context, const WireCall& call, Scope scope
   credentials.tenant = Find(call, kTenantMetadataKey);
   std::vector<Credentials::Name> names;
   if (credentials.authorization) {
-    const CallOrigin origin = OriginOf(call.Peer(), call.Security());
-    credentials.encrypted = origin.encrypted;
-    credentials.local = origin.local;
+    credentials.encrypted = call.Encrypted();
+    credentials.local = IsLocal(call.Peer());
   } else {
     names = call.CertificateNames();
     credentials.certificate = names;
@@ -191,17 +184,15 @@ Status RecheckCaller(ServiceContext& context, const WireCall& call, std::string_
 }
 
 std::optional<Caller> AdmitCaller(ServiceContext& context, const WireCall& call,
-                                  std::string_view method, Scope scope,
-                                  const grpc::ByteBuffer& request,
-                                  const std::function<void(const grpc::Status&)>& finish) {
+                                  std::string_view method, Scope scope, const std::string& request,
+                                  const std::function<void(const Status&)>& finish) {
   std::optional<Caller> admitted;
   const Status status = OrOutOfMemory([&] {
-    Result<Caller> caller =
-        CallerOf(context, call, method, scope, static_cast<int64_t>(request.Length()));
+    Result<Caller> caller = CallerOf(context, call, method, scope, std::ssize(request));
     if (caller.ok()) admitted = std::move(*caller);
     return caller.status();
   });
-  if (!status.ok()) finish(ToGrpc(status));
+  if (!status.ok()) finish(status);
   return admitted;
 }
 

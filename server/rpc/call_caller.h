@@ -5,8 +5,6 @@
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <functional>
 #include <optional>
 #include <string>
@@ -20,13 +18,8 @@
 
 namespace attend {
 
-// Where a call comes from.
-struct CallOrigin {
-  bool encrypted = false;
-  bool local = false;  // the client is on this host: loopback or a Unix socket
-};
-// `peer` and `security` are those of a WireCall.
-CallOrigin OriginOf(std::string_view peer, std::string_view security);
+// Whether the client is on this host: loopback or a Unix socket. `peer` is that of a WireCall.
+bool IsLocal(std::string_view peer);
 
 // UNAUTHENTICATED if metadata that says who calls, or for whom, came more than once: which counts
 // could not be said. `count(key)` says how often it came.
@@ -52,9 +45,8 @@ Status RecheckCaller(ServiceContext& context, const WireCall& call, std::string_
                      Scope scope, const Caller& before);
 // The same for a unary call that `finish` ends, which it does if there is no caller.
 std::optional<Caller> AdmitCaller(ServiceContext& context, const WireCall& call,
-                                  std::string_view method, Scope scope,
-                                  const grpc::ByteBuffer& request,
-                                  const std::function<void(const grpc::Status&)>& finish);
+                                  std::string_view method, Scope scope, const std::string& request,
+                                  const std::function<void(const Status&)>& finish);
 
 // What a caller's refusal counts as.
 Rejection RejectionOf(CallerRefusal refusal);

@@ -12,8 +12,8 @@
 #include "server/memory/copy_pieces.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_spans.h"
-#include "server/wire/grpc_status.h"
 #include "server/wire/reply_codec.h"
+#include "server/wire/status_text.h"
 
 namespace attend {
 namespace {

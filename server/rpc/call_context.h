@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -104,15 +102,15 @@ struct ServiceContext {
 
   std::atomic<uint64_t> next_id{1};
   std::atomic<uint64_t> small_calls{0};  // that have ended
-  // Calls with an admitted request, until gRPC has sent their last answer.
+  // Calls with an admitted request, until their last answer has left.
   std::atomic<int64_t> admitted_calls{0};
 };
 
 // Makes a request for a message that has just arrived on `responder`'s call.
 std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
                                     TimePoint deadline);
-// Counts and logs the end of a request. `total_ns` is the time since its arrival. gRPC reports a
-// client's deadline as a cancellation, so a cancellation at the deadline ends with
+// Counts and logs the end of a request. `total_ns` is the time since its arrival. The transport
+// reports a client's deadline as a cancellation, so a cancellation at the deadline ends with
 // DEADLINE_EXCEEDED, as in the client: this may change the request's status. Keep the span until
 // the answer is written; null if there is none.
 std::unique_ptr<OpenSpan> RecordEnd(ServiceContext& context, Request& request, int64_t total_ns,

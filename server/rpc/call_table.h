@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Methods that every transport serves, by path. A service adds its own; gRPC's library
-// (grpc_methods.h) and the server's own transport (h2_calls.h) take all that are there.
+// The methods that are served, by path. Each service adds its own; h2_calls.h serves all that are
+// there.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 #include <string>
 
 #include "kernels/util/status.h"
-#include "server/rpc/data_wire.h"
 #include "server/rpc/service_call.h"
+#include "server/transport/server_call.h"
 #include "server/wire/message_format.h"
 
 namespace attend {
@@ -24,8 +24,8 @@ struct CallTable {
   };
   // Answers a call with one small message each way.
   using Small = std::function<void(ServiceCall::Wire)>;
-  // Begins a stream. An error: there is none, and the call is to end so.
-  using Stream = std::function<Status(StreamWire&)>;
+  // Begins a stream, and returns what handles its call.
+  using Stream = std::function<CallHandler*(ServerCall&)>;
 
   std::map<std::string, Data> data;
   std::map<std::string, Small> small;

@@ -13,7 +13,6 @@
 #include "server/rpc/open_stream.h"
 #include "server/util/rejection.h"
 #include "server/util/thresholds.h"
-#include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
@@ -23,16 +22,16 @@ constexpr char kNoFirstMessage[] = "the stream ended before its first message";
 
 }  // namespace
 
-Status ChunkedStream::Open(ServiceContext& context, StreamWire& wire) {
+CallHandler* ChunkedStream::Open(ServiceContext& context, ServerCall& call) {
+  H2Wire wire(call);
   const auto make = [&](const Caller& caller, CountHold hold) {
     const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(
-        context, ReadFacts(context, kMethod, caller, wire.call()), wire, std::move(hold)));
+        context, ReadFacts(context, kMethod, caller, wire), std::move(wire), std::move(hold)));
     stream->self_ = stream;
-    stream->watched_->Join(context.answers, stream->call_);
-    wire.Give(*stream);
+    stream->watched_->Join(context.answers, stream->wire_);
     return stream.get();
   };
-  return BeginStream(context, kMethod, wire.call(), make);
+  return BeginStream(context, kMethod, wire, make);
 }
 
 void ChunkedStream::Advance() {
@@ -52,12 +51,12 @@ void ChunkedStream::Advance() {
       }
     }
     if (step == Step::kFinish) return End(end, refusal);
-    if (step == Step::kRead) wire_.Read(&incoming_);
+    if (step == Step::kRead) wire_.Read();
     if (step == Step::kWrite) {
-      watched_->Hold(1);  // until OnWriteDone
-      wire_.Write(&outgoing_, /*hurries=*/true);
+      watched_->Hold(1);  // until OnWritten
+      wire_.Write(std::move(outgoing_));
     }
-    if (step == Step::kCancel) call_.Cancel();
+    if (step == Step::kCancel) wire_.Cancel();
     const MutexLock lock(mutex_);
     --starting_;
   }
@@ -101,7 +100,7 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
       granted_ = true;
       writing_ = true;
       writing_chunk_ = step.chunk;
-      outgoing_.Swap(&step.message);
+      outgoing_ = std::move(step.message);
       return Step::kWrite;
     case StreamStep::Kind::kFinish:
       if (starting_ > 0) return Step::kNone;  // the thread in the wire looks again afterwards
@@ -114,9 +113,9 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
 }
 
 void ChunkedStream::End(const Status& status, const Refusal& refusal) {
-  AddRefusal(context_, status.code(), refusal, call_);
+  AddRefusal(context_, status.code(), refusal, wire_);
   hold_.Release();  // before the client hears of it and opens another
-  wire_.End(ToGrpc(status));
+  wire_.End(status);
 }
 
 void ChunkedStream::Refuse(Status status) {
@@ -161,37 +160,38 @@ void ChunkedStream::Recheck() {
   Advance();
 }
 
-void ChunkedStream::OnReadDone(bool ok) {
+bool ChunkedStream::TakeRead(bool message, TransferRef& transfer) {
+  const MutexLock lock(mutex_);
+  // A chunk counts as being read until its bytes are reserved: a half-close read meanwhile would
+  // find them missing.
+  reading_ = message && transfer_ && !finished_;
+  if (finished_ || !refusal_.ok()) return false;
+  half_closed_ |= !message;
+  transfer = transfer_;
+  return true;
+}
+
+void ChunkedStream::OnMessage(InMessage message) {
   const std::shared_ptr<ChunkedStream> self = shared_from_this();
-  grpc::ByteBuffer message;
   TransferRef transfer;
-  {
-    const MutexLock lock(mutex_);
-    // A chunk counts as being read until its bytes are reserved: a half-close read meanwhile would
-    // find them missing.
-    reading_ = ok && transfer_ && !finished_;
-    if (finished_ || !refusal_.ok()) return;  // it crossed the end of the call
-    half_closed_ |= !ok;
-    transfer = transfer_;
-    if (ok) message.Swap(&incoming_);
-  }
-  if (!transfer) return TakeFirst(ok, std::move(message));
-  if (ok) return TakeChunk(std::move(message));
+  if (!TakeRead(true, transfer)) return;
+  transfer ? TakeChunk(std::move(message)) : TakeFirst(std::move(message));
+}
+
+void ChunkedStream::OnHalfClose() {
+  const std::shared_ptr<ChunkedStream> self = shared_from_this();
+  TransferRef transfer;
+  if (!TakeRead(false, transfer)) return;
+  if (!transfer) return EndUnread();
   // Reads also end like this if the call was cancelled.
-  if (call_.Cancelled()) {
-    transfer->FailCancelled();
-  } else {
-    transfer->HalfClosed();
-  }
+  wire_.Cancelled() ? transfer->FailCancelled() : transfer->HalfClosed();
   Advance();
 }
 
-void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer&& message) {
-  if (!ok) return EndUnread();
-  if (StaysOnThread(static_cast<int64_t>(message.Length()))) return ParseFirst(message);
-  const auto held = std::make_shared<grpc::ByteBuffer>();
-  held->Swap(&message);
-  context_.workers.Post([self = shared_from_this(), held] { self->ParseFirst(*held); });
+void ChunkedStream::TakeFirst(InMessage message) {
+  if (StaysOnThread(message.size())) return ParseFirst(std::move(message));
+  const auto held = std::make_shared<InMessage>(std::move(message));
+  context_.workers.Post([self = shared_from_this(), held] { self->ParseFirst(std::move(*held)); });
 }
 
 void ChunkedStream::EndUnread() {
@@ -206,19 +206,19 @@ void ChunkedStream::EndUnread() {
 // Reads also end without a message if the call was cancelled, for example by a client whose answer
 // came over other streams. Then there was no request. Only in OnDone is it known which it was.
 void ChunkedStream::RecordUnread() {
-  if (call_.Cancelled()) return;
+  if (wire_.Cancelled()) return;
   Request request;
   SetCaller(facts_.caller, request);
   request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
   request.received = context_.clock.Now();
   request.transport = Transport::kChunked;
   request.status = InvalidArgument(kNoFirstMessage);
-  RecordEnd(context_, request, 0, 0, call_, facts_);
+  RecordEnd(context_, request, 0, 0, wire_, facts_);
 }
 
-void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
+void ChunkedStream::ParseFirst(InMessage message) {
   auto first = std::make_shared<FirstMessage>();
-  Status status = first->Parse(message, context_.chunked.options().chunk_bytes_max);
+  Status status = first->Parse(std::move(message), context_.chunked.options().chunk_bytes_max);
   if (status.ok() && first->has_token()) {
     // Whatever the request it joins is charged, the message came.
     context_.limits.Came(facts_.caller.tenant, first->message_bytes());
@@ -229,9 +229,9 @@ void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
 
 void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
   CallFacts facts = facts_;
-  GiveSpan(context_, facts, call_);  // the request's: streams that join it have none
-  const TransferRef transfer = TransferRef::Adopt(new ChunkedTransfer(
-      context_, facts, call_, call_.Deadline(context_.clock), shared_from_this()));
+  GiveSpan(context_, facts, wire_);  // the request's: streams that join it have none
+  const TransferRef transfer = TransferRef::Adopt(
+      new ChunkedTransfer(context_, facts, wire_, wire_.Deadline(), shared_from_this()));
   SetTransfer(transfer, true);
   context_.workers.Post(
       [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });
@@ -249,7 +249,7 @@ void ChunkedStream::JoinTransfer(const std::string& token) {
   if (status.ok()) return SetTransfer(transfer, false);
   const std::string_view code = CodeName(status.code());
   context_.logger.Log(LogLevel::warn, "stream refused",
-                      {{"code", code}, {"error", status.message()}, {"peer", call_.Peer()}}, code);
+                      {{"code", code}, {"error", status.message()}, {"peer", wire_.Peer()}}, code);
   Refuse(std::move(status));
 }
 
@@ -269,11 +269,11 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
   Advance();
 }
 
-void ChunkedStream::TakeChunk(grpc::ByteBuffer&& message) {
+void ChunkedStream::TakeChunk(InMessage message) {
   const int64_t bytes_max = context_.chunked.options().chunk_bytes_max;
-  const auto message_bytes = static_cast<int64_t>(message.Length());
+  const int64_t message_bytes = message.size();
   auto chunk = std::make_shared<ChunkMessage>();
-  Status status = chunk->Take(message, bytes_max + kChunkMarginBytes);
+  Status status = chunk->Take(std::move(message), bytes_max + kChunkMarginBytes);
   if (status.ok()) status = chunk->ParseChunk(bytes_max);
   PlaceChunk(std::move(chunk), message_bytes, std::move(status));
 }
@@ -292,15 +292,16 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t mess
     ++unplaced_;
   }
   Advance();  // the next read is under way before this chunk is copied
-  std::vector<HostPiece> pieces = chunk->Pieces(place.data);
   const int64_t bytes = chunk->bytes();
   if (place.copy == nullptr && StaysOnThread(bytes)) {
-    for (const HostPiece& piece : pieces) {
+    for (const HostPiece& piece : chunk->Pieces(place.data)) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     }
     chunk.reset();  // the transport gets its memory back
     return ChunkPlaced(bytes);
   }
+  chunk->Own();
+  const std::vector<HostPiece> pieces = chunk->Pieces(place.data);
   CopyPieces(context_.workers, pieces, [self = shared_from_this(), chunk, place, bytes]() mutable {
     chunk.reset();
     if (place.copy != nullptr) place.copy->Arrived(place.data, bytes);
@@ -317,7 +318,7 @@ void ChunkedStream::ChunkPlaced(int64_t bytes) {
   Advance();
 }
 
-void ChunkedStream::OnWriteDone(bool ok) {
+void ChunkedStream::OnWritten(bool ok) {
   const std::shared_ptr<ChunkedStream> self = shared_from_this();
   watched_->Release(1);
   bool chunk;
@@ -325,7 +326,6 @@ void ChunkedStream::OnWriteDone(bool ok) {
     const MutexLock lock(mutex_);
     writing_ = false;
     chunk = std::exchange(writing_chunk_, false);
-    outgoing_.Clear();
   }
   if (chunk) {
     transfer().Written(ok);

@@ -40,28 +40,27 @@
 
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <cstdint>
 #include <memory>
 
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/chunked_transfer.h"
-#include "server/rpc/data_wire.h"
+#include "server/rpc/h2_wire.h"
 #include "server/rpc/standing_caller.h"
+#include "server/transport/server_call.h"
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
 
-class ChunkedStream final : public StreamHandler,
+class ChunkedStream final : public CallHandler,
                             public TransferStream,
                             public OpenCall,
                             public std::enable_shared_from_this<ChunkedStream> {
  public:
-  // Makes and begins one, which is its own until its OnDone. `wire` must outlive that. An error:
-  // there is none, and the call is to end so.
-  static Status Open(ServiceContext& context, StreamWire& wire);
+  // Makes and begins one, which is its own until its OnDone. Returns what handles the call, which
+  // may have been refused.
+  static CallHandler* Open(ServiceContext& context, ServerCall& call);
 
   void Begin() { Advance(); }
   // TransferStream
@@ -71,17 +70,18 @@ class ChunkedStream final : public StreamHandler,
   void EndWhenIdle() override;
   void Recheck() override;
 
-  // StreamHandler
-  void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
+  // CallHandler
+  void OnMessage(InMessage message) override;
+  void OnHalfClose() override;
+  void OnWritten(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
 
  private:
   enum class Step { kNone, kRead, kWrite, kCancel, kFinish };
 
-  ChunkedStream(ServiceContext& context, const CallFacts& facts, StreamWire& wire, CountHold hold)
-      : context_(context), facts_(facts), wire_(wire), hold_(std::move(hold)) {}
+  ChunkedStream(ServiceContext& context, const CallFacts& facts, H2Wire&& wire, CountHold hold)
+      : context_(context), facts_(facts), wire_(std::move(wire)), hold_(std::move(hold)) {}
 
   // The first message has arrived and has not been handled yet.
   bool TakesFirstLocked() const ATTEND_REQUIRES(mutex_) {
@@ -101,31 +101,31 @@ class ChunkedStream final : public StreamHandler,
   // stream's call.
   void RefuseLocked(Status status) ATTEND_REQUIRES(mutex_);
   void Refuse(Status status);
-  // Takes the first message. Not `ok`: there is none.
-  void TakeFirst(bool ok, grpc::ByteBuffer&& message);
+  // A message, or the half-close, has been read. The transfer, if there is one; false:
+  // it crossed the end of the call.
+  bool TakeRead(bool message, TransferRef& transfer);
+  void TakeFirst(InMessage message);
   void EndUnread();
   void RecordUnread();
-  void ParseFirst(grpc::ByteBuffer& message);
+  void ParseFirst(InMessage message);
   void BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed);
   void JoinTransfer(const std::string& token);
   void SetTransfer(TransferRef transfer, bool first);
-  void TakeChunk(grpc::ByteBuffer&& message);
+  void TakeChunk(InMessage message);
   // `status` says whether it is a chunk.
   void PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t message_bytes, Status status);
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;
   const CallFacts facts_;
-  StreamWire& wire_;  // until OnDone, and so is its call
-  const WireCall& call_ = wire_.call();
-  StandingCaller caller_{context_, call_, facts_, Scope::kCompute};
+  const H2Wire wire_;
+  StandingCaller caller_{context_, wire_, facts_, Scope::kCompute};
   CountHold hold_;                       // End releases it
   std::shared_ptr<ChunkedStream> self_;  // until OnDone
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   Mutex mutex_;
-  grpc::ByteBuffer incoming_;                       // the wire's while reading_, else the mutex's
-  grpc::ByteBuffer outgoing_;                       // the wire's while writing_, else the mutex's
+  OutMessage outgoing_;                             // with kWrite; of the thread that is given it
   TransferRef transfer_ ATTEND_GUARDED_BY(mutex_);  // set once
   Status refusal_ ATTEND_GUARDED_BY(mutex_);        // why the stream ends without a transfer
   Status end_ ATTEND_GUARDED_BY(mutex_);            // with kFinish

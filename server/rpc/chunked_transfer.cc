@@ -241,7 +241,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& cal
   if (phase_ != Phase::kAnswering) return step;
   if (first && std::exchange(header_due_, false)) {
     step.kind = StreamStep::Kind::kWrite;
-    step.message.Swap(&header_);
+    step.message = std::move(header_);
     return step;
   }
   if (!answer_.empty()) {
@@ -284,7 +284,7 @@ void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
   // Before any stream may finish: call_, whose peer the record names, is the first one's.
   span_ =
       RecordEnd(context_, *request, total_ns, computed ? AnswerBytes(*request) : 0, call_, facts_);
-  grpc::ByteBuffer header;
+  OutMessage header;
   AnswerChunks answer;  // freed outside the lock, if it is not wanted any more
   if (computed) {
     v1::AttendResponse response;
@@ -301,7 +301,7 @@ void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
     assert(phase_ == Phase::kRunning);
     phase_ = failure_.ok() ? Phase::kAnswering : Phase::kEnded;
     if (failure_.ok()) {
-      header_.Swap(&header);
+      header_ = std::move(header);
       header_due_ = true;
       std::swap(answer_, answer);
     }

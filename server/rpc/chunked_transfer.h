@@ -25,8 +25,6 @@
 
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -56,10 +54,10 @@ class TransferStream {
 struct StreamStep {
   enum class Kind { kNone, kWrite, kFinish };
   Kind kind = Kind::kNone;
-  grpc::ByteBuffer message{};  // kWrite
-  bool chunk = false;          // kWrite: Written() must follow
-  Status status{};             // kFinish
-  Refusal refusal{};           // with it
+  OutMessage message{};  // kWrite
+  bool chunk = false;    // kWrite: Written() must follow
+  Status status{};       // kFinish
+  Refusal refusal{};     // with it
 };
 
 // Where a chunk's bytes go. Valid until Placed().
@@ -77,7 +75,7 @@ class ChunkedTransfer final : public Call {
   // Whose it is.
   int tenant() const { return facts_.caller.tenant; }
 
-  // Call once, not on gRPC's threads: admits the header, or ends the request. `parsed` says whether
+  // Call once, not on a loop: admits the header, or ends the request. `parsed` says whether
   // there is a header.
   void Begin(const FirstMessage& first, Status parsed);
 
@@ -178,7 +176,7 @@ class ChunkedTransfer final : public Call {
   // The engine may have, or has had, the request.
   bool queued_ ATTEND_GUARDED_BY(mutex_) = false;
 
-  grpc::ByteBuffer header_ ATTEND_GUARDED_BY(mutex_);  // of the answer, until written
+  OutMessage header_ ATTEND_GUARDED_BY(mutex_);  // of the answer, until written
   bool header_due_ ATTEND_GUARDED_BY(mutex_) = false;
   AnswerChunks answer_ ATTEND_GUARDED_BY(mutex_);  // until all of it is handed to streams
   int64_t writing_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks being written

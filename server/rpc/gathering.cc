@@ -11,10 +11,11 @@ namespace attend {
 
 // A message that was kept, and its part of held_bytes_max_.
 struct Gathering::HeldMessage {
-  HeldMessage(HeldSlices message, std::shared_ptr<std::atomic<int64_t>> sum, int64_t bytes)
-      : slices(std::move(message)), held(std::move(sum)), message_bytes(bytes) {}
+  HeldMessage(std::vector<MessagePiece> message, std::shared_ptr<std::atomic<int64_t>> sum,
+              int64_t bytes)
+      : pieces(std::move(message)), held(std::move(sum)), message_bytes(bytes) {}
   ~HeldMessage() { held->fetch_sub(message_bytes, std::memory_order_relaxed); }
-  const HeldSlices slices;
+  const std::vector<MessagePiece> pieces;
   const std::shared_ptr<std::atomic<int64_t>> held;
   const int64_t message_bytes;
 };
@@ -43,7 +44,7 @@ bool Gathering::Keep(MessageSlices& slices, std::vector<HostPiece> pieces, Reque
     held_->fetch_sub(bytes, std::memory_order_relaxed);
     return false;
   }
-  auto owner = std::make_shared<HeldMessage>(slices.TakeSlices(), held_, bytes);
+  auto owner = std::make_shared<HeldMessage>(slices.TakePieces(), held_, bytes);
   request.source.Gather({std::move(pieces), std::move(owner)});
   return true;
 }

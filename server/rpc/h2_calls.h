@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The methods that are served over this server's own transport. Who calls is asked before any
-// message of a call that brings tensors is read.
+// The methods of a table, as the transport calls them. Who calls is asked before any message of a
+// call that brings tensors is read.
 
 #pragma once
-
-#include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
 #include <functional>

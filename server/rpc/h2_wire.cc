@@ -2,19 +2,21 @@
 
 #include "server/rpc/h2_wire.h"
 
-#include <grpc/grpc_security_constants.h>
-#include <grpcpp/support/slice.h>
-
-#include <memory>
-#include <utility>
-
-#include "server/wire/grpc_status.h"
+#include "server/wire/status_text.h"
 
 namespace attend {
+namespace {
 
-std::string H2Wire::Security() const {
-  return call_.peer().encrypted ? GRPC_SSL_TRANSPORT_SECURITY_TYPE : "";
-}
+class RefusedHandler final : public CallHandler {
+ public:
+  void OnMessage(InMessage) override {}
+  void OnHalfClose() override {}
+  void OnWritten(bool) override {}
+  void OnCancel() override {}
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
 
 std::vector<Credentials::Name> H2Wire::CertificateNames() const {
   std::vector<Credentials::Name> names;
@@ -35,43 +37,15 @@ int H2Wire::Find(std::string_view key, std::string_view& first) const {
   return count;
 }
 
-void H2Wire::End(const grpc::Status& status) const {
-  call_.Finish({FromGrpc(status), std::move(trailers_)});
+void H2Wire::End(const Status& status) const {
+  Status told = status.ok() ? status : Status(status.code(), CutMessage(status.message()));
+  call_.Finish({std::move(told), std::move(trailers_)});
 }
 
-grpc::ByteBuffer ToByteBuffer(InMessage&& message) {
-  using Owner = std::shared_ptr<const void>;
-  if (message.pieces.empty()) {
-    const grpc::Slice slice(message.bytes.data(), message.bytes.size());
-    return grpc::ByteBuffer(&slice, 1);
-  }
-  std::vector<grpc::Slice> slices;
-  slices.reserve(message.pieces.size());
-  for (InMessage::Piece& piece : message.pieces) {
-    auto owner = std::make_unique<Owner>(std::move(piece.owner));
-    slices.emplace_back(
-        const_cast<char*>(piece.bytes.data()), piece.bytes.size(),
-        [](void* held) { delete static_cast<Owner*>(held); }, owner.get());
-    (void)owner.release();
-  }
-  return grpc::ByteBuffer(slices.data(), slices.size());
-}
-
-OutMessage ToOutMessage(const grpc::ByteBuffer& message) {
-  const auto piece = [](grpc::Slice&& slice) -> OutMessage::Piece {
-    const auto owner = std::make_shared<const grpc::Slice>(std::move(slice));
-    return {{reinterpret_cast<const char*>(owner->begin()), owner->size()}, owner};
-  };
-  OutMessage out;
-  grpc::Slice one;
-  std::vector<grpc::Slice> slices;
-  if (message.TrySingleSlice(&one).ok()) {
-    out.first = piece(std::move(one));
-  } else if (message.Dump(&slices).ok()) {
-    out.rest.reserve(slices.size());
-    for (grpc::Slice& slice : slices) out.rest.push_back(piece(std::move(slice)));
-  }
-  return out;
+CallHandler* RefuseCall(const H2Wire& wire, const Status& status) {
+  auto* const refused = new RefusedHandler();
+  wire.End(status);
+  return refused;
 }
 
 }  // namespace attend

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call that this server's own transport carries.
+// A call that the transport carries.
 
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/status.h>
-
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "server/transport/server_call.h"
@@ -18,18 +16,18 @@ namespace attend {
 
 class H2Wire final : public WireCall {
  public:
-  // The call must outlive it.
+  // The call must outlive it. What is added to the end of the call stays with this object, so a
+  // call has one at a time.
   explicit H2Wire(ServerCall& call) : call_(call) {}
 
   std::string Peer() const override { return call_.peer().address; }
   const std::string& PeerIn(std::string&) const override { return call_.peer().address; }
-  std::string Security() const override;
+  bool Encrypted() const override { return call_.peer().encrypted; }
   bool HasCertificate() const override { return call_.peer().certified; }
   std::vector<Credentials::Name> CertificateNames() const override;
   int Find(std::string_view key, std::string_view& first) const override;
-  TimePoint Deadline(const Clock&) const override { return call_.deadline(); }
+  TimePoint Deadline() const override { return call_.deadline(); }
   bool Cancelled() const override { return call_.cancelled(); }
-  bool PlansNow() const override { return true; }
   void AddInitialMetadata(std::string_view key, std::string_view value) const override {
     call_.AddHeader(key, value);
   }
@@ -38,17 +36,18 @@ class H2Wire final : public WireCall {
   }
   void Cancel() const override { call_.Cancel(); }
 
-  // Ends the call with that status and what was added. Once.
-  void End(const grpc::Status& status) const;
+  // As ServerCall has them. End sends what was added, and of the status' message what fits.
+  void Read() const { call_.Read(); }
+  void Write(OutMessage message) const { call_.Write(std::move(message)); }
+  void End(const Status& status) const;
 
  private:
   ServerCall& call_;
   mutable CallMetadata trailers_;
 };
 
-// A message in the form that the rest of the server reads. Copies what lies in a read's buffer.
-grpc::ByteBuffer ToByteBuffer(InMessage&& message);
-// The reverse, without a copy.
-OutMessage ToOutMessage(const grpc::ByteBuffer& message);
+// Ends a call that is refused. Returns its handler. May throw std::bad_alloc, and has then not
+// ended it.
+CallHandler* RefuseCall(const H2Wire& wire, const Status& status);
 
 }  // namespace attend

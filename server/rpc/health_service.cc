@@ -7,10 +7,10 @@
 #include <string_view>
 #include <utility>
 
-#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpc/health/v1/health.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_context.h"
-#include "server/wire/grpc_status.h"
+#include "server/rpc/h2_wire.h"
 
 namespace attend {
 namespace {
@@ -22,12 +22,10 @@ using ServingStatus = HealthCheckResponse::ServingStatus;
 // No service has so long a name.
 constexpr size_t kHealthBytesMax = 4096;
 
-// The message that says so; made without memory of its own but the slice's.
-grpc::ByteBuffer MessageOf(ServingStatus status) {
+// The message that says so. Two bytes, so it takes no memory.
+std::string MessageOf(ServingStatus status) {
   constexpr char kField = 0x08;
-  const char bytes[] = {kField, static_cast<char>(status)};
-  const grpc::Slice slice(bytes, sizeof(bytes));  // held inside the slice
-  return grpc::ByteBuffer(&slice, 1);
+  return {kField, static_cast<char>(status)};
 }
 
 ServingStatus StatusOf(bool serving) {
@@ -37,17 +35,17 @@ ServingStatus StatusOf(bool serving) {
 }  // namespace
 
 // Tells its client each change, and only the last where it reads slowly. All but Begin and the
-// wire's callbacks is used with the service's mutex held.
-class HealthService::Watcher final : public StreamHandler {
+// transport's callbacks is used with the service's mutex held.
+class HealthService::Watcher final : public CallHandler {
  public:
-  Watcher(HealthService& service, StreamWire& wire) : service_(service), wire_(wire) {}
+  Watcher(HealthService& service, ServerCall& call) : service_(service), wire_(call) {}
 
-  void Begin() { wire_.Read(&bytes_); }
+  void Begin() { wire_.Read(); }
   void Tell(bool serving) {
     now_ = known_ ? StatusOf(serving) : HealthCheckResponse::SERVICE_UNKNOWN;
     Write();
   }
-  void End(const grpc::Status& status) {
+  void End(const Status& status) {
     if (std::exchange(ended_, true)) return;
     wire_.End(status);
   }
@@ -55,22 +53,24 @@ class HealthService::Watcher final : public StreamHandler {
  private:
   friend class HealthService;
 
-  // Its request, or none.
-  void OnReadDone(bool ok) override {
-    Status status = InvalidArgument("the call has no message");
-    if (ok) status = OrOutOfMemory([this] { return service_.Begin(*this, bytes_); });
+  void OnMessage(InMessage message) override {
+    const Status status = OrOutOfMemory([&] { return service_.Begin(*this, message.Text()); });
     const MutexLock lock(service_.mutex_);
-    if (!status.ok()) End(ToGrpc(status));
+    if (!status.ok()) End(status);
   }
-  void OnWriteDone(bool ok) override {
+  void OnHalfClose() override {
+    const MutexLock lock(service_.mutex_);
+    End(InvalidArgument("the call has no message"));
+  }
+  void OnWritten(bool ok) override {
     const MutexLock lock(service_.mutex_);
     writing_ = false;
-    if (!ok) return End(grpc::Status::CANCELLED);
+    if (!ok) return End(Cancelled());
     Write();
   }
   void OnCancel() override {
     const MutexLock lock(service_.mutex_);
-    End(grpc::Status::CANCELLED);
+    End(Cancelled());
   }
   void OnDone() override {
     service_.Remove(this);
@@ -80,19 +80,18 @@ class HealthService::Watcher final : public StreamHandler {
     if (ended_ || writing_ || now_ == told_) return;
     writing_ = true;
     told_ = now_;
-    bytes_ = MessageOf(told_);
-    wire_.Write(&bytes_, /*hurries=*/true);
+    wire_.Write(OutMessage::Of(MessageOf(told_)));
   }
+  static Status Cancelled() { return Status(Code::kCancelled, "the call was cancelled"); }
 
   HealthService& service_;
-  StreamWire& wire_;
+  const H2Wire wire_;
   bool known_ = false;  // the service that is watched
   Marks marks_;         // of its connection, or null
   ServingStatus now_ = HealthCheckResponse::UNKNOWN;
   ServingStatus told_ = HealthCheckResponse::UNKNOWN;
   bool writing_ = false;
   bool ended_ = false;
-  grpc::ByteBuffer bytes_;
 };
 
 HealthService::HealthService(const std::vector<std::string>& services,
@@ -109,20 +108,17 @@ void HealthService::SetServing(bool serving) {
   for (Watcher* const watcher : watchers_) watcher->Tell(serving);
 }
 
-Result<std::string> HealthService::ServiceOf(const grpc::ByteBuffer& request) {
-  if (request.Length() > kHealthBytesMax) {
-    return InvalidArgument("a health check has " + std::to_string(request.Length()) +
+Result<std::string> HealthService::ServiceOf(const std::string& request) {
+  if (request.size() > kHealthBytesMax) {
+    return InvalidArgument("a health check has " + std::to_string(request.size()) +
                            " bytes, must have at most " + std::to_string(kHealthBytesMax));
   }
-  grpc::ByteBuffer bytes(request);
   health::HealthCheckRequest parsed;
-  if (!grpc::SerializationTraits<health::HealthCheckRequest>::Deserialize(&bytes, &parsed).ok()) {
-    return InvalidArgument("the message is not a health check");
-  }
+  if (!parsed.ParseFromString(request)) return InvalidArgument("the message is not a health check");
   return parsed.service();
 }
 
-Status HealthService::Check(const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
+Status HealthService::Check(const std::string& request, std::string& response) {
   return OrOutOfMemory([&]() -> Status {
     const Result<std::string> service = ServiceOf(request);
     if (!service.ok()) return service.status();
@@ -133,10 +129,10 @@ Status HealthService::Check(const grpc::ByteBuffer& request, grpc::ByteBuffer& r
   });
 }
 
-Status HealthService::Begin(Watcher& watcher, const grpc::ByteBuffer& request) {
+Status HealthService::Begin(Watcher& watcher, const std::string& request) {
   const Result<std::string> service = ServiceOf(request);
   if (!service.ok()) return service.status();
-  const std::string peer = watcher.wire_.call().Peer();
+  const std::string peer = watcher.wire_.Peer();
   const Marks marks = connections_ == nullptr ? nullptr : connections_->MarksOf(peer);
   std::set<Watcher*> made = {&watcher};
   const MutexLock lock(mutex_);
@@ -150,17 +146,14 @@ Status HealthService::Begin(Watcher& watcher, const grpc::ByteBuffer& request) {
 }
 
 void HealthService::AddTo(CallTable& table) {
-  const std::string service = std::string("/") + health::Health::service_full_name();
+  const std::string service = "/grpc.health.v1.Health";
   table.small[service + "/Check"] = [this](const ServiceCall::Wire& wire) {
-    wire.finish(ToGrpc(Check(*wire.request, *wire.response)));
+    wire.finish(Check(*wire.request, *wire.response));
   };
-  table.streams[service + "/Watch"] = [this](StreamWire& wire) {
-    return OrOutOfMemory([&] {
-      auto* const watcher = new Watcher(*this, wire);
-      wire.Give(*watcher);
-      watcher->Begin();
-      return Status();
-    });
+  table.streams[service + "/Watch"] = [this](ServerCall& call) {
+    auto* const watcher = new Watcher(*this, call);
+    watcher->Begin();
+    return watcher;
   };
 }
 
@@ -195,10 +188,9 @@ void HealthService::MakeRoom() {
   const auto oldest = std::find_if(strangers_.begin(), strangers_.end(), [&](const Stranger& each) {
     return each.marks->peer == most->first;
   });
-  oldest->watcher->End(
-      grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                   "too many watches of health on connections without a caller; the "
-                   "oldest was ended"));
+  oldest->watcher->End(ResourceExhausted(
+      "too many watches of health on connections without a caller; the oldest was "
+      "ended"));
   strangers_.erase(oldest);
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Health checks (grpc.health.v1), for which nobody needs credentials. gRPC's own bound neither the
-// messages that they read nor the watches that a stranger has open.
+// Health checks (grpc.health.v1), which need no credentials.
 
 #pragma once
 
@@ -45,11 +44,11 @@ class HealthService final {
     Marks marks;
   };
 
-  Status Check(const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
+  Status Check(const std::string& request, std::string& response);
   // The watch begins for which the request asks. May throw std::bad_alloc.
-  Status Begin(Watcher& watcher, const grpc::ByteBuffer& request);
+  Status Begin(Watcher& watcher, const std::string& request);
   // Which service the request names.
-  static Result<std::string> ServiceOf(const grpc::ByteBuffer& request);
+  static Result<std::string> ServiceOf(const std::string& request);
   // A watch on this connection may begin, whose place is made.
   Status TakePlace(const Marks& marks, Watcher* watcher) ATTEND_REQUIRES(mutex_);
   void MakeRoom() ATTEND_REQUIRES(mutex_);

@@ -5,7 +5,6 @@
 #include <google/protobuf/arena.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/descriptor.pb.h>
-#include <grpcpp/grpcpp.h>
 
 #include <optional>
 #include <set>
@@ -13,15 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "attend/v1/admin.grpc.pb.h"
-#include "grpc/reflection/v1/reflection.grpc.pb.h"
-#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "attend/v1/admin.pb.h"
+#include "grpc/reflection/v1/reflection.pb.h"
+#include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_log.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/standing_caller.h"
 #include "server/util/rejection.h"
-#include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
@@ -31,11 +29,15 @@ using google::protobuf::DescriptorPool;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::FileDescriptor;
 
+// What it has is no secret; who may call it is another question.
+constexpr char kAdmin[] = "attend.v1.AdminService";
+constexpr char kReflection[] = "grpc.reflection.v1alpha.ServerReflection";
+constexpr char kReflectionV1[] = "grpc.reflection.v1.ServerReflection";
 // Nothing that there is to ask for has a name that comes near it.
 constexpr size_t kReflectionBytesMax = size_t{64} << 10;
 
 void NotFound(const std::string& what, proto::ServerReflectionResponse& response) {
-  response.mutable_error_response()->set_error_code(grpc::StatusCode::NOT_FOUND);
+  response.mutable_error_response()->set_error_code(static_cast<int32_t>(Code::kNotFound));
   response.mutable_error_response()->set_error_message(what + " not found");
 }
 
@@ -101,21 +103,22 @@ void Describe(const proto::ServerReflectionRequest& request,
       ListServices(services, *response.mutable_list_services_response());
       break;
     case Request::MESSAGE_REQUEST_NOT_SET:
-      response.mutable_error_response()->set_error_code(grpc::StatusCode::INVALID_ARGUMENT);
+      response.mutable_error_response()->set_error_code(
+          static_cast<int32_t>(Code::kInvalidArgument));
       response.mutable_error_response()->set_error_message("the request asks for nothing");
       break;
   }
 }
 
 // Answers one stream's requests, one after the other.
-class Stream final : public StreamHandler, public OpenCall {
+class Stream final : public CallHandler, public OpenCall {
  public:
   Stream(ServiceContext& context, const std::vector<std::string>& services, const CallFacts& facts,
-         StreamWire& wire, CountHold hold)
+         H2Wire&& wire, CountHold hold)
       : context_(context),
         services_(services),
         facts_(facts),
-        wire_(wire),
+        wire_(std::move(wire)),
         hold_(std::move(hold)) {}
 
   void Begin() {
@@ -131,21 +134,19 @@ class Stream final : public StreamHandler, public OpenCall {
     if (const Status may = caller_.Check(); !may.ok()) Stop(may);
   }
 
-  // StreamHandler
-  void OnReadDone(bool ok) override {
-    {
-      const MutexLock lock(mutex_);
-      if (finished_) return;  // it crossed the end of the call
-      answering_ = ok;
-    }
-    if (!ok) return Stop(wire_.call().Cancelled() ? Cancelled() : Status());
-    const Status posted = OrOutOfMemory([this] {
-      return context_.queue.Post(facts_.caller.tenant, static_cast<int64_t>(bytes_.Length()),
-                                 [this] { Answer(); });
+  // CallHandler
+  void OnMessage(InMessage message) override {
+    if (!TakeRead(true)) return;
+    const Status posted = OrOutOfMemory([&] {
+      request_ = message.Text();
+      return context_.queue.Post(facts_.caller.tenant, std::ssize(request_), [this] { Answer(); });
     });
     if (!posted.ok()) Fail(posted);
   }
-  void OnWriteDone(bool ok) override {
+  void OnHalfClose() override {
+    if (TakeRead(false)) Stop(wire_.Cancelled() ? Cancelled() : Status());
+  }
+  void OnWritten(bool ok) override {
     if (!ok) Stop(Cancelled());
     Answered();
     Read();
@@ -157,9 +158,17 @@ class Stream final : public StreamHandler, public OpenCall {
   }
 
  private:
+  // False: it crossed the end of the call.
+  bool TakeRead(bool message) {
+    const MutexLock lock(mutex_);
+    if (finished_) return false;
+    answering_ = message;
+    return true;
+  }
   void Answer() {
-    const Status status = OrOutOfMemory([this] { return Respond(); });
-    status.ok() ? wire_.Write(&bytes_, /*hurries=*/true) : Fail(status);
+    OutMessage answer;
+    const Status status = OrOutOfMemory([&] { return Respond(answer); });
+    status.ok() ? wire_.Write(std::move(answer)) : Fail(status);
   }
   void Fail(const Status& status) {
     Answered();
@@ -177,7 +186,7 @@ class Stream final : public StreamHandler, public OpenCall {
       stopped = stopped_.has_value();
     }
     if (stopped) return Stop(Status());
-    wire_.Read(&bytes_);
+    wire_.Read();
   }
   // Ends with the first status that this is called with, once no answer is under way.
   void Stop(const Status& status) {
@@ -194,23 +203,22 @@ class Stream final : public StreamHandler, public OpenCall {
     }
     LogEnd(context_, served ? Because(Rejection::kCounted, end) : end,
            {served ? "reflection ended" : "reflection refused", request_bytes_, response_bytes_},
-           wire_.call(), facts_);
+           wire_, facts_);
     hold_.Release();  // before the client hears of it and opens another
-    wire_.End(ToGrpc(end));
+    wire_.End(end);
   }
-  // Puts the answer in the request's place. May throw std::bad_alloc.
-  Status Respond() {
+  // May throw std::bad_alloc.
+  Status Respond(OutMessage& answer) {
     // It says how to call the server, so no rate refuses it.
-    context_.limits.Came(facts_.caller.tenant, static_cast<int64_t>(bytes_.Length()));
+    context_.limits.Came(facts_.caller.tenant, std::ssize(request_));
     ATTEND_RETURN_IF_ERROR(caller_.Check());
-    if (bytes_.Length() > kReflectionBytesMax) {
-      return InvalidArgument("a reflection request has " + std::to_string(bytes_.Length()) +
+    if (request_.size() > kReflectionBytesMax) {
+      return InvalidArgument("a reflection request has " + std::to_string(request_.size()) +
                              " bytes, must have at most " + std::to_string(kReflectionBytesMax));
     }
-    request_bytes_ += static_cast<int64_t>(bytes_.Length());
+    request_bytes_ += std::ssize(request_);
     proto::ServerReflectionRequest request;
-    if (!grpc::SerializationTraits<proto::ServerReflectionRequest>::Deserialize(&bytes_, &request)
-             .ok()) {
+    if (!request.ParseFromString(request_)) {
       return InvalidArgument("the message is not a reflection request");
     }
     // On an arena: Protobuf's messages lose what they hold where an allocation fails.
@@ -218,21 +226,20 @@ class Stream final : public StreamHandler, public OpenCall {
     auto* const response =
         google::protobuf::Arena::CreateMessage<proto::ServerReflectionResponse>(&arena);
     Describe(request, services_, *response);
-    const grpc::Slice answer(response->SerializeAsString());
-    response_bytes_ += static_cast<int64_t>(answer.size());
-    context_.limits.Came(facts_.caller.tenant, static_cast<int64_t>(answer.size()));
-    bytes_ = grpc::ByteBuffer(&answer, 1);
+    answer = OutMessage::Of(response->SerializeAsString());
+    response_bytes_ += answer.bytes();
+    context_.limits.Came(facts_.caller.tenant, answer.bytes());
     return Status();
   }
 
   ServiceContext& context_;
   const std::vector<std::string>& services_;
   const CallFacts facts_;
-  StreamWire& wire_;
-  StandingCaller caller_{context_, wire_.call(), facts_, Scope::kInfo};
+  const H2Wire wire_;
+  StandingCaller caller_{context_, wire_, facts_, Scope::kInfo};
   CountHold hold_;  // its place among its tenant's streams
   // Of the thread that answers, or ends the stream when none does.
-  grpc::ByteBuffer bytes_;
+  std::string request_;
   int64_t request_bytes_ = 0;
   int64_t response_bytes_ = 0;
   Mutex mutex_;
@@ -246,27 +253,22 @@ class Stream final : public StreamHandler, public OpenCall {
 
 ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::string> services)
     : context_(context), services_(std::move(services)) {
-  services_.push_back("grpc.health.v1.Health");
-  // What it has is no secret; who may call it is another question.
-  services_.push_back(v1::AdminService::service_full_name());
-  services_.push_back(grpc::reflection::v1::ServerReflection::service_full_name());
-  services_.push_back(proto::ServerReflection::service_full_name());
+  for (const char* const open : {"grpc.health.v1.Health", kAdmin, kReflection, kReflectionV1}) {
+    services_.emplace_back(open);
+  }
 }
 
 void ReflectionService::AddTo(CallTable& table) {
-  for (const char* const version : {grpc::reflection::v1::ServerReflection::service_full_name(),
-                                    proto::ServerReflection::service_full_name()}) {
+  for (const char* const version : {kReflectionV1, kReflection}) {
     const std::string method = std::string("/") + version + "/ServerReflectionInfo";
     CallTable::Stream& begin = table.streams[method];
-    begin = [this, method](StreamWire& wire) {
-      const WireCall& call = wire.call();
+    begin = [this, method](ServerCall& call) {
+      H2Wire wire(call);
       const auto make = [&](const Caller& caller, CountHold hold) {
-        auto* const stream = new Stream(
-            context_, services_, FactsOf(context_, method, caller, call), wire, std::move(hold));
-        wire.Give(*stream);
-        return stream;
+        return new Stream(context_, services_, FactsOf(context_, method, caller, wire),
+                          std::move(wire), std::move(hold));
       };
-      return BeginStream(context_, method, call, make, Scope::kInfo);
+      return BeginStream(context_, method, wire, make, Scope::kInfo);
     };
   }
 }

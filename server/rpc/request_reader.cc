@@ -43,15 +43,9 @@ struct RequestReader::Work {
   Validated validated;
   MemoryPlan plan;
 
-  // False if gRPC cannot give the message's slices.
-  bool Take(const ArrivedMessage& bytes) {
-    if (bytes.buffer == nullptr) {
-      slices.Lend(bytes.lent);
-    } else if (!slices.Take(*bytes.buffer)) {
-      return false;
-    }
+  void Take(InMessage&& bytes) {
+    slices.Take(std::move(bytes));
     message.slices = slices.spans();
-    return true;
   }
   // The message stays when the function returns that it was given to.
   void Own() {
@@ -86,12 +80,12 @@ RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, const Clock
       uploads_(engine.host_pool().budget_bytes(), limits.tenant_weights) {}
 
 void RequestReader::Accept(Call& call, const MessageFormat& format,
-                           std::unique_ptr<Request> request, const ArrivedMessage& message) {
+                           std::unique_ptr<Request> request, InMessage&& message) {
   const TraceRange range("attend: take a message");
   call.Ref();
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (Take(call, format, request, message)) return;
+    if (Take(call, format, request, std::move(message))) return;
   } catch (const std::bad_alloc&) {
     if (request != nullptr) Finish(std::move(request), OutOfMemory());
   }
@@ -99,14 +93,12 @@ void RequestReader::Accept(Call& call, const MessageFormat& format,
 }
 
 bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
-                         const ArrivedMessage& message) {
+                         InMessage&& message) {
   Work work(format);
-  request->message_bytes = message.bytes();  // whatever becomes of it
+  request->message_bytes = message.size();  // whatever becomes of it
   Status status = CheckEarly(call, *request);
-  if (status.ok() && !work.Take(message)) {
-    status = InvalidArgument("the message cannot be read");
-  }
   if (status.ok()) {
+    work.Take(std::move(message));
     status = format.Scan(work.message, *request);
     if (!status.ok()) NameRequest(std::move(request->request_id), *request);
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Takes one message from gRPC's buffers to the engine's queue, the same way for unary calls and
+// Takes one message from the transport to the engine's queue, the same way for unary calls and
 // streams. For requests whose bytes come in chunks, it does the first and the last step. It is
-// called on gRPC's threads and never blocks them: the copy threads copy large messages and then go
-// on with the work.
+// called on the transport's loops and never blocks them: the copy threads copy large messages and
+// then go on with the work.
 
 #pragma once
 
@@ -57,11 +57,11 @@ class RequestReader {
   // request ends by one call of its responder, which is `call`. The request's id, responder,
   // deadline and time of arrival must be set. `format` must outlive the call.
   void Accept(Call& call, const MessageFormat& format, std::unique_ptr<Request> request,
-              const ArrivedMessage& message);
+              InMessage&& message);
 
   // Admits a request by its header and allocates its memory, on a device too if it can be staged.
-  // The same fields of `request` must be set as for Accept. May throw std::bad_alloc. Not on gRPC's
-  // threads.
+  // The same fields of `request` must be set as for Accept. May throw std::bad_alloc. Not on a
+  // loop.
   Status AcceptHeader(const RequestMessage& header, Request& request, TensorPlaces& places);
   // Takes a request that has all its bytes to the engine, or ends it. Either way it ends by one
   // call of its responder, which is `call`.
@@ -74,7 +74,7 @@ class RequestReader {
   // These two end the request or hand it on, unless they throw std::bad_alloc and leave it. True:
   // a copy thread goes on, and releases the call.
   bool Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
-            const ArrivedMessage& message);
+            InMessage&& message);
   bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
   void DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Copies the tensors of a decoded request.

@@ -6,7 +6,6 @@
 
 #include "server/rpc/call_caller.h"
 #include "server/rpc/call_log.h"
-#include "server/wire/grpc_status.h"
 
 namespace attend {
 
@@ -16,7 +15,7 @@ ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod
       AdmitCaller(context, *wire.call, name, method.scope, *wire.request, wire.finish);
   if (!caller) return nullptr;
   const CallFacts facts = FactsOf(context, name, *caller, *wire.call);
-  const auto came = static_cast<int64_t>(wire.request->Length());
+  const auto came = std::ssize(*wire.request);
   Ref begun;
   const Status status = OrOutOfMemory([&] {
     begun = std::make_shared<ServiceCall>(context, method, facts, wire);
@@ -31,8 +30,7 @@ ServiceCall::Ref ServiceCall::Begin(ServiceContext& context, const ServiceMethod
 }
 
 void ServiceCall::Note(const Status& status) {
-  const SmallCallEnd end{method_.event, static_cast<int64_t>(wire_.request->Length()),
-                         static_cast<int64_t>(wire_.response->Length())};
+  const SmallCallEnd end{method_.event, std::ssize(*wire_.request), std::ssize(*wire_.response)};
   if (method_.charge != ServiceMethod::Charge::kNone) {
     context_.limits.Came(facts_.caller.tenant, end.response_bytes);
   }
@@ -52,7 +50,7 @@ void ServiceCall::End(const Status& status, const Refusal& refusal) {
   const OnNoMemory wait(OnNoMemory::kWait);
   Note(status);
   if (!status.ok()) AddRefusal(context_, status.code(), refusal, *wire_.call);
-  wire_.finish(ToGrpc(status));
+  wire_.finish(status);
 }
 
 }  // namespace attend

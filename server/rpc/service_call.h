@@ -7,8 +7,6 @@
 
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -41,15 +39,14 @@ struct ServiceMethod {
 
 class ServiceCall {
  public:
-  using Bytes = grpc::ByteBuffer;
   using Ref = std::shared_ptr<ServiceCall>;
 
   // The carrier of one. The messages live until `finish`, which ends the call.
   struct Wire {
     std::shared_ptr<const WireCall> call;
-    const Bytes* request;
-    Bytes* response;
-    std::function<void(const grpc::Status&)> finish;
+    const std::string* request;
+    std::string* response;
+    std::function<void(const Status&)> finish;
   };
 
   // Admits the caller and takes what the method takes. Null: the call has ended. `method` must
@@ -93,8 +90,7 @@ class ServiceCall {
   template <class Work>
   Status Post(Work work) {
     return OrOutOfMemory([&] {
-      return context_.queue.Post(facts_.caller.tenant,
-                                 static_cast<int64_t>(wire_.request->Length()), std::move(work));
+      return context_.queue.Post(facts_.caller.tenant, std::ssize(*wire_.request), std::move(work));
     });
   }
 

@@ -6,8 +6,6 @@
 
 #include <google/protobuf/arena.h>
 #include <google/protobuf/descriptor.h>
-#include <grpcpp/grpcpp.h>
-#include <grpcpp/impl/codegen/proto_utils.h>
 
 #include <cstdint>
 #include <string>
@@ -37,25 +35,19 @@ const std::string& MethodOf() {
 // Has `answer(request, response)` fill the response, or say why not. Messages above `bytes_max`
 // bytes are refused. May throw std::bad_alloc.
 template <class In, class Out, class Answer>
-Status AnswerSmallCall(const grpc::ByteBuffer& request, int64_t bytes_max, const Answer& answer,
-                       grpc::ByteBuffer& response) {
+Status AnswerSmallCall(const std::string& request, int64_t bytes_max, const Answer& answer,
+                       std::string& response) {
   if (MemoryIsShort()) return OutOfMemory();
-  const auto bytes = static_cast<int64_t>(request.Length());
-  if (bytes > bytes_max) {
-    return InvalidArgument("the message has " + std::to_string(bytes) +
+  if (std::ssize(request) > bytes_max) {
+    return InvalidArgument("the message has " + std::to_string(request.size()) +
                            " bytes, must have at most " + std::to_string(bytes_max));
   }
   google::protobuf::Arena arena;  // Protobuf's messages lose what they hold where one fails
   auto* const in = google::protobuf::Arena::CreateMessage<In>(&arena);
   auto* const out = google::protobuf::Arena::CreateMessage<Out>(&arena);
-  grpc::ByteBuffer message(request);
-  if (!grpc::SerializationTraits<In>::Deserialize(&message, in).ok()) {
-    return InvalidArgument("the message cannot be parsed");
-  }
+  if (!in->ParseFromString(request)) return InvalidArgument("the message cannot be parsed");
   ATTEND_RETURN_IF_ERROR(answer(*in, *out));
-  bool own = false;
-  const grpc::Status written = grpc::SerializationTraits<Out>::Serialize(*out, &response, &own);
-  return written.ok() ? Status() : Internal("the answer cannot be written");
+  return out->SerializeToString(&response) ? Status() : Internal("the answer cannot be written");
 }
 
 }  // namespace attend

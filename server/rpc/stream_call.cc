@@ -12,33 +12,32 @@
 #include "server/rpc/call_caller.h"
 #include "server/rpc/open_stream.h"
 #include "server/util/rejection.h"
-#include "server/wire/grpc_status.h"
+#include "server/wire/status_text.h"
 
 namespace attend {
 
 StreamCall::StreamCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
-                       std::optional<Pass> asked, StreamWire& wire, CountHold hold)
+                       std::optional<Pass> asked, H2Wire&& wire, CountHold hold)
     : context_(context),
       facts_(facts),
       format_(format),
       asked_(asked),
-      wire_(wire),
-      deadline_(wire.call().Deadline(context.clock)),
+      wire_(std::move(wire)),
+      deadline_(wire_.Deadline()),
       hold_(std::move(hold)) {}
 
-Status StreamCall::Open(ServiceContext& context, std::string_view method,
-                        const MessageFormat& format, std::optional<Pass> asked, StreamWire& wire) {
-  return BeginStream(context, method, wire.call(), [&](const Caller& caller, CountHold hold) {
-    auto* const stream =
-        new StreamCall(context, FactsOfStream(context, method, caller, wire.call()), format, asked,
-                       wire, std::move(hold));
-    wire.Give(*stream);
-    return stream;
+CallHandler* StreamCall::Open(ServiceContext& context, std::string_view method,
+                              const MessageFormat& format, std::optional<Pass> asked,
+                              ServerCall& call) {
+  H2Wire wire(call);
+  return BeginStream(context, method, wire, [&](const Caller& caller, CountHold hold) {
+    return new StreamCall(context, FactsOfStream(context, method, caller, wire), format, asked,
+                          std::move(wire), std::move(hold));
   });
 }
 
 void StreamCall::Begin() {
-  watched_->Join(context_.answers, wire_.call());
+  watched_->Join(context_.answers, wire_);
   Step step;
   {
     const MutexLock lock(mutex_);
@@ -67,7 +66,7 @@ void StreamCall::Recheck() {
   Step step;
   {
     const MutexLock lock(mutex_);
-    if (!stopped_) stopped_ = ToGrpc(may);
+    if (!stopped_) stopped_ = may;
     step = NextLocked();
   }
   Do(step);
@@ -76,7 +75,8 @@ void StreamCall::Recheck() {
 StreamCall::Step StreamCall::NextLocked() {
   if (finished_) return Step::kNone;
   assert(0 <= unanswered_ && unanswered_ <= context_.stream_requests_max);
-  assert(std::ssize(answers_) <= unanswered_ && writing_ == !answers_.empty());
+  assert(std::ssize(answers_) + (writing_ ? 1 : 0) <= unanswered_ &&
+         (writing_ || answers_.empty()));
   const bool over = half_closed_ || broken_ || ending_ || stopped_;
   if (over && unanswered_ == 0 && !writing_) {
     assert(queued_.empty());
@@ -89,30 +89,29 @@ StreamCall::Step StreamCall::NextLocked() {
 }
 
 void StreamCall::Do(Step step) {
-  if (step == Step::kRead) wire_.Read(&incoming_);
+  if (step == Step::kRead) wire_.Read();
   if (step != Step::kFinish) return;
   bool cut_off = false;
-  std::optional<grpc::Status> stopped;
+  std::optional<Status> stopped;
   {
     const MutexLock lock(mutex_);
     cut_off = !half_closed_ && ending_;
     stopped.swap(stopped_);
   }
-  grpc::Status status;
+  Status status;
   if (cancelled()) {
-    status = grpc::Status(grpc::StatusCode::CANCELLED, "the call was cancelled");
+    status = Status(Code::kCancelled, "the call was cancelled");
   } else if (stopped) {
     status = std::move(*stopped);
   } else if (cut_off) {
-    status = ToGrpc(Draining());
+    status = Draining();
   }
-  TellLoad(context_, wire_.call());
+  TellLoad(context_, wire_);
   hold_.Release();  // before the client hears of it and opens another
   wire_.End(status);
 }
 
-void StreamCall::OnReadDone(bool ok) {
-  if (ok) return OnMessage({});
+void StreamCall::OnHalfClose() {
   Step step;
   {
     const MutexLock lock(mutex_);
@@ -124,13 +123,7 @@ void StreamCall::OnReadDone(bool ok) {
   Do(step);
 }
 
-bool StreamCall::OnLent(std::string_view message) {
-  OnMessage(message);
-  return true;
-}
-
-void StreamCall::OnMessage(std::string_view lent) {
-  grpc::ByteBuffer message;
+void StreamCall::OnMessage(InMessage message) {
   Step step;
   uint64_t place = 0;
   {
@@ -139,7 +132,6 @@ void StreamCall::OnMessage(std::string_view lent) {
     if (finished_) return;  // it crossed the end of the call
     ++unanswered_;
     place = read_++;
-    message.Swap(&incoming_);
     step = NextLocked();  // the next read is under way before this message is copied
   }
   Do(step);
@@ -150,32 +142,27 @@ void StreamCall::OnMessage(std::string_view lent) {
     if (checked.ok()) request = NewRequest(context_, *this, deadline_);
     return checked;
   });
-  if (!may.ok()) return Stop(place, ToGrpc(may));  // before the message's request_id is known
+  if (!may.ok()) return Stop(place, may);  // before the message's request_id is known
   request->answer_place = place;
   request->asked = asked_;
   SetCaller(facts_.caller, *request);
   request->may_end_in_submit = true;
-  if (wire_.call().PlansNow()) request->planner = std::this_thread::get_id();
-  context_.reader.Accept(*this, format_, std::move(request),
-                         {lent.data() == nullptr ? &message : nullptr, lent});
+  request->planner = std::this_thread::get_id();
+  context_.reader.Accept(*this, format_, std::move(request), std::move(message));
 }
 
-void StreamCall::Stop(uint64_t place, grpc::Status status) {
-  const grpc::ByteBuffer* first = nullptr;
+void StreamCall::Stop(uint64_t place, Status status) {
+  std::optional<OutMessage> next;
   Step step;
   {
     const MutexLock lock(mutex_);
     if (!stopped_) stopped_ = std::move(status);
     --unanswered_;
-    const bool writing = !answers_.empty();
-    if (!broken_) QueueLocked(place, nullptr);
-    if (!writing && !answers_.empty()) {
-      writing_ = true;
-      first = &answers_.front();
-    }
+    if (!broken_) QueueLocked(place, std::nullopt);
+    next = TakeNextLocked();
     step = NextLocked();
   }
-  if (first != nullptr) Write(first);
+  Write(std::move(next));
   Do(step);
 }
 
@@ -197,19 +184,19 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
   const bool ok = request->status.ok();  // RecordEnd changes failures alone
   const int64_t bytes = ok ? AnswerBytes(*request) : 0;
   const std::unique_ptr<OpenSpan> span =
-      RecordEnd(context_, *request, total_ns, bytes, wire_.call(), facts_, format_);
+      RecordEnd(context_, *request, total_ns, bytes, wire_, facts_, format_);
   {
     const MutexLock lock(mutex_);
     std::erase(queued_, request->id);
   }
   if (cancelled()) {
     request.reset();
-    std::map<uint64_t, std::optional<grpc::ByteBuffer>> dropped;
+    std::map<uint64_t, std::optional<OutMessage>> dropped;
     Step step;
     {
       const MutexLock lock(mutex_);
       // OnCancel may be on its way to say so. Until it has, a read begun here could meet the call's
-      // end: this thread is not gRPC's, so nothing would keep the call alive.
+      // end: this thread is not the call's loop, so nothing would keep the call alive.
       BreakLocked(dropped);
       --unanswered_;
       step = NextLocked();
@@ -221,44 +208,55 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
   const std::string id = format_.AnswerId(*request);
   Status status = request->status;
   if (ok) {
-    grpc::ByteBuffer answer;
+    OutMessage answer;
     status = OrOutOfMemory([&] {
-      grpc::ByteBuffer made = format_.EncodeReply(std::move(request), total_ns, watched_);
-      answer.Swap(&made);  // the only way without a copy
+      answer = format_.EncodeReply(std::move(request), total_ns, watched_);
       return Status();
     });
-    if (status.ok()) return Answer(place, answer);
+    if (status.ok()) return Answer(place, std::move(answer));
   }
   const Refusal refusal = request == nullptr ? Refusal() : request->refusal;
   request.reset();  // its memory before the client hears of it and tries again
-  grpc::ByteBuffer failure =
-      format_.EncodeFailure(id, status, refusal, RetryAfterMs(context_, status.code(), refusal));
-  Answer(place, failure);
+  Answer(place, format_.EncodeFailure(id, status, refusal,
+                                      RetryAfterMs(context_, status.code(), refusal)));
 }
 
-void StreamCall::QueueLocked(uint64_t place, grpc::ByteBuffer* answer) {
+void StreamCall::QueueLocked(uint64_t place, std::optional<OutMessage> answer) {
   if (!format_.InOrder()) {
-    if (answer != nullptr) answers_.emplace_back().Swap(answer);
+    if (answer) answers_.push_back(std::move(*answer));
     return;
   }
-  std::optional<grpc::ByteBuffer>& early = early_[place];
-  if (answer != nullptr) early.emplace().Swap(answer);
+  early_[place] = std::move(answer);
   while (!early_.empty() && early_.begin()->first == next_place_) {
-    std::optional<grpc::ByteBuffer>& next = early_.begin()->second;
-    if (next) answers_.emplace_back().Swap(&*next);
+    std::optional<OutMessage>& next = early_.begin()->second;
+    if (next) answers_.push_back(std::move(*next));
     early_.erase(early_.begin());
     ++next_place_;
   }
 }
 
-void StreamCall::BreakLocked(std::map<uint64_t, std::optional<grpc::ByteBuffer>>& dropped) {
+void StreamCall::BreakLocked(std::map<uint64_t, std::optional<OutMessage>>& dropped) {
   broken_ = true;
   for (const auto& [place, answer] : early_) unanswered_ -= answer ? 1 : 0;
   dropped.swap(early_);
 }
 
-void StreamCall::Answer(uint64_t place, grpc::ByteBuffer& answer) {
-  const grpc::ByteBuffer* first = nullptr;
+std::optional<OutMessage> StreamCall::TakeNextLocked() {
+  if (writing_ || answers_.empty()) return std::nullopt;
+  writing_ = true;
+  std::optional<OutMessage> next = std::move(answers_.front());
+  answers_.pop_front();
+  return next;
+}
+
+void StreamCall::Write(std::optional<OutMessage> answer) {
+  if (!answer) return;
+  watched_->Hold(1);  // until OnWritten
+  wire_.Write(std::move(*answer));
+}
+
+void StreamCall::Answer(uint64_t place, OutMessage answer) {
+  std::optional<OutMessage> next;
   Step step = Step::kNone;
   {
     const MutexLock lock(mutex_);
@@ -266,58 +264,40 @@ void StreamCall::Answer(uint64_t place, grpc::ByteBuffer& answer) {
       --unanswered_;
       step = NextLocked();
     } else {
-      QueueLocked(place, &answer);
-      if (!writing_ && !answers_.empty()) {
-        writing_ = true;
-        first = &answers_.front();
-      }
+      QueueLocked(place, std::move(answer));
+      next = TakeNextLocked();
     }
   }
-  // Nothing of this object after either: the stream may end, and the object with it, meanwhile.
-  if (first != nullptr) {
-    Write(first);
-  } else if (step != Step::kNone) {
-    Do(step);
-  }
+  Write(std::move(next));
+  if (step != Step::kNone) Do(step);
 }
 
-void StreamCall::Write(const grpc::ByteBuffer* answer, bool hurries) {
-  watched_->Hold(1);  // until OnWriteDone
-  wire_.Write(answer, hurries);
-}
-
-void StreamCall::OnWriteDone(bool ok) {
+void StreamCall::OnWritten(bool ok) {
   watched_->Release(1);
-  const grpc::ByteBuffer* next = nullptr;
-  bool hurries = true;
-  grpc::ByteBuffer written;  // let go of outside the lock
-  std::deque<grpc::ByteBuffer> dropped;
-  std::map<uint64_t, std::optional<grpc::ByteBuffer>> dropped_early;
+  std::optional<OutMessage> next;
+  std::deque<OutMessage> dropped;  // let go of outside the lock
+  std::map<uint64_t, std::optional<OutMessage>> dropped_early;
   Step step;
   {
     const MutexLock lock(mutex_);
-    written.Swap(&answers_.front());
-    answers_.pop_front();
+    writing_ = false;
     --unanswered_;
     if (!ok) {
       BreakLocked(dropped_early);
       unanswered_ -= static_cast<int64_t>(answers_.size());
       dropped.swap(answers_);
     }
-    writing_ = !answers_.empty();
-    if (writing_) next = &answers_.front();
-    // One more follows at once: both in one system call.
-    if (answers_.size() > 1) hurries = false;
+    next = TakeNextLocked();
     step = NextLocked();
   }
-  if (next != nullptr) Write(next, hurries);
+  Write(std::move(next));
   Do(step);
 }
 
 void StreamCall::OnCancel() {
   SetCancelled();
   std::vector<uint64_t> queued;
-  std::map<uint64_t, std::optional<grpc::ByteBuffer>> dropped;
+  std::map<uint64_t, std::optional<OutMessage>> dropped;
   Step step;
   {
     const MutexLock lock(mutex_);

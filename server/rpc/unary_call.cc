@@ -7,28 +7,57 @@
 
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
-#include "server/wire/grpc_status.h"
 
 namespace attend {
 
-UnaryCall::UnaryCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
-                     Pass pass, UnaryWire& wire)
-    : context_(context),
-      facts_(facts),
-      format_(format),
-      wire_(wire),
-      request_(NewRequest(context_, *this, wire_.call().Deadline(context_.clock))),
-      id_(request_->id) {
-  request_->asked = pass;
-  SetCaller(facts_.caller, *request_);
-  request_->may_end_in_submit = true;
-  if (wire_.call().PlansNow()) request_->planner = std::this_thread::get_id();
+CallHandler* UnaryCall::Begin(ServiceContext& context, std::string_view method,
+                              const CallTable::Data& data, ServerCall& call) {
+  auto* const unary = new UnaryCall(context, method, data, call);
+  const Status status = OrOutOfMemory([&] { return unary->Admit(); });
+  status.ok() ? unary->wire_.Read() : unary->wire_.End(status);
+  return unary;
 }
 
-void UnaryCall::Begin(const ArrivedMessage& message) {
-  std::unique_ptr<Request> request = std::move(request_);
-  if (!message.Valid()) return EndWithoutMessage(std::move(request));
-  context_.reader.Accept(*this, format_, std::move(request), message);
+Status UnaryCall::Admit() {
+  Result<Caller> caller = CallerOf(context_, wire_, method_, Scope::kCompute, /*came=*/0);
+  if (caller.ok()) facts_.caller = std::move(*caller);
+  return caller.status();
+}
+
+std::unique_ptr<Request> UnaryCall::MakeRequest() {
+  begun_ = true;
+  std::unique_ptr<Request> request;
+  const bool made = TryAllocating([&] {
+    facts_ = FactsOf(context_, method_, facts_.caller, wire_);
+    request = NewRequest(context_, *this, wire_.Deadline());
+  });
+  if (!made) {
+    wire_.End(OutOfMemory());
+    return nullptr;
+  }
+  id_ = request->id;
+  request->asked = data_.pass;
+  SetCaller(facts_.caller, *request);
+  request->may_end_in_submit = true;
+  request->planner = std::this_thread::get_id();
+  return request;
+}
+
+// Whatever follows the message is dropped as it comes, so that none of it is kept.
+void UnaryCall::OnMessage(InMessage message) {
+  wire_.Read();
+  if (begun_) return;
+  std::unique_ptr<Request> request = MakeRequest();
+  if (request == nullptr) return;
+  context_.reader.Accept(*this, *data_.format, std::move(request), std::move(message));
+}
+
+void UnaryCall::OnHalfClose() {
+  if (begun_) return;
+  unread_ = MakeRequest();
+  if (unread_ == nullptr) return;
+  unread_->status = InvalidArgument("the call has no message");
+  wire_.End(unread_->status);
 }
 
 void UnaryCall::OnQueueing(uint64_t) {
@@ -37,30 +66,32 @@ void UnaryCall::OnQueueing(uint64_t) {
 }
 
 void UnaryCall::Finish(std::unique_ptr<Request> request) {
-  WriteFiles(context_.workers, format_, std::move(request),
+  WriteFiles(context_.workers, *data_.format, std::move(request),
              [this](std::unique_ptr<Request> written) { Answer(std::move(written)); });
 }
 
 void UnaryCall::Answer(std::unique_ptr<Request> request) {
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
   const int64_t bytes = request->status.ok() ? AnswerBytes(*request) : 0;
-  span_ = RecordEnd(context_, *request, total_ns, bytes, wire_.call(), facts_, format_);
+  span_ = RecordEnd(context_, *request, total_ns, bytes, wire_, facts_, *data_.format);
   Status status = request->status;
   if (status.ok()) {
-    watched_->Join(context_.answers, wire_.call());
+    watched_->Join(context_.answers, wire_);
     watched_->Hold(1);  // until OnDone
-    grpc::ByteBuffer answer;
+    OutMessage answer;
     status = OrOutOfMemory([&] {
-      grpc::ByteBuffer made = format_.EncodeReply(std::move(request), total_ns, watched_);
-      answer.Swap(&made);  // the only way without a copy
+      answer = data_.format->EncodeReply(std::move(request), total_ns, watched_);
       return Status();
     });
-    if (status.ok()) return wire_.Answer(std::move(answer));
+    if (status.ok()) {
+      wire_.Write(std::move(answer));
+      return wire_.End(Status());
+    }
   }
   const Refusal refusal = request == nullptr ? Refusal() : std::move(request->refusal);
   request.reset();  // its memory before the client hears of it and tries again
-  AddRefusal(context_, status.code(), refusal, wire_.call());
-  wire_.Fail(ToGrpc(status));
+  AddRefusal(context_, status.code(), refusal, wire_);
+  wire_.End(status);
 }
 
 void UnaryCall::OnCancel() {
@@ -78,18 +109,12 @@ void UnaryCall::OnDone() {
   Unref();
 }
 
-void UnaryCall::EndWithoutMessage(std::unique_ptr<Request> request) {
-  unread_ = std::move(request);
-  unread_->status = InvalidArgument("the call has no message");
-  wire_.Fail(ToGrpc(unread_->status));
-}
-
 void UnaryCall::RecordUnread() {
-  if (wire_.call().Cancelled()) {
+  if (wire_.Cancelled()) {
     unread_->status = Status(Code::kCancelled, "the call ended before its message was whole");
   }
   RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
-            wire_.call(), facts_, format_);
+            wire_, facts_, *data_.format);
 }
 
 }  // namespace attend

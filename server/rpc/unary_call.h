@@ -4,54 +4,61 @@
 
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "server/rpc/call_context.h"
-#include "server/rpc/data_wire.h"
+#include "server/rpc/call_table.h"
+#include "server/rpc/h2_wire.h"
+#include "server/transport/server_call.h"
 #include "server/wire/message_format.h"
 
 namespace attend {
 
-// Deleted when the wire and the request reader are done with it.
-class UnaryCall final : public UnaryHandler, public Call {
+// Deleted when the transport and the request reader are done with it.
+class UnaryCall final : public CallHandler, public Call {
  public:
-  // For that pass. `format` must outlive the call, `wire` its OnDone.
-  UnaryCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format, Pass pass,
-            UnaryWire& wire);
-
-  // Once, with what has come: not valid if nothing has.
-  void Begin(const ArrivedMessage& message);
+  // A call of that method, whose headers are all that has come; its message is asked for if its
+  // caller may make it. `method` and `data` must outlive the call. May throw std::bad_alloc.
+  static CallHandler* Begin(ServiceContext& context, std::string_view method,
+                            const CallTable::Data& data, ServerCall& call);
 
   // Call
   void OnQueueing(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
-  std::string Peer() const override { return wire_.call().Peer(); }
+  std::string Peer() const override { return wire_.Peer(); }
 
-  // UnaryHandler
+  // CallHandler
+  void OnMessage(InMessage message) override;
+  void OnHalfClose() override;
+  void OnWritten(bool) override {}
   void OnCancel() override;
   void OnDone() override;
 
  private:
+  UnaryCall(ServiceContext& context, std::string_view method, const CallTable::Data& data,
+            ServerCall& call)
+      : context_(context), method_(method), data_(data), wire_(call) {}
   ~UnaryCall() override = default;
+  Status Admit();
+  // Once its message has come, or it has none. Null, and the call has ended: there is no memory.
+  std::unique_ptr<Request> MakeRequest();
   void Answer(std::unique_ptr<Request> request);
-  // A wire hands over a call without a message if its client sent none, and also if the client
-  // went, or was cut off, before the message was whole. Only the first is there to hear an answer;
-  // which it was is not known before OnDone.
-  void EndWithoutMessage(std::unique_ptr<Request> request);
+  // The client sent no message; or it went, or was cut off, before the message was whole. Only in
+  // the first case is it there to hear an answer; which it was is not known before OnDone.
   void RecordUnread();
 
   ServiceContext& context_;
-  const CallFacts facts_;
-  const MessageFormat& format_;
-  UnaryWire& wire_;
+  const std::string_view method_;
+  const CallTable::Data& data_;
+  const H2Wire wire_;
+  CallFacts facts_;  // at first the caller alone
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
-  std::unique_ptr<Request> request_;  // until Begin
-  const uint64_t id_;
+  bool begun_ = false;
+  uint64_t id_ = 0;  // of its request
   std::atomic<bool> admitted_{false};
   std::unique_ptr<Request> unread_;  // of a call without a message
   std::unique_ptr<OpenSpan> span_;   // while the answer is written

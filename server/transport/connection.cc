@@ -267,9 +267,7 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
 
 void Connection::OnCame(int32_t id, std::string_view bytes) {
   if (read_block_ != nullptr) block_messages_ += bytes.size();
-  if (guard_ == nullptr) return;
-  const Status may = guard_->OnMessageBytes(id, bytes);
-  if (!may.ok()) EndFor(may);
+  if (guard_ != nullptr) guard_->OnMessageBytes(id, bytes);
 }
 
 void Connection::OnKept(int64_t bytes) {

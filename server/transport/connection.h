@@ -36,8 +36,8 @@ class ConnectionGuard {
   // many open.
   virtual Status OpenCall(int32_t id) = 0;
   virtual void CloseCall(int32_t id) = 0;
-  // The next bytes of a call's messages came. An error ends the connection.
-  virtual Status OnMessageBytes(int32_t id, std::string_view bytes) = 0;
+  // The next bytes of a call's messages came.
+  virtual void OnMessageBytes(int32_t id, std::string_view bytes) = 0;
   // So many bytes more, or less, are kept, as no call has asked for them yet.
   virtual void OnKept(int64_t bytes) = 0;
   // The client may send so many bytes more of a call's messages; of all, if the id is 0.

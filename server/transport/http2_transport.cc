@@ -2,6 +2,8 @@
 
 #include "server/transport/http2_transport.h"
 
+#include <nghttp2/nghttp2.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -65,6 +67,11 @@ Http2Transport::Http2Transport(const Clock& clock) : clock_(clock) {}
 Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& options,
                                                               CallMethods& methods,
                                                               const Clock& clock) {
+  // This was tested with the version that it is built with.
+  if (nghttp2_version(NGHTTP2_VERSION_NUM) == nullptr) {
+    return Unimplemented(std::string("libnghttp2 is ") + nghttp2_version(0)->version_str +
+                         ", must be " NGHTTP2_VERSION " or newer");
+  }
   std::unique_ptr<Http2Transport> transport(new Http2Transport(clock));
   for (int i = 0; i < std::max(1, options.loops); ++i) {
     auto part = std::make_unique<Part>();

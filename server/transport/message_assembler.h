@@ -13,27 +13,9 @@
 #include <vector>
 
 #include "kernels/util/status.h"
+#include "server/util/message.h"
 
 namespace attend {
-
-// A message that has come: as `pieces` that stay for as long as their owners are held, or, without
-// any, as `bytes` in the buffer of the read, which are gone when the function that was given it
-// returns.
-struct InMessage {
-  struct Piece {
-    std::string_view bytes;
-    std::shared_ptr<const void> owner;
-  };
-  std::string_view bytes;
-  std::vector<Piece> pieces;
-
-  // A copy of it.
-  std::string Text() const {
-    std::string text(bytes);
-    for (const Piece& piece : pieces) text += piece.bytes;
-    return text;
-  }
-};
 
 // A message of which all bytes come in one piece is handed out where it lies; of others the bytes
 // are gathered as they come, so that a length alone takes no memory: what lies in a block is

@@ -19,27 +19,6 @@
 
 namespace attend {
 
-// A message on its way out. Each piece is kept by its owner, which is let go of once it has left.
-struct OutMessage {
-  struct Piece {
-    std::string_view bytes;
-    std::shared_ptr<const void> owner;
-  };
-  Piece first;
-  std::vector<Piece> rest;  // of large messages
-
-  // A message that owns its bytes.
-  static OutMessage Of(std::string bytes) {
-    const auto owned = std::make_shared<const std::string>(std::move(bytes));
-    return {{*owned, owned}, {}};
-  }
-  int64_t bytes() const {
-    auto sum = static_cast<int64_t>(first.bytes.size());
-    for (const Piece& piece : rest) sum += static_cast<int64_t>(piece.bytes.size());
-    return sum;
-  }
-};
-
 class OutputQueue {
  public:
   // From here on a piece costs less where it lies than copied.

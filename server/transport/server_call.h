@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call as the server's methods see it, whatever carries it. The shape is that of gRPC's reactors,
-// so that one implementation of a method serves both ways: at most one read and one write are under
-// way, each ends with a callback of the handler, and a call ends with Finish and then OnDone.
+// A call as the server's methods see it. The shape is that of gRPC's reactors: at most one read and
+// one write are under way, each ends with a callback of the handler, and a call ends with Finish
+// and then OnDone.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 #include "server/transport/channel.h"
 #include "server/transport/message_assembler.h"
 #include "server/transport/metadata.h"
-#include "server/transport/output_queue.h"
+#include "server/util/message.h"
 
 namespace attend {
 

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -28,7 +26,7 @@ class AnswerChunks {
   bool empty() const { return tensor_ == tensors_.size(); }
   // The next chunk, of at most `bytes_max`; not if empty(). It shares the block, which the last one
   // keeps alone. `call` writes it.
-  grpc::ByteBuffer Next(int64_t bytes_max, const WatchedRef& call);
+  OutMessage Next(int64_t bytes_max, const WatchedRef& call);
 
  private:
   // Skips what has no bytes left.

@@ -2,8 +2,6 @@
 
 #include "server/wire/answer_watch.h"
 
-#include <grpc/grpc.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -91,34 +89,21 @@ void AnswerWatch::Run() {
 }
 
 void AnswerWatch::Look(Stripe& stripe, TimePoint now) {
-  struct Unread {
-    std::string peer;
-    grpc_call* call;  // null: it is cancelled already
-  };
-  std::vector<Unread> unread;
+  std::vector<std::string> unread;
   {
     const MutexLock lock(stripe.mutex);
     for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->KeepsUp()) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;
-      grpc_call* const call = each->call_->OfGrpc();
-      if (!TryAllocating([&] { unread.push_back({each->call_->Peer(), call}); })) {
+      if (!TryAllocating([&] { unread.push_back(each->call_->Peer()); })) {
         break;  // the next check finds it
       }
       each->cut_off_ = true;
-      if (call == nullptr) {
-        each->call_->Cancel();
-      } else {
-        grpc_call_ref(call);
-      }
+      each->call_->Cancel();
     }
   }
-  // Without the lock: gRPC may call code that leaves the watch.
-  for (const Unread& each : unread) {
-    TryAllocating([&] { unread_(each.peer); });  // else it is cancelled without a report
-    if (each.call == nullptr) continue;
-    grpc_call_cancel(each.call, nullptr);
-    grpc_call_unref(each.call);
+  for (const std::string& peer : unread) {
+    TryAllocating([&] { unread_(peer); });  // else it is cancelled without a report
   }
 }
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ends calls whose clients do not read. gRPC keeps an answer, and with it the answer's memory,
-// until the client has taken it. If a client does not take 1 MiB of what waits for it, or all of it
-// if that is less, within the timeout, the call is cancelled, so that gRPC releases the memory.
+// Ends calls whose clients do not read. The transport keeps an answer, and with it the answer's
+// memory, until the client has taken it. If a client does not take 1 MiB of what waits for it, or
+// all of it if that is less, within the timeout, the call is cancelled, which releases the memory.
 
 #pragma once
-
-#include <grpc/grpc.h>
 
 #include <array>
 #include <atomic>
@@ -25,8 +23,8 @@ namespace attend {
 
 class AnswerWatch;
 
-// A call as the watch sees it. It is watched from Join to Leave, which must come before gRPC's
-// object is destroyed (in OnDone).
+// A call as the watch sees it. It is watched from Join to Leave, which must come before its OnDone
+// returns.
 class WatchedCall {
  public:
   WatchedCall() = default;
@@ -63,7 +61,7 @@ class WatchedCall {
   WatchedCall* previous_ = nullptr;
 };
 
-// Held by the call and by each of its answers that gRPC holds.
+// Held by the call and by each of its answers that the transport holds.
 using WatchedRef = std::shared_ptr<WatchedCall>;
 
 class AnswerWatch {

@@ -36,8 +36,6 @@ Status CheckSize(const char* what, int64_t bytes, int64_t bytes_max) {
                          " bytes, must have at most " + std::to_string(bytes_max));
 }
 
-Status Unreadable() { return InvalidArgument("the message cannot be read"); }
-
 // Calls take(field, reader) for each field of a message; continues after the field's value.
 template <class Take>
 Status ForEachField(std::span<const ByteSpan> slices, const Take& take) {
@@ -56,17 +54,13 @@ bool Is(const wire::Field& field, int number, wire::WireType type) {
   return field.number == static_cast<uint64_t>(number) && field.type == type;
 }
 
-grpc::ByteBuffer Serialize(const v1::AttendChunkedResponse& response) {
-  const grpc::Slice slice(response.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
-}
-
 }  // namespace
 
-Status FirstMessage::Parse(grpc::ByteBuffer& message, int64_t bytes_max) {
-  message_bytes_ = static_cast<int64_t>(message.Length());
+Status FirstMessage::Parse(InMessage&& message, int64_t bytes_max) {
+  message_bytes_ = message.size();
   ATTEND_RETURN_IF_ERROR(CheckSize("header", message_bytes_, bytes_max));
-  if (!slices_.Take(message)) return Unreadable();
+  slices_.Take(std::move(message));
+  slices_.Own();  // the header is read once more when it is admitted
   ATTEND_RETURN_IF_ERROR(ParseFields());
   return has_token_ ? Status() : ParseHeader();
 }
@@ -110,10 +104,10 @@ Status FirstMessage::ParseHeader() {
   return ParseMessage(arena_, header_);
 }
 
-Status ChunkMessage::Take(grpc::ByteBuffer& message, int64_t bytes_max) {
-  ATTEND_RETURN_IF_ERROR(
-      CheckSize("chunk's message", static_cast<int64_t>(message.Length()), bytes_max));
-  return slices_.Take(message) ? Status() : Unreadable();
+Status ChunkMessage::Take(InMessage&& message, int64_t bytes_max) {
+  ATTEND_RETURN_IF_ERROR(CheckSize("chunk's message", message.size(), bytes_max));
+  slices_.Take(std::move(message));
+  return Status();
 }
 
 Status ChunkMessage::ParseChunk(int64_t bytes_max) {
@@ -149,38 +143,33 @@ std::vector<HostPiece> ChunkMessage::Pieces(void* to) const {
   return pieces;
 }
 
-grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
-                             int64_t idle_timeout_ms) {
+OutMessage EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
+                       int64_t idle_timeout_ms) {
   v1::AttendChunkedResponse response;
   v1::ChunkedGrant* grant = response.mutable_grant();
   grant->set_token(token);
   grant->set_streams_max(static_cast<int32_t>(streams_max));
   grant->set_chunk_bytes_max(chunk_bytes_max);
   grant->set_idle_timeout_ms(idle_timeout_ms);
-  return Serialize(response);
+  return OutMessage::Of(response.SerializeAsString());
 }
 
-grpc::ByteBuffer EncodeChunkedHeader(v1::AttendResponse* response) {
+OutMessage EncodeChunkedHeader(v1::AttendResponse* response) {
   v1::AttendChunkedResponse message;
   message.mutable_response()->Swap(response);
-  return Serialize(message);
+  return OutMessage::Of(message.SerializeAsString());
 }
 
-grpc::ByteBuffer EncodeChunk(v1::TensorName tensor, int64_t offset, const void* data, int64_t bytes,
-                             std::shared_ptr<const HostBlock> block) {
+OutMessage EncodeChunk(v1::TensorName tensor, int64_t offset, MessagePiece data) {
   std::array<uint8_t, 2 + 11 + wire::kRawPrefixBytesMax> head;
   uint8_t* end = wire::WriteVarint(kTensorTag, head.data());
   end = wire::WriteVarint(static_cast<uint64_t>(tensor), end);
   end = wire::WriteVarint(kOffsetTag, end);
   end = wire::WriteVarint(static_cast<uint64_t>(offset), end);
-  end = wire::WriteRawPrefix(bytes, end);
-  using Hold = std::shared_ptr<const HostBlock>;
-  const std::array<grpc::Slice, 2> slices = {
-      grpc::Slice(head.data(), static_cast<size_t>(end - head.data())),
-      grpc::Slice(
-          const_cast<void*>(data), static_cast<size_t>(bytes),
-          [](void* hold) { delete static_cast<Hold*>(hold); }, new Hold(std::move(block)))};
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  end = wire::WriteRawPrefix(static_cast<int64_t>(data.bytes.size()), end);
+  OutMessage message = OutMessage::Of(std::string(head.data(), end));
+  message.rest.push_back(std::move(data));
+  return message;
 }
 
 }  // namespace attend

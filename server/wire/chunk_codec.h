@@ -6,17 +6,15 @@
 #pragma once
 
 #include <google/protobuf/arena.h>
-#include <grpcpp/support/byte_buffer.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "attend/v1/attention.pb.h"
 #include "kernels/util/status.h"
-#include "server/memory/host_pool.h"
+#include "server/util/message.h"
 #include "server/wire/message_slices.h"
 #include "server/wire/request_codec.h"
 
@@ -35,9 +33,9 @@ inline constexpr int64_t kChunkMarginBytes = 1024;
 // A stream's first message: a token, or a decoded header.
 class FirstMessage {
  public:
-  // INVALID_ARGUMENT if gRPC cannot give the slices, there are more than `bytes_max` bytes, or this
-  // is not a valid first message.
-  Status Parse(grpc::ByteBuffer& message, int64_t bytes_max);
+  // INVALID_ARGUMENT if there are more than `bytes_max` bytes, or this is not a valid first
+  // message.
+  Status Parse(InMessage&& message, int64_t bytes_max);
 
   int64_t message_bytes() const { return message_bytes_; }
   bool has_token() const { return has_token_; }
@@ -61,8 +59,8 @@ class FirstMessage {
 // Any later message, a chunk: its few fields, in any order, and its bytes where they are.
 class ChunkMessage {
  public:
-  // INVALID_ARGUMENT if gRPC cannot give the slices or there are more than `bytes_max` bytes.
-  Status Take(grpc::ByteBuffer& message, int64_t bytes_max);
+  // INVALID_ARGUMENT if there are more than `bytes_max` bytes.
+  Status Take(InMessage&& message, int64_t bytes_max);
   // INVALID_ARGUMENT if it is not a chunk or has more than `bytes_max` of data.
   Status ParseChunk(int64_t bytes_max);
 
@@ -71,6 +69,8 @@ class ChunkMessage {
   int tensor() const { return tensor_; }
   uint64_t offset() const { return offset_; }
   int64_t bytes() const { return bytes_; }
+  // Copies what is lent, so that it stays.
+  void Own() { slices_.Own(); }
   // The chunk's data as pieces of a copy to `to`; valid while this object lives.
   std::vector<HostPiece> Pieces(void* to) const;
 
@@ -82,12 +82,11 @@ class ChunkMessage {
   int64_t bytes_ = 0;
 };
 
-grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
-                             int64_t idle_timeout_ms);
+OutMessage EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
+                       int64_t idle_timeout_ms);
 // Encodes the answer's small fields, which it takes.
-grpc::ByteBuffer EncodeChunkedHeader(v1::AttendResponse* response);
-// gRPC sends `data` from `block`, without a copy, and holds the block until it is sent.
-grpc::ByteBuffer EncodeChunk(v1::TensorName tensor, int64_t offset, const void* data, int64_t bytes,
-                             std::shared_ptr<const HostBlock> block);
+OutMessage EncodeChunkedHeader(v1::AttendResponse* response);
+// A chunk of the bytes in `data`, which are not copied.
+OutMessage EncodeChunk(v1::TensorName tensor, int64_t offset, MessagePiece data);
 
 }  // namespace attend

@@ -24,13 +24,12 @@ class Format final : public MessageFormat {
                Request&) const override {
     return ParseMessage(arena, message);
   }
-  grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
-                               WatchedRef call) const override {
+  OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
+                         WatchedRef call) const override {
     return attend::EncodeReply(std::move(request), total_ns, std::move(call));
   }
-  grpc::ByteBuffer EncodeFailure(const std::string& answer_id, const Status& status,
-                                 const CacheRefusal& refusal,
-                                 int64_t retry_after_ms) const override {
+  OutMessage EncodeFailure(const std::string& answer_id, const Status& status,
+                           const CacheRefusal& refusal, int64_t retry_after_ms) const override {
     return attend::EncodeFailure(answer_id, status, refusal, retry_after_ms);
   }
 };

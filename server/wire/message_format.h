@@ -7,7 +7,6 @@
 #pragma once
 
 #include <google/protobuf/arena.h>
-#include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "kernels/util/status.h"
 #include "server/memory/copy_pieces.h"
 #include "server/request/request.h"
+#include "server/util/message.h"
 #include "server/wire/answer_watch.h"
 #include "server/wire/message_slices.h"
 #include "server/wire/request_codec.h"
@@ -28,8 +28,8 @@ class MessageFormat {
   virtual ~MessageFormat() = default;
 
   // Finds the parts of message.slices; of the scan at least array_bytes, how many bytes of numbers
-  // Parse is to read. Quick, so that gRPC's threads may call it. May note in `request` whose it is,
-  // also if it fails.
+  // Parse is to read. Quick, so that a transport's loop may call it. May note in `request` whose it
+  // is, also if it fails.
   virtual Status Scan(RequestMessage& message, Request& request) const = 0;
   // Sets message.fields, on the arena, and what is missing in its scan. May append to `slices`,
   // which message.slices are of.
@@ -44,17 +44,16 @@ class MessageFormat {
   // Of a request that has ended, before it is answered.
   virtual void CountEnd(const Request&, int64_t /*total_ns*/) const {}
   // Takes the request, whose status is OK. `call` is told how much of a large answer was taken.
-  virtual grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
-                                       WatchedRef call) const = 0;
+  virtual OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
+                                 WatchedRef call) const = 0;
 
   // On streams: whether answers come in the order of the requests.
   virtual bool InOrder() const { return false; }
   // The id that an answer to the request has.
   virtual std::string AnswerId(const Request& request) const { return request.request_id; }
   // A stream's answer to a failed request.
-  virtual grpc::ByteBuffer EncodeFailure(const std::string& answer_id, const Status& status,
-                                         const CacheRefusal& refusal,
-                                         int64_t retry_after_ms) const = 0;
+  virtual OutMessage EncodeFailure(const std::string& answer_id, const Status& status,
+                                   const CacheRefusal& refusal, int64_t retry_after_ms) const = 0;
 };
 
 // attend.v1, whose messages are AttendRequest and AttendResponse.

@@ -2,56 +2,38 @@
 
 #include "server/wire/message_slices.h"
 
-#include <cstring>
-
-#include "server/util/thresholds.h"
+#include <string>
+#include <string_view>
+#include <utility>
 
 namespace attend {
+namespace {
 
-bool HeldSlices::Take(grpc::ByteBuffer& message) {
-  list_.clear();
-  message_.Swap(&message);
-  message.Clear();
-  return message_.Dump(&list_).ok();
+ByteSpan SpanOf(std::string_view bytes) {
+  return {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()};
 }
 
-void HeldSlices::Replace(grpc::Slice whole) {
-  list_ = std::vector<grpc::Slice>();  // frees the vector's memory too
-  message_.Clear();
-  list_.push_back(std::move(whole));
-}
+}  // namespace
 
-bool MessageSlices::Take(grpc::ByteBuffer& message) {
-  bytes_ = static_cast<int64_t>(message.Length());
-  if (!slices_.Take(message)) return false;
-  if (std::ssize(slices_.list()) >
-      thresholds::kSlicesFree + bytes_ / thresholds::kSliceBytesLeast) {
-    Join();
-  }
-  spans_.reserve(slices_.list().size());
-  for (const grpc::Slice& slice : slices_.list()) spans_.emplace_back(slice.begin(), slice.size());
-  return true;
-}
-
-void MessageSlices::Join() {
-  grpc::Slice whole(static_cast<size_t>(bytes_));
-  auto* out = const_cast<uint8_t*>(whole.begin());
-  for (const grpc::Slice& slice : slices_.list()) {
-    std::memcpy(out, slice.begin(), slice.size());
-    out += slice.size();
-  }
-  slices_.Replace(std::move(whole));
+void MessageSlices::Take(InMessage&& message) {
+  bytes_ = message.size();
+  spans_.clear();
+  pieces_ = std::move(message.pieces);
+  lent_ = pieces_.empty() ? SpanOf(message.bytes) : ByteSpan();
+  if (pieces_.empty()) return;
+  spans_.reserve(pieces_.size());
+  for (const MessagePiece& piece : pieces_) spans_.push_back(SpanOf(piece.bytes));
 }
 
 void MessageSlices::Own() {
   if (!lent()) return;
-  slices_.Replace(grpc::Slice(lent_.data(), lent_.size()));
-  const grpc::Slice& own = slices_.list().front();
-  const ByteSpan span(own.begin(), own.size());
+  const std::string_view bytes(reinterpret_cast<const char*>(lent_.data()), lent_.size());
+  pieces_ = {OutMessage::PieceOf(std::string(bytes))};
+  const ByteSpan own = SpanOf(pieces_.front().bytes);
   if (spans_.empty()) {
-    spans_.push_back(span);
+    spans_.push_back(own);
   } else {
-    spans_.front() = span;
+    spans_.front() = own;
   }
   lent_ = {};
 }
@@ -59,7 +41,7 @@ void MessageSlices::Own() {
 void MessageSlices::Release() {
   lent_ = {};
   spans_.clear();
-  const HeldSlices released = std::move(slices_);
+  pieces_ = {};
 }
 
 }  // namespace attend

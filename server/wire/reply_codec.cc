@@ -6,64 +6,33 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "server/util/thresholds.h"
-#include "server/wire/grpc_status.h"
 #include "server/wire/protobuf_wire.h"
+#include "server/wire/sent_block.h"
+#include "server/wire/status_text.h"
 
 namespace attend {
 namespace {
 
-// An output block shared by the slices over it.
-struct HeldBlock {
-  struct Piece {
-    HeldBlock* held = nullptr;
-    int64_t bytes = 0;
-  };
-
-  explicit HeldBlock(WatchedRef watched) : call(std::move(watched)) {}
-  const WatchedRef call;
-  HostBlock block;
-  std::atomic<int> holders{1};  // the first is the function that makes it
-  // Gradients are three large tensors, as a rule; O and LSE are two.
-  std::array<Piece, kOutputsMax * thresholds::kReplyPiecesMax> pieces;
-  size_t count = 0;
-
-  void Drop() {
-    if (holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+// Adds pieces over `tensor`, which is in the block. Each that has left shows that the client reads.
+void AddPieces(const RawTensor& tensor, const std::shared_ptr<const HostBlock>& block,
+               const WatchedRef& call, std::vector<MessagePiece>& pieces) {
+  const int64_t step =
+      std::max(thresholds::kReplyPieceBytesMin,
+               (tensor.bytes + thresholds::kReplyPiecesMax - 1) / thresholds::kReplyPiecesMax);
+  for (int64_t at = 0; at < tensor.bytes; at += step) {
+    pieces.push_back(SentBlock::Piece(block, call, static_cast<const char*>(tensor.data) + at,
+                                      std::min(step, tensor.bytes - at)));
   }
-  struct Dropper {
-    void operator()(HeldBlock* held) const { held->Drop(); }
-  };
-  static void DropPiece(void* dropped) {
-    const Piece& piece = *static_cast<Piece*>(dropped);
-    piece.held->call->Release(piece.bytes);
-    piece.held->Drop();
-  }
-  // Pieces of `data`, which is in the block, after what is in `slices`.
-  void AddSlices(const void* data, int64_t bytes, std::vector<grpc::Slice>& slices) {
-    const int64_t step =
-        std::max(thresholds::kReplyPieceBytesMin,
-                 (bytes + thresholds::kReplyPiecesMax - 1) / thresholds::kReplyPiecesMax);
-    for (int64_t at = 0; at < bytes; at += step) {
-      Piece& piece = pieces.at(count++);
-      piece = {this, std::min(step, bytes - at)};
-      slices.emplace_back(static_cast<char*>(const_cast<void*>(data)) + at,
-                          static_cast<size_t>(piece.bytes), HeldBlock::DropPiece, &piece);
-      holders.fetch_add(1, std::memory_order_relaxed);  // which is not dropped yet
-      call->Hold(piece.bytes);
-    }
-  }
-};
-
-uint8_t* WritableBytes(const grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin()); }
+}
 
 bool IsCopied(const RawTensor& tensor) { return tensor.bytes <= thresholds::kReplyCopiedBytesMax; }
 
@@ -147,9 +116,9 @@ uint8_t* WriteFields(const AnswerParts& parts, uint8_t* out) {
 
 }  // namespace
 
-grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call) {
-  std::vector<grpc::Slice> slices;
-  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only if a tensor is not copied
+OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call) {
+  OutMessage answer;
+  std::shared_ptr<const HostBlock> held;  // made only if a tensor is not copied
   const auto text_bytes = static_cast<int64_t>(parts.text.size());
   int64_t fields_bytes = static_cast<int64_t>(parts.fields.ByteSizeLong());
   if (text_bytes > 0) fields_bytes += wire::PrefixBytes(parts.text_tag, text_bytes) + text_bytes;
@@ -160,9 +129,10 @@ grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, Watch
     all_bytes += wire::PrefixBytes(parts.raw_tag, tensor.bytes) + tensor.bytes;
   }
   if (parts.outer_tag != 0) head_bytes += wire::PrefixBytes(parts.outer_tag, all_bytes);
+
   bool first = true;
   for (size_t next = 0; first || next < count;) {
-    // One slice: the fields (once), then prefixes and small tensors up to the next large one.
+    // One piece: the fields (once), then prefixes and small tensors up to the next large one.
     size_t end = next;
     while (end < count) {
       const RawTensor& tensor = parts.tensors[end];
@@ -171,8 +141,8 @@ grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, Watch
       head_bytes += tensor.bytes;
       ++end;
     }
-    grpc::Slice head(static_cast<size_t>(head_bytes));
-    uint8_t* out = WritableBytes(head);
+    std::string head(static_cast<size_t>(head_bytes), '\0');
+    uint8_t* out = reinterpret_cast<uint8_t*>(head.data());
     if (first && parts.outer_tag != 0) out = wire::WritePrefix(parts.outer_tag, all_bytes, out);
     if (first) out = WriteFields(parts, out);
     for (; next < end; ++next) {
@@ -182,18 +152,21 @@ grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, Watch
       out += tensor.bytes;
     }
     if (next < count) wire::WritePrefix(parts.raw_tag, parts.tensors[next].bytes, out);
-    if (first && next == count) return grpc::ByteBuffer(&head, 1);
-    slices.push_back(std::move(head));
+    MessagePiece piece = OutMessage::PieceOf(std::move(head));
+    if (first) {
+      answer.first = std::move(piece);
+    } else {
+      answer.rest.push_back(std::move(piece));
+    }
     if (next < count) {
-      if (held == nullptr) held.reset(new HeldBlock(call));
-      held->AddSlices(parts.tensors[next].data, parts.tensors[next].bytes, slices);
+      if (held == nullptr) held = std::make_shared<const HostBlock>(std::move(block));
+      AddPieces(parts.tensors[next], held, call, answer.rest);
       ++next;
     }
     head_bytes = 0;
     first = false;
   }
-  if (held != nullptr) held->block = std::move(block);
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  return answer;
 }
 
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
@@ -256,7 +229,7 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
   if (request.report.has_value()) FillCheck(*request.report, response->mutable_check());
 }
 
-grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call) {
+OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call) {
   alignas(8) char block[thresholds::kReplyArenaBytes];
   google::protobuf::ArenaOptions options;
   options.initial_block = block;
@@ -285,17 +258,15 @@ void FillRefusal(const CacheRefusal& refusal, v1::RequestStatus& status) {
   status.set_missing_bytes(refusal.missing_bytes);
 }
 
-grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,
-                               const CacheRefusal& refusal, int64_t retry_after_ms) {
+OutMessage EncodeFailure(const std::string& request_id, const Status& status,
+                         const CacheRefusal& refusal, int64_t retry_after_ms) {
   v1::AttendResponse response;
   response.set_request_id(request_id);
   response.mutable_status()->set_code(static_cast<int32_t>(status.code()));
   response.mutable_status()->set_message(CutMessage(status.message()));
   response.mutable_status()->set_retry_after_ms(retry_after_ms);
   FillRefusal(refusal, *response.mutable_status());
-  grpc::Slice slice(response.ByteSizeLong());
-  response.SerializeWithCachedSizesToArray(WritableBytes(slice));
-  return grpc::ByteBuffer(&slice, 1);
+  return OutMessage::Of(response.SerializeAsString());
 }
 
 }  // namespace attend

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Encodes an AttendResponse into gRPC's buffers. Large tensors are not copied: gRPC sends from the
-// request's output block, which returns to its pool when gRPC releases the last byte, on any
-// thread.
+// Encodes an AttendResponse. Large tensors are not copied: the transport sends from the request's
+// output block, which returns to its pool when the last byte has left, on any thread.
 
 #pragma once
-
-#include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
 #include <initializer_list>
@@ -18,6 +15,7 @@
 #include "attend/v1/attention.pb.h"
 #include "kernels/util/status.h"
 #include "server/request/request.h"
+#include "server/util/message.h"
 #include "server/wire/answer_watch.h"
 
 namespace attend {
@@ -37,9 +35,9 @@ struct AnswerParts {
   uint64_t text_tag = 0;       // of a text too long to be put into a message without an allocation
   std::string_view text = {};  // empty: there is none
 };
-// Small tensors are copied; of large ones gRPC sends the bytes in `block`. `call` is told how much
-// of those was taken.
-grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call);
+// Small tensors are copied; large ones are sent from `block`. `call` is told how much of those was
+// taken.
+OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call);
 
 // Fills in the small fields of a successful answer, but for kernel_reason; `raw` stays empty.
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
@@ -52,11 +50,11 @@ void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_
                 v1::Tensor* tensor);
 
 // Takes the request, whose status is OK. `call` is told how much of a large answer was taken.
-grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call);
+OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call);
 
 // A stream's answer to a failed request.
-grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,
-                               const CacheRefusal& refusal, int64_t retry_after_ms);
+OutMessage EncodeFailure(const std::string& request_id, const Status& status,
+                         const CacheRefusal& refusal, int64_t retry_after_ms);
 void FillRefusal(const CacheRefusal& refusal, v1::RequestStatus& status);
 
 }  // namespace attend

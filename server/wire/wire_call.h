@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call as the rest of the server sees it, whatever carries it: who makes it, what its metadata
-// says, and what is added to its answer. A view: it owns nothing of the call, and must not outlive
-// it.
+// A call as the rest of the server sees it: who makes it, what its metadata says, and what is added
+// to its answer. A view: it owns nothing of the call, and must not outlive it.
 
 #pragma once
-
-#include <grpc/grpc.h>
 
 #include <string>
 #include <string_view>
@@ -25,8 +22,8 @@ class WireCall {
   virtual std::string Peer() const = 0;
   // The same; in `room` if the call has to make it.
   virtual const std::string& PeerIn(std::string& room) const { return room = Peer(); }
-  // The connection's transport_security_type, as gRPC names it; empty: none.
-  virtual std::string Security() const = 0;
+  // It came over TLS.
+  virtual bool Encrypted() const = 0;
   // The client has shown a certificate, which was verified.
   virtual bool HasCertificate() const = 0;
   // The names in it. They live as long as the call.
@@ -35,20 +32,14 @@ class WireCall {
   // unchanged if there is none. May throw std::bad_alloc; one thread at a time.
   virtual int Find(std::string_view key, std::string_view& first) const = 0;
   // kNever if it has none.
-  virtual TimePoint Deadline(const Clock& clock) const = 0;
+  virtual TimePoint Deadline() const = 0;
   virtual bool Cancelled() const = 0;
-  // The thread that brings its messages calls Engine::PlanNow once it has handed out all that came
-  // at once.
-  virtual bool PlansNow() const { return false; }
-
   // Metadata of the answer: before anything is written, and before the end. May throw
   // std::bad_alloc; one thread at a time.
   virtual void AddInitialMetadata(std::string_view key, std::string_view value) const = 0;
   virtual void AddTrailingMetadata(std::string_view key, std::string_view value) const = 0;
 
-  // For those that cancel it from another thread: gRPC's call, to be cancelled by its functions, as
-  // they may call other code; null: it is none of gRPC's, and Cancel may be called with locks held.
-  virtual grpc_call* OfGrpc() const { return nullptr; }
+  // Ends it from any thread. Locks may be held.
   virtual void Cancel() const = 0;
 };
 

@@ -84,7 +84,7 @@ void AddFlags(CLI::App& app, Run& run) {
                  "Run only the cells whose \"work, rival\" contains this text");
   app.add_option(
       "--server-flag", options.server_flags,
-      "FLAG=VALUE for every attend-server, such as --server-transport=h2; may be repeated");
+      "FLAG=VALUE for every attend-server, such as --max-queue=64; may be repeated");
   app.add_flag("--pass-through", options.pass_through,
                "Use no kernel and no GPU where bytes are measured, as on a CPU");
   app.add_option("--clients", options.clients,

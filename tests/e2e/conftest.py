@@ -94,12 +94,11 @@ def start_server(tmp_path):
         running.kill()
 
 
-@pytest.fixture(params=("grpc", "h2"))
-def start_either(request, start_server, tmp_path):
-    """start_either(*flags): a server of each transport, at a port and at a Unix socket."""
+@pytest.fixture
+def start_both(start_server, tmp_path):
+    """start_both(*flags): a server at a port and at a Unix socket."""
     return lambda *flags, **options: start_server(
-        "--server-transport", request.param, *flags, listen=f"127.0.0.1:0,unix:{tmp_path}/socket",
-        **options)
+        *flags, listen=f"127.0.0.1:0,unix:{tmp_path}/socket", **options)
 
 
 @pytest.fixture(scope="module")

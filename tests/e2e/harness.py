@@ -119,12 +119,6 @@ def free_port():
             return port
 
 
-# The transport of every server whose test does not choose one: ATTEND_TEST_TRANSPORT=h2 runs the
-# tests over the server's own.
-TRANSPORT = os.environ.get("ATTEND_TEST_TRANSPORT", "grpc")
-OWN_TRANSPORT = TRANSPORT == "h2"
-
-
 def clean_env(**more):
     """The environment without settings of the caller's own that a server would take."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("ATTEND_")}
@@ -156,8 +150,7 @@ class Server:
         ready.unlink(missing_ok=True)
         command = [program or binary("attend-server"), "--listen", listen, "--metrics-listen",
                    metrics, "--device", "cpu", "--ready-file", ready, *args]
-        own = {"ATTEND_SERVER_TRANSPORT": TRANSPORT}
-        own |= {"ATTEND_CORE_DUMPS": "true"} if core_dumps else {}
+        own = {"ATTEND_CORE_DUMPS": "true"} if core_dumps else {}
         self._log = open(self.log_path, "wb")
 
         def prepare():

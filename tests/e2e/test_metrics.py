@@ -41,25 +41,6 @@ def test_clean_and_complete_from_the_start(start_server):
     assert promtool_check(server.metrics_text()).returncode == 0
 
 
-def test_calls_given_up_before_they_are_read(start_server):
-    """To a server that reads late, its clients' deadlines have just begun."""
-    if harness.OWN_TRANSPORT:
-        pytest.skip("a small request has run before the frame behind it is read")
-    server = start_server()
-    message = hostile.grpc_message(wire.small_request(length=1, dim=8).SerializeToString())
-    with hostile.Http2(server.address) as client:
-        client.wait_for_frame(hostile.SETTINGS)
-        server.signal(signal.SIGSTOP)
-        for _ in range(4):
-            stream = client.open(wire.ATTEND, (b"grpc-timeout", b"60S"))
-            client.data(stream, message, hostile.END_STREAM)
-            client.reset(stream)
-        server.signal(signal.SIGCONT)
-        harness.wait_for("their ends", lambda: server.metric("attend_requests_total") == 4)
-    assert server.metric("attend_requests_total", code="CANCELLED") == 4
-    assert server.metric("attend_early_cancellations_total") == 4
-
-
 def test_counters_move(start_server):
     server = start_server()
     good = [wire.small_request(seed=i, length=32, check=i < 2) for i in range(5)]

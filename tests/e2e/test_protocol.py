@@ -128,32 +128,3 @@ def test_unix_socket_beside_tcp(start_server, tmp_path):
     for address in server.addresses:
         wire.assert_serves(address)
     assert server.stop() == 0
-
-
-def test_a_stream_that_ends_below_its_window(start_server):
-    """What a stream has sent may be more than its server grants by then. The frame that ends it has
-    no bytes and needs no window; gRPC 1.51 by itself resets the stream for it."""
-    if harness.OWN_TRANSPORT:
-        pytest.skip("the own transport takes no window back")
-    server = start_server("--grpc-memory-max", "16MiB", "--max-request-bytes", "4MiB",
-                          "--stream-requests-max", "2", "--write-timeout", "120")
-    request = wire.small_request(heads=4, length=64).SerializeToString()
-    message = hostile.grpc_message(request)
-    with hostile.Sender(server.address, STREAM, window=0) as client:
-        sent = collections.Counter()
-        until = time.monotonic() + 30
-        while not (below := [stream for stream in sent if client.window(stream) < 0]):
-            assert time.monotonic() < until, "the server takes no window back"
-            if client.takes(len(message)):
-                assert client.send_all(message)
-                sent[client.stream] += 1
-                assert client.read_for(0.01)  # so that it sees its memory fill up
-                continue
-            assert client.read_for(0.3)
-            if not client.takes(len(message)):
-                client.begin(STREAM)
-        stream = below[0]
-        client.data(stream, b"", flags=hostile.END_STREAM)
-        client.grant(0, 1 << 30)
-        client.grant(stream, 1 << 30)
-        assert client.answers(stream) == sent[stream]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same calls over gRPC's library and over the server's own transport: small calls, streams,
-how they end, who makes them, and the bounds that each meets before anything of it is kept."""
+"""Calls over the server's transport, at a port and at a Unix socket: small calls, streams, how they
+end, who makes them, and the bounds that each meets before anything of it is kept."""
 
 import concurrent.futures
 import contextlib
@@ -24,13 +24,8 @@ SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
 
 
 @pytest.fixture
-def start(start_either):
-    return start_either
-
-
-@pytest.fixture
-def start_own(start_server):
-    return lambda *flags: start_server("--server-transport", "h2", *flags)
+def start(start_both):
+    return start_both
 
 
 def refusal(call):
@@ -222,7 +217,7 @@ def test_open_calls_are_bounded(start):
 
 def test_unfinished_messages_are_bounded_together(start):
     """The peer has all of it, so a connection of its own ends."""
-    server = start("--grpc-memory-max", "64MiB", "--max-request-bytes", "16MiB",
+    server = start("--message-memory-max", "64MiB", "--max-request-bytes", "16MiB",
                    "--memory-budget", "64MiB", "--message-timeout", "60")
     with contextlib.ExitStack() as stack, hostile.grows_at_most(server, 160 << 20):
         for _ in range(12):
@@ -234,9 +229,9 @@ def test_unfinished_messages_are_bounded_together(start):
     wire.assert_serves(server.address)
 
 
-def test_messages_that_no_stream_asks_for_are_bounded_together(start_own):
+def test_messages_that_no_stream_asks_for_are_bounded_together(start_server):
     """Each stream has one that waits for the lane and reads no other; a window of them is kept."""
-    server = start_own(*hostile.SMALL_LIMITS[:-2], "--stream-requests-max", "1", "--lanes", "1")
+    server = start_server(*hostile.SMALL_LIMITS[:-2], "--stream-requests-max", "1", "--lanes", "1")
     endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
     message = hostile.grpc_message(wire.small_request(length=128).SerializeToString())
     with contextlib.ExitStack() as stack, hostile.grows_at_most(server, 160 << 20):
@@ -257,9 +252,9 @@ def test_messages_that_no_stream_asks_for_are_bounded_together(start_own):
     wire.assert_serves(server.address)
 
 
-def test_a_message_far_too_long_ends_its_call_at_its_length(start_own):
-    """The server's own transport ends no more than the call: its connection goes on."""
-    server = start_own(*hostile.SMALL_LIMITS)
+def test_a_message_far_too_long_ends_its_call_at_its_length(start_server):
+    """No more than the call ends: its connection goes on."""
+    server = start_server(*hostile.SMALL_LIMITS)
     with hostile.grows_at_most(server, 16 << 20), grpc.insecure_channel(
             server.address, options=wire.UNLIMITED) as channel:
         for path, size in ((wire.ATTEND, 33 << 20), (HEALTH, 5000), ("/no.such/Method", 5000),
@@ -285,8 +280,8 @@ def test_answers_that_no_client_reads_are_given_up(start):
         wire.assert_serves(server.address)
 
 
-def test_padding_is_legal(start_own):
-    server = start_own()
+def test_padding_is_legal(start_server):
+    server = start_server()
     message = hostile.grpc_message(b"")
     padded = bytes([9]) + message + bytes(9)
     padded_flag, end_stream = 0x08, 0x01
@@ -329,8 +324,8 @@ def test_attend_client(start, tmp_path):
             assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_tls_asks_for_certificates_and_carries_calls(start_own, ca, foreign):
-    server = start_own(*ca.serve_mtls("--tls-crl", ca.crl))
+def test_tls_asks_for_certificates_and_carries_calls(start_server, ca, foreign):
+    server = start_server(*ca.serve_mtls("--tls-crl", ca.crl))
     with ca.channel(server.address, "client", options=wire.UNLIMITED) as channel:
         service = wire.stub.AttentionServiceStub(channel)
         requests = [wire.small_request(seed=i, length=1 + 997 * i, heads=8, check=True,

@@ -22,7 +22,7 @@ def run_server(*args, env=None):
     ["--device", "tpu"], ["--device", "cuda:x"], ["--reference-check", "sometimes"],
     ["--reference-check", "sample:2"], ["--log-level", "loud"], ["--log-format", "xml"],
     ["--listen", "nowhere"], ["--listen", "127.0.0.1:99999"], ["--metrics-listen", "8002x"],
-    ["--grpc-memory-max", "1GiB"],
+    ["--message-memory-max", "1GiB"],
     ["--memory-budget", "4GiBB"], ["--memory-budget", "-1"], ["--drain-timeout", "-1"],
     ["--tenant", "a"], ["--tenant", "a=0"], ["--tenant", "a=1,a=2"], ["--priority-aging-ms", "0"],
     ["--shared-memory-max", "0"], ["--shared-memory-client-regions", "0"],

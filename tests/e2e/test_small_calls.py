@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with small messages, over gRPC's library and over the server's own transport: health,
-reflection, sessions and an operator's, and that one tenant's floods do not stop another's."""
+"""Calls with small messages: health, reflection, sessions and an operator's, and that one tenant's
+floods do not stop another's calls."""
 
 import concurrent.futures
 import contextlib
@@ -39,8 +39,8 @@ def operator(channel, method, message=b""):
     return channel.unary_unary(f"/attend.v1.AdminService/{method}")(message, timeout=wire.SECONDS)
 
 
-def test_watches_of_health_see_each_change(start_either, tmp_path):
-    server = start_either()
+def test_watches_of_health_see_each_change(start_both, tmp_path):
+    server = start_both()
     own = f"unix:{tmp_path}/socket"
     with grpc.insecure_channel(server.address) as channel, grpc.insecure_channel(own) as admin:
         watch = channel.unary_stream(HEALTH + "Watch")
@@ -68,8 +68,8 @@ def test_watches_of_health_see_each_change(start_either, tmp_path):
     assert server.stop() == 0
 
 
-def test_watches_end_with_their_server(start_either):
-    server = start_either()
+def test_watches_end_with_their_server(start_both):
+    server = start_both()
     with grpc.insecure_channel(server.address) as channel:
         watches = [channel.unary_stream(HEALTH + "Watch")(b"", timeout=60) for _ in range(40)]
         assert all(next(each) == SERVING for each in watches)
@@ -84,8 +84,8 @@ def test_watches_end_with_their_server(start_either):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_reflection(start_either, version):
-    server = start_either()
+def test_reflection(start_both, version):
+    server = start_both()
     symbol = b"attend.v1.SessionService"
     requests = [b"\x3a\x00", b"\x22" + bytes([len(symbol)]) + symbol, b"\x22\x02no", b""]
     with grpc.insecure_channel(server.address) as channel:
@@ -104,8 +104,8 @@ def test_reflection(start_either, version):
         assert long.code() is CODE.INVALID_ARGUMENT and "must have at most 65536" in long.details()
 
 
-def test_reflection_may_be_off(start_either):
-    server = start_either("--no-reflection")
+def test_reflection_may_be_off(start_both):
+    server = start_both("--no-reflection")
     with grpc.insecure_channel(server.address) as channel:
         for version in VERSIONS:
             call = channel.stream_stream(reflection(version))(iter([b"\x3a\x00"]), timeout=30)
@@ -113,8 +113,8 @@ def test_reflection_may_be_off(start_either):
             assert f"there is no method {reflection(version)}" in call.details()
 
 
-def test_reflection_ends_as_the_server_drains(start_either, tmp_path):
-    server = start_either()
+def test_reflection_ends_as_the_server_drains(start_both, tmp_path):
+    server = start_both()
     with grpc.insecure_channel(server.address) as channel, \
             grpc.insecure_channel(f"unix:{tmp_path}/socket") as admin:
         streams = [strangers.Stream(channel.stream_stream(reflection(v))) for v in VERSIONS]
@@ -126,8 +126,8 @@ def test_reflection_ends_as_the_server_drains(start_either, tmp_path):
             each.close()
 
 
-def test_a_session_from_its_creation_to_its_end(start_either):
-    server = start_either()
+def test_a_session_from_its_creation_to_its_end(start_both):
+    server = start_both()
     random = np.random.default_rng(3)
     for address in server.addresses:
         with sessions.client(address) as tenant:
@@ -153,16 +153,16 @@ def test_a_session_from_its_creation_to_its_end(start_either):
             assert wrong.code() is CODE.INVALID_ARGUMENT and "page_size is -1" in wrong.details()
 
 
-def test_sessions_that_are_off(start_either):
-    server = start_either("--session-memory", "0")
+def test_sessions_that_are_off(start_both):
+    server = start_both("--session-memory", "0")
     with sessions.client(server.address) as tenant:
         for name in ("ListSessions", "GetSession", "KeepAlive", "FreeSession"):
             failed = refusal(lambda name=name: tenant.call(name))
             assert failed.code() is CODE.UNIMPLEMENTED and "session" in failed.details()
 
 
-def test_operators(start_either, tmp_path):
-    server = start_either("--tenant", "team=2", "--log-level", "warn")
+def test_operators(start_both, tmp_path):
+    server = start_both("--tenant", "team=2", "--log-level", "warn")
     with grpc.insecure_channel(f"unix:{tmp_path}/socket") as admin:
         status = wire.admin_pb.GetStatusResponse.FromString(operator(admin, "GetStatus"))
         assert status.log_level == "warn" and not status.draining
@@ -183,10 +183,10 @@ def test_operators(start_either, tmp_path):
             assert failed.code() is CODE.PERMISSION_DENIED
 
 
-def test_small_calls_of_callers_with_tokens(start_either, tmp_path):
+def test_small_calls_of_callers_with_tokens(start_both, tmp_path):
     """Each method asks for its scope; only health asks for none."""
     (tmp_path / "tokens").write_text(strangers.TOKENS_FILE)
-    server = start_either("--tokens", tmp_path / "tokens", strangers.TENANTS)
+    server = start_both("--tokens", tmp_path / "tokens", strangers.TENANTS)
     scopes = {"sessions": "sessions", "info": "informed", "admin": "operator", "any": "gate"}
     small = [each for each in strangers.methods()
              if each.path.startswith(("/attend.v1.Session", "/attend.v1.Admin", "/grpc.reflection"))
@@ -204,9 +204,9 @@ def test_small_calls_of_callers_with_tokens(start_either, tmp_path):
         assert channel.unary_stream(HEALTH + "Watch")(b"", timeout=10).initial_metadata() == ()
 
 
-def test_a_flood_of_one_tenants_lists_does_not_stop_anothers_calls(start_either):
+def test_a_flood_of_one_tenants_lists_does_not_stop_anothers_calls(start_both):
     """A list looks at a thousand layers; how many wait is bounded, and others have their turn."""
-    server = start_either("--tenant=a=1,b=1", "--max-streams", "2000")
+    server = start_both("--tenant=a=1,b=1", "--max-streams", "2000")
     with sessions.client(server.address) as flooding, sessions.client(server.address, "b") as other:
         mine = other.create(lease_seconds=60)
         for _ in range(40):
@@ -239,9 +239,9 @@ def test_a_flood_of_one_tenants_lists_does_not_stop_anothers_calls(start_either)
     wire.assert_serves(server.address)
 
 
-def test_descriptors_that_run_out(start_either):
+def test_descriptors_that_run_out(start_both):
     """The server rests, closes who comes, and says so; calls on what is open go on meanwhile."""
-    server = start_either()
+    server = start_both()
     pid = server.process.pid
     with grpc.insecure_channel(server.address) as channel:
         watch = channel.unary_stream(HEALTH + "Watch")(b"", timeout=60)

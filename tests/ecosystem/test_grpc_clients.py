@@ -58,14 +58,12 @@ def messages(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=("grpc", "h2"))
-def server(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
     if not os.path.exists(harness.binary("attend-server")):
         pytest.skip("there is no attend-server")
     folder = tmp_path_factory.mktemp("server")
-    running = harness.Server(folder, "--server-transport", request.param, "--access-log",
-                             folder / "access.log")
-    running.transport = request.param
+    running = harness.Server(folder, "--access-log", folder / "access.log")
     yield running
     assert running.stop() == 0, running.log()
 
@@ -235,8 +233,6 @@ GRPC_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 
 @pytest.mark.parametrize("padding", (0, 200))
 def test_nghttp(server, messages, padding):
-    if padding and server.transport == "grpc":
-        pytest.skip("gRPC takes no padded frames")
     said = run_tool("nghttp", "-nv", *GRPC_HEADERS, f"--padding={padding}", "-d",
                     messages / "small.framed", f"http://{server.address}{SERVICE}Attend")
     assert re.search(r":status: 200\b.*grpc-status: 0\b", said, re.DOTALL), said

@@ -74,9 +74,8 @@ void RequireChunk(const std::string& bytes, const ChunkMessage& chunk, const Upl
 // False if it is refused, which is the end of its request.
 bool TakeChunk(const std::string& bytes, std::mt19937_64& random, UploadPlaces& places,
                Upload& upload) {
-  grpc::ByteBuffer buffer = Buffer(bytes, random);
   ChunkMessage chunk;
-  Status status = chunk.Take(buffer, kChunkMax + kChunkMarginBytes);
+  Status status = chunk.Take(Message(bytes, random), kChunkMax + kChunkMarginBytes);
   if (status.ok()) status = chunk.ParseChunk(kChunkMax);
   const Result<char*> place = status.ok() ? places.Reserve(chunk) : Result<char*>(status);
   if (!place.ok()) {
@@ -111,9 +110,8 @@ void RunOne(std::string_view input) {
   std::mt19937_64 random = RandomOf(input);
   const std::vector<std::string> messages = Records(input);
   if (messages.empty()) return;
-  grpc::ByteBuffer buffer = Buffer(messages[0], random);
   FirstMessage first;
-  const Status status = first.Parse(buffer, kChunkBytesMax);
+  const Status status = first.Parse(Message(messages[0], random), kChunkBytesMax);
   if (!status.ok()) return RequireRefusal(status, {Code::kInvalidArgument});
   v1::AttendChunkedRequest generated;
   ATTEND_FUZZ_REQUIRE(

@@ -15,6 +15,8 @@
 #include <limits>
 #include <memory>
 
+#include "tests/server/support/message_pieces.h"
+
 namespace attend::fuzz {
 namespace {
 
@@ -218,6 +220,10 @@ grpc::ByteBuffer Buffer(std::string_view bytes, std::mt19937_64& random) {
     bytes.remove_prefix(step);
   }
   return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+InMessage Message(std::string_view bytes, std::mt19937_64& random) {
+  return test::InPieces(bytes, random, 1 + random() % (bytes.size() + 1));
 }
 
 MemoryPeak::MemoryPeak() {

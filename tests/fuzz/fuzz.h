@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kernels/util/status.h"
+#include "server/util/message.h"
 
 namespace attend::fuzz {
 
@@ -44,8 +45,9 @@ std::mt19937_64 RandomOf(std::string_view input);
 std::vector<std::string> Records(std::string_view input);
 std::string Join(const std::vector<std::string>& records);
 
-// The bytes in gRPC's pieces, of random sizes.
+// The bytes in pieces of random sizes: gRPC's, and the transport's.
 grpc::ByteBuffer Buffer(std::string_view bytes, std::mt19937_64& random);
+InMessage Message(std::string_view bytes, std::mt19937_64& random);
 
 // Heap memory taken since the construction, at its most: of every thread, by malloc and new.
 class MemoryPeak {

@@ -120,9 +120,8 @@ int64_t NumbersInFiles(const Request& request) {
 
 void RunOne(const std::string& bytes, std::mt19937_64& random) {
   static auto* const server = new Server();
-  grpc::ByteBuffer buffer = Buffer(bytes, random);
   MessageSlices slices;
-  if (!slices.Take(buffer)) return;
+  slices.Take(Message(bytes, random));
   Request request;
   const MemoryPeak peak;
   RequestMessage message;

@@ -178,74 +178,7 @@ void Settings() {
   for (const auto& [name, text] : texts) Write("settings", name, text);
 }
 
-std::string Frame(uint8_t type, uint8_t flags, size_t bytes, uint32_t stream = 0x01010101) {
-  std::string frame(9 + bytes, '\1');
-  for (int i = 0; i < 3; ++i)
-    frame[static_cast<size_t>(i)] = static_cast<char>(bytes >> (16 - 8 * i));
-  frame[3] = static_cast<char>(type);
-  frame[4] = static_cast<char>(flags);
-  for (int i = 0; i < 4; ++i)
-    frame[static_cast<size_t>(5 + i)] = static_cast<char>(stream >> (24 - 8 * i));
-  return frame;
-}
-
-// The server's, as connections_fuzz.cc marks it.
-std::string Answer(uint32_t stream, size_t bytes) {
-  const uint32_t servers = 1u << 31 | stream;
-  return Frame(1, 4, 5, servers) + Frame(0, 0, bytes, servers) + Frame(1, 5, 5, servers);
-}
-
-// 2 ** `power` times.
-std::string Often(int power, std::string frame) {
-  frame[9] = static_cast<char>(power << 4);
-  return frame;
-}
-
-// What opens calls and what goes on within the bounds, or by one beyond them.
-void Conversations(const std::string& start) {
-  const auto call = [](uint32_t stream) { return Frame(1, 4, 30, stream) + Frame(0, 1, 40); };
-  std::string answered = start, unanswered = start, refused = start, ended = start, reset = start,
-              open = start;
-  for (uint32_t stream = 1; stream < 20; stream += 2) {
-    const uint32_t servers = 1u << 31 | stream;
-    const std::string refusal = Frame(1, 5, 5, servers), cancel = Frame(3, 0, 4, stream);
-    const std::string gone = refusal + Frame(3, 0, 4, servers);  // as gRPC ends a call
-    refused += call(stream) + refusal;
-    ended += Frame(1, 5, 30, stream) + gone + gone;
-    reset += Frame(1, 4, 30, stream) + cancel + cancel;
-    if (stream < 18) {
-      open += Frame(1, 4, 30, stream) + Frame(1, 4, 5, servers) + Frame(0, 0, 40, servers);
-    }
-    answered += call(stream) + Answer(stream, 40) + Frame(8, 0, 4) + Frame(8, 0, 4);
-    if (stream < 10) unanswered += call(stream);
-  }
-  Write("connections", "answered", answered);
-  Write("connections", "unanswered", unanswered);
-  Write("connections", "refused", refused);
-  Write("connections", "ended-by-grpc", ended);
-  Write("connections", "resets", reset);
-  Write("connections", "open-calls", open);
-  Write("connections", "old-streams",
-        start + call(3) + Often(13, Frame(1, 4, 1, 3)) + Often(13, Frame(1, 4, 1, 1)));
-  // The settings that were acknowledged count too.
-  Write("connections", "idle", start + Often(13, Frame(2, 0, 5)) + Often(13, Frame(7, 0, 5)));
-  const std::string update = Frame(8, 0, 4);
-  const std::string granted =  // four for the answer
-      start + call(1) + Answer(1, 3 * 512 - 1) + Often(14, update) + update + update + update;
-  Write("connections", "updates", granted);
-  Write("connections", "updates-above", granted + update);
-}
-
 void Connections() {
-  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-  std::string calls = preface + Frame(4, 0, 6) + Frame(4, 1, 0);
-  Conversations(preface + Frame(4, 1, 0));
-  for (int i = 0; i < 6; ++i) calls += Frame(1, 4, 30) + Frame(0, 1, 20) + Frame(8, 0, 4);
-  Write("connections", "calls", calls);
-  Write("connections", "continued",
-        preface + Frame(1, 0, 10) + Frame(9, 0, 10) + Frame(9, 4, 10) + Frame(6, 0, 8));
-  Write("connections", "padded", calls + Frame(1, 0xc, 30));
-  Write("connections", "flags", calls + Frame(2, 0xff, 5) + Frame(5, 4, 9) + Frame(8, 1, 4));
   Write("connections", "get", "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
   Write("connections", "head", "HEAD /other?x HTTP/1.0\n\n");
 }

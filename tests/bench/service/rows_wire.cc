@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small requests over each of the server's transports, beside the fastest echo that gRPC's
-// callbacks allow and the one of the other rows: all four in the same rounds.
+// Small requests beside the fastest echo that gRPC's callbacks allow and the one of the other rows:
+// all three in the same rounds.
 
 #include <algorithm>
 #include <array>
@@ -26,8 +26,8 @@ constexpr int kCallsOfConnection = 8;
 constexpr int kStreamInFlight = 16;
 
 // In this order everywhere.
-enum Side { kH2, kGrpc, kInlineEcho, kPlainEcho, kSides };
-constexpr std::array<const char*, kSides> kNames = {"h2", "grpc", "inline echo", "bare echo"};
+enum Side { kAttend, kInlineEcho, kPlainEcho, kSides };
+constexpr std::array<const char*, kSides> kNames = {"attend", "inline echo", "bare echo"};
 
 struct Served {
   std::unique_ptr<ServerProcess> process;
@@ -52,18 +52,17 @@ struct Cell {
 Result<std::vector<Served>> ServeAll(const Bench& bench, const std::shared_ptr<Work>& work,
                                      const Cell& cell) {
   std::vector<Served> all;
-  for (int side = kH2; side < cell.sides; ++side) {
+  for (int side = kAttend; side < cell.sides; ++side) {
     const std::string listen =
         cell.socket.empty() ? "127.0.0.1:0" : "unix:" + cell.socket + std::to_string(side);
     Result<std::unique_ptr<ServerProcess>> process =
-        side <= kGrpc ? bench.StartAttend(Serves::kComputing,
-                                          {"--listen", listen, "--server-transport", kNames[side]})
-                      : StartEcho(cell.answer_bytes, listen,
-                                  side == kInlineEcho ? EchoKind::kInline : EchoKind::kPlain);
+        side == kAttend ? bench.StartAttend(Serves::kComputing, {"--listen", listen})
+                        : StartEcho(cell.answer_bytes, listen,
+                                    side == kInlineEcho ? EchoKind::kInline : EchoKind::kPlain);
     if (!process.ok()) return process.status();
     Served served{std::move(*process), nullptr};
     served.connections = std::make_unique<Connections>(served.process->address(), cell.connections);
-    if (side <= kGrpc) ATTEND_RETURN_IF_ERROR(AdmitAll(*served.connections, {work}));
+    if (side == kAttend) ATTEND_RETURN_IF_ERROR(AdmitAll(*served.connections, {work}));
     all.push_back(std::move(served));
   }
   return all;
@@ -92,27 +91,21 @@ struct Pair {
 
 std::vector<Pair> PairsOf(const Cell& cell) {
   std::vector<Pair> pairs;
-  const auto add = [&](int side, int rival, std::optional<Target> target) {
-    pairs.push_back({side, rival,
-                     Question{"wire", cell.text + ", " + kNames[side], kNames[rival], cell.unit,
-                              cell.measure, target},
+  const auto add = [&](int rival, std::optional<Target> target) {
+    pairs.push_back({kAttend, rival,
+                     Question{"wire", cell.text, kNames[rival], cell.unit, cell.measure, target},
                      cell.of});
   };
-  add(kH2, kInlineEcho, cell.target);
-  if (cell.sides > kPlainEcho) add(kH2, kPlainEcho, std::nullopt);
-  add(kH2, kGrpc, std::nullopt);
-  add(kGrpc, kInlineEcho, std::nullopt);
-  const auto beside = [&](int side, int rival, const char* of_what,
-                          std::function<double(const Sample&)> of) {
-    pairs.push_back({side, rival,
-                     Question{"wire", cell.text + ", " + kNames[side] + ", " + of_what,
-                              kNames[rival], "us", Measure::kRatio, std::nullopt},
+  add(kInlineEcho, cell.target);
+  if (cell.sides > kPlainEcho) add(kPlainEcho, std::nullopt);
+  const auto beside = [&](const char* of_what, std::function<double(const Sample&)> of) {
+    pairs.push_back({kAttend, kInlineEcho,
+                     Question{"wire", cell.text + ", " + of_what, kNames[kInlineEcho], "us",
+                              Measure::kRatio, std::nullopt},
                      std::move(of)});
   };
-  const auto server_us = [](const Sample& sample) { return sample.server_us; };
-  beside(kH2, kInlineEcho, "server's processor time of a call", server_us);
-  beside(kGrpc, kInlineEcho, "server's processor time of a call", server_us);
-  beside(kH2, kGrpc, "p99", [](const Sample& sample) { return sample.p99_us; });
+  beside("server's processor time of a call", [](const Sample& s) { return s.server_us; });
+  beside("p99", [](const Sample& s) { return s.p99_us; });
   return pairs;
 }
 
@@ -124,7 +117,7 @@ void RunCell(Bench& bench, const std::shared_ptr<Work>& work, const Cell& cell) 
   Result<std::vector<Served>> all = ServeAll(bench, work, cell);
   if (!all.ok()) return bench.AddWithout(questions, all.status());
   std::vector<Contestant> contestants;
-  for (int side = kH2; side < cell.sides; ++side) {
+  for (int side = kAttend; side < cell.sides; ++side) {
     contestants.push_back(Measured(side, (*all)[static_cast<size_t>(side)],
                                    [&cell, side](Connections& connections, double seconds) {
                                      return cell.drive(side, connections, seconds);
@@ -161,7 +154,7 @@ void RunWire(Bench& bench) {
   // Answers' lengths differ by some digits: this is the first one's.
   const int64_t answer_bytes = work->answer_bytes();
   const std::shared_ptr<const PreparedCall> echoed = EchoCallOf(work, answer_bytes);
-  const auto call_of = [&](int side) { return side <= kGrpc ? computed : echoed; };
+  const auto call_of = [&](int side) { return side == kAttend ? computed : echoed; };
   const auto calls = [](const Sample& sample) { return sample.calls_per_second(); };
   const auto p50 = [](const Sample& sample) { return sample.p50_us; };
 
@@ -195,7 +188,7 @@ void RunWire(Bench& bench) {
           {name + ", one stream, " + std::to_string(kStreamInFlight) + " in flight", "calls/s",
            Measure::kRatio, kStreamTarget, calls, 1, "", answer_bytes, kInlineEcho + 1,
            [&](int side, Connections& to, double seconds) {
-             return DriveStreams(to, scripts[side <= kGrpc ? 0 : 1], 1, seconds);
+             return DriveStreams(to, scripts[side == kAttend ? 0 : 1], 1, seconds);
            }});
 }
 

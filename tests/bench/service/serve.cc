@@ -57,14 +57,7 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
       ConfigOutcome::kRun) {
     return Cannot(text.substr(0, text.find('\n')));
   }
-  ReceiveBlocks receive_blocks;
-  if (config.allocator_tuning) {
-    if (config.server_transport == "h2") {
-      TuneAllocator(kServerArenas);
-    } else {
-      receive_blocks = TuneAllocatorAndBlocks(config.receive_memory_bytes, kServerArenas).blocks;
-    }
-  }
+  if (config.allocator_tuning) TuneAllocator(kServerArenas);
   SkipDeadlockSearch();
   const Result<std::shared_ptr<Logger>> logger = MakeLogger(MakeLogSettings(config));
   if (!logger.ok()) return Cannot(logger.status().message());
@@ -76,7 +69,7 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
     backends.push_back(MakePassThroughBackend());
   }
   const Result<std::unique_ptr<Server>> server =
-      Server::Start(config, std::move(backends), *logger, receive_blocks);
+      Server::Start(config, std::move(backends), *logger);
   if (!server.ok()) return Cannot(server.status().message());
   ServeUntilInputEnds((*server)->addresses().front() + " " + (*server)->metrics_address());
 }

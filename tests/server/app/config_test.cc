@@ -60,7 +60,7 @@ TEST(ConfigTest, DefaultsHoldWhenNothingIsSet) {
   EXPECT_EQ(parsed.config.metrics_listen, "127.0.0.1:8002");
   const int64_t budget = DefaultMemoryBudget(ProcessMemoryLimit().bytes);
   EXPECT_EQ(parsed.config.memory_budget_bytes, budget);
-  EXPECT_EQ(parsed.config.grpc_memory_max_bytes, std::max(budget, int64_t{4} << 30));
+  EXPECT_EQ(parsed.config.message_memory_max_bytes, std::max(budget, int64_t{4} << 30));
   EXPECT_EQ(parsed.config.check_sample, 0);
   EXPECT_TRUE(parsed.config.allocator_tuning);
 }
@@ -214,12 +214,13 @@ TEST(ConfigTest, WithTokensDefaultHasTheWeightThatItIsGiven) {
   EXPECT_EQ(ParseFlags({"--tokens", "tokens"}).config.tenants.weights(), std::vector<int32_t>{1});
 }
 
-TEST(ConfigTest, GrpcMemoryHasRoomForSeveralMessages) {
-  EXPECT_EQ(ParseFlags({"--grpc-memory-max", "0"}).config.grpc_memory_max_bytes, 0);
-  const ParsedConfig few = ParseFlags({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4MiB"});
+TEST(ConfigTest, MessageMemoryHasRoomForSeveralMessages) {
+  EXPECT_EQ(ParseFlags({"--message-memory-max", "0"}).config.message_memory_max_bytes, 0);
+  const ParsedConfig few =
+      ParseFlags({"--max-request-bytes", "1MiB", "--message-memory-max", "4MiB"});
   EXPECT_EQ(few.outcome, ConfigOutcome::kRun) << few.text;
   const ParsedConfig less =
-      ParseFlags({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4194303B"});
+      ParseFlags({"--max-request-bytes", "1MiB", "--message-memory-max", "4194303B"});
   EXPECT_EQ(less.outcome, ConfigOutcome::kError);
   EXPECT_NE(less.text.find("at least four times --max-request-bytes, 1MiB"), std::string::npos)
       << less.text;
@@ -229,7 +230,7 @@ TEST(ConfigTest, MemoryIsWhatThereIs) {
   EXPECT_EQ(DefaultMemoryBudget(int64_t{1} << 40), int64_t{4} << 30);
   EXPECT_EQ(DefaultMemoryBudget((int64_t{2} << 30) + 5), int64_t{512} << 20);
   const ParsedConfig small = ParseFlags({"--memory-budget", "8MiB", "--max-request-bytes", "4MiB"});
-  EXPECT_EQ(small.config.grpc_memory_max_bytes, 16 << 20);
+  EXPECT_EQ(small.config.message_memory_max_bytes, 16 << 20);
   const ParsedConfig much = ParseFlags({"--memory-budget", "1000TiB"});
   EXPECT_EQ(much.outcome, ConfigOutcome::kError);
   EXPECT_NE(much.text.find("--memory-budget: 1000TiB is more than "), std::string::npos)

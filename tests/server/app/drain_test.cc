@@ -52,7 +52,7 @@ TEST(DrainTest, WhatHasEndedHasItsLineWhenTheDrainGivesUp) {
         config.lanes = 1;
         config.access_log = log;
       },
-      1, TestServer::Devices::kPlain, TestServer::kAnywhere, clock);
+      1, TestServer::Devices::kPlain, clock);
   server.backend().Hold();
   const auto ask = [&](const char* name, grpc::StatusCode expected) {
     v1::AttendRequest request = test::PlainWireProblem(0).request;

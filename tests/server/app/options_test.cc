@@ -16,7 +16,7 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 Config SmallConfig() {
   Config config;
   config.memory_budget_bytes = kGiB;
-  config.grpc_memory_max_bytes = kGiB;
+  config.message_memory_max_bytes = kGiB;
   config.shared_memory = false;
   config.session_memory_bytes = 4 * kGiB;
   config.check_threads = 3;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Blocks that are page-locked, and a server whose messages arrive in them. This program's malloc is
-// the server's; under sanitizers, whose malloc is another, there are no blocks.
+// Memory that is page-locked, and a server whose messages arrive in it.
 
 #include "server/memory/receive_memory.h"
 
@@ -39,8 +38,7 @@ class NotingAllocator final : public HostAllocator {
 TEST(ReceiveMemory, IsLockedAsLongAsItIsThere) {
   char data[64];
   NotingAllocator allocator;
-  Result<std::unique_ptr<ReceiveMemory>> memory =
-      ReceiveMemory::Lock(allocator, ReceiveBlocks{data, 64});
+  Result<std::unique_ptr<ReceiveMemory>> memory = ReceiveMemory::Lock(allocator, data, 64);
   ASSERT_TRUE(memory.ok()) << memory.status().message();
   EXPECT_EQ((*memory)->bytes(), 64);
   EXPECT_EQ(allocator.registered.at(data), 64);
@@ -52,16 +50,14 @@ TEST(ReceiveMemory, ARefusalIsTold) {
   char data[64];
   NotingAllocator allocator;
   allocator.refusal = ResourceExhausted("too much is locked");
-  EXPECT_EQ(ReceiveMemory::Lock(allocator, ReceiveBlocks{data, 64}).status().message(),
-            "too much is locked");
-  EXPECT_EQ(ReceiveMemory::Lock(allocator, ReceiveBlocks{}).status().code(),
-            Code::kInvalidArgument);
+  EXPECT_EQ(ReceiveMemory::Lock(allocator, data, 64).status().message(), "too much is locked");
+  EXPECT_EQ(ReceiveMemory::Lock(allocator, nullptr, 0).status().code(), Code::kInvalidArgument);
 }
 
 TEST(ReceiveMemory, ContainsItsRangeAndNothingElse) {
   char data[64];
   NotingAllocator allocator;
-  const auto memory = *ReceiveMemory::Lock(allocator, ReceiveBlocks{data + 8, 48});
+  const auto memory = *ReceiveMemory::Lock(allocator, data + 8, 48);
   EXPECT_TRUE(memory->Contains(data + 8, 48));
   EXPECT_TRUE(memory->Contains(data + 56, 0));
   EXPECT_FALSE(memory->Contains(data + 7, 1));
@@ -70,12 +66,8 @@ TEST(ReceiveMemory, ContainsItsRangeAndNothingElse) {
   EXPECT_FALSE(memory->Contains(nullptr, 1));
 }
 
-// gRPC's receive buffers are of the sizes that blocks are made for; else all would be copied.
-TEST(ReceiveMemory, MessagesArriveInBlocks) {
-  if (!kMallocHasBlocks) GTEST_SKIP() << "another malloc";
-  const ReceiveBlocks blocks = ReserveReceiveBlocks(int64_t{64} << 20);
-  ASSERT_GT(blocks.bytes, 0);
-  test::TestServer server({}, 1, test::TestServer::Devices::kGathering, blocks);
+TEST(ReceiveMemory, LargeMessagesArriveInIt) {
+  test::TestServer server({}, 1, test::TestServer::Devices::kGathering);
   const auto stub = server.Stub();
   for (const int64_t rows : {80, 256}) {  // 120 KiB and 1.5 MiB
     test::WireProblem problem = test::PlainWireProblem(test::FreshSeed(), rows, rows);
@@ -89,9 +81,10 @@ TEST(ReceiveMemory, MessagesArriveInBlocks) {
   }
 }
 
-TEST(ReceiveMemory, WithoutBlocksMessagesAreCopied) {
-  test::TestServer server({}, 1, test::TestServer::Devices::kGathering, ReceiveBlocks{});
-  EXPECT_NE(server.log().find("messages are copied"), std::string::npos);
+TEST(ReceiveMemory, WithoutItMessagesAreCopied) {
+  test::TestServer server([](Config& config) { config.receive_memory_bytes = 0; }, 1,
+                          test::TestServer::Devices::kGathering);
+  EXPECT_EQ(server.log().find("messages are copied"), std::string::npos);
   const auto stub = server.Stub();
   test::WireProblem problem = test::PlainWireProblem(test::FreshSeed(), 80, 64);
   grpc::ClientContext context;

@@ -117,7 +117,7 @@ TEST(ChunkedCancelTest, WhileTheHeaderWaitsForAThread) {
         config.metrics_listen = "127.0.0.1:0";
         config.copy_threads = 1;
       },
-      1, TestServer::Devices::kPlain, TestServer::kAnywhere, clock);
+      1, TestServer::Devices::kPlain, clock);
   const v1::AttendRequest header = ChunkedHeader(test::PlainWireProblem(1).request);
   test::ChunkedStreamClient taken(server, std::chrono::minutes(2));
   clock->held = true;

@@ -147,7 +147,7 @@ TEST(ChunkedLifeTest, AClientThatStopsSendingLosesItsMemory) {
 TEST(ChunkedLifeTest, ARunningRequestIsNotIdle) {
   const auto clock = std::make_shared<test::ManualClock>();
   TestServer server([](Config& config) { config.chunked_idle_timeout_seconds = 0.1; }, 1,
-                    TestServer::Devices::kPlain, TestServer::kAnywhere, clock);
+                    TestServer::Devices::kPlain, clock);
   server.backend().Hold();
   const WireProblem problem = test::PlainWireProblem(6);
   ChunkedStreamClient client(server), idle(server);

@@ -3,9 +3,7 @@
 // A stream that begins while what callers may do changes.
 
 #include "server/rpc/open_stream.h"
-#include "server/rpc/grpc_data.h"
 
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -16,7 +14,6 @@
 #include <string>
 #include <string_view>
 
-#include "attend/v1/attention.grpc.pb.h"
 #include "server/auth/authenticator.h"
 #include "server/rpc/stream_call.h"
 #include "server/wire/request_codec.h"
@@ -29,31 +26,37 @@ namespace {
 constexpr char kMethod[] = "/attend.v1.AttentionService/AttendStream";
 const std::string kToken = "attend_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-// Streams as AttentionServiceImpl's. `between` is called once the caller is known, and before the
-// stream is among those that are asked again.
-class Streams final : public v1::AttentionService::WithRawCallbackMethod_AttendStream<
-                          v1::AttentionService::Service> {
+// A call whose client has nothing to say.
+class SilentCall final : public ServerCall {
  public:
-  Streams(ServiceContext& context, std::function<void()> between)
-      : context_(context), between_(std::move(between)) {}
-  RawStream* AttendStream(grpc::CallbackServerContext* call) override {
-    auto* const wire = new GrpcStream(*call);
-    const auto make = [&](const Caller& caller, CountHold hold) {
-      between_();
-      auto* const stream =
-          new StreamCall(context_, FactsOfStream(context_, kMethod, caller, wire->call()),
-                         AttendFormat(), std::nullopt, *wire, std::move(hold));
-      wire->Give(*stream);
-      return stream;
-    };
-    const Status status = BeginStream(context_, kMethod, wire->call(), make);
-    if (!status.ok()) wire->End(ToGrpc(status));
-    return wire;
+  explicit SilentCall(const std::string& token) {
+    metadata_.Add(kAuthorizationMetadataKey, "Bearer " + token);
+  }
+  const std::string& path() const override { return path_; }
+  const CallMetadata& metadata() const override { return metadata_; }
+  const ConnectionPeer& peer() const override { return peer_; }
+  TimePoint deadline() const override { return kNever; }
+  void Read() override { reads_ = true; }
+  void Write(OutMessage) override { ADD_FAILURE() << "an answer"; }
+  void AddHeader(std::string_view, std::string_view) override {}
+  void Finish(CallEnd end) override { end_ = std::move(end); }
+  void Cancel() override {}
+  bool cancelled() const override { return false; }
+
+  // The status that it ends with.
+  Status End(CallHandler& handler) {
+    if (reads_) handler.OnHalfClose();
+    if (!end_) return Internal("it has not ended");
+    handler.OnDone();
+    return end_->status;
   }
 
  private:
-  ServiceContext& context_;
-  const std::function<void()> between_;
+  const std::string path_ = kMethod;
+  CallMetadata metadata_;
+  const ConnectionPeer peer_{.address = "unix:1"};
+  bool reads_ = false;
+  std::optional<CallEnd> end_;
 };
 
 class OpenStreamTest : public test::ContextTest {
@@ -81,26 +84,17 @@ class OpenStreamTest : public test::ContextTest {
     context_.streams.RecheckAll();
   }
 
-  // How a stream ends whose client has nothing to say.
-  grpc::Status Open(const std::function<void()>& between) {
-    Streams service(context_, between);
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(&service);
-    const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-    const auto stub = v1::AttentionService::NewStub(grpc::CreateChannel(
-        "127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials()));
-    grpc::ClientContext call;
-    call.AddMetadata(kAuthorizationMetadataKey, "Bearer " + kToken);
-    const auto stream = stub->AttendStream(&call);
-    stream->WritesDone();
-    v1::AttendResponse response;
-    EXPECT_FALSE(stream->Read(&response));
-    const grpc::Status status = stream->Finish();
-    server->Shutdown();
-    server->Wait();
-    return status;
+  // How a stream ends. `between` is called once the caller is known, and before the stream is among
+  // those that are asked again.
+  Status Open(const std::function<void()>& between) {
+    SilentCall call(kToken);
+    H2Wire wire(call);
+    const auto make = [&](const Caller& caller, CountHold hold) {
+      between();
+      return new StreamCall(context_, FactsOfStream(context_, kMethod, caller, wire),
+                            AttendFormat(), std::nullopt, std::move(wire), std::move(hold));
+    };
+    return call.End(*BeginStream(context_, kMethod, wire, make));
   }
 
   test::TemporaryDirectory directory_;
@@ -114,19 +108,19 @@ TEST_F(OpenStreamTest, StaysIfNothingChanges) {
 }
 
 TEST_F(OpenStreamTest, EndsIfItsCallerIsUnknownBeforeItIsAmongThoseThatAreAskedAgain) {
-  const grpc::Status status = Open([this] {
+  const Status status = Open([this] {
     SetScopes("");
     Reload();
   });
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << status.error_message();
+  EXPECT_EQ(status.code(), kUnauthenticated) << status.message();
 }
 
 TEST_F(OpenStreamTest, EndsIfItsCallerLosesTheScopeMeanwhile) {
-  const grpc::Status status = Open([this] {
+  const Status status = Open([this] {
     SetScopes("info");
     Reload();
   });
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << status.error_message();
+  EXPECT_EQ(status.code(), Code::kPermissionDenied) << status.message();
 }
 
 }  // namespace

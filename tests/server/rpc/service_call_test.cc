@@ -25,11 +25,11 @@ using ::testing::Not;
 class NoWire final : public WireCall {
  public:
   std::string Peer() const override { return "unix:7"; }
-  std::string Security() const override { return {}; }
+  bool Encrypted() const override { return false; }
   bool HasCertificate() const override { return false; }
   std::vector<Credentials::Name> CertificateNames() const override { return {}; }
   int Find(std::string_view, std::string_view&) const override { return 0; }
-  TimePoint Deadline(const Clock&) const override { return kNever; }
+  TimePoint Deadline() const override { return kNever; }
   bool Cancelled() const override { return false; }
   void AddInitialMetadata(std::string_view, std::string_view) const override {}
   void AddTrailingMetadata(std::string_view, std::string_view) const override {}
@@ -44,17 +44,17 @@ class ServiceCallTest : public test::ContextTest {
     facts.method = "/a.B/C";
     facts.caller.name = std::make_shared<const std::string>("boss");
     ServiceCall::Wire wire{std::make_shared<NoWire>(), &request_, &response_,
-                           [this](const grpc::Status& told) { told_ = told; }};
+                           [this](const Status& told) { told_ = told; }};
     ServiceCall(context_, method, facts, std::move(wire)).End(status);
   }
 
-  grpc::ByteBuffer request_, response_;
-  grpc::Status told_;
+  std::string request_, response_;
+  Status told_;
 };
 
 TEST_F(ServiceCallTest, AnAuditHasCallsForWhichThereWasNoMemory) {
   End({.event = "call failed", .audit = "admin call"}, OutOfMemory());
-  EXPECT_EQ(told_.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(told_.code(), Code::kResourceExhausted);
   EXPECT_THAT(log_.str(),
               AllOf(HasSubstr("admin call"), HasSubstr("/a.B/C"), HasSubstr("RESOURCE_EXHAUSTED"),
                     HasSubstr("boss"), HasSubstr("unix:7")));

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <gmock/gmock.h>
-#include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -23,6 +22,7 @@
 #include "server/wire/tensor_copies.h"
 #include "tests/server/support/fake_backend.h"
 #include "tests/server/support/infer_messages.h"
+#include "tests/server/support/message_pieces.h"
 #include "tests/server/support/messages.h"
 
 namespace attend::test {
@@ -46,10 +46,10 @@ struct Decoded {
 class InferRequestTest : public ::testing::Test {
  protected:
   // As the request reader does it.
-  void Decode(const MessageFormat& format, grpc::ByteBuffer message, Decoded& out) {
+  void Decode(const MessageFormat& format, InMessage message, Decoded& out) {
     google::protobuf::Arena arena;
     MessageSlices slices;
-    ASSERT_TRUE(slices.Take(message));
+    slices.Take(std::move(message));
     RequestMessage decoded;
     decoded.slices = slices.spans();
     out.status = Run(format, arena, slices, decoded, out);
@@ -80,15 +80,8 @@ class InferRequestTest : public ::testing::Test {
     return std::move(*block);
   }
 
-  // In pieces of random sizes.
-  static grpc::ByteBuffer Buffer(const std::string& bytes, std::mt19937_64& random) {
-    std::vector<grpc::Slice> slices;
-    for (size_t at = 0; at < bytes.size();) {
-      const size_t size = std::min<size_t>(bytes.size() - at, 1 + random() % 4096);
-      slices.emplace_back(bytes.data() + at, size);
-      at += size;
-    }
-    return grpc::ByteBuffer(slices.data(), slices.size());
+  static InMessage Buffer(const std::string& bytes, std::mt19937_64& random) {
+    return InPieces(bytes, random, 4096);
   }
 
   Status Refusal(const std::string& bytes) {

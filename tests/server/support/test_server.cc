@@ -41,7 +41,7 @@ struct TestServer::Log {
 };
 
 TestServer::TestServer(const std::function<void(Config&)>& change, int devices, Devices kind,
-                       const ReceiveBlocks& receive_blocks, std::shared_ptr<const Clock> clock)
+                       std::shared_ptr<const Clock> clock)
     : log_(std::make_unique<Log>()) {
   google::protobuf::SetLogHandler(nullptr);  // bad messages are meant here
   Config config;
@@ -62,7 +62,7 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices, 
   auto logger = std::make_shared<Logger>(Logger::Options(), log_->sink);
   logger->set_level(spdlog::level::from_str(config.log_level));
   Result<std::unique_ptr<Server>> server =
-      Server::Start(config, std::move(backends), logger, receive_blocks, std::move(clock));
+      Server::Start(config, std::move(backends), logger, std::move(clock));
   if (!server.ok()) throw std::runtime_error(server.status().ToString());
   server_ = std::move(*server);
 }

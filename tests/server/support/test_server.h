@@ -23,12 +23,9 @@ class TestServer {
  public:
   // kFarSessions: memory for sessions is said not to be the host's.
   enum class Devices { kPlain, kStaging, kGathering, kFarSessions };
-  // As if messages arrived in blocks wherever they are.
-  static constexpr ReceiveBlocks kAnywhere{nullptr, INT64_MAX};
   // `change` edits the settings before the server starts.
   explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1,
                       Devices kind = Devices::kPlain,
-                      const ReceiveBlocks& receive_blocks = kAnywhere,
                       std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
   ~TestServer();  // opens the devices' gates first
 

@@ -55,7 +55,6 @@ class AllocationsTest : public testing::Test {
     Config config;
     config.listen = {"127.0.0.1:0"};
     config.metrics_listen = "off";
-    config.server_transport = "h2";
     std::vector<std::unique_ptr<Backend>> backends;
     backends.push_back(MakeCpuBackend(BackendOptions{}));
     auto logger = MakeLogger({});

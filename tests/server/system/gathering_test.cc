@@ -29,9 +29,8 @@ using test::WireProblem;
 
 class GatheringTest : public ::testing::Test {
  protected:
-  void Start(const std::function<void(Config&)>& change = {}, int devices = 1,
-             const ReceiveBlocks& receive_blocks = TestServer::kAnywhere) {
-    server_.emplace(change, devices, TestServer::Devices::kGathering, receive_blocks);
+  void Start(const std::function<void(Config&)>& change = {}) {
+    server_.emplace(change, 1, TestServer::Devices::kGathering);
     stub_ = server_->Stub();
   }
   // Judged; whether its tensors were read where they arrived.
@@ -44,7 +43,7 @@ class GatheringTest : public ::testing::Test {
     EXPECT_EQ(test::Judge(problem, response), "");
     return server_->backend().gathered_items() > before;
   }
-  // Soon: gRPC lets go of an answer when it has sent it.
+  // Soon: the transport lets go of an answer when it has sent it.
   void ExpectNothingHeld() {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     Engine& engine = server_->server().engine();
@@ -62,7 +61,7 @@ class GatheringTest : public ::testing::Test {
 
 // 2 heads x 80 rows x 64 fp32, three tensors: 120 KiB.
 WireProblem Medium(uint64_t seed) { return test::PlainWireProblem(seed, 80, 64); }
-// Above what is copied on gRPC's own threads: 1.5 MiB.
+// Above what a loop copies: 1.5 MiB.
 WireProblem Large(uint64_t seed) { return test::PlainWireProblem(seed, 256, 256); }
 
 TEST_F(GatheringTest, TensorsAreReadWhereTheyArrived) {
@@ -101,7 +100,7 @@ TEST_F(GatheringTest, WhatRunsInPartsIsCopied) {
 }
 
 TEST_F(GatheringTest, WhatArrivedElsewhereIsCopied) {
-  Start({}, 1, ReceiveBlocks{nullptr, 4096});
+  Start([](Config& config) { config.receive_memory_bytes = 0; });
   EXPECT_FALSE(IsGathered(Medium(50)));
   EXPECT_FALSE(IsGathered(Large(51)));
 }
@@ -110,7 +109,7 @@ TEST_F(GatheringTest, WhatArrivedElsewhereIsCopied) {
 TEST_F(GatheringTest, SoManyAreKeptAndTheRestIsCopied) {
   Start([](Config& config) {
     config.lanes = 1;
-    config.grpc_memory_max_bytes = 8 << 20;  // an eighth may be kept
+    config.message_memory_max_bytes = 8 << 20;  // an eighth may be kept
   });
   server_->backend().Hold();
   constexpr int kCalls = 14;

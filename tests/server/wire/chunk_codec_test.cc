@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <grpcpp/support/slice.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -10,20 +9,11 @@
 
 #include "server/wire/chunk_codec.h"
 #include "tests/kernels/support/problems.h"
+#include "tests/server/support/message_pieces.h"
 #include "tests/server/support/messages.h"
 
 namespace attend {
 namespace {
-
-grpc::ByteBuffer InSlices(const std::string& bytes, std::mt19937_64& random) {
-  std::vector<grpc::Slice> slices;
-  for (size_t at = 0; at < bytes.size();) {
-    const size_t part = std::min<size_t>(1 + random() % 40, bytes.size() - at);
-    slices.emplace_back(bytes.data() + at, part);
-    at += part;
-  }
-  return grpc::ByteBuffer(slices.data(), slices.size());
-}
 
 std::string Copied(const ChunkMessage& chunk) {
   std::string to(static_cast<size_t>(chunk.bytes()), '\0');
@@ -48,9 +38,8 @@ TEST(ChunkMessageTest, ReadsAChunkInAnyOrderOfItsFields) {
     std::string bytes = message.SerializeAsString();
     if (round % 3 == 1) bytes = test::Shuffled(bytes, random);
     if (round % 3 == 2) bytes += std::string("\x98\x06\x01", 3);  // an unknown field behind
-    grpc::ByteBuffer buffer = InSlices(bytes, random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
+    ASSERT_TRUE(chunk.Take(test::InPieces(bytes, random, 40), 1024).ok());
     const Status status = chunk.ParseChunk(kChunkBytesMax);
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(chunk.tensor(), message.tensor());
@@ -70,9 +59,8 @@ TEST(ChunkMessageTest, BrokenMessagesAreRefusedAndNeverReadBeyond) {
   message.set_data("some bytes");
   const std::string whole = message.SerializeAsString();
   for (size_t cut = 0; cut < whole.size(); ++cut) {
-    grpc::ByteBuffer buffer = InSlices(whole.substr(0, cut), random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
+    ASSERT_TRUE(chunk.Take(test::InPieces(whole.substr(0, cut), random, 40), 1024).ok());
     EXPECT_EQ(chunk.ParseChunk(kChunkBytesMax).code(), Code::kInvalidArgument) << cut;
   }
   for (int round = 0; round < 2000; ++round) {
@@ -80,9 +68,8 @@ TEST(ChunkMessageTest, BrokenMessagesAreRefusedAndNeverReadBeyond) {
     for (uint64_t flips = 1 + random() % 3; flips > 0; --flips) {
       bytes[random() % bytes.size()] = static_cast<char>(random());
     }
-    grpc::ByteBuffer buffer = InSlices(bytes, random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
+    ASSERT_TRUE(chunk.Take(test::InPieces(bytes, random, 40), 1024).ok());
     v1::AttendChunkedRequest generated;
     const bool valid = generated.ParseFromString(bytes);
     const Status status = chunk.ParseChunk(kChunkBytesMax);

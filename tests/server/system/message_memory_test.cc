@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bound on what gRPC holds outside the memory budget: above it gRPC itself ends calls, which
-// leave nothing behind in the server, and what keeps within it is served.
+// The bound on messages that are not whole, outside the memory budget: above it their connections
+// end, which leave nothing behind in the server, and what keeps within it is served.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -39,15 +39,15 @@ grpc::Status Attend(const TestServer& server, const v1::AttendRequest& request,
   return server.Stub()->Attend(&context, request, response);
 }
 
-// A connection may be ended, whoever's it is. Clients are told that they may try again.
+// Clients are told that they may try again.
 bool IsRefusal(const grpc::Status& status) {
   return status.error_code() == StatusCode::RESOURCE_EXHAUSTED ||
          status.error_code() == StatusCode::UNAVAILABLE;
 }
 
-TEST(GrpcMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
+TEST(MessageMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
   TestServer server([](Config& config) {
-    config.grpc_memory_max_bytes = 1 << 20;
+    config.message_memory_max_bytes = 1 << 20;
     config.metrics_listen = "127.0.0.1:0";
   });
   server.backend().SetCompute(Compute);
@@ -55,7 +55,7 @@ TEST(GrpcMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
   WireProblem small = test::PlainWireProblem(2);
   int refused = 0;
   for (int sent = 0; refused < 4; ++sent) {
-    // gRPC looks from time to time, so a message may slip through; without its bound all would.
+    // The server looks from time to time, so a message may slip through.
     ASSERT_LT(sent, kLargeMost) << refused << " were refused";
     v1::AttendResponse response;
     const grpc::Status status = Attend(server, large.request, &response);
@@ -86,8 +86,8 @@ TEST(GrpcMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
   EXPECT_EQ(server.Metric("attend_rejected_requests_total{reason=\"memory\"}"), 0) << "not its own";
 }
 
-TEST(GrpcMemoryTest, WhatFitsIsServed) {
-  TestServer server([](Config& config) { config.grpc_memory_max_bytes = 256 << 20; });
+TEST(MessageMemoryTest, WhatFitsIsServed) {
+  TestServer server([](Config& config) { config.message_memory_max_bytes = 256 << 20; });
   server.backend().SetCompute(Compute);
   const WireProblem large = test::PlainWireProblem(1, kLargeLength, 64);
   for (int i = 0; i < 3; ++i) {

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sockets of connections that are served, so that one can be ended from another thread. A
+// descriptor that was closed may be another's at once, so each is known by its inode too.
+// Thread-safe.
+
+#pragma once
+
+#include <sys/types.h>
+
+#include <unordered_map>
+
+#include "kernels/util/mutex.h"
+
+namespace attend {
+
+class OpenSockets {
+ public:
+  // It is served from now on. May throw std::bad_alloc.
+  void Begin(int socket, ino_t inode) {
+    const MutexLock lock(mutex_);
+    open_[socket] = inode;
+  }
+  // It is about to be closed.
+  void End(int socket) {
+    const MutexLock lock(mutex_);
+    open_.erase(socket);
+  }
+  // Calls then() if the socket with this inode is still open, which it stays meanwhile.
+  template <class Then>
+  void WhileOpen(int socket, ino_t inode, const Then& then) {
+    const MutexLock lock(mutex_);
+    const auto found = open_.find(socket);
+    if (found != open_.end() && found->second == inode) then();
+  }
+
+ private:
+  Mutex mutex_;
+  std::unordered_map<int, ino_t> open_ ATTEND_GUARDED_BY(mutex_);
+};
+
+}  // namespace attend

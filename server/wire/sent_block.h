@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A part of an output block that is being sent to a call's client: the owner of its piece.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "server/memory/host_pool.h"
+#include "server/util/message.h"
+#include "server/wire/answer_watch.h"
+
+namespace attend {
+
+// Holds the block, and the call's watch, until the transport lets go of the bytes.
+class SentBlock {
+ public:
+  SentBlock(std::shared_ptr<const HostBlock> block, WatchedRef call, int64_t bytes)
+      : block_(std::move(block)), call_(std::move(call)), bytes_(bytes) {
+    call_->Hold(bytes_);
+  }
+  ~SentBlock() { call_->Release(bytes_); }
+  SentBlock(const SentBlock&) = delete;
+  SentBlock& operator=(const SentBlock&) = delete;
+
+  // A piece of a message, over `data`, which is in the block.
+  static MessagePiece Piece(std::shared_ptr<const HostBlock> block, const WatchedRef& call,
+                            const char* data, int64_t bytes) {
+    return {{data, static_cast<size_t>(bytes)},
+            std::make_shared<const SentBlock>(std::move(block), call, bytes)};
+  }
+
+ private:
+  const std::shared_ptr<const HostBlock> block_;
+  const WatchedRef call_;
+  const int64_t bytes_;
+};
+
+}  // namespace attend
