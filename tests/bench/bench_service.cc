@@ -82,9 +82,8 @@ void AddFlags(CLI::App& app, Run& run) {
       "cuda:N, a list of these or cuda:all (default: the first GPU, else cpu)");
   app.add_option("--cells", options.cells,
                  "Run only the cells whose \"work, rival\" contains this text");
-  app.add_option(
-      "--server-flag", options.server_flags,
-      "FLAG=VALUE for every attend-server, such as --max-queue=64; may be repeated");
+  app.add_option("--server-flag", options.server_flags,
+                 "FLAG=VALUE for every attend-server, such as --max-queue=64; may be repeated");
   app.add_flag("--pass-through", options.pass_through,
                "Use no kernel and no GPU where bytes are measured, as on a CPU");
   app.add_option("--clients", options.clients,

@@ -339,3 +339,20 @@ def test_tls_asks_for_certificates_and_carries_calls(start_server, ca, foreign):
     assert alerts == ["SSLV3_ALERT_CERTIFICATE_REVOKED", "TLSV1_ALERT_UNKNOWN_CA"]
     assert server.metric("attend_connections_refused_total", reason="tls") == 2
     assert server.stop() == 0
+
+
+def functions(path):
+    """The functions that a file gives the dynamic linker, but for those that any file may repeat."""
+    listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True,
+                            check=True).stdout
+    return {words[2].split("@")[0] for words in map(str.split, listed.splitlines())
+            if len(words) == 3 and words[1] in "Ti"}
+
+
+def test_no_function_of_a_library_is_replaced():
+    server = harness.binary("attend-server")
+    linked = subprocess.run(["ldd", server], capture_output=True, text=True, check=True).stdout
+    libraries = [words[2] for words in map(str.split, linked.splitlines()) if len(words) == 4]
+    for library in libraries:
+        assert not functions(server) & functions(library), library
+    assert "nghttp2_session_send" in set.union(*map(functions, libraries))
