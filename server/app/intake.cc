@@ -22,7 +22,7 @@
 #include "server/app/unix_address.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/peer.h"
-#include "server/tls/tls_standing.h"
+#include "server/tls/client_trust.h"
 #include "server/util/parse_number.h"
 
 namespace attend {
@@ -150,7 +150,8 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
     close(socket);
     return nullptr;
   }
-  if (tcp && handshakes_ != nullptr && RefusesPlaintext(socket)) return nullptr;
+  const bool handshakes = tcp && handshakes_ != nullptr;
+  if (handshakes && RefusesPlaintext(socket)) return nullptr;
   UniqueFd owned(socket);
   const int on = 1;
   if (tcp) setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -160,13 +161,13 @@ std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
     ConnectionPeer client{.address = CallPeer(socket, about.st_ino)};
     ConnectionHolds::Ref open = connections_.Begin(client.address, peer);
     use = std::make_shared<ConnectionUse>(message_memory_);
-    if (strangers_) use->marks = open->marks();
+    if (strangers_ || handshakes) use->marks = open->marks();
     sockets_.Begin(socket, about.st_ino);
     auto guard = std::make_unique<H2Guard>(
         H2Guard::Parts{calls_->Of(peer), std::move(open), use, stream_window_bytes_,
                        [this, socket](const Status& why) { Ended(socket, why); }},
         clock_);
-    if (tcp && handshakes_ != nullptr) {
+    if (handshakes) {
       TakeTls(std::move(owned), about.st_ino, std::move(client), std::move(guard));
     } else {
       transport_->Serve(std::make_unique<PlainChannel>(std::move(owned)), std::move(client),
@@ -189,21 +190,23 @@ void Intake::Ended(int socket, const Status& why) {
 void Intake::TakeTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
                      std::unique_ptr<H2Guard> guard) {
   const uint64_t generation = certificates_->generation();
+  const std::string name = PeerOf(socket.get());
   auto channel =
       std::make_unique<TlsChannel>(std::move(socket), certificates_->current()->get(), clock_);
   // Functions that are kept are copied.
   const auto waiting = std::make_shared<std::pair<ConnectionPeer, std::unique_ptr<H2Guard>>>(
       std::move(peer), std::move(guard));
-  handshakes_->Begin(std::move(channel), [this, inode, generation, waiting](
-                                             std::unique_ptr<TlsChannel> ended, bool shaken) {
-    if (shaken) {
-      return ServeTls(std::move(ended), inode, generation, std::move(waiting->first),
-                      std::move(waiting->second));
-    }
-    if (!ended->wrong().empty()) Refuse(ended->socket(), ClientRefusal::kTls, ended->wrong());
-    ended->End();  // now that it counts
-    waiting->second->OnEnd(Status());
-  });
+  handshakes_->Begin(
+      name, std::move(channel),
+      [this, inode, generation, waiting](std::unique_ptr<TlsChannel> ended, bool established) {
+        if (established) {
+          return ServeTls(std::move(ended), inode, generation, std::move(waiting->first),
+                          std::move(waiting->second));
+        }
+        if (!ended->wrong().empty()) Refuse(ended->socket(), ClientRefusal::kTls, ended->wrong());
+        ended->End();  // now that it counts
+        waiting->second->OnEnd(Status());
+      });
 }
 
 void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t generation,
@@ -211,16 +214,18 @@ void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t
   const int socket = channel->socket();
   const bool served = TryAllocating([&] {
     peer.encrypted = true;
-    if (std::shared_ptr<TlsClient> client = ShownBy(channel->ssl(), socket, inode)) {
-      Describe(client->certificate.get(), peer);
-      const auto standing = std::make_shared<TlsStanding>(*certificates_, tls_clients_,
-                                                          std::move(client), generation);
-      const auto holds = [this, standing, socket] {
-        return standing->Holds(
+    // Where calls need no credentials, its client is no stranger any more.
+    if (!strangers_) connections_.CallUncounted(peer.address);
+    if (std::shared_ptr<TlsClient> client = MakeTlsClient(channel->ssl(), socket, inode)) {
+      AddCertificateNames(client->certificate.get(), peer);
+      const auto trust = std::make_shared<ClientTrust>(*certificates_, tls_clients_,
+                                                       std::move(client), generation);
+      const auto is_trusted = [this, trust, socket] {
+        return trust->IsTrusted(
             [&](const std::string& why) { Refuse(socket, ClientRefusal::kTls, why); });
       };
-      if (!holds()) return guard->OnEnd(Status());  // the files have changed meanwhile
-      channel->SetMayGoOn(holds);
+      if (!is_trusted()) return guard->OnEnd(Status());  // the files have changed meanwhile
+      channel->SetTrustCheck(is_trusted);
     }
     transport_->Serve(std::move(channel), std::move(peer), std::move(guard));
   });

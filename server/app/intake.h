@@ -57,9 +57,9 @@ class Intake {
  private:
   Intake(const Config& config, ConnectionHolds& connections, Metrics& metrics, Logger& logger,
          const Clock& clock);
-  // A client that must shake hands first.
+  // A client that begins with a TLS handshake.
   void TakeTls(UniqueFd socket, ino_t inode, ConnectionPeer peer, std::unique_ptr<H2Guard> guard);
-  // Hands are shaken.
+  // The handshake is done.
   void ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t generation,
                 ConnectionPeer peer, std::unique_ptr<H2Guard> guard);
   // A connection is about to be closed, for what its client did if `why` is an error.

@@ -26,7 +26,7 @@ void TlsClients::Recheck(
     clients.assign(clients_.begin(), clients_.end());
   }
   for (const std::shared_ptr<TlsClient>& client : clients) {
-    const std::string why = context.WhyNot(client->certificate.get(), client->chain.get());
+    const std::string why = context.VerifyError(client->certificate.get(), client->chain.get());
     if (!why.empty() && !client->refused.exchange(true)) refuse(*client, why);
   }
 }

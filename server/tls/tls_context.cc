@@ -209,7 +209,7 @@ Status TlsContext::Revoke(const TlsText& crl) {
   return Status();
 }
 
-std::string TlsContext::WhyNot(X509* shown, STACK_OF(X509) * chain) const {
+std::string TlsContext::VerifyError(X509* shown, STACK_OF(X509) * chain) const {
   const StoreContext checked(X509_STORE_CTX_new());
   if (checked == nullptr ||
       X509_STORE_CTX_init(checked.get(), SSL_CTX_get_cert_store(context_.get()), shown, chain) !=

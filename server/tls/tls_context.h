@@ -53,7 +53,7 @@ class TlsContext {
   SSL_CTX* get() const { return context_.get(); }
   // What these files have against a certificate that a client has shown, whenever its handshake
   // was; empty: nothing. `chain`: what came with it, or null. Thread-safe.
-  std::string WhyNot(X509* shown, STACK_OF(X509) * chain) const;
+  std::string VerifyError(X509* shown, STACK_OF(X509) * chain) const;
   const Expiries& expiries() const { return expiries_; }
 
  private:

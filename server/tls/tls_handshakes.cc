@@ -10,83 +10,90 @@
 
 namespace attend {
 
-// One connection's. It deletes itself.
-class TlsHandshakes::One final : public Loop::Task, private Loop::Watcher, private Loop::Timer {
+// Deletes itself.
+class TlsHandshakes::Handshake final : public Loop::Task,
+                                       private Loop::Watcher,
+                                       private Loop::Timer {
  public:
-  One(TlsHandshakes& all, std::unique_ptr<TlsChannel> channel, Done done)
-      : all_(all), channel_(std::move(channel)), done_(std::move(done)) {}
+  Handshake(TlsHandshakes& all, std::string peer, std::unique_ptr<TlsChannel> channel, Done done)
+      : all_(all),
+        peer_name_(std::move(peer)),
+        channel_(std::move(channel)),
+        done_(std::move(done)) {}
 
   void Run() override {
-    if (over_) {
+    if (finished_) {
       delete this;
     } else {
       Start();
     }
   }
-  void End(bool shaken) {
-    if (std::exchange(over_, true)) return;
+  void Finish(bool established) {
+    if (std::exchange(finished_, true)) return;
     all_.loop_->Clear(*this);
     if (watched_) all_.loop_->Unwatch(channel_->socket());
-    (before_ == nullptr ? all_.first_ : before_->after_) = after_;
-    if (after_ != nullptr) after_->before_ = before_;
-    done_(std::move(channel_), shaken);
+    if (peer_ != nullptr) LeavePeer();
+    done_(std::move(channel_), established);
     all_.loop_->Post(*this);  // to delete it, once no event of this turn can meet it
   }
-
- private:
-  ~One() = default;
-
-  void Start() {
-    after_ = std::exchange(all_.first_, this);
-    if (after_ != nullptr) after_->before_ = this;
-    const Status watched = all_.loop_->Watch(channel_->socket(), EPOLLIN, *this);
-    if (!watched.ok()) return End(false);
-    watched_ = true;
-    try {
-      all_.loop_->Set(*this, all_.clock_.Now() + all_.timeout_);
-    } catch (const std::bad_alloc&) {
-      End(false);
-    }
-  }
-  void OnEvents(uint32_t /*events*/) override {
-    if (over_) return;
+  // It is its peer's turn, and it is the first that is ready.
+  void TakeStep() {
+    StopBeingReady();
     const TlsChannel::Step step = channel_->Handshake();
-    if (step == TlsChannel::Step::kDone) return End(true);
-    if (step == TlsChannel::Step::kFailed) return End(false);
-    const bool writes = step == TlsChannel::Step::kWrites;
-    if (writes == std::exchange(writes_, writes)) return;
+    if (step == TlsChannel::Step::kDone) return Finish(true);
+    if (step == TlsChannel::Step::kFailed) return Finish(false);
+    const bool writes = step == TlsChannel::Step::kWantsWrite;
     all_.loop_->Rewatch(channel_->socket(), writes ? EPOLLOUT : EPOLLIN, *this);
   }
-  void OnTime() override {
-    channel_->GiveUp();
-    End(false);
-  }
-
-  TlsHandshakes& all_;
-  std::unique_ptr<TlsChannel> channel_;
-  const Done done_;
-  One* before_ = nullptr;
-  One* after_ = nullptr;
-  bool watched_ = false;
-  bool writes_ = false;  // it waits until it can write
-  bool over_ = false;
-
-  friend class TlsHandshakes;
-};
-
-class TlsHandshakes::EndAll final : public Loop::Task {
- public:
-  explicit EndAll(TlsHandshakes& all) : all_(all) {}
-  void Run() override {
-    while (all_.first_ != nullptr) all_.first_->End(false);
-    ended_.store(true);
-    ended_.notify_all();
-  }
-  void Wait() { ended_.wait(false); }
 
  private:
+  ~Handshake() = default;
+
+  void Start() try {
+    peer_ = &all_.peers_[peer_name_];
+    peer_->waiting.splice(peer_->waiting.end(), link_);
+    all_.loop_->Set(*this, all_.clock_.Now() + all_.timeout_);
+    watched_ = all_.loop_->Watch(channel_->socket(), EPOLLIN, *this).ok();
+    if (!watched_) Finish(false);
+  } catch (const std::bad_alloc&) {
+    Finish(false);
+  }
+  void OnEvents(uint32_t events) override {
+    if (finished_) return;
+    // The client has gone, or the server has ended the connection: it needs no turn.
+    if ((events & (EPOLLHUP | EPOLLERR)) != 0) return Finish(false);
+    if (ready_) return;
+    ready_ = true;
+    all_.loop_->Rewatch(channel_->socket(), 0, *this);
+    peer_->ready.splice(peer_->ready.end(), peer_->waiting, place_);
+    if (!peer_->link.empty()) all_.turns_.splice(all_.turns_.end(), peer_->link);
+    all_.loop_->Post(all_.turn_);
+  }
+  void OnTime() override {
+    channel_->TimeOut();
+    Finish(false);
+  }
+  void StopBeingReady() {
+    if (!std::exchange(ready_, false)) return;
+    peer_->waiting.splice(peer_->waiting.end(), peer_->ready, place_);
+    if (peer_->ready.empty()) peer_->link.splice(peer_->link.end(), all_.turns_, peer_->place);
+  }
+  void LeavePeer() {
+    StopBeingReady();
+    peer_->waiting.erase(place_);
+    if (peer_->waiting.empty() && peer_->ready.empty()) all_.peers_.erase(peer_name_);
+  }
+
   TlsHandshakes& all_;
-  std::atomic<bool> ended_{false};
+  const std::string peer_name_;
+  std::unique_ptr<TlsChannel> channel_;
+  const Done done_;
+  std::list<Handshake*> link_{this};  // its element of the peer's lists, until it starts
+  const std::list<Handshake*>::iterator place_ = link_.begin();
+  Peer* peer_ = nullptr;  // null: it has not started
+  bool watched_ = false;
+  bool ready_ = false;
+  bool finished_ = false;
 };
 
 Result<std::unique_ptr<TlsHandshakes>> TlsHandshakes::Start(Duration timeout, const Clock& clock) {
@@ -99,14 +106,26 @@ Result<std::unique_ptr<TlsHandshakes>> TlsHandshakes::Start(Duration timeout, co
 
 TlsHandshakes::~TlsHandshakes() {
   if (loop_ == nullptr) return;
-  EndAll end(*this);
-  loop_->Post(end);
-  end.Wait();
+  loop_->RunAndWait([this] {
+    while (!peers_.empty()) {
+      Peer& peer = peers_.begin()->second;
+      (peer.waiting.empty() ? peer.ready : peer.waiting).front()->Finish(false);
+    }
+  });
   loop_.reset();
 }
 
-void TlsHandshakes::Begin(std::unique_ptr<TlsChannel> channel, Done done) {
-  loop_->Post(*new One(*this, std::move(channel), std::move(done)));
+void TlsHandshakes::Begin(std::string peer, std::unique_ptr<TlsChannel> channel, Done done) {
+  loop_->Post(*new Handshake(*this, std::move(peer), std::move(channel), std::move(done)));
+}
+
+void TlsHandshakes::TakeTurn() {
+  if (turns_.empty()) return;
+  Peer& peer = *turns_.front();
+  turns_.splice(turns_.end(), turns_, turns_.begin());
+  peer.ready.front()->TakeStep();
+  // Events are looked at first: another peer's client may have come.
+  if (!turns_.empty()) loop_->Post(turn_);
 }
 
 }  // namespace attend

@@ -41,10 +41,12 @@ class Channel {
   // has ended; -1: errno says why, EAGAIN if nothing has come. Nothing that has come stays behind
   // where the socket's events would not tell of it. `scratch`: for the time of the call.
   virtual ssize_t Read(std::span<char> buffer, std::span<char> scratch) = 0;
-  // Sends from the front of `output`, which is not empty. Returns how many of its bytes have left
-  // and are the caller's to consume; -1: errno says why, EAGAIN if the socket takes no more. What
-  // has not left must be there the next time.
+  // Sends from the front of `output`, which is not empty, unless wants_write(). Returns how many of
+  // its bytes have left and are the caller's to consume; -1: errno says why, EAGAIN if the socket
+  // takes no more. What has not left must be there the next time.
   virtual ssize_t Write(const OutputQueue& output, std::span<char> scratch) = 0;
+  // The channel has bytes of its own to send, which the socket has not taken so far.
+  virtual bool wants_write() const { return false; }
   // Says that no more will come, before the socket is closed in good order.
   virtual void End() {}
   // The peer has said that it sends no more, in what was read last.

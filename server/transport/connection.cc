@@ -103,7 +103,10 @@ std::span<char> Connection::ReadBuffer() {
 void Connection::Read() try {
   const std::span<char> buffer = ReadBuffer();
   const ssize_t bytes = channel_->Read(buffer, share_.scratch);
-  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
+    if (channel_->wants_write()) OnOutput();
+    return;
+  }
   if (bytes <= 0) {
     return Close(channel_->wrong().empty() ? Status() : InvalidArgument(channel_->wrong()));
   }
@@ -134,7 +137,7 @@ void Connection::OnTurnEnd() {
 bool Connection::WriteSome() {
   OutputQueue& output = session_->output();
   const ssize_t bytes = channel_->Write(output, share_.scratch);
-  if (bytes > 0) {
+  if (bytes >= 0) {
     output.Consume(static_cast<size_t>(bytes));
     while (!leaving_.empty() && leaving_.front().last <= output.gone()) {
       CallStream& call = *leaving_.front().call;
@@ -158,7 +161,7 @@ void Connection::Flush() {
       const Status sent = session_->Send();
       if (!sent.ok()) return Close(sent);
     }
-    if (session_->output().empty()) break;
+    if (session_->output().empty() && !channel_->wants_write()) break;
     if (blocked_ || !WriteSome()) break;
   }
   if (closed_) return;

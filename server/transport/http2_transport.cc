@@ -39,25 +39,8 @@ struct Http2Transport::Part {
     Part& part_;
   };
 
-  class CloseAll final : public Loop::Task {
-   public:
-    explicit CloseAll(Part& part) : part_(part) {}
-    void Run() override {
-      std::vector<Connection*>& all = part_.share->connections;
-      while (!all.empty()) all.back()->Close(Status());
-      closed_.store(true);
-      closed_.notify_all();
-    }
-    void Wait() { closed_.wait(false); }
-
-   private:
-    Part& part_;
-    std::atomic<bool> closed_{false};
-  };
-
   std::optional<LoopShare> share;
   DrainAll drain{*this};
-  CloseAll close{*this};
   Look look;
   std::unique_ptr<Loop> loop;  // goes first: its thread uses the rest
 };
@@ -88,8 +71,12 @@ Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& opt
 }
 
 Http2Transport::~Http2Transport() {
-  for (const auto& part : parts_) part->loop->Post(part->close);
-  for (const auto& part : parts_) part->close.Wait();
+  for (const auto& part : parts_) {
+    part->loop->RunAndWait([&part] {
+      std::vector<Connection*>& all = part->share->connections;
+      while (!all.empty()) all.back()->Close(Status());
+    });
+  }
   // Their handlers may be anywhere in the server.
   for (int64_t calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
 }

@@ -85,6 +85,26 @@ void Loop::Post(Task& task) {
   if (asleep_.exchange(false)) eventfd_write(wake_.get(), 1);
 }
 
+void Loop::RunAndWait(const std::function<void()>& what) {
+  class Call final : public Task {
+   public:
+    explicit Call(const std::function<void()>& what) : what_(what) {}
+    void Run() override {
+      what_();
+      returned_.store(true);
+      returned_.notify_all();
+    }
+    void Wait() const { returned_.wait(false); }
+
+   private:
+    const std::function<void()>& what_;
+    std::atomic<bool> returned_{false};
+  };
+  Call call(what);
+  Post(call);
+  call.Wait();
+}
+
 void Loop::Run() {
   id_.store(std::this_thread::get_id());
   while (!ending_.load()) {

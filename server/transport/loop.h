@@ -97,6 +97,8 @@ class Loop {
   // Runs the task once, soon. A task that is posted and has not begun to run is not posted again.
   // Any thread; never blocks, takes no lock and no memory.
   void Post(Task& task);
+  // Calls `what` on the loop's thread, and returns once it has returned. From another thread.
+  void RunAndWait(const std::function<void()>& what);
   bool OnThread() const { return std::this_thread::get_id() == id_.load(); }
   // Turns so far. Any thread.
   int64_t turns() const { return turns_.load(std::memory_order_relaxed); }

@@ -22,7 +22,7 @@ constexpr size_t kOverheadBytes = 256;
 
 bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-TlsChannel& Of(BIO* bio) { return *static_cast<TlsChannel*>(BIO_get_data(bio)); }
+TlsChannel& ChannelOf(BIO* bio) { return *static_cast<TlsChannel*>(BIO_get_data(bio)); }
 
 }  // namespace
 
@@ -53,12 +53,12 @@ BIO_METHOD* TlsChannel::Method() {
 
 // Only in the handshake, which asks for no byte beyond the record that it needs, from the socket.
 int TlsChannel::ReadCiphertext(BIO* bio, char* to, size_t size, size_t* taken) {
-  TlsChannel& self = Of(bio);
+  TlsChannel& self = ChannelOf(bio);
   BIO_clear_retry_flags(bio);
-  if (!self.came_.empty()) {
-    *taken = std::min(size, self.came_.size());
-    std::memcpy(to, self.came_.data(), *taken);
-    self.came_.remove_prefix(*taken);
+  if (!self.received_.empty()) {
+    *taken = std::min(size, self.received_.size());
+    std::memcpy(to, self.received_.data(), *taken);
+    self.received_.remove_prefix(*taken);
     return 1;
   }
   *taken = 0;
@@ -66,18 +66,18 @@ int TlsChannel::ReadCiphertext(BIO* bio, char* to, size_t size, size_t* taken) {
   if (bytes > 0) *taken = static_cast<size_t>(bytes);
   const bool later = bytes < 0 && (!self.handshaking_ || WouldBlock());
   if (later) BIO_set_retry_read(bio);
-  self.gone_ = bytes <= 0 && !later;
+  self.peer_closed_ = bytes <= 0 && !later;
   return bytes > 0 ? 1 : 0;
 }
 
 int TlsChannel::WriteCiphertext(BIO* bio, const char* from, size_t size, size_t* given) try {
-  TlsChannel& self = Of(bio);
+  TlsChannel& self = ChannelOf(bio);
   BIO_clear_retry_flags(bio);
-  if (self.waiting_.empty() && self.room_.size() - self.sealed_ >= size) {
-    std::memcpy(self.room_.data() + self.sealed_, from, size);
-    self.sealed_ += size;
+  if (self.unsent_.empty() && self.records_.size() - self.records_bytes_ >= size) {
+    std::memcpy(self.records_.data() + self.records_bytes_, from, size);
+    self.records_bytes_ += size;
   } else {
-    self.waiting_.append(from, size);
+    self.unsent_.append(from, size);
   }
   *given = size;
   return 1;
@@ -117,27 +117,27 @@ TlsChannel::Step TlsChannel::Handshake() {
   ERR_clear_error();
   const int result = SSL_do_handshake(ssl_.get());
   const int error = SSL_get_error(ssl_.get(), result);
-  if (gone_) return Step::kFailed;
+  if (peer_closed_) return Step::kFailed;
   if (result != 1 && error != SSL_ERROR_WANT_READ) SetWrong();
   if (too_many_messages_) wrong_ = "TLS handshake messages";
   if (!wrong_.empty()) return Step::kFailed;
-  const bool sent = SendWaiting();
+  const bool sent = SendUnsent();
   if (result == 1) {
     handshaking_ = false;
     return Step::kDone;
   }
-  return sent ? Step::kReads : Step::kWrites;
+  return sent ? Step::kWantsRead : Step::kWantsWrite;
 }
 
 ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
-  if (may_go_on_ && !may_go_on_()) {
+  if (is_trusted_ && !is_trusted_()) {
     errno = ECONNABORTED;
     return -1;
   }
   const size_t most = std::min(scratch.size(), buffer.size() - 2 * kRecordBytes);
   const ssize_t bytes = recv(socket(), scratch.data(), most, 0);
   if (bytes <= 0) return bytes;
-  came_ = {scratch.data(), static_cast<size_t>(bytes)};
+  received_ = {scratch.data(), static_cast<size_t>(bytes)};
   size_t got = 0;
   int error = SSL_ERROR_NONE;
   while (error == SSL_ERROR_NONE) {
@@ -147,11 +147,11 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
     got += more;
     if (result != 1) error = SSL_get_error(ssl_.get(), result);
   }
-  came_ = {};
+  received_ = {};
   ended_ = error == SSL_ERROR_ZERO_RETURN;
   failed_ = error != SSL_ERROR_WANT_READ && !ended_;
   if (failed_) SetWrong();
-  SendWaiting();  // new keys, or an alert
+  SendUnsent();  // an answer to new keys, or an alert
   if (too_many_messages_) wrong_ = "TLS handshake messages";
   if (!wrong_.empty()) {
     errno = EPROTO;
@@ -162,36 +162,36 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
   return -1;
 }
 
-bool TlsChannel::SendWaiting() {
-  while (sent_ < waiting_.size()) {
-    const ssize_t bytes =
-        send(socket(), waiting_.data() + sent_, waiting_.size() - sent_, MSG_NOSIGNAL);
+bool TlsChannel::SendUnsent() {
+  while (unsent_begin_ < unsent_.size()) {
+    const ssize_t bytes = send(socket(), unsent_.data() + unsent_begin_,
+                               unsent_.size() - unsent_begin_, MSG_NOSIGNAL);
     if (bytes < 0) return false;
-    sent_ += static_cast<size_t>(bytes);
+    unsent_begin_ += static_cast<size_t>(bytes);
   }
-  if (!waiting_.empty()) waiting_ = std::string();
-  sent_ = 0;
+  if (!unsent_.empty()) unsent_ = std::string();
+  unsent_begin_ = 0;
   return true;
 }
 
 ssize_t TlsChannel::Write(const OutputQueue& output, std::span<char> scratch) {
-  if (!SendWaiting()) return -1;
-  if (plain_ == 0 && !SealAndSend(output, scratch)) return -1;
-  return static_cast<ssize_t>(std::exchange(plain_, 0));
+  if (!SendUnsent()) return -1;
+  if (encrypted_bytes_ == 0 && !output.empty() && !EncryptAndSend(output, scratch)) return -1;
+  return static_cast<ssize_t>(std::exchange(encrypted_bytes_, 0));
 }
 
-bool TlsChannel::SealAndSend(const OutputQueue& output, std::span<char> scratch) try {
-  const bool sealed = Seal(output, scratch);
-  const std::string_view records(room_.data(), std::exchange(sealed_, 0));
-  room_ = {};
-  if (!sealed) {
+bool TlsChannel::EncryptAndSend(const OutputQueue& output, std::span<char> scratch) try {
+  const bool encrypted = Encrypt(output, scratch);
+  const std::string_view records(records_.data(), std::exchange(records_bytes_, 0));
+  records_ = {};
+  if (!encrypted) {
     errno = EPROTO;
     return false;
   }
   const ssize_t bytes = send(socket(), records.data(), records.size(), MSG_NOSIGNAL);
   if (bytes == static_cast<ssize_t>(records.size())) return true;
   if (bytes < 0 && !WouldBlock()) return false;
-  waiting_.insert(0, records.substr(bytes < 0 ? 0 : static_cast<size_t>(bytes)));
+  unsent_.insert(0, records.substr(bytes < 0 ? 0 : static_cast<size_t>(bytes)));
   errno = EAGAIN;
   return false;
 } catch (const std::bad_alloc&) {
@@ -199,36 +199,38 @@ bool TlsChannel::SealAndSend(const OutputQueue& output, std::span<char> scratch)
   return false;
 }
 
-bool TlsChannel::Seal(const OutputQueue& output, std::span<char> scratch) {
+bool TlsChannel::Encrypt(const OutputQueue& output, std::span<char> scratch) {
   // Pieces that are smaller than a record share one.
   const std::span<char> shared = scratch.last(kRecordBytes);
   size_t shared_bytes = 0;
-  room_ = scratch.first(scratch.size() - kRecordBytes);
+  records_ = scratch.first(scratch.size() - kRecordBytes);
   std::array<iovec, 64> pieces;
   const size_t count = output.Fill(pieces);
   // Room for what is shared so far, and for one record more.
-  const auto full = [&] { return room_.size() - sealed_ < 2 * (kRecordBytes + kOverheadBytes); };
+  const auto full = [&] {
+    return records_.size() - records_bytes_ < 2 * (kRecordBytes + kOverheadBytes);
+  };
   for (size_t i = 0; i < count && !full(); ++i) {
     std::string_view piece(static_cast<const char*>(pieces[i].iov_base), pieces[i].iov_len);
     while (!piece.empty() && !full()) {
       const size_t bytes = std::min(piece.size(), kRecordBytes - shared_bytes);
       const std::string_view part = piece.substr(0, bytes);
       piece.remove_prefix(bytes);
-      plain_ += bytes;
+      encrypted_bytes_ += bytes;
       if (bytes == kRecordBytes) {
-        if (!SealRecord(part)) return false;
+        if (!EncryptRecord(part)) return false;
         continue;
       }
       std::memcpy(shared.data() + shared_bytes, part.data(), bytes);
       shared_bytes += bytes;
       if (shared_bytes < kRecordBytes) continue;
-      if (!SealRecord({shared.data(), std::exchange(shared_bytes, 0)})) return false;
+      if (!EncryptRecord({shared.data(), std::exchange(shared_bytes, 0)})) return false;
     }
   }
-  return shared_bytes == 0 || SealRecord({shared.data(), shared_bytes});
+  return shared_bytes == 0 || EncryptRecord({shared.data(), shared_bytes});
 }
 
-bool TlsChannel::SealRecord(std::string_view plain) {
+bool TlsChannel::EncryptRecord(std::string_view plain) {
   ERR_clear_error();
   size_t written = 0;
   // The BIO takes everything, so a record is never left half written.
@@ -239,7 +241,7 @@ void TlsChannel::End() {
   ERR_clear_error();
   if (!handshaking_ && !failed_) SSL_shutdown(ssl_.get());
   ERR_clear_error();
-  SendWaiting();
+  SendUnsent();
   if (!handshaking_) return;
   // Unread bytes would make the system reset the connection, and the client lose the alert.
   std::array<char, 4096> unread;

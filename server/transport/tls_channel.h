@@ -34,23 +34,24 @@ class TlsChannel final : public Channel {
   // `context` is that of a server. May throw std::bad_alloc. `clock` must outlive it.
   TlsChannel(UniqueFd socket, SSL_CTX* context, const Clock& clock);
 
-  enum class Step { kDone, kReads, kWrites, kFailed };
-  // Goes on with the handshake, which may take a millisecond of processor time. kReads, kWrites:
-  // call it again once the socket can be read, or written. kFailed: the client has gone, or End
-  // tells it what wrong() says.
+  enum class Step { kDone, kWantsRead, kWantsWrite, kFailed };
+  // Goes on with the handshake, which may take a millisecond of processor time. kWantsRead,
+  // kWantsWrite: call it again once the socket can be read, or written. kFailed: the client has
+  // gone, or End tells it what wrong() says.
   Step Handshake();
   const SSL* ssl() const { return ssl_.get(); }
 
-  // Asked before each read, once the handshake is done: whether the client may go on. If not, the
-  // connection is over.
-  void SetMayGoOn(std::function<bool()> may_go_on) { may_go_on_ = std::move(may_go_on); }
+  // Called before each read, once the handshake is done: whether the client's certificate is still
+  // trusted. If not, the connection is over.
+  void SetTrustCheck(std::function<bool()> is_trusted) { is_trusted_ = std::move(is_trusted); }
 
   ssize_t Read(std::span<char> buffer, std::span<char> scratch) override;
   ssize_t Write(const OutputQueue& output, std::span<char> scratch) override;
   void End() override;
+  bool wants_write() const override { return !unsent_.empty(); }
   bool ended() const override { return ended_; }
-  // The client had its time for the handshake.
-  void GiveUp() { wrong_ = "the handshake took too long (--handshake-timeout)"; }
+  // The handshake has failed because its time is over.
+  void TimeOut() { wrong_ = "the handshake took too long (--handshake-timeout)"; }
 
  private:
   struct Free {
@@ -63,12 +64,12 @@ class TlsChannel final : public Channel {
   static void OnMessage(int is_write, int version, int type, const void* bytes, size_t size,
                         SSL* ssl, void* own);
 
-  // Sends what waits. False: errno says why not all of it.
-  bool SendWaiting();
+  // Sends `unsent_`. False: errno says why not all of it.
+  bool SendUnsent();
   // Encrypts from the front of `output` as much as fits `scratch`, and sends it.
-  bool SealAndSend(const OutputQueue& output, std::span<char> scratch);
-  bool Seal(const OutputQueue& output, std::span<char> scratch);
-  bool SealRecord(std::string_view plain);
+  bool EncryptAndSend(const OutputQueue& output, std::span<char> scratch);
+  bool Encrypt(const OutputQueue& output, std::span<char> scratch);
+  bool EncryptRecord(std::string_view plaintext);
   void SetWrong();
 
   const std::unique_ptr<SSL, Free> ssl_;
@@ -76,16 +77,16 @@ class TlsChannel final : public Channel {
   TokenBucket handshake_messages_{kHandshakeMessages};
   bool too_many_messages_ = false;
   bool handshaking_ = true;
-  bool gone_ = false;    // the client, in the handshake
-  bool ended_ = false;   // the client has said that it sends no more
-  bool failed_ = false;  // OpenSSL takes no more calls
-  std::function<bool()> may_go_on_;
-  std::string_view came_;  // records off the socket; empty, and handshaking_: the socket is asked
-  std::span<char> room_;   // for records, before they go to waiting_
-  size_t sealed_ = 0;      // bytes of records at the beginning of room_
-  std::string waiting_;    // records that the socket has not taken
-  size_t sent_ = 0;        // of them
-  size_t plain_ = 0;       // bytes at the front of the output whose records wait
+  bool peer_closed_ = false;  // in the handshake
+  bool ended_ = false;        // the client has said that it sends no more
+  bool failed_ = false;       // OpenSSL takes no more calls
+  std::function<bool()> is_trusted_;
+  std::string_view received_;   // records from the socket; while handshaking_, they stay there
+  std::span<char> records_;     // room for new records; what does not fit goes to unsent_
+  size_t records_bytes_ = 0;    // used of it
+  std::string unsent_;          // records that the socket has not taken
+  size_t unsent_begin_ = 0;     // the first byte of it that has not been sent
+  size_t encrypted_bytes_ = 0;  // at the front of the output, whose records are in unsent_
 };
 
 }  // namespace attend

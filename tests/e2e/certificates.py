@@ -41,16 +41,18 @@ class Authority:
         subprocess.run(["openssl", *map(str, command)], check=True, cwd=self.folder,
                        capture_output=True)
 
-    def issue(self, name, days=30, usage="clientAuth", names="DNS:localhost,IP:127.0.0.1"):
+    def issue(self, name, days=30, usage="clientAuth", names="DNS:localhost,IP:127.0.0.1",
+              key=("EC", "ec_paramgen_curve:P-256")):
         """A certificate with a key of its own; one of -1 days has expired. `names`: the alternative
-        ones, as openssl has them."""
+        ones, and `key`: its algorithm, as openssl has them."""
+        algorithm, option = key
         self.issued += 1
         extensions = self.folder / f"{name}.ext"
         extensions.write_text("basicConstraints=critical,CA:FALSE\n"
                               f"extendedKeyUsage={usage}\n"
                               f"subjectAltName={names}\n")
-        self._openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256",
-                      "-out", f"{name}.key")
+        self._openssl("genpkey", "-algorithm", algorithm, "-pkeyopt", option, "-out",
+                      f"{name}.key")
         self._openssl("req", "-new", "-key", f"{name}.key", "-subj", f"/CN={name}",
                       "-out", f"{name}.csr")
         self._openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",

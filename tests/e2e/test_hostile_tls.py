@@ -69,14 +69,19 @@ def test_open_calls_of_tls_are_bounded(start_server, ca):
     assert "PROTOCOL_ERROR" in server.log()  # a connection may not have so many
 
 
-def test_half_open_handshakes_end(start_server, ca):
-    """Half a ClientHello, or all of it and no answer to the server's."""
-    server = start_server(*hostile.SMALL_LIMITS, *ca.serve(), "--handshake-timeout", "0.3")
+def client_hello(ca):
+    """All that a client says before the server does."""
     hello, incoming = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ca.context().wrap_bio(incoming, hello, server_hostname="localhost")
     with contextlib.suppress(ssl.SSLWantReadError):
         client.do_handshake()
-    said = hello.read()
+    return hello.read()
+
+
+def test_half_open_handshakes_end(start_server, ca):
+    """Half a ClientHello, or all of it and no answer to the server's."""
+    server = start_server(*hostile.SMALL_LIMITS, *ca.serve(), "--handshake-timeout", "0.3")
+    said = client_hello(ca)
     with hostile.leaves_nothing_of(server, lambda: assert_serves(ca, server.address)), \
             contextlib.ExitStack() as stack:
         for piece in (said[:1], said[:100], said) * 8:
@@ -86,7 +91,7 @@ def test_half_open_handshakes_end(start_server, ca):
 
 
 def test_floods_of_handshakes_keep_nobody_out(start_server, ca):
-    """They take the places of one peer, whose oldest silent ones give way."""
+    """They take the places of one peer, whose oldest give way."""
     server = start_server(*hostile.SMALL_LIMITS, *ca.serve(), "--max-connections", "32",
                           "--max-connections-per-peer", "16", listen="127.0.0.1:0,[::1]:0")
     with contextlib.ExitStack() as stack:
@@ -97,7 +102,68 @@ def test_floods_of_handshakes_keep_nobody_out(start_server, ca):
         with ca.channel(server.addresses[1]) as channel:
             service = wire.stub.AttentionServiceStub(channel)
             assert service.Attend(wire.small_request(check=True), timeout=wire.SECONDS).check.ok
-    assert server.metric("attend_connections_refused_total", reason="peer_limit") >= 48
+    # gRPC's are no strangers' before they are done.
+    reason = "stranger" if harness.OWN_TRANSPORT else "peer_limit"
+    assert server.metric("attend_connections_refused_total", reason=reason) >= 48 - 32
+
+
+@pytest.mark.skipif(not harness.OWN_TRANSPORT, reason="gRPC's handshakes know no peers")
+def test_handshakes_of_one_peer_keep_no_other_waiting(start_server, ca):
+    """With a key that takes milliseconds, 600 ClientHellos of one peer are more than a server
+    answers before a handshake's time is over. A client of another's is answered in between."""
+    cert, key = ca.issue("slow", usage="serverAuth", key=("RSA", "rsa_keygen_bits:4096"))
+    server = start_server(*hostile.SMALL_LIMITS, "--tls-cert", cert, "--tls-key", key,
+                          "--handshake-timeout", "1", "--max-connections", "1024",
+                          "--max-connections-per-peer", "700")
+    said = client_hello(ca)
+    with contextlib.ExitStack() as stack:
+        for _ in range(600):
+            connection = stack.enter_context(
+                hostile.open_socket(server.address, source="127.0.0.2"))
+            connection.sendall(said)
+        assert certificates.greet(server.address, ca.context()) is None
+    with ca.channel(server.address) as channel:
+        service = wire.stub.AttentionServiceStub(channel)
+        assert service.Attend(wire.small_request(check=True), timeout=wire.SECONDS).check.ok
+
+
+@pytest.mark.skipif(not harness.OWN_TRANSPORT, reason="gRPC's handshakes keep their places")
+def test_handshakes_of_many_peers_make_room(start_server, ca):
+    """Clients that say all of a ClientHello, and nothing more, take every place."""
+    server = start_server(*hostile.SMALL_LIMITS, *ca.serve(), "--max-connections", "32",
+                          "--max-connections-per-peer", "8")
+    said = client_hello(ca)
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(certificates.open_tls(server.address, ca.context()))
+        for host, _ in itertools.product(range(2, 10), range(8)):
+            connection = stack.enter_context(
+                hostile.open_socket(server.address, source=f"127.0.0.{host}"))
+            connection.sendall(said)
+        assert certificates.greet(server.address, ca.context()) is None
+        # A connection whose handshake is done makes no room.
+        kept.sendall(certificates.PREFACE)
+        assert kept.recv(9)[3] == hostile.SETTINGS
+    assert server.metric("attend_connections_refused_total", reason="stranger") >= 64 + 2 - 32
+
+
+@pytest.mark.parametrize("times", (1, 3))
+def test_renegotiation_is_refused(start_server, ca, times):
+    """OpenSSL's client gives up with the first refusal."""
+    server = start_server(*hostile.SMALL_LIMITS, *ca.serve())
+    for _ in range(times):
+        client = subprocess.Popen(
+            ["openssl", "s_client", "-connect", server.address, "-alpn", "h2", "-tls1_2",
+             "-CAfile", ca.ca], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE)
+        with client:
+            try:
+                client.stdin.write(b"R\n")  # s_client's word for it
+                said = client.stderr.read()
+                assert client.wait(60) != 0
+            finally:
+                client.kill()
+        assert b"RENEGOTIATING" in said and b"no renegotiation" in said
+        assert_serves(ca, server.address)
 
 
 def test_random_bytes_after_a_handshake_end_the_connection(start_server, ca, random):

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "kernels/util/clock.h"
+#include "server/tls/client_trust.h"
 #include "server/tls/openssl_free.h"
 #include "server/tls/tls_certificates.h"
 #include "server/tls/tls_clients.h"
-#include "server/tls/tls_standing.h"
 #include "server/transport/tls_channel.h"
 #include "tests/server/support/test_authority.h"
 #include "tests/server/support/tls_client.h"
@@ -50,14 +50,15 @@ class TlsEnds {
   // Whether the server's handshake is done, and the client may stay.
   bool Finish() {
     if (channel_->Handshake() != TlsChannel::Step::kDone) return false;
-    standing_ = std::make_unique<TlsStanding>(
-        certificates_, clients_, ShownBy(channel_->ssl(), channel_->socket(), 0), generation_);
+    trust_ = std::make_unique<ClientTrust>(certificates_, clients_,
+                                           MakeTlsClient(channel_->ssl(), channel_->socket(), 0),
+                                           generation_);
     return Serves();
   }
   // Whether its client may still be served, as is asked before each read.
   bool Serves() {
-    return standing_ != nullptr &&
-           standing_->Holds([this](const std::string& why) { refused_.push_back(why); });
+    return trust_ != nullptr &&
+           trust_->IsTrusted([this](const std::string& why) { refused_.push_back(why); });
   }
   // Why the client was refused, each time that it was told.
   const std::vector<std::string>& refused() const { return refused_; }
@@ -92,7 +93,7 @@ class TlsEnds {
   UniqueFd far_socket_;
   const Context client_context_{SSL_CTX_new(TLS_client_method())};
   Connection client_;
-  std::unique_ptr<TlsStanding> standing_;
+  std::unique_ptr<ClientTrust> trust_;
 };
 
 }  // namespace attend::test

@@ -7,7 +7,6 @@
 
 #include <openssl/err.h>
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
@@ -17,7 +16,6 @@
 #include <thread>
 #include <vector>
 
-#include "server/tls/tls_handshakes.h"
 #include "tests/server/support/tls_client.h"
 
 namespace attend {
@@ -51,12 +49,14 @@ class TlsChannelTest : public ::testing::Test {
     for (;;) {
       const TlsChannel::Step step = channel_->Handshake();
       if (step == TlsChannel::Step::kDone || step == TlsChannel::Step::kFailed) return step;
-      Wait(step == TlsChannel::Step::kReads ? POLLIN : POLLOUT);
+      Wait(step == TlsChannel::Step::kWantsRead ? POLLIN : POLLOUT);
     }
   }
   // Connects the client, which then says `first`.
-  void Connect(const std::string& first = "", int socket_bytes = 0) {
+  void Connect(const std::string& first = "", int socket_bytes = 0,
+               int version_max = TLS1_3_VERSION) {
     Open(socket_bytes);
+    SSL_set_max_proto_version(client_->ssl(), version_max);
     std::thread other([&] {
       ASSERT_TRUE(client_->Connect());
       if (!first.empty()) ASSERT_TRUE(client_->Send(first));
@@ -186,12 +186,39 @@ TEST_F(TlsChannelTest, ARefusedClientIsToldWhy) {
 }
 
 TEST_F(TlsChannelTest, NewKeysAgainAndAgainEndTheConnection) {
-  Connect();
-  for (int i = 0; i < 40; ++i) {
-    ASSERT_EQ(SSL_key_update(client_->ssl(), SSL_KEY_UPDATE_NOT_REQUESTED), 1);
-    if (!client_->Send("x")) break;
+  for (const int asks : {SSL_KEY_UPDATE_NOT_REQUESTED, SSL_KEY_UPDATE_REQUESTED}) {
+    Connect();
+    for (int i = 0; i < 40; ++i) {
+      ASSERT_EQ(SSL_key_update(client_->ssl(), asks), 1);
+      if (!client_->Send("x")) break;
+    }
+    EXPECT_LT(Receive(40).size(), 40u);
+    EXPECT_EQ(channel_->wrong(), "TLS handshake messages");
   }
-  EXPECT_LT(Receive(40).size(), 40u);
+}
+
+TEST_F(TlsChannelTest, ARenegotiationIsRefused) {
+  Connect("", 0, TLS1_2_VERSION);
+  std::thread other([&] {
+    EXPECT_EQ(SSL_renegotiate(client_->ssl()), 1);
+    EXPECT_NE(SSL_do_handshake(client_->ssl()), 1);
+    EXPECT_EQ(ERR_GET_REASON(ERR_get_error()), SSL_R_NO_RENEGOTIATION);
+    ERR_clear_error();
+    shutdown(client_->socket(), SHUT_WR);
+  });
+  EXPECT_EQ(Receive(1), "");
+  other.join();
+}
+
+// OpenSSL's client gives up with the first refusal; another need not.
+TEST_F(TlsChannelTest, RenegotiationsAgainAndAgainEndTheConnection) {
+  Connect("", 0, TLS1_2_VERSION);
+  test::Tls12Writer records(*client_);
+  for (int i = 0; i < 3; ++i) records.Send(SSL3_RT_HANDSHAKE, test::kEmptyClientHello);
+  records.Send(SSL3_RT_APPLICATION_DATA, "words");
+  EXPECT_EQ(Receive(5), "words");  // a few are only refused
+  for (int i = 0; i < 40; ++i) records.Send(SSL3_RT_HANDSHAKE, test::kEmptyClientHello);
+  EXPECT_EQ(Receive(1), "");
   EXPECT_EQ(channel_->wrong(), "TLS handshake messages");
 }
 
@@ -228,63 +255,10 @@ TEST_F(TlsChannelTest, BothEndsSayThatTheyEnd) {
 
 TEST_F(TlsChannelTest, NothingIsReadOfAClientThatMayNotGoOn) {
   Connect("secret");
-  channel_->SetMayGoOn([] { return false; });
+  channel_->SetTrustCheck([] { return false; });
   Wait(POLLIN);
   EXPECT_EQ(channel_->Read(buffer_, scratch_), -1);
   EXPECT_NE(errno, EAGAIN);
-}
-
-class TlsHandshakesTest : public TlsChannelTest {
- protected:
-  void Begin(Duration timeout = std::chrono::seconds(20)) {
-    handshakes_ = *TlsHandshakes::Start(timeout, clock_);
-    handshakes_->Begin(std::move(channel_),
-                       [this](std::unique_ptr<TlsChannel> channel, bool shaken) {
-                         channel_ = std::move(channel);
-                         shaken_ = shaken;
-                         done_.store(true);
-                         done_.notify_all();
-                       });
-  }
-  void WaitDone() { done_.wait(false); }
-
-  std::unique_ptr<TlsHandshakes> handshakes_;
-  std::atomic<bool> done_{false};
-  bool shaken_ = false;
-};
-
-TEST_F(TlsHandshakesTest, HandsOverWhatFollows) {
-  Open();
-  Begin();
-  ASSERT_TRUE(client_->Connect());
-  ASSERT_TRUE(client_->Send("words"));
-  WaitDone();
-  EXPECT_TRUE(shaken_);
-  EXPECT_EQ(Receive(5), "words");
-}
-
-TEST_F(TlsHandshakesTest, AClientThatSaysNothingHasItsTime) {
-  Open();
-  Begin(std::chrono::milliseconds(10));
-  WaitDone();
-  EXPECT_FALSE(shaken_);
-}
-
-TEST_F(TlsHandshakesTest, AClientThatGoesDoesNothingWrong) {
-  Open();
-  Begin();
-  client_.reset();
-  WaitDone();
-  EXPECT_FALSE(shaken_);
-  EXPECT_EQ(channel_->wrong(), "");
-}
-
-TEST_F(TlsHandshakesTest, TheEndFailsThoseUnderWay) {
-  Open();
-  Begin();
-  handshakes_.reset();
-  EXPECT_TRUE(done_.load());
-  EXPECT_FALSE(shaken_);
 }
 
 }  // namespace

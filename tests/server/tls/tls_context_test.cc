@@ -22,13 +22,13 @@ using test::Certificate;
 using test::CertificateOf;
 using test::TestAuthority;
 
-class WhyNotTest : public ::testing::Test {
+class VerifyErrorTest : public ::testing::Test {
  protected:
   // By a server that trusts `authorities`, with the lists `lists`, if there are any. `chain`: what
   // the client shows besides its certificate.
-  std::string WhyNot(const std::string& shown, const std::string& authorities,
-                     const std::string& lists = "",
-                     const std::vector<std::string>& chain = {}) const {
+  std::string VerifyError(const std::string& shown, const std::string& authorities,
+                          const std::string& lists = "",
+                          const std::vector<std::string>& chain = {}) const {
     const TlsTexts texts = {
         .cert = {"tls-cert", "cert", server_.certificate},
         .key = {"tls-key", "key", server_.key},
@@ -40,7 +40,7 @@ class WhyNotTest : public ::testing::Test {
     std::unique_ptr<STACK_OF(X509), TlsClient::FreeChain> came;
     if (!chain.empty()) came.reset(sk_X509_new_null());
     for (const std::string& each : chain) sk_X509_push(came.get(), CertificateOf(each).release());
-    return (*context)->WhyNot(CertificateOf(shown).get(), came.get());
+    return (*context)->VerifyError(CertificateOf(shown).get(), came.get());
   }
 
   const KeyAndCertificate server_ = *MakeSelfSigned("localhost");
@@ -50,56 +50,59 @@ class WhyNotTest : public ::testing::Test {
   const std::string of_between_ = between_.Issue("client").certificate;
 };
 
-TEST_F(WhyNotTest, AGoodOneIsGoodWithAndWithoutLists) {
-  EXPECT_EQ(WhyNot(client_, root_.certificate()), "");
-  EXPECT_EQ(WhyNot(client_, root_.certificate(), root_.Revoke({})), "");
-  EXPECT_EQ(WhyNot(client_, TestAuthority("another").certificate() + root_.certificate()), "");
+TEST_F(VerifyErrorTest, AGoodOneIsGoodWithAndWithoutLists) {
+  EXPECT_EQ(VerifyError(client_, root_.certificate()), "");
+  EXPECT_EQ(VerifyError(client_, root_.certificate(), root_.Revoke({})), "");
+  EXPECT_EQ(VerifyError(client_, TestAuthority("another").certificate() + root_.certificate()), "");
 }
 
-TEST_F(WhyNotTest, AnIntermediateAuthorityComesWithTheCertificateOrIsTrustedItself) {
+TEST_F(VerifyErrorTest, AnIntermediateAuthorityComesWithTheCertificateOrIsTrustedItself) {
   const std::string lists = root_.Revoke({}) + between_.Revoke({});
-  EXPECT_EQ(WhyNot(of_between_, root_.certificate(), lists, {of_between_, between_.certificate()}),
-            "");
-  EXPECT_EQ(WhyNot(of_between_, root_.certificate(), lists),
+  EXPECT_EQ(
+      VerifyError(of_between_, root_.certificate(), lists, {of_between_, between_.certificate()}),
+      "");
+  EXPECT_EQ(VerifyError(of_between_, root_.certificate(), lists),
             "unable to get local issuer certificate");
-  EXPECT_EQ(WhyNot(of_between_, between_.certificate()), "");
+  EXPECT_EQ(VerifyError(of_between_, between_.certificate()), "");
   // With lists OpenSSL asks for one on the trusted authority too, and finds its issuer nowhere.
-  EXPECT_NE(WhyNot(of_between_, between_.certificate(), lists), "");
+  EXPECT_NE(VerifyError(of_between_, between_.certificate(), lists), "");
 }
 
-TEST_F(WhyNotTest, RevokedIsWhoIsInTheListOfItsAuthority) {
+TEST_F(VerifyErrorTest, RevokedIsWhoIsInTheListOfItsAuthority) {
   const std::string other = root_.Issue("client").certificate;
   const std::string list = root_.Revoke({client_});
-  EXPECT_EQ(WhyNot(client_, root_.certificate(), list), "certificate revoked");
-  EXPECT_EQ(WhyNot(other, root_.certificate(), list), "");
+  EXPECT_EQ(VerifyError(client_, root_.certificate(), list), "certificate revoked");
+  EXPECT_EQ(VerifyError(other, root_.certificate(), list), "");
   // And everybody whose authority is in its own authority's.
-  EXPECT_EQ(WhyNot(of_between_, root_.certificate(),
-                   root_.Revoke({between_.certificate()}) + between_.Revoke({}),
-                   {between_.certificate()}),
+  EXPECT_EQ(VerifyError(of_between_, root_.certificate(),
+                        root_.Revoke({between_.certificate()}) + between_.Revoke({}),
+                        {between_.certificate()}),
             "certificate revoked");
 }
 
-TEST_F(WhyNotTest, AListThatIsMissingOrOutOfDateLetsNobodyIn) {
-  EXPECT_EQ(WhyNot(client_, root_.certificate(), root_.Revoke({}, 60)), "CRL has expired");
-  EXPECT_EQ(WhyNot(client_, root_.certificate(), TestAuthority("another").Revoke({})),
+TEST_F(VerifyErrorTest, AListThatIsMissingOrOutOfDateLetsNobodyIn) {
+  EXPECT_EQ(VerifyError(client_, root_.certificate(), root_.Revoke({}, 60)), "CRL has expired");
+  EXPECT_EQ(VerifyError(client_, root_.certificate(), TestAuthority("another").Revoke({})),
             "unable to get certificate CRL");
-  EXPECT_EQ(WhyNot(of_between_, root_.certificate(), between_.Revoke({}), {between_.certificate()}),
-            "unable to get certificate CRL");
+  EXPECT_EQ(
+      VerifyError(of_between_, root_.certificate(), between_.Revoke({}), {between_.certificate()}),
+      "unable to get certificate CRL");
 }
 
-TEST_F(WhyNotTest, ForeignIsWhoseAuthorityIsNotTrusted) {
-  EXPECT_EQ(WhyNot(client_, TestAuthority("another").certificate()),
+TEST_F(VerifyErrorTest, ForeignIsWhoseAuthorityIsNotTrusted) {
+  EXPECT_EQ(VerifyError(client_, TestAuthority("another").certificate()),
             "unable to get local issuer certificate");
   // One of the same name, which has not signed it.
-  EXPECT_EQ(WhyNot(client_, TestAuthority("root").certificate()), "certificate signature failure");
-  EXPECT_EQ(WhyNot(MakeSelfSigned("client")->certificate, root_.certificate()),
+  EXPECT_EQ(VerifyError(client_, TestAuthority("root").certificate()),
+            "certificate signature failure");
+  EXPECT_EQ(VerifyError(MakeSelfSigned("client")->certificate, root_.certificate()),
             "self-signed certificate");
 }
 
-TEST_F(WhyNotTest, ExpiredOrForSomethingElseIsNoClients) {
-  EXPECT_EQ(WhyNot(root_.Issue("client", "clientAuth", 60).certificate, root_.certificate()),
+TEST_F(VerifyErrorTest, ExpiredOrForSomethingElseIsNoClients) {
+  EXPECT_EQ(VerifyError(root_.Issue("client", "clientAuth", 60).certificate, root_.certificate()),
             "certificate has expired");
-  EXPECT_EQ(WhyNot(root_.Issue("client", "serverAuth").certificate, root_.certificate()),
+  EXPECT_EQ(VerifyError(root_.Issue("client", "serverAuth").certificate, root_.certificate()),
             "unsuitable certificate purpose");
 }
 

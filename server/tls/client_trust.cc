@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "server/tls/tls_standing.h"
+#include "server/tls/client_trust.h"
 
 #include <openssl/x509v3.h>
 
@@ -34,7 +34,7 @@ void AddCommonName(const X509* certificate, ConnectionPeer& peer) {
 
 }  // namespace
 
-TlsStanding::TlsStanding(const TlsCertificates& certificates, std::shared_ptr<TlsClients> clients,
+ClientTrust::ClientTrust(const TlsCertificates& certificates, std::shared_ptr<TlsClients> clients,
                          std::shared_ptr<TlsClient> client, uint64_t generation)
     : certificates_(certificates),
       clients_(std::move(clients)),
@@ -43,11 +43,11 @@ TlsStanding::TlsStanding(const TlsCertificates& certificates, std::shared_ptr<Tl
   clients_->Add(client_);
 }
 
-bool TlsStanding::Holds(const std::function<void(const std::string& why)>& refuse) {
+bool ClientTrust::IsTrusted(const std::function<void(const std::string& why)>& refuse) {
   const uint64_t generation = certificates_.generation();
   if (generation == generation_) return true;
   const std::string why =
-      certificates_.current()->WhyNot(client_->certificate.get(), client_->chain.get());
+      certificates_.current()->VerifyError(client_->certificate.get(), client_->chain.get());
   if (!why.empty()) {
     if (!client_->refused.exchange(true)) refuse(why);
     return false;
@@ -56,7 +56,7 @@ bool TlsStanding::Holds(const std::function<void(const std::string& why)>& refus
   return true;
 }
 
-std::shared_ptr<TlsClient> ShownBy(const SSL* ssl, int socket, ino_t inode) {
+std::shared_ptr<TlsClient> MakeTlsClient(const SSL* ssl, int socket, ino_t inode) {
   Certificate shown(SSL_get1_peer_certificate(ssl));
   if (shown == nullptr) return nullptr;
   auto client = std::make_shared<TlsClient>();
@@ -70,7 +70,7 @@ std::shared_ptr<TlsClient> ShownBy(const SSL* ssl, int socket, ino_t inode) {
   return client;
 }
 
-void Describe(X509* certificate, ConnectionPeer& peer) {
+void AddCertificateNames(X509* certificate, ConnectionPeer& peer) {
   peer.certified = true;
   AddCommonName(certificate, peer);
   const Names names(static_cast<GENERAL_NAMES*>(

@@ -21,19 +21,19 @@
 namespace attend {
 
 // Belongs to one open connection. One thread at a time.
-class TlsStanding {
+class ClientTrust {
  public:
   // `generation`: that of the certificates by which it was let in, or an earlier one.
   // `certificates` must outlive it. May throw std::bad_alloc.
-  TlsStanding(const TlsCertificates& certificates, std::shared_ptr<TlsClients> clients,
+  ClientTrust(const TlsCertificates& certificates, std::shared_ptr<TlsClients> clients,
               std::shared_ptr<TlsClient> client, uint64_t generation);
-  ~TlsStanding() { clients_->Remove(client_); }
-  TlsStanding(const TlsStanding&) = delete;
-  TlsStanding& operator=(const TlsStanding&) = delete;
+  ~ClientTrust() { clients_->Remove(client_); }
+  ClientTrust(const ClientTrust&) = delete;
+  ClientTrust& operator=(const ClientTrust&) = delete;
 
   // False: by the files as they are now the client would not be let in. `refuse` is called if it
   // has not been told of so far.
-  bool Holds(const std::function<void(const std::string& why)>& refuse);
+  bool IsTrusted(const std::function<void(const std::string& why)>& refuse);
 
  private:
   const TlsCertificates& certificates_;
@@ -44,10 +44,10 @@ class TlsStanding {
 
 // The client of a connection whose handshake is done. Null: it has shown no certificate. May throw
 // std::bad_alloc.
-std::shared_ptr<TlsClient> ShownBy(const SSL* ssl, int socket, ino_t inode);
+std::shared_ptr<TlsClient> MakeTlsClient(const SSL* ssl, int socket, ino_t inode);
 
 // Adds what a verified certificate says to `peer`, in gRPC's way: the first common name, and every
 // DNS name and URI of the subject's alternative names. May throw std::bad_alloc.
-void Describe(X509* certificate, ConnectionPeer& peer);
+void AddCertificateNames(X509* certificate, ConnectionPeer& peer);
 
 }  // namespace attend
