@@ -123,9 +123,12 @@ Status TlsContext::SetProtocol(bool http2) {
   SSL_CTX* const context = context_.get();
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
   SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION);
-  // Of TLS 1.2; those of TLS 1.3 are all of this kind.
-  if (SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM:ECDHE+CHACHA20") != 1) {
-    return Internal("OpenSSL has no ciphers for TLS 1.2: " + TakeError());
+  // Keys of 128 bits first: those of 256 take a third more time.
+  if (SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM+AES128:ECDHE+AESGCM:ECDHE+CHACHA20") != 1 ||
+      SSL_CTX_set_ciphersuites(context,
+                               "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:"
+                               "TLS_CHACHA20_POLY1305_SHA256") != 1) {
+    return Internal("OpenSSL lacks ciphers: " + TakeError());
   }
   SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_NO_TICKET |
                                    SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_PRIORITIZE_CHACHA);

@@ -140,7 +140,8 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
   received_ = {scratch.data(), static_cast<size_t>(bytes)};
   size_t got = 0;
   int error = SSL_ERROR_NONE;
-  while (error == SSL_ERROR_NONE) {
+  // Asking for what is not there would cost as much as a small record.
+  while (error == SSL_ERROR_NONE && (!received_.empty() || SSL_has_pending(ssl_.get()) == 1)) {
     ERR_clear_error();
     size_t more = 0;
     const int result = SSL_read_ex(ssl_.get(), buffer.data() + got, buffer.size() - got, &more);
@@ -149,7 +150,7 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
   }
   received_ = {};
   ended_ = error == SSL_ERROR_ZERO_RETURN;
-  failed_ = error != SSL_ERROR_WANT_READ && !ended_;
+  failed_ = error != SSL_ERROR_NONE && error != SSL_ERROR_WANT_READ && !ended_;
   if (failed_) SetWrong();
   SendUnsent();  // an answer to new keys, or an alert
   if (too_many_messages_) wrong_ = "TLS handshake messages";
