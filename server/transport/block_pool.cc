@@ -15,20 +15,20 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 BlockPool::BlockPool(int64_t bytes) {
   if (bytes <= 0) return;
-  const size_t whole =
+  const size_t rounded_bytes =
       (static_cast<size_t>(bytes) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  void* const mapped = mmap(nullptr, whole + kHugePageBytes, PROT_READ | PROT_WRITE,
+  void* const mapped = mmap(nullptr, rounded_bytes + kHugePageBytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return;
   mapped_ = mapped;
-  mapped_bytes_ = whole + kHugePageBytes;
-  const size_t past = reinterpret_cast<uintptr_t>(mapped) % kHugePageBytes;
-  begin_ = static_cast<char*>(mapped) + (kHugePageBytes - past) % kHugePageBytes;
+  mapped_bytes_ = rounded_bytes + kHugePageBytes;
+  const size_t misalignment = reinterpret_cast<uintptr_t>(mapped) % kHugePageBytes;
+  begin_ = static_cast<char*>(mapped) + (kHugePageBytes - misalignment) % kHugePageBytes;
   // Huge pages are faulted in and page-locked faster. That is only advice.
-  (void)madvise(begin_, whole, MADV_HUGEPAGE);
-  count_ = whole / kBlockBytes;
-  links_ = std::make_unique<std::atomic<uint32_t>[]>(count_);
-  free_.Make(links_.get(), static_cast<uint32_t>(count_));
+  (void)madvise(begin_, rounded_bytes, MADV_HUGEPAGE);
+  block_count_ = rounded_bytes / kBlockBytes;
+  free_links_ = std::make_unique<std::atomic<uint32_t>[]>(block_count_);
+  free_.Make(free_links_.get(), static_cast<uint32_t>(block_count_));
 }
 
 BlockPool::~BlockPool() {
@@ -37,7 +37,7 @@ BlockPool::~BlockPool() {
 
 BlockPool::Block BlockPool::Take() {
   const uint32_t block = free_.Take();
-  // Nothing writes to it before a read does.
+  // Not zeroed: reads overwrite it.
   if (block == BlockStack::kNone) return std::make_shared_for_overwrite<char[]>(kBlockBytes);
   return Block(begin_ + block * kBlockBytes, [this, block](char*) { free_.GiveBack(block); });
 }

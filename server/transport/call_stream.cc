@@ -189,7 +189,7 @@ bool CallStream::ReadOne() {
     }
     if (owner_ != nullptr) {
       owner_->session().Consume(id_, taken);
-      owner_->OnMissing(assembler_.missing_bytes());
+      owner_->OnMessageLength(assembler_.message_bytes());
       owner_->OnOutput();
     }
     if (!status.ok()) return Fail(status), true;
@@ -284,7 +284,7 @@ void CallStream::TellKept() {
 }
 
 void CallStream::OnData(std::string_view bytes) {
-  owner_->OnCame(id_, bytes);
+  owner_->OnMessageBytes(id_, bytes);
   if (answered_ || cancelled()) return owner_->session().Consume(id_, bytes.size());
   incoming_ = bytes;
   Apply();

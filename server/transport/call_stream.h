@@ -35,11 +35,11 @@ class CallOwner {
   // The session may have something to send.
   virtual void OnOutput() = 0;
   // The next bytes of the call's messages came.
-  virtual void OnCame(int32_t id, std::string_view bytes) = 0;
-  // Owns the buffer of the read that is being taken, if messages may stay there; else null.
-  virtual const std::shared_ptr<const void>& block() const = 0;
-  // A message of the call that is under way lacks so many bytes.
-  virtual void OnMissing(size_t bytes) = 0;
+  virtual void OnMessageBytes(int32_t id, std::string_view bytes) = 0;
+  // Where the bytes of the current read lie, if messages may stay there; else null.
+  virtual ReadBlock* block() = 0;
+  // The message that the newest bytes belong to has so many.
+  virtual void OnMessageLength(size_t bytes) = 0;
   // So many bytes more, or less, of them are kept until they are asked for.
   virtual void OnKept(int64_t bytes) = 0;
   // The stream has ended; `whole`: with all that the call had to say. True: some of that is still

@@ -17,7 +17,7 @@ namespace attend {
 namespace {
 
 constexpr double kAgeSpread = 0.1;
-// A message that lacks so much is read into blocks.
+// A message of so many bytes is read into blocks.
 constexpr size_t kLargeBytes = size_t{64} << 10;
 // A block with less room is left as it is.
 constexpr size_t kBlockRoomMin = TlsChannel::kBufferBytesMin;
@@ -44,7 +44,7 @@ Connection::Connection(LoopShare& share, std::unique_ptr<Channel> channel, Conne
       channel_(std::move(channel)),
       peer_(std::make_shared<const ConnectionPeer>(std::move(peer))),
       guard_(std::move(guard)),
-      living_(std::make_shared<std::atomic<int64_t>>(0)) {
+      unfinished_calls_(std::make_shared<std::atomic<int64_t>>(0)) {
   Http2Session::Owner& owner = *this;
   session_.emplace(share_.options.session, owner, share_.clock);
 }
@@ -59,15 +59,15 @@ void Connection::Run() {
 
 void Connection::Begin() {
   begun_ = true;
-  born_ = idle_since_ = share_.clock.Now();
+  opened_at_ = idle_since_ = share_.clock.Now();
   std::uniform_real_distribution<double> spread(1 - kAgeSpread, 1 + kAgeSpread);
-  old_ =
-      born_ + std::chrono::duration_cast<Duration>(share_.options.age_max * spread(share_.random));
+  drain_at_ = opened_at_ +
+              std::chrono::duration_cast<Duration>(share_.options.age_max * spread(share_.random));
   try {
-    place_ = share_.connections.size();
+    index_ = share_.connections.size();
     share_.connections.push_back(this);
   } catch (const std::bad_alloc&) {
-    place_ = kNowhere;
+    index_ = kNoIndex;
     return Close(ResourceExhausted("there is no memory for another connection"));
   }
   events_ = EPOLLIN;
@@ -87,17 +87,24 @@ void Connection::OnEvents(uint32_t events) {
 }
 
 std::span<char> Connection::ReadBuffer() {
-  if (missing_bytes_ < kLargeBytes) return share_.buffer;
-  if (block_ == nullptr || BlockPool::kBlockBytes - block_used_ < kBlockRoomMin) {
-    // A client that sends little of its messages among much else would keep block after block.
-    wasteful_ |= block_ != nullptr && block_messages_ < block_used_ / 2;
-    block_.reset();
-    if (wasteful_) return share_.buffer;
-    block_ = share_.blocks.Take();
-    block_used_ = 0;
-    block_messages_ = 0;
+  if (message_bytes_ < kLargeBytes) return share_.buffer;
+  if (block_.referenced_bytes == 0) block_.used_bytes = 0;
+  if (BlockPool::kBlockBytes - block_.used_bytes < kBlockRoomMin) {
+    // A client that sends little of large messages among much else would keep block after block.
+    block_wasted_ |= block_.referenced_bytes < block_.used_bytes / 2;
+    ReleaseBlock();
   }
-  return {block_.get() + block_used_, BlockPool::kBlockBytes - block_used_};
+  if (block_.memory == nullptr) {
+    if (block_wasted_) return share_.buffer;
+    block_.memory = share_.blocks.Take();
+    OnKept(BlockPool::kBlockBytes);
+  }
+  return {block_.memory.get() + block_.used_bytes, BlockPool::kBlockBytes - block_.used_bytes};
+}
+
+void Connection::ReleaseBlock() {
+  if (block_.memory != nullptr) OnKept(-static_cast<int64_t>(BlockPool::kBlockBytes));
+  block_ = {};
 }
 
 void Connection::Read() try {
@@ -105,6 +112,7 @@ void Connection::Read() try {
   const ssize_t bytes = channel_->Read(buffer, share_.scratch);
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
     if (channel_->wants_write()) OnOutput();
+    if (calls_.empty()) ReleaseBlock();
     return;
   }
   if (bytes <= 0) {
@@ -112,17 +120,16 @@ void Connection::Read() try {
   }
   if (closing_) return;  // it is told why, and not listened to
   const int64_t padding = session_->counts().padding_bytes;
-  if (buffer.data() != share_.buffer.data()) {
-    read_block_ = block_;
-    block_used_ += static_cast<size_t>(bytes);
-  }
+  reading_block_ = buffer.data() != share_.buffer.data();
+  if (reading_block_) block_.used_bytes += static_cast<size_t>(bytes);
   const Status status = session_->Receive({buffer.data(), static_cast<size_t>(bytes)});
-  read_block_.reset();
+  reading_block_ = false;
+  if (calls_.empty()) ReleaseBlock();
   share_.padding_bytes.fetch_add(session_->counts().padding_bytes - padding,
                                  std::memory_order_relaxed);
   if (!status.ok()) {
     closing_ = true;
-    why_ = status;
+    end_status_ = status;
   }
   OnOutput();
   if (!closed_ && channel_->ended()) Close(Status());
@@ -165,10 +172,10 @@ void Connection::Flush() {
     if (blocked_ || !WriteSome()) break;
   }
   if (closed_) return;
-  const bool told = session_->output().empty();
+  const bool all_sent = session_->output().empty();
   // One attempt to tell it must do: it may not read.
-  if (closing_) return Close(why_);
-  if (told && session_->over()) return Close(session_->wrong());
+  if (closing_) return Close(end_status_);
+  if (all_sent && session_->over()) return Close(session_->wrong());
   SetEvents();
 }
 
@@ -182,10 +189,10 @@ void Connection::SetEvents() {
 }
 
 void Connection::SetTimer() {
-  if (drained_ || closed_) return;
+  if (drain_ended_ || closed_) return;
   const ConnectionOptions& options = share_.options;
-  TimePoint due = old_;
-  if (session_->counts().frames == 0) due = std::min(due, born_ + options.handshake_timeout);
+  TimePoint due = drain_at_;
+  if (session_->counts().frames == 0) due = std::min(due, opened_at_ + options.handshake_timeout);
   if (calls_.empty()) due = std::min(due, idle_since_ + options.idle_timeout);
   if (draining_) due = share_.clock.Now() + options.drain_timeout;
   try {
@@ -199,15 +206,15 @@ void Connection::OnTime() {
   const TimePoint now = share_.clock.Now();
   const ConnectionOptions& options = share_.options;
   if (draining_) {
-    drained_ = true;
+    drain_ended_ = true;
     session_->EndDrain();
     return OnOutput();
   }
-  if (session_->counts().frames == 0 && now - born_ >= options.handshake_timeout) {
+  if (session_->counts().frames == 0 && now - opened_at_ >= options.handshake_timeout) {
     return Close(InvalidArgument("no frame came before the handshake's time was over"));
   }
   const bool idle = calls_.empty() && now - idle_since_ >= options.idle_timeout;
-  if (idle || now >= old_) return Drain();
+  if (idle || now >= drain_at_) return Drain();
   SetTimer();
 }
 
@@ -235,7 +242,7 @@ bool Connection::Refuse(int32_t id, const RequestHead& head) {
 
 Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
   if (closing_ || Refuse(id, head)) return nullptr;
-  if (living_->load(std::memory_order_relaxed) >= share_.options.calls_max) {
+  if (unfinished_calls_->load(std::memory_order_relaxed) >= share_.options.calls_max) {
     session_->Reset(id, NGHTTP2_REFUSED_STREAM);
     return nullptr;
   }
@@ -247,8 +254,8 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
     if (left < kNever - now) deadline = now + left;
   }
   const int64_t message_bytes_max = share_.methods.MessageBytesMax(head.path);
-  auto* const call =
-      new CallStream(share_.calls, *this, id, head, peer_, deadline, message_bytes_max, living_);
+  auto* const call = new CallStream(share_.calls, *this, id, head, peer_, deadline,
+                                    message_bytes_max, unfinished_calls_);
   const Status open = guard_ == nullptr ? Status() : guard_->OpenCall(id);
   if (!open.ok()) {
     call->Drop();
@@ -268,8 +275,7 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
   return call;
 }
 
-void Connection::OnCame(int32_t id, std::string_view bytes) {
-  if (read_block_ != nullptr) block_messages_ += bytes.size();
+void Connection::OnMessageBytes(int32_t id, std::string_view bytes) {
   if (guard_ != nullptr) guard_->OnMessageBytes(id, bytes);
 }
 
@@ -283,7 +289,7 @@ void Connection::OnGrant(int32_t id, int64_t bytes) {
 
 void Connection::EndFor(const Status& why) {
   if (std::exchange(closing_, true)) return;
-  why_ = why;
+  end_status_ = why;
   session_->Terminate(NGHTTP2_ENHANCE_YOUR_CALM);
   OnOutput();
 }
@@ -295,8 +301,8 @@ bool Connection::OnStreamClosed(CallStream& call, bool whole) {
   std::swap(calls_[call.place], calls_.back());
   calls_.pop_back();
   if (calls_.empty()) {
-    missing_bytes_ = 0;
-    block_.reset();  // an idle connection has none
+    block_wasted_ = false;
+    if (!reading_block_) ReleaseBlock();
   }
   if (guard_ != nullptr) guard_->CloseCall(call.id());
   if (calls_.empty() && !closed_ && !draining_) {
@@ -331,9 +337,9 @@ void Connection::Close(Status why) {
     setsockopt(channel_->socket(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   }
   channel_.reset();
-  if (place_ != kNowhere) {
-    share_.connections.back()->place_ = place_;
-    std::swap(share_.connections[place_], share_.connections.back());
+  if (index_ != kNoIndex) {
+    share_.connections.back()->index_ = index_;
+    std::swap(share_.connections[index_], share_.connections.back());
     share_.connections.pop_back();
   }
   share_.connections_count.fetch_sub(1, std::memory_order_relaxed);

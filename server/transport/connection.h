@@ -38,7 +38,8 @@ class ConnectionGuard {
   virtual void CloseCall(int32_t id) = 0;
   // The next bytes of a call's messages came.
   virtual void OnMessageBytes(int32_t id, std::string_view bytes) = 0;
-  // So many bytes more, or less, are kept, as no call has asked for them yet.
+  // So many bytes more, or less, are kept: of messages that no call has asked for yet, and the
+  // block that the connection reads into.
   virtual void OnKept(int64_t bytes) = 0;
   // The client may send so many bytes more of a call's messages; of all, if the id is 0.
   virtual void OnGrant(int32_t id, int64_t bytes) = 0;
@@ -110,7 +111,7 @@ class Connection final : public Loop::Task,
   void Close(Status why);  // of its own: the session has one too, and goes
 
  private:
-  static constexpr size_t kNowhere = static_cast<size_t>(-1);
+  static constexpr size_t kNoIndex = static_cast<size_t>(-1);
 
   ~Connection() = default;
   void Run() override;                      // of the task: begins it, or deletes it
@@ -120,9 +121,9 @@ class Connection final : public Loop::Task,
   Http2Stream* OnRequest(int32_t id, RequestHead&& head) override;
   Http2Session& session() override { return *session_; }
   void OnOutput() override { share_.loop.AtTurnEnd(*this); }
-  void OnCame(int32_t id, std::string_view bytes) override;
-  const std::shared_ptr<const void>& block() const override { return read_block_; }
-  void OnMissing(size_t bytes) override { missing_bytes_ = bytes; }
+  void OnMessageBytes(int32_t id, std::string_view bytes) override;
+  ReadBlock* block() override { return reading_block_ ? &block_ : nullptr; }
+  void OnMessageLength(size_t bytes) override { message_bytes_ = bytes; }
   void OnKept(int64_t bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
   bool OnStreamClosed(CallStream& call, bool whole) override;
@@ -132,8 +133,9 @@ class Connection final : public Loop::Task,
   // Ends the connection once its client has been told that it did what it may not.
   void EndFor(const Status& why);
   void Read();
-  // Where the next read goes: a block, if a large message is under way.
+  // Where the next read goes: a block, if the newest message is large.
   std::span<char> ReadBuffer();
+  void ReleaseBlock();
   // Writes what the session has to say, as far as the socket takes it.
   void Flush();
   bool WriteSome();
@@ -155,25 +157,23 @@ class Connection final : public Loop::Task,
   };
   std::deque<Leaving> leaving_;
   // Calls that there are, for calls_max: the streams of some are closed. They may outlive this.
-  const std::shared_ptr<std::atomic<int64_t>> living_;
-  TimePoint born_;
-  TimePoint old_;  // from when on it is drained
+  const std::shared_ptr<std::atomic<int64_t>> unfinished_calls_;
+  TimePoint opened_at_;
+  TimePoint drain_at_;  // from when on it is drained
   TimePoint idle_since_;
-  size_t missing_bytes_ = 0;  // of the message whose bytes came last
-  BlockPool::Block block_;    // that large messages are read into; null: none was since it was idle
-  size_t block_used_ = 0;     // bytes of it
-  size_t block_messages_ = 0;  // bytes of messages since it was taken
-  bool wasteful_ = false;      // blocks were mostly filled with other bytes: there are no more
-  std::shared_ptr<const void> read_block_;  // `block_` while what was read there is taken
-  uint32_t events_ = 0;                     // that are watched
-  bool blocked_ = false;                    // the socket takes no more
+  size_t message_bytes_ = 0;    // of the newest message
+  ReadBlock block_;             // that large messages are read into
+  bool reading_block_ = false;  // the bytes of the current read lie in `block_`
+  bool block_wasted_ = false;   // messages kept little of one: no more while there are calls
+  uint32_t events_ = 0;         // that are watched
+  bool blocked_ = false;        // the socket takes no more
   bool begun_ = false;
   bool draining_ = false;
-  bool drained_ = false;  // as far as its client goes
-  bool closing_ = false;  // once what there is has been sent
+  bool drain_ended_ = false;  // as far as its client goes
+  bool closing_ = false;      // once what there is has been sent
   bool closed_ = false;
-  Status why_;
-  size_t place_ = kNowhere;  // in the share's list
+  Status end_status_;
+  size_t index_ = kNoIndex;  // in the share's list
 };
 
 }  // namespace attend

@@ -54,20 +54,21 @@ void MessageAssembler::Copy(std::string_view bytes, size_t piece_bytes_max) {
   }
 }
 
-void MessageAssembler::Gather(std::string_view& bytes, const std::shared_ptr<const void>& block) {
+void MessageAssembler::Gather(std::string_view& bytes, ReadBlock* block) {
   const std::string_view ours = bytes.substr(0, length_ - gathered_bytes_);
   bytes.remove_prefix(ours.size());
   if (block == nullptr) return Copy(ours, kCopiedBytesMax);
   // Between pieces that are referred to, with room for a few of its kind.
   if (ours.size() < kReferredBytesMin) return Copy(ours, 2 * kReferredBytesMin);
   copied_.reset();
-  pieces_.push_back({ours, block});
+  pieces_.push_back({ours, block->memory});
+  block->referenced_bytes += ours.size();
   held_bytes_ += static_cast<int64_t>(ours.size());
   gathered_bytes_ += ours.size();
 }
 
-Status MessageAssembler::Take(std::string_view& bytes, const std::shared_ptr<const void>& block,
-                              InMessage& message, bool& whole) {
+Status MessageAssembler::Take(std::string_view& bytes, ReadBlock* block, InMessage& message,
+                              bool& whole) {
   whole = false;
   if (prefix_bytes_ < kPrefixBytes) {
     ATTEND_RETURN_IF_ERROR(TakePrefix(bytes));

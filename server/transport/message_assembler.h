@@ -17,6 +17,13 @@
 
 namespace attend {
 
+// A block that a connection reads into, in which parts of messages may stay.
+struct ReadBlock {
+  std::shared_ptr<char[]> memory;
+  size_t used_bytes = 0;
+  size_t referenced_bytes = 0;  // by messages
+};
+
 // A message of which all bytes come in one piece is handed out where it lies; of others the bytes
 // are gathered as they come, so that a length alone takes no memory: what lies in a block is
 // referred to, the rest is copied. After an error the stream is of no more use.
@@ -29,10 +36,9 @@ class MessageAssembler {
       : message_bytes_max_(message_bytes_max), encoding_(std::move(encoding)) {}
 
   // Takes from `bytes` what belongs to the next message. `whole`: it has come, and is in `message`;
-  // call again for what is left of `bytes`. `block`: what owns them, if they may stay where they
-  // are; else null. May throw std::bad_alloc.
-  Status Take(std::string_view& bytes, const std::shared_ptr<const void>& block, InMessage& message,
-              bool& whole);
+  // call again for what is left of `bytes`. `block`: where they lie, if they may stay there; else
+  // null. May throw std::bad_alloc.
+  Status Take(std::string_view& bytes, ReadBlock* block, InMessage& message, bool& whole);
 
   // Forgets the message under way, of which no more is taken.
   void Drop();
@@ -40,21 +46,19 @@ class MessageAssembler {
   bool under_way() const { return prefix_bytes_ > 0; }
   // Memory that the message under way takes.
   int64_t held_bytes() const { return held_bytes_; }
-  // The bytes that the message under way lacks, as far as its length is known.
-  size_t missing_bytes() const {
-    return prefix_bytes_ < kPrefixBytes ? 0 : length_ - gathered_bytes_;
-  }
+  // The length of the newest message whose length is known.
+  size_t message_bytes() const { return length_; }
 
  private:
   Status TakePrefix(std::string_view& bytes);
-  void Gather(std::string_view& bytes, const std::shared_ptr<const void>& block);
+  void Gather(std::string_view& bytes, ReadBlock* block);
   void Copy(std::string_view bytes, size_t piece_bytes_max);
 
   const int64_t message_bytes_max_;
   const std::string encoding_;
   size_t prefix_bytes_ = 0;
   uint8_t prefix_[kPrefixBytes] = {};
-  size_t length_ = 0;  // of the message, once its prefix is whole
+  size_t length_ = 0;
   size_t gathered_bytes_ = 0;
   int64_t held_bytes_ = 0;
   std::vector<InMessage::Piece> pieces_;

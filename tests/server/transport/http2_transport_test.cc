@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -253,6 +254,85 @@ TEST_F(TransportTest, TellsItsGuardOfWhatIsKept) {
   client.socket.Reset();
   EXPECT_TRUE(AllDone());
   EXPECT_EQ(counts.kept.load(), 0);
+}
+
+class BlocksTest : public TransportTest {
+ protected:
+  static constexpr int64_t kBlocks = 16;
+
+  BlocksTest() { options_.blocks = &pool_; }
+  ~BlocksTest() override { transport_.reset(); }
+
+  int64_t CountBlocksInUse() {
+    std::vector<BlockPool::Block> unused;
+    do {
+      unused.push_back(pool_.Take());
+    } while (unused.back().get() >= pool_.begin() &&
+             unused.back().get() < pool_.begin() + pool_.bytes());
+    return kBlocks + 1 - std::ssize(unused);
+  }
+  // All that the client has sent has been read.
+  void UntilRead(ConnectedClient& client) {
+    const int32_t id = client->Begin("/echo");
+    client->SendMessage(id, "last");
+    ASSERT_TRUE(client.UntilClosed(id));
+  }
+
+  BlockPool pool_{kBlocks * static_cast<int64_t>(BlockPool::kBlockBytes)};
+  const std::string text_ = [] {
+    std::string text;
+    std::minstd_rand random(std::random_device{}());
+    while (text.size() < 1000000) text += static_cast<char>(random());
+    return text;
+  }();
+};
+
+TEST_F(BlocksTest, AreInUseForAsLongAsTheirMessages) {
+  CountingGuard::Counts counts;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+  for (const bool whole : {true, false}) {
+    const int32_t id = client->Begin("/echo");
+    client->Send(id, Framed(text_).substr(0, 700000));
+    // The first read goes to the loop's buffer.
+    ASSERT_TRUE(client.Until([&] { return CountBlocksInUse() >= 2; }));
+    EXPECT_TRUE(Eventually([&] {
+      return counts.kept.load() == static_cast<int64_t>(BlockPool::kBlockBytes);
+    })) << counts.kept.load();
+    if (whole) {
+      client->Send(id, Framed(text_).substr(700000), true);
+      ASSERT_TRUE(client.UntilClosed(id));
+      EXPECT_TRUE(client->answer(id).Messages() == std::vector<std::string>{text_});
+    } else {
+      client->Reset(id);
+      client.Write();
+    }
+    EXPECT_TRUE(Eventually([&] { return CountBlocksInUse() == 0; }));
+    EXPECT_TRUE(Eventually([&] { return counts.kept.load() == 0; })) << counts.kept.load();
+  }
+}
+
+TEST_F(BlocksTest, AreNoMoreWhereMessagesKeepLittleOfThem) {
+  ConnectedClient client = Connect();
+  for (const bool wastes : {true, false}) {
+    UntilRead(client);  // and it knows the windows
+    const int32_t id = client->Begin("/echo");
+    const std::string framed = Framed(text_);
+    std::string_view left = std::string_view(framed).substr(0, framed.size() - 1);
+    // Frames of 1000 bytes are copied, those of 3000 stay in their block.
+    for (size_t i = 0; !left.empty(); ++i) {
+      const std::string_view frame = left.substr(0, wastes && i % 20 != 0 ? 1000 : 3000);
+      left.remove_prefix(frame.size());
+      client->Send(id, frame);
+      client.Write();
+    }
+    UntilRead(client);
+    const int64_t in_use = CountBlocksInUse();
+    EXPECT_TRUE(wastes ? in_use <= 1 : in_use >= 2) << in_use;
+    client->Send(id, std::string_view(framed).substr(framed.size() - 1), true);
+    ASSERT_TRUE(client.UntilClosed(id));
+    EXPECT_TRUE(client->answer(id).Messages() == std::vector<std::string>{text_});
+    EXPECT_TRUE(Eventually([&] { return CountBlocksInUse() == 0; }));
+  }
 }
 
 }  // namespace

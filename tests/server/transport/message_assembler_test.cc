@@ -100,21 +100,23 @@ TEST(MessageAssembler, RefersToWhatLiesInABlock) {
   std::string text;
   std::mt19937 random(std::random_device{}());
   while (text.size() < kBytes) text += static_cast<char>(random());
-  auto block = std::make_shared<const std::string>(Framed(text));
-  const std::weak_ptr<const std::string> lives = block;
+  const std::string framed = Framed(text);
+  ReadBlock block{std::make_shared<char[]>(framed.size()), framed.size()};
+  std::ranges::copy(framed, block.memory.get());
+  const std::weak_ptr<char[]> lives = block.memory;
   MessageAssembler assembler(kBytes);
-  std::string_view left = *block;
+  std::string_view left(block.memory.get(), block.used_bytes);
   const std::string_view all = left;
   InMessage message;
   bool whole = false;
   for (size_t i = 0; !whole; ++i) {
     std::string_view piece = left.substr(0, i % 3 == 2 ? 100 : 7000);
     left.remove_prefix(piece.size());
-    ASSERT_TRUE(assembler.Take(piece, block, message, whole).ok());
+    ASSERT_TRUE(assembler.Take(piece, &block, message, whole).ok());
     // Small pieces in between take little more than they are.
     ASSERT_LE(assembler.held_bytes(), static_cast<int64_t>(2 * kBytes));
   }
-  block.reset();
+  block.memory.reset();
   EXPECT_TRUE(message.Text() == text);
   size_t referred = 0;
   for (const InMessage::Piece& piece : message.pieces) {
@@ -124,6 +126,7 @@ TEST(MessageAssembler, RefersToWhatLiesInABlock) {
     referred += lies ? piece.bytes.size() : 0;
   }
   EXPECT_GT(referred, kBytes * 9 / 10);
+  EXPECT_EQ(block.referenced_bytes, referred);
   EXPECT_FALSE(lives.expired());
   message.pieces.clear();
   EXPECT_TRUE(lives.expired());
