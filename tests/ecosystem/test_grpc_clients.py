@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gRPC's interop cases, as far as they apply, by clients that others wrote, over both transports of
-the server: this Python's grpcio, with threads and with asyncio, gRPC for Go, and the clients of
-HTTP/2 nghttp, h2load and curl. Debian's packages golang-go, golang-google-grpc-dev and
-nghttp2-client have those that are not here; without one its tests are skipped."""
+the server: this Python's grpcio, with threads and with asyncio, gRPC for Go and for Java, and the
+clients of HTTP/2 nghttp, h2load and curl. deploy/install-deps interop installs those that Debian
+has; without one its tests are skipped."""
 
 import asyncio
 import os
@@ -29,6 +29,10 @@ CASES = ("empty_unary", "large_unary", "ping_pong", "streaming", "empty_stream",
          "status_code_and_message", "special_status_message", "unimplemented_method",
          "unimplemented_service", "custom_metadata")
 GO_SOURCES = pathlib.Path("/usr/share/gocode/src/google.golang.org/grpc")
+JARS = [f"/usr/share/java/{name}.jar" for name in (
+    "grpc-api", "grpc-context", "grpc-core", "grpc-netty", "grpc-stub", "guava", "netty-buffer",
+    "netty-codec", "netty-codec-http", "netty-codec-http2", "netty-common", "netty-handler",
+    "netty-resolver", "netty-transport", "perfmark-api")]
 # By the system's Python, for which protoc makes the messages.
 MAKE_MESSAGES = """
 import pathlib, sys, tempfile
@@ -212,11 +216,25 @@ def go_client(tmp_path_factory):
                         "GOCACHE": str(folder / "cache")}
     subprocess.run(["go", "build", "-o", folder / "interop", "interop.go"], cwd=folder, env=env,
                    check=True)
-    return folder / "interop"
+    return [folder / "interop"]
 
 
-def test_go(server, messages, go_client):
-    said = subprocess.run([go_client, server.address, messages], capture_output=True, text=True,
+@pytest.fixture(scope="module")
+def java_client(tmp_path_factory):
+    """The words of its command. Debian's gRPC for Java has Netty's transport and not OkHttp's."""
+    if shutil.which("javac") is None or not all(map(os.path.exists, JARS)):
+        pytest.skip("there is no javac, or no libgrpc-java and what it needs")
+    folder = tmp_path_factory.mktemp("java")
+    subprocess.run(["javac", "-encoding", "UTF-8", "-d", folder, "-cp", ":".join(JARS),
+                    pathlib.Path(__file__).with_name("Interop.java")], check=True)
+    return ["java", "-cp", ":".join([*JARS, str(folder)]), "Interop"]
+
+
+@pytest.mark.parametrize("language", ("go", "java"))
+def test_programs(server, messages, language, request):
+    """Each writes a line for each case."""
+    command = request.getfixturevalue(f"{language}_client")
+    said = subprocess.run([*command, server.address, messages], capture_output=True, text=True,
                           timeout=20 * SECONDS, check=False)
     assert sorted(said.stdout.splitlines()) == sorted(f"ok {case}" for case in CASES), said.stderr
 
