@@ -342,7 +342,7 @@ def test_tls_asks_for_certificates_and_carries_calls(start_server, ca, foreign):
 
 
 def functions(path):
-    """The functions that a file gives the dynamic linker, but for those that any file may repeat."""
+    """The functions that a file exports, except those that any file may repeat."""
     listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True,
                             check=True).stdout
     return {words[2].split("@")[0] for words in map(str.split, listed.splitlines())

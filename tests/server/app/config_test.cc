@@ -15,6 +15,7 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/memory/host_memory.h"
@@ -287,12 +288,17 @@ TEST(ConfigTest, HelpExplainsEverySetting) {
 }
 
 TEST(ConfigTest, RemovedSettingsSayWhatStandsInTheirPlace) {
-  const ParsedConfig removed = ParseFlags({"--split-gflop", "0"});
-  EXPECT_EQ(removed.outcome, ConfigOutcome::kError);
-  EXPECT_NE(removed.text.find("--split-gflop: was removed: a request runs on one GPU"),
-            std::string::npos)
-      << removed.text;
-  EXPECT_EQ(ParseFlags({"--help"}).text.find("split-gflop"), std::string::npos);
+  const std::pair<const char*, const char*> gone[] = {
+      {"--split-gflop", "a request runs on one GPU"},
+      {"--grpc-memory-max", "--message-memory-max"},
+      {"--server-transport", "there is one transport"}};
+  for (const auto& [flag, instead] : gone) {
+    const ParsedConfig removed = ParseFlags({flag, "0"});
+    EXPECT_EQ(removed.outcome, ConfigOutcome::kError);
+    EXPECT_NE(removed.text.find(std::string(flag) + ": was removed: " + instead), std::string::npos)
+        << removed.text;
+    EXPECT_EQ(ParseFlags({"--help"}).text.find(flag), std::string::npos);
+  }
 }
 
 TEST(ByteSizeTest, ReadsAndWrites) {
