@@ -103,11 +103,9 @@ def test_floods_of_handshakes_keep_nobody_out(start_server, ca):
             service = wire.stub.AttentionServiceStub(channel)
             assert service.Attend(wire.small_request(check=True), timeout=wire.SECONDS).check.ok
     # gRPC's are no strangers' before they are done.
-    reason = "stranger" if harness.OWN_TRANSPORT else "peer_limit"
-    assert server.metric("attend_connections_refused_total", reason=reason) >= 48 - 32
+    assert server.metric("attend_connections_refused_total", reason="stranger") >= 48 - 32
 
 
-@pytest.mark.skipif(not harness.OWN_TRANSPORT, reason="gRPC's handshakes know no peers")
 def test_handshakes_of_one_peer_keep_no_other_waiting(start_server, ca):
     """With a key that takes milliseconds, 600 ClientHellos of one peer are more than a server
     answers before a handshake's time is over. A client of another's is answered in between."""
@@ -127,7 +125,6 @@ def test_handshakes_of_one_peer_keep_no_other_waiting(start_server, ca):
         assert service.Attend(wire.small_request(check=True), timeout=wire.SECONDS).check.ok
 
 
-@pytest.mark.skipif(not harness.OWN_TRANSPORT, reason="gRPC's handshakes keep their places")
 def test_handshakes_of_many_peers_make_room(start_server, ca):
     """Clients that say all of a ClientHello, and nothing more, take every place."""
     server = start_server(*hostile.SMALL_LIMITS, *ca.serve(), "--max-connections", "32",

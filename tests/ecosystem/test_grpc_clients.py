@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gRPC's interop cases, as far as they apply, by clients that others wrote: this Python's grpcio,
-with threads and with asyncio, gRPC for Go and for Java, and the clients of HTTP/2 nghttp, h2load and
-curl; at the server, and through nginx, HAProxy and nghttpx. deploy/install-deps interop installs
-those that Debian has; without one its tests are skipped."""
+with threads and with asyncio, gRPC for Go and for Java, and the clients of HTTP/2 nghttp, h2load
+and curl; at the server, and through nginx, HAProxy and nghttpx. deploy/install-deps interop
+installs all that Debian has; without one its tests are skipped."""
 
 import asyncio
 import os
