@@ -4,8 +4,6 @@
 // counted by kind in a file that the test maps too ($ATTEND_TEST_CALLS; tests/e2e/system_calls.py
 // has the other side), so that it may choose the N-th call from now at any time. It may set the
 // clock of the day as well. Linux and glibc only.
-//
-// The server's own malloc and recvmsg (receive_blocks, guarded_recvmsg) stay in front of these.
 
 #include <dlfcn.h>
 #include <errno.h>
