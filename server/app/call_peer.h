@@ -10,7 +10,7 @@
 
 namespace attend {
 
-// What grpc::ServerContext::peer() will say in calls over the connection, whose inode is `inode`.
+// The peer of calls over the connection, whose inode is `inode`, as grpc::ServerContext has it.
 // No other open connection to the same address of this server has it. Empty: the connection has
 // ended, or is of no family that is listened on.
 std::string CallPeer(int socket, ino_t inode);

@@ -35,7 +35,7 @@ Result<UnixAddress> UnixAddressOf(const std::string& address, const Config& conf
 Status CheckTenantsSockets(const Config& config);
 
 // The Unix socket at `path` as the peers of its calls begin; after it, they have a colon and the
-// number of the connection (guarded_recvmsg.cc).
+// number of the connection (call_peer.h).
 std::string PeerOfPath(const std::string& path);
 
 // The tenants of such sockets, of those that are bound to one. A call whose peer is none of them
