@@ -22,7 +22,7 @@ struct ConnectionUse {
   std::shared_ptr<const ConnectionMarks> marks;  // null: it is no stranger's
   // Of messages that came, so far. One thread adds at a time; any may read.
   std::atomic<int64_t> data_bytes{0};
-  // Those that no call has asked for.
+  // Those that no call has asked for, and the block that the connection reads into.
   std::atomic<int64_t> unread_bytes{0};
   const std::shared_ptr<CallMessages> messages;
 

@@ -77,15 +77,16 @@ struct SharedTensors {
 };
 
 // Tensors still where their message arrived: pieces of the transport's page-locked memory, each
-// with its place in the request's input block, to which it is not copied. A device that gathers
-// reads the pieces.
+// with its place in the request's input block, to which it is not copied; but a few may lie at
+// their place. A device that gathers reads the pieces.
 struct GatheredInput {
   std::vector<HostPiece> pieces;      // in ascending order of their places
   std::shared_ptr<const void> owner;  // keeps the pieces' memory alive
 
+  // That were not copied.
   int64_t bytes() const {
     int64_t sum = 0;
-    for (const HostPiece& piece : pieces) sum += piece.bytes;
+    for (const HostPiece& piece : pieces) sum += piece.from == piece.to ? 0 : piece.bytes;
     return sum;
   }
 };

@@ -2,12 +2,19 @@
 
 #include "server/rpc/gathering.h"
 
-#include <algorithm>
+#include <cstring>
 #include <utility>
 
+#include "server/memory/copy_pieces.h"
 #include "server/util/thresholds.h"
 
 namespace attend {
+namespace {
+
+// One part in so many of a message may lie elsewhere than in receive memory.
+constexpr int64_t kElsewhereShare = 8;
+
+}  // namespace
 
 // A message that was kept, and its part of held_bytes_max_.
 struct Gathering::HeldMessage {
@@ -32,17 +39,28 @@ bool Gathering::MayKeep(const Request& request) const {
   return request.input.data() != nullptr && request.placement.may_gather;
 }
 
+bool Gathering::Readable(const HostPiece& piece) const {
+  return receive_memory_->Contains(piece.from, piece.bytes);
+}
+
 bool Gathering::Keep(MessageSlices& slices, std::vector<HostPiece> pieces, Request& request) const {
   const int64_t bytes = request.message_bytes;
-  const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
-    return receive_memory_->Contains(piece.from, piece.bytes);
-  });
+  int64_t elsewhere_bytes = 0;
+  for (const HostPiece& piece : pieces) elsewhere_bytes += Readable(piece) ? 0 : piece.bytes;
+  const bool readable =
+      elsewhere_bytes <= bytes / kElsewhereShare && StaysOnThread(elsewhere_bytes);
   const int64_t pieces_max =
       thresholds::kGatheredPiecesFree + bytes / thresholds::kGatheredPieceBytesLeast;
   if (!readable || std::ssize(pieces) > pieces_max) return false;
   if (held_->fetch_add(bytes, std::memory_order_relaxed) + bytes > held_bytes_max_) {
     held_->fetch_sub(bytes, std::memory_order_relaxed);
     return false;
+  }
+  // The transport has copied what lay at the edges of blocks. The input block is readable too.
+  for (HostPiece& piece : pieces) {
+    if (Readable(piece)) continue;
+    std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+    piece.from = piece.to;
   }
   auto owner = std::make_shared<HeldMessage>(slices.TakePieces(), held_, bytes);
   request.source.Gather({std::move(pieces), std::move(owner)});

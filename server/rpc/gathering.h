@@ -31,6 +31,8 @@ class Gathering {
  private:
   struct HeldMessage;
 
+  bool Readable(const HostPiece& piece) const;
+
   const ReceiveMemory* const receive_memory_;
   const int64_t held_bytes_max_;
   const std::shared_ptr<std::atomic<int64_t>> held_;  // bytes

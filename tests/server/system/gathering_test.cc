@@ -32,6 +32,9 @@ class GatheringTest : public ::testing::Test {
   void Start(const std::function<void(Config&)>& change = {}) {
     server_.emplace(change, 1, TestServer::Devices::kGathering);
     stub_ = server_->Stub();
+    // A connection's first large message tells the transport to read into blocks.
+    (void)IsGathered(test::PlainWireProblem(99, 256, 256));
+    first_items_ = server_->backend().gathered_items();
   }
   // Judged; whether its tensors were read where they arrived.
   bool IsGathered(WireProblem problem) {
@@ -57,6 +60,7 @@ class GatheringTest : public ::testing::Test {
 
   std::optional<TestServer> server_;
   std::unique_ptr<v1::AttentionService::Stub> stub_;
+  int64_t first_items_ = 0;  // gathered by Start
 };
 
 // 2 heads x 80 rows x 64 fp32, three tensors: 120 KiB.
@@ -66,9 +70,14 @@ WireProblem Large(uint64_t seed) { return test::PlainWireProblem(seed, 256, 256)
 
 TEST_F(GatheringTest, TensorsAreReadWhereTheyArrived) {
   Start([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
+  const double before = server_->Metric("attend_read_in_place_bytes_total");
   EXPECT_TRUE(IsGathered(Medium(1)));
   EXPECT_TRUE(IsGathered(Large(2)));
-  EXPECT_EQ(server_->Metric("attend_read_in_place_bytes_total"), 3 * 2 * 4 * (80 * 64 + 256 * 256));
+  // The edges of blocks are copied.
+  const double bytes = server_->Metric("attend_read_in_place_bytes_total") - before;
+  const double all = 3 * 2 * 4 * (80 * 64 + 256 * 256);
+  EXPECT_LE(bytes, all);
+  EXPECT_GE(bytes, 0.95 * all);
   ExpectNothingHeld();
 }
 
@@ -132,7 +141,7 @@ TEST_F(GatheringTest, SoManyAreKeptAndTheRestIsCopied) {
     WireProblem judged = Medium(30);
     EXPECT_EQ(test::Judge(judged, response), "");
   }
-  EXPECT_EQ(server_->backend().gathered_items(), kept_max);
+  EXPECT_EQ(server_->backend().gathered_items() - first_items_, kept_max);
   ExpectNothingHeld();
   EXPECT_TRUE(IsGathered(Medium(31))) << "their share is free again";
 }
@@ -157,7 +166,7 @@ TEST_F(GatheringTest, StreamsToo) {
   }
   EXPECT_EQ(answers, 8);
   EXPECT_TRUE(stream->Finish().ok());
-  EXPECT_EQ(server_->backend().gathered_items(), 8);
+  EXPECT_EQ(server_->backend().gathered_items() - first_items_, 8);
   ExpectNothingHeld();
 }
 

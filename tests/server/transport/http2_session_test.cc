@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "server/util/message.h"
 #include "tests/server/support/http2_bytes.h"
 #include "tests/server/support/http2_client.h"
 

@@ -8,6 +8,8 @@
 #include <random>
 #include <string>
 
+#include "server/util/message.h"
+
 namespace attend {
 namespace {
 
