@@ -106,7 +106,7 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   if (config.max_request_gflop >= 0) options.request_cost_max = config.max_request_gflop * 1e9;
   options.staging.bytes_max = config.staging_max_bytes;
   options.staging.bytes_min = config.staging_min_bytes;
-  // gRPC's own threads take most of the cores.
+  // The transport's loops take most of the cores.
   options.completion_threads = std::clamp(Processors() / 4, 1, 4);
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;

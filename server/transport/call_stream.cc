@@ -125,7 +125,7 @@ void CallStream::Apply() {
 }
 
 void CallStream::Do(Asked& asked) {
-  if (asked.cancel) Lose();
+  if (asked.cancel) Lose(NGHTTP2_CANCEL);
   reading_ |= asked.read;
   writing_ |= asked.write.has_value();
   ended_ |= asked.end.has_value();
@@ -133,16 +133,16 @@ void CallStream::Do(Asked& asked) {
     if (asked.write) Send(*asked.write);
     if (asked.end) End(*asked.end);
   } catch (const std::bad_alloc&) {
-    Lose();
+    Lose(NGHTTP2_ENHANCE_YOUR_CALM);
   }
 }
 
-void CallStream::Lose() {
+void CallStream::Lose(uint32_t http2_error) {
   answered_ = true;
   cancelled_.store(true, std::memory_order_seq_cst);
   if (owner_ == nullptr) return;
   if (leaving_) return owner_->OnUnread();
-  owner_->session().Reset(id_, NGHTTP2_INTERNAL_ERROR);
+  owner_->session().Reset(id_, http2_error);
   owner_->OnOutput();
 }
 
@@ -240,7 +240,7 @@ void CallStream::Fail(const Status& status) {
   try {
     SendEnd({status, {}});
   } catch (const std::bad_alloc&) {
-    Lose();
+    Lose(NGHTTP2_ENHANCE_YOUR_CALM);
   }
   incoming_ = {};
   Forget();

@@ -136,9 +136,9 @@ class CallStream final : public ServerCall,
   // The call goes on no more, for a fault of its client's: says so, in the handler's place.
   void Fail(const Status& status);
   void SendEnd(const CallEnd& end);
-  // There is no memory for what the client should hear: its call is reset, as half an answer is
-  // none.
-  void Lose();
+  // Resets the call: its end is asked for, or there is no memory for what its client should hear,
+  // and half an answer is none.
+  void Lose(uint32_t http2_error);
   void Keep(std::string_view bytes);
   void Forget();  // what was kept
   // Tells the owner how much is kept now.

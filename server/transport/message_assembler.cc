@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "server/util/thresholds.h"
+
 namespace attend {
 namespace {
 
@@ -74,7 +76,9 @@ Status MessageAssembler::Take(std::string_view& bytes, ReadBlock* block, InMessa
     ATTEND_RETURN_IF_ERROR(TakePrefix(bytes));
     if (prefix_bytes_ < kPrefixBytes) return Status();
   }
-  if (gathered_bytes_ == 0 && bytes.size() >= length_) {
+  const bool readable_in_place =
+      block != nullptr && static_cast<int64_t>(length_) >= thresholds::kGatheredBytesMin;
+  if (gathered_bytes_ == 0 && bytes.size() >= length_ && !readable_in_place) {
     message = {bytes.substr(0, length_), {}};
     bytes.remove_prefix(length_);
   } else {

@@ -24,8 +24,8 @@ struct ReadBlock {
   size_t referenced_bytes = 0;  // by messages
 };
 
-// A message of which all bytes come in one piece is handed out where it lies; of others the bytes
-// are gathered as they come, so that a length alone takes no memory: what lies in a block is
+// A small message of which all bytes come in one piece is handed out where it lies. Of others the
+// bytes are gathered as they come, so that a length alone takes no memory: what lies in a block is
 // referred to, the rest is copied. After an error the stream is of no more use.
 class MessageAssembler {
  public:

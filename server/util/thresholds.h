@@ -18,14 +18,10 @@ namespace attend::thresholds {
 
 // --- A message arrives.
 
-// Messages and chunks up to here are copied on gRPC's own thread: a hand-over would cost more.
+// Messages and chunks up to here are copied on the transport's loop: a hand-over would cost more.
 inline constexpr int64_t kOwnThreadBytesMax = int64_t{1} << 20;
-// Lengths, slopes and sinks are read on gRPC's own thread up to here.
+// Lengths, slopes and sinks are read on the transport's loop up to here.
 inline constexpr int64_t kOwnThreadArrayBytesMax = int64_t{64} << 10;
-// A message is joined if it came in more slices than this and one for so many bytes. gRPC's buffers
-// have 8 KiB or more, cut where HTTP/2's frames begin, and clients choose those.
-inline constexpr int64_t kSlicesFree = 64;
-inline constexpr int64_t kSliceBytesLeast = 256;
 // Tensors are left where they arrived if they have so many bytes. Fewer are copied, which costs
 // about the same; more are moved better by a device's copy engines, from the request's block.
 inline constexpr int64_t kGatheredBytesMin = int64_t{16} << 10;

@@ -49,7 +49,9 @@ class TlsEnds {
   }
   // Whether the server's handshake is done, and the client may stay.
   bool Finish() {
-    if (channel_->Handshake() != TlsChannel::Step::kDone) return false;
+    const TlsChannel::Step step = channel_->Handshake();
+    if (step == TlsChannel::Step::kFailed) refused_.push_back(channel_->wrong());
+    if (step != TlsChannel::Step::kDone) return false;
     trust_ = std::make_unique<ClientTrust>(certificates_, clients_,
                                            MakeTlsClient(channel_->ssl(), channel_->socket(), 0),
                                            generation_);

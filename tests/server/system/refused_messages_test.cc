@@ -38,7 +38,7 @@ class RefusedMessagesTest : public ::testing::Test {
   }
 
   TestServer server_{[](Config& config) {
-    config.max_request_bytes = 4096;
+    config.max_request_bytes = 512 << 10;
     config.metrics_listen = "127.0.0.1:0";
   }};
   const WireProblem small_ = test::PlainWireProblem(1, 4, 4);
@@ -46,12 +46,12 @@ class RefusedMessagesTest : public ::testing::Test {
   const std::string large_bytes_ = std::to_string(large_.request.ByteSizeLong());
 };
 
-TEST_F(RefusedMessagesTest, OneFarAboveTheLimitIsCountedAndNotTriedAgain) {
+TEST_F(RefusedMessagesTest, OneAboveTheLimitIsCountedAndNotTriedAgain) {
   v1::AttendResponse response;
   grpc::ClientContext context;
   const grpc::Status status = server_.Stub()->Attend(&context, large_.request, &response);
   EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
-  const std::string words = "the message has " + large_bytes_ + " bytes, must have at most 4096";
+  const std::string words = "the message has " + large_bytes_ + " bytes, must have at most 524288";
   EXPECT_EQ(status.error_message(), words);
   EXPECT_EQ(context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 0u);
   EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"too_large\"}"), 1);
@@ -82,9 +82,12 @@ TEST_F(RefusedMessagesTest, ServerInfoTakesNoLargeMessage) {
   const std::string info = "/attend.v1.AttentionService/GetServerInfo";
   EXPECT_TRUE(Call(info, 0).ok());
   EXPECT_TRUE(Call(info, 4096).ok());
-  const grpc::Status status = Call(info, 1 << 20);
-  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(), "the message has 1048576 bytes, must have at most 4096");
+  const grpc::Status large = Call(info, 64 << 10);
+  EXPECT_EQ(large.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(large.error_message(), "the message has 65536 bytes, must have at most 4096");
+  const grpc::Status larger = Call(info, 1 << 20);
+  EXPECT_EQ(larger.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(larger.error_message(), "a message has 1048576 bytes, must have at most 131072");
 }
 
 TEST_F(RefusedMessagesTest, UnknownMethodsAreCountedAndLogged) {
