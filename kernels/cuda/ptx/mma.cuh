@@ -209,4 +209,20 @@ __device__ __forceinline__ uint32_t NonFinitePair(uint32_t pair) {
   return ((pair & kExponent) + kLowestBit) & 0x80008000u;
 }
 
+// Whether one of eight elements is NaN or Inf, and 0 in place of those that are.
+template <class Element>
+__device__ __forceinline__ bool AnyNonFinite(const uint4& x) {
+  return (NonFinitePair<Element>(x.x) | NonFinitePair<Element>(x.y) | NonFinitePair<Element>(x.z) |
+          NonFinitePair<Element>(x.w)) != 0;
+}
+template <class Element>
+__device__ __forceinline__ uint32_t WithoutNonFinite(uint32_t pair) {
+  return pair & ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
+}
+template <class Element>
+__device__ __forceinline__ uint4 WithoutNonFinite(const uint4& x) {
+  return make_uint4(WithoutNonFinite<Element>(x.x), WithoutNonFinite<Element>(x.y),
+                    WithoutNonFinite<Element>(x.z), WithoutNonFinite<Element>(x.w));
+}
+
 }  // namespace attend::cuda

@@ -183,7 +183,7 @@ class RowRedo {
     }
   }
 
- private:
+ protected:
   static constexpr unsigned kAll = 0xffffffffu;
   static constexpr int kKeys = 16;  // at a time
 

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/cuda/ragged/tile_queue.cuh"
+#include "kernels/cuda/sm80/non_finite.cuh"
 #include "kernels/cuda/sm80/setup.cuh"
 #include "kernels/cuda/sm80/softmax.cuh"
 #include "kernels/cuda/sm80/store.cuh"
@@ -267,8 +268,8 @@ __device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
   FinishScores<T, kGeneral>(work, key, s);
   RaiseBases<T, kGeneral>(work.to_log2, s, state);
   if (MayHide<T, kGeneral>(work, key) && SpoiledKey<T>(work, key) == key) {
-    TakeOutNonFinite<T, Element>(values,
-                                 [&] { AddNonFinite<T, Element>(values, work.to_log2, s, state); });
+    TakeOutNonFinite<T, Element>(
+        values, [&] { AddNonFinite<T, Element>(values, work.v.dim, work.to_log2, s, state); });
   }
   DropoutLane dropout;
   if constexpr (T::kDropout) {
@@ -356,6 +357,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   for (int turn = 0; work[turn].attention != nullptr; turn ^= 1) {
     next = ComputeTile<T, Element, kGeneral>(params, next, work[turn], shared, work[turn ^ 1]);
     __syncthreads();  // shared memory is free
+    if (work[turn].asked != 0) RepairTile<T, Element, kGeneral>(work[turn]);
   }
 }
 

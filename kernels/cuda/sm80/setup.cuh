@@ -90,6 +90,7 @@ __device__ __forceinline__ void Describe(const Attention& a, const TileWork& fou
   work.k_len = static_cast<int>(s.k_len);
   work.offset = static_cast<int>(s.offset);
   work.spoiled[0] = work.spoiled[1] = -1;
+  work.asked = 0;
   work.has_bias = p.has_bias;
   work.warp_flip = tile % 2 == 0 ? 0 : T::kWarps - 1;
   SetKeys<T>(p.mask, s, work);

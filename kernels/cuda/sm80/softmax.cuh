@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm80 between the two matrix products: terms and masks on the scores, the online
-// softmax, and the rare case of NaN or Inf in values that a row must not see. Device code; a warp
-// calls each function together, all threads of a block those that say so.
+// cuda_flash_sm80 between the two matrix products: terms and masks on the scores, and the online
+// softmax. Device code; a warp calls each function together.
 
 #pragma once
 
@@ -38,6 +37,7 @@ struct BlockWork {
   float query_sign;  // what Q is multiplied by
   float to_log2;     // a weight is 2^(score * to_log2 - base)
   int spoiled[2];    // see NoteNonFinite
+  uint32_t asked;    // bits: the block's slices that cannot stay as they are; from 16 on: marked
   PageSource pages;  // of tiles in pages
 };
 
@@ -353,103 +353,6 @@ __device__ __forceinline__ void WeighBlock(float to_log2, int m, float (&s)[4], 
     state.sum[r] += low + high;
     p[half] = Pack<Element>(low, high);
   }
-}
-
-// ---- values that are not finite -----------------------------------------------------------------
-
-// A key's part of a row of O, of those elements of V alone that are not finite; `output` is the
-// first of the row's elements.
-template <class T, class Element>
-__device__ __forceinline__ void AddNonFiniteKey(const char* values, int key, float weight,
-                                                float* output) {
-  const int column = ThreadIndex() % 4 * 4;
-#pragma unroll 1
-  for (int j = 0; j < T::kDim / 8; ++j, output += 4) {
-    const auto pair = *reinterpret_cast<const uint32_t*>(values + T::Row::Offset(key, j) + column);
-    const float2 v = Unpack<Element>(pair);
-    if (NonFinite(v.x)) output[0] = fmaf(weight, v.x, output[0]);
-    if (NonFinite(v.y)) output[1] = fmaf(weight, v.y, output[1]);
-  }
-}
-
-// O += P V for those elements of V alone that are not finite, and rows that see their key. Slow:
-// works in local memory, so that it takes no registers from code that is not rare.
-template <class T, class Element>
-__device__ __forceinline__ void AddNonFinite(const char* values, float to_log2, const Scores<T>& s,
-                                             RowState<T>& state) {
-  float scores[T::kSlices][T::kKeyBlocks][4];
-  float output[T::kSlices][T::kDim / 8][4];
-#pragma unroll
-  for (int m = 0; m < T::kSlices; ++m) {
-#pragma unroll
-    for (int n = 0; n < T::kKeyBlocks * 4; ++n) scores[m][n / 4][n % 4] = s[m][n / 4][n % 4];
-#pragma unroll
-    for (int j = 0; j < T::kDim / 2; ++j) output[m][j / 4][j % 4] = state.output[m][j / 4][j % 4];
-  }
-#pragma unroll 1
-  for (int key = 0; key < T::kKeys; ++key) {
-    const int owner = (ThreadIndex() & 28) + key % 8 / 2;
-#pragma unroll
-    for (int r = 0; r < T::kThreadRows; ++r) {
-      const float own = scores[r / 2][key / 8][r % 2 * 2 + key % 2];
-      const float score = __shfl_sync(0xffffffffu, own, owner);
-      // A key that has the score -inf by arithmetic is as good as hidden.
-      if (score == NegativeInfinity()) continue;
-      const float weight =
-          Unpack<Element>(Pack<Element>(Weight(score, to_log2, state.base[r]), 0.0f)).x;
-      AddNonFiniteKey<T, Element>(values, key, weight, &output[r / 2][0][r % 2 * 2]);
-    }
-  }
-#pragma unroll
-  for (int m = 0; m < T::kSlices; ++m) {
-#pragma unroll
-    for (int j = 0; j < T::kDim / 2; ++j) state.output[m][j / 4][j % 4] = output[m][j / 4][j % 4];
-  }
-}
-
-// Where the tile of V that begins with `key` is noted as holding NaN or Inf. Neighbours have two
-// places, so that no warp overwrites what others, one barrier late, still have to read.
-template <class T>
-__device__ __forceinline__ int& SpoiledKey(BlockWork& work, int key) {
-  return work.spoiled[key / T::kKeys % 2];
-}
-
-// Notes whether the chunks of a tile of V that the thread itself has copied hold NaN or Inf.
-template <class T, class Element>
-__device__ __forceinline__ void NoteNonFinite(const char* values, int key, BlockWork& work) {
-  using Row = typename T::Row;
-  const int thread = ThreadIndex();
-  values += Row::Offset(thread / Row::kSpan, thread % Row::kSpan);
-  uint32_t found = 0;
-#pragma unroll
-  for (int pass = 0; pass < T::kKeys / T::kPassRows; ++pass) {
-#pragma unroll
-    for (int span = 0; span < T::kPassSpans; ++span) {
-      const uint4 v = *reinterpret_cast<const uint4*>(values + pass * T::kPassRows * Row::kBytes +
-                                                      span * Row::kSpan * 16);
-      found |= NonFinitePair<Element>(v.x) | NonFinitePair<Element>(v.y) |
-               NonFinitePair<Element>(v.z) | NonFinitePair<Element>(v.w);
-    }
-  }
-  if (found != 0) SpoiledKey<T>(work, key) = key;
-}
-
-// All threads of the block, for a tile of V that holds NaN or Inf, some row of which may not see a
-// key: as 0 * NaN is NaN, they are taken out before the product, and `add` adds them to rows that
-// see them.
-template <class T, class Element, class Add>
-__device__ __forceinline__ void TakeOutNonFinite(char* values, Add add) {
-  add();
-  __syncthreads();
-  const auto finite = [](uint32_t pair) {
-    return pair & ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
-  };
-#pragma unroll 1
-  for (int n = ThreadIndex(); n < T::kTileBytes / 16; n += T::kThreads) {
-    uint4& v = reinterpret_cast<uint4*>(values)[n];
-    v = make_uint4(finite(v.x), finite(v.y), finite(v.z), finite(v.w));
-  }
-  __syncthreads();
 }
 
 }  // namespace attend::cuda::sm80

@@ -9,8 +9,8 @@
 
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cuda/ptx/mma.cuh"
-#include "kernels/cuda/ragged/redo_rows.cuh"
 #include "kernels/cuda/sm80/softmax.cuh"
+#include "kernels/cuda/sm80/stored_rows.cuh"
 
 namespace attend::cuda::sm80 {
 
@@ -110,14 +110,16 @@ __device__ __forceinline__ void StoreFloats(const BlockWork& work, int row,
 
 // Divides slice `m` and writes its LSE. Its rows of O go to `query`, or to memory if they are fp32.
 template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* query,
+__device__ __forceinline__ void StoreSlice(BlockWork& work, int m, char* query,
                                            RowState<T>& state) {
   const int lane = ThreadIndex() % 32;
-  RowEnd ends[2] = {EndRow<T, kGeneral>(work, state, 2 * m),
-                    EndRow<T, kGeneral>(work, state, 2 * m + 1)};
-  RedoRows<Element, T::kDim / 8, kGeneral, T::kPaged, T::kDropout>(
-      *work.attention, work.b, work.h, WarpRow<T>(work) + 16 * m,
-      [&](int j) { return state.output[m][j]; }, ends);
+  const RowEnd ends[2] = {EndRow<T, kGeneral>(work, state, 2 * m),
+                          EndRow<T, kGeneral>(work, state, 2 * m + 1)};
+  bool marked = false;
+  if (__builtin_expect(AnyToRepair(ends, &marked), 0)) {
+    const int slice = WarpPlace(work) * T::kSlices + m;
+    if (lane == 0) atomicOr(&work.asked, (marked ? 0x10001u : 1u) << slice);
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = RowOf<T>(work, 2 * m + half);
@@ -147,14 +149,28 @@ __device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* q
 // Divides, writes O and LSE. The warp's part of Q's memory, which no other warp reads, serves to
 // turn fragments into whole rows.
 template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ void StoreOutput(const BlockWork& work, char* query,
-                                            RowState<T>& state) {
+__device__ __forceinline__ void StoreOutput(BlockWork& work, char* query, RowState<T>& state) {
   __syncwarp();  // all lanes have read Q
 #pragma unroll
   for (int m = 0; m < T::kSlices; ++m) StoreSlice<T, Element, kGeneral>(work, m, query, state);
   if (work.o_float32) return;
   __syncwarp();
   CopyOut<T>(work, query);
+}
+
+// All threads of the block, for a tile with slices that cannot stay as they are.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void RepairTile(const BlockWork& work) {
+  using Rows = StoredRows<Element, T::kDim / 8, kGeneral, T::kPaged, T::kDropout>;
+#pragma unroll 1
+  for (int m = 0; m < T::kSlices; ++m) {
+    const uint32_t asked = work.asked >> (WarpPlace(work) * T::kSlices + m);
+    if ((asked & 1) == 0) continue;
+    const bool marked = (asked >> 16 & 1) != 0;
+    const int row = WarpRow<T>(work) + 16 * m;
+    RepairRows<Rows>(*work.attention, work.b, work.h, row, marked);
+  }
+  __syncthreads();  // `work` will be another's
 }
 
 }  // namespace attend::cuda::sm80
