@@ -13,24 +13,33 @@
 
 namespace attend::cuda {
 
-// Adds ALiBi to the scores of a tile, whose first key is at `distance` from the diagonal of the
-// thread's first row, but for what it adds to all scores of a row: that is `added`. Mostly all of a
-// warp's keys are on one side of its rows' diagonals.
+// Adds ALiBi to a tile's scores, without the part common to all scores of a row, which goes to
+// `added`. The tile's first key is at `distance` from the diagonal of the thread's first row.
+// Usually all keys of a warp are on one side of its rows' diagonals. Then `added` is the term of
+// the thread's key nearest to them, so that near keys' scores are not rounded at the distance of
+// far ones.
 template <int kScores>
 __device__ __forceinline__ void AddAlibi(float slope, int distance, float (&scores)[kScores],
                                          float (&added)[2]) {
+  constexpr int kLast = 2 * kScores - 7;  // of the thread's keys, counted from its first
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int of_first_row = distance + lane / 4;
-  const bool before = of_first_row + 2 * kScores <= 1;
-  const bool after = of_first_row >= 15;
   distance += 2 * (lane % 4);
-  if (before || after) {
-    const float factor = before ? slope : -slope;
-    added[0] = factor * static_cast<float>(distance);
-    added[1] = factor * static_cast<float>(distance - 8);
+  if (of_first_row + 2 * kScores <= 1) {
+    added[0] = slope * static_cast<float>(distance + kLast);
+    added[1] = slope * static_cast<float>(distance + kLast - 8);
 #pragma unroll
     for (int n = 0; n < kScores; ++n) {
-      scores[n] = fmaf(factor, static_cast<float>(n / 4 * 8 + n % 2), scores[n]);
+      scores[n] = fmaf(slope, static_cast<float>(n / 4 * 8 + n % 2 - kLast), scores[n]);
+    }
+    return;
+  }
+  if (of_first_row >= 15) {
+    added[0] = -slope * static_cast<float>(distance);
+    added[1] = -slope * static_cast<float>(distance - 8);
+#pragma unroll
+    for (int n = 0; n < kScores; ++n) {
+      scores[n] = fmaf(-slope, static_cast<float>(n / 4 * 8 + n % 2), scores[n]);
     }
     return;
   }

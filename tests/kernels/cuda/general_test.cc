@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <utility>
@@ -99,6 +101,33 @@ TEST(CudaGeneral, SlopesOfAnySize) {
               CheckRows(owned.attention, SampleRows(owned.attention, seed, kCheckWork));
           EXPECT_TRUE(report.ok) << report.detail << " slope " << slope << " "
                                  << Label(spec, kernel, -1, seed);
+        }
+      }
+    }
+  }
+}
+
+// The row's diagonal is at the last key of a tile. Near keys have all of the weight there; ALiBi's
+// large terms for far keys of the tile must not round their scores.
+TEST(CudaGeneral, SteepSlopesDoNotRoundNearKeys) {
+  const uint64_t seed = FreshSeed();
+  constexpr float kSlopes[] = {0.3f, 0.7f, 1.3f, 3.3f, 7.7f, 17.9f, 41.3f, 97.1f};
+  for (const int64_t dim : {64, 128}) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      for (const float softcap : {0.0f, 20.0f}) {
+        ProblemSpec spec = MakeSpec(2, 8, 2, 1, 128, dim, dim, dtype);
+        spec.problem.has_alibi = true;
+        spec.problem.softcap = softcap;
+        OwnedAttention owned = MakeAttention(spec, seed);
+        std::copy(std::begin(kSlopes), std::end(kSlopes),
+                  const_cast<float*>(owned.attention.alibi_slopes));
+        for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
+          if (!CanRun(owned.attention, kernel)) continue;
+          const Status status = RunOnDevice(&owned, kernel);
+          ASSERT_TRUE(status.ok()) << status.ToString();
+          const RowsReport report =
+              CheckRows(owned.attention, SampleRows(owned.attention, seed, kCheckWork));
+          EXPECT_TRUE(report.ok) << report.detail << " " << Label(spec, kernel, -1, seed);
         }
       }
     }
