@@ -53,13 +53,13 @@ class AlignedCopies {
       view.data = memory_.get() + at;
       view.stride_l = cuda::RepackedColumns(operand.columns);
       view.stride_h = operand.rows * view.stride_l;
-      view.stride_b = operand.heads * view.stride_h;
+      view.stride_b = from.problem.packed ? 0 : operand.heads * view.stride_h;
       for (int64_t b = 0; b < batch; ++b) {
         for (int64_t h = 0; h < operand.heads; ++h) {
           Copy(operand, view, b, h);
         }
       }
-      at += (2 * batch * view.stride_b + 255) / 256 * 256;
+      at += (2 * batch * operand.heads * view.stride_h + 255) / 256 * 256;
     }
   }
 
@@ -99,43 +99,60 @@ void FetchOutput(const DeviceRun& run, OwnedAttention* owned) {
             cudaSuccess);
 }
 
+// Runs a kernel on a problem where it lies, and on its aligned copies. False: it cannot run there,
+// or needs no copy.
+bool Compare(const ProblemSpec& spec, uint64_t seed, KernelId kernel) {
+  OwnedAttention owned = MakeAttention(spec, seed);
+  if (cuda::RepackBytes(kernel, owned.attention) == 0) return false;
+  if (!CanRun(owned.attention, kernel)) return false;
+  const std::string label = Label(spec, kernel, -1, seed);
+  owned.ResetOutput();
+  DeviceRun run(&owned, kernel);
+  EXPECT_TRUE(run.Run().ok()) << label;
+  EXPECT_TRUE(owned.GuardsIntact()) << label;
+  const AlignedCopies aligned(run.attention());
+  const cuda::LaunchItem item{kernel, aligned.attention};
+  EXPECT_EQ(cuda::RepackBytes(kernel, aligned.attention), 0) << "it needs no copy";
+  const Result<int64_t> bytes = cuda::BatchWorkspaceBytes({&item, 1});
+  EXPECT_TRUE(bytes.ok());
+  const DeviceMemory workspace(*bytes);
+  EXPECT_EQ(cudaMemset(workspace.get(), 0, static_cast<size_t>(*bytes)), cudaSuccess);
+  EXPECT_EQ(cudaMemset(run.output(), 0xff, static_cast<size_t>(owned.output.bytes)), cudaSuccess);
+  const Status status = cuda::LaunchBatch({&item, 1}, workspace.get(), *bytes, nullptr);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  OwnedAttention again = MakeAttention(spec, seed);
+  FetchOutput(run, &again);
+  for (int64_t b = 0; b < owned.attention.problem.batch; ++b) {
+    const int64_t rows_of = SequenceOf(owned.attention, b).q_rows;
+    EXPECT_TRUE(SameBits(Rows(owned, b, rows_of), Rows(again, b, rows_of)))
+        << "sequence " << b << " " << label;
+  }
+  return true;
+}
+
 TEST(CudaRepack, AnyPlaceHasTheBitsOfAlignedMemory) {
   const uint64_t first = FreshSeed();
   const auto count = static_cast<uint64_t>(300 * TestScale());
-  uint64_t compared = 0;
+  int compared = 0;
   for (uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
     ProblemSpec spec = SpecOf(seed);
     spec.misaligned_elements = static_cast<int64_t>(seed % 8);
-    OwnedAttention owned = MakeAttention(spec, seed);
-    for (const KernelId kernel : kReadsAligned) {
-      if (cuda::RepackBytes(kernel, owned.attention) == 0) continue;
-      if (!CanRun(owned.attention, kernel)) continue;
-      owned.ResetOutput();
-      DeviceRun run(&owned, kernel);
-      ASSERT_TRUE(run.Run().ok()) << Label(spec, kernel, -1, seed);
-      EXPECT_TRUE(owned.GuardsIntact()) << Label(spec, kernel, -1, seed);
-      const AlignedCopies aligned(run.attention());
-      const cuda::LaunchItem item{kernel, aligned.attention};
-      ASSERT_EQ(cuda::RepackBytes(kernel, aligned.attention), 0) << "it needs no copy";
-      const Result<int64_t> bytes = cuda::BatchWorkspaceBytes({&item, 1});
-      ASSERT_TRUE(bytes.ok());
-      const DeviceMemory workspace(*bytes);
-      ASSERT_EQ(cudaMemset(workspace.get(), 0, static_cast<size_t>(*bytes)), cudaSuccess);
-      ASSERT_EQ(cudaMemset(run.output(), 0xff, static_cast<size_t>(owned.output.bytes)),
-                cudaSuccess);
-      const Status status = cuda::LaunchBatch({&item, 1}, workspace.get(), *bytes, nullptr);
-      ASSERT_TRUE(status.ok()) << status.ToString();
-      OwnedAttention again = MakeAttention(spec, seed);
-      FetchOutput(run, &again);
-      for (int64_t b = 0; b < owned.attention.problem.batch; ++b) {
-        const int64_t rows_of = SequenceOf(owned.attention, b).q_rows;
-        EXPECT_TRUE(SameBits(Rows(owned, b, rows_of), Rows(again, b, rows_of)))
-            << "sequence " << b << " " << Label(spec, kernel, -1, seed);
-      }
-      ++compared;
-    }
+    for (const KernelId kernel : kReadsAligned) compared += Compare(spec, seed, kernel) ? 1 : 0;
   }
-  std::printf("%d compared\n", static_cast<int>(compared));
+  std::printf("%d compared\n", compared);
+}
+
+// A packed tensor has no stride between sequences: its rows alone say where each begins.
+TEST(CudaRepack, PackedSequencesHaveTheBitsOfAlignedMemory) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t dim : {64, 96, 100, 256}) {
+    ProblemSpec spec = MakeSpec(3, 5, 1, 1, 110, dim, dim, DType::kFloat16);
+    spec.problem.packed = true;
+    spec.q_lengths = {1, 1, 1};
+    spec.kv_lengths = {15, 110, 64};
+    spec.misaligned_elements = 2;
+    for (const KernelId kernel : kReadsAligned) Compare(spec, seed, kernel);
+  }
 }
 
 // As the server lays them out, and what it is told that they take.
