@@ -102,7 +102,7 @@ typedef struct attend_params {
   double softcap; /* 0 = off; likewise */
   attend_tensor q, k, v, o; /* o and lse overlap neither themselves nor anything that is read */
   float* lse;               /* [B, Hq, Lq], packed [Hq, total_q]; NULL = not wanted */
-  int64_t lse_stride_b;
+  int64_t lse_stride_b;     /* packed: 0 */
   int64_t lse_stride_h;
   const void* bias; /* [B|1, Hq|1, Lq|1, Lk], broadcast where the stride is 0; NULL = none */
   int64_t bias_stride_b;

@@ -42,6 +42,12 @@ Status ReadItem(const attend_backward_params& params, BackwardItem* item) {
   const attend_params& attention = params.attention;
   Problem p;
   ATTEND_RETURN_IF_ERROR(ReadProblem(&attention, &p));
+  if (p.packed) {
+    ATTEND_RETURN_IF_ERROR(CheckPackedStrides({{"d_o.stride_b", params.d_o.stride_b},
+                                               {"d_q.stride_b", params.d_q.stride_b},
+                                               {"d_k.stride_b", params.d_k.stride_b},
+                                               {"d_v.stride_b", params.d_v.stride_b}}));
+  }
   // An LSE without elements may lie at NULL.
   p.return_lse = p.return_lse || ElementsLse(p) == 0;
   ATTEND_RETURN_IF_ERROR(CheckRange("config", attention.config, -1, -1));

@@ -67,6 +67,15 @@ Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
                          std::to_string(low) + ", " + std::to_string(high) + "]");
 }
 
+Status CheckPackedStrides(std::initializer_list<std::pair<const char*, int64_t>> strides) {
+  for (const auto& [name, stride] : strides) {
+    if (stride == 0) continue;
+    return InvalidArgument(std::string(name) + " is " + std::to_string(stride) +
+                           ", must be 0 of packed sequences");
+  }
+  return Status();
+}
+
 Status CheckStructBytes(const char* name, uint64_t bytes, uint64_t expected) {
   if (bytes == expected) return Status();
   return InvalidArgument("struct_bytes is " + std::to_string(bytes) + ", this library's " + name +
@@ -109,7 +118,13 @@ Status ReadProblem(const attend_params* params, Problem* p) {
   p->has_alibi = params->alibi_slopes != nullptr;
   p->has_sinks = params->sinks != nullptr;
   p->return_lse = params->lse != nullptr;
-  return Check(*p);
+  ATTEND_RETURN_IF_ERROR(Check(*p));
+  if (!p->packed) return Status();
+  return CheckPackedStrides({{"q.stride_b", params->q.stride_b},
+                             {"k.stride_b", params->k.stride_b},
+                             {"v.stride_b", params->v.stride_b},
+                             {"o.stride_b", params->o.stride_b},
+                             {"lse_stride_b", params->lse_stride_b}});
 }
 
 Status CheckMemory(const attend_params& params, const Problem& p) {

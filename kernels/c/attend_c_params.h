@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
+#include <utility>
 
 #include "kernels/c/attend_c.h"
 #include "kernels/contract/gradients.h"
@@ -16,6 +18,9 @@ namespace attend::c {
 
 // INVALID_ARGUMENT: `value` is outside of [low, high].
 Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high);
+
+// INVALID_ARGUMENT: one of the strides from sequence to sequence is not 0.
+Status CheckPackedStrides(std::initializer_list<std::pair<const char*, int64_t>> strides);
 
 // INVALID_ARGUMENT: the caller knows a struct of another size than the library.
 Status CheckStructBytes(const char* name, uint64_t bytes, uint64_t expected);

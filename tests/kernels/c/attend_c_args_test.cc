@@ -32,6 +32,12 @@ attend_params Good() {
   return params;
 }
 
+void Pack(attend_params& params) {
+  params.packed = 1;
+  params.total_q = params.total_k = 1;
+  params.q = params.k = params.v = params.o = {memory, 0, 8, 8};
+}
+
 void ExpectSays(const std::string& words) {
   EXPECT_NE(std::string(attend_last_error()).find(words), std::string::npos) << attend_last_error();
 }
@@ -63,7 +69,9 @@ TEST(AttendCArguments, AreNamedWithValueAndBound) {
       {"bias_dtype is 0", [](auto& p) { p.bias = memory; }},
       {"257", [](auto& p) { p.dim = 257; }},
       {"v is NULL, but has 8 elements", [](auto& p) { p.v.data = nullptr; }},
-      {"q_offsets", [](auto& p) { p.packed = 1, p.total_q = p.total_k = 1; }},
+      {"q_offsets", [](auto& p) { Pack(p); }},
+      {"k.stride_b is 8, must be 0 of packed", [](auto& p) { Pack(p), p.k.stride_b = 8; }},
+      {"lse_stride_b is 1, must be 0 of packed", [](auto& p) { Pack(p), p.lse_stride_b = 1; }},
   });
 }
 
