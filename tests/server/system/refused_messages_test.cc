@@ -38,11 +38,11 @@ class RefusedMessagesTest : public ::testing::Test {
   }
 
   TestServer server_{[](Config& config) {
-    config.max_request_bytes = 512 << 10;
+    config.max_request_bytes = 1 << 20;
     config.metrics_listen = "127.0.0.1:0";
   }};
   const WireProblem small_ = test::PlainWireProblem(1, 4, 4);
-  const WireProblem large_ = test::PlainWireProblem(2, 512, 128);  // 768 KiB
+  const WireProblem large_ = test::PlainWireProblem(2, 512, 128);  // 1.5 MiB
   const std::string large_bytes_ = std::to_string(large_.request.ByteSizeLong());
 };
 
@@ -51,7 +51,7 @@ TEST_F(RefusedMessagesTest, OneAboveTheLimitIsCountedAndNotTriedAgain) {
   grpc::ClientContext context;
   const grpc::Status status = server_.Stub()->Attend(&context, large_.request, &response);
   EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
-  const std::string words = "the message has " + large_bytes_ + " bytes, must have at most 524288";
+  const std::string words = "the message has " + large_bytes_ + " bytes, must have at most 1048576";
   EXPECT_EQ(status.error_message(), words);
   EXPECT_EQ(context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 0u);
   EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"too_large\"}"), 1);
