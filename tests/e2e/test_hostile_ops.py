@@ -62,6 +62,7 @@ def test_text_log_quotes_what_clients_say(start_server):
 def test_sighup_makes_a_rotated_log_anew_and_ends_nothing(start_server, tmp_path):
     path = tmp_path / "attend.log"
     server = start_server("--log-file", path)
+    harness.wait_for("its lines", lambda: "serving" in path.read_text())
     path.rename(tmp_path / "attend.log.1")
     server.signal(signal.SIGHUP)
     harness.wait_for("a new log", lambda: path.exists() and "reopened" in path.read_text())
