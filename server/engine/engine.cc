@@ -109,7 +109,7 @@ int64_t Engine::lost_devices() const {
 
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
                                 int64_t input_bytes, int64_t output_bytes, int tenant, int pinned,
-                                Pass pass) {
+                                Pass pass, HostBlock input) {
   Admission admission;
   // Counted first: a device lost meanwhile makes the candidates stale.
   admission.placement.candidates_lost = lost_devices();
@@ -118,11 +118,14 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
       FindCandidates(problem, pass, kernel, pinned, PlaceableDevices(room));
   if (!candidates.ok()) return candidates.status();
   admission.placement.candidates = std::move(*candidates);
-  Result<HostBlock> input = host_pool_->Take(tenant, input_bytes);
-  if (!input.ok()) return input.status();
+  if (input.bytes() != input_bytes) {
+    Result<HostBlock> taken = host_pool_->Take(tenant, input_bytes);
+    if (!taken.ok()) return taken.status();
+    input = std::move(*taken);
+  }
   Result<HostBlock> output = host_pool_->Take(tenant, output_bytes);
   if (!output.ok()) return output.status();
-  admission.input = std::move(*input);
+  admission.input = std::move(input);
   admission.output = std::move(*output);
   return admission;
 }

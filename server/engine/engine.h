@@ -69,7 +69,7 @@ class Engine {
   // (no healthy device).
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
                           int64_t output_bytes, int tenant, int pinned = kAnyDevice,
-                          Pass pass = Pass::kForward);
+                          Pass pass = Pass::kForward, HostBlock input = {});
 
   // Decides where and how an admitted request runs (placement.h). Call it before the tensors' bytes
   // are placed; the attention's arrays have their values, and the spans are set. Refuses as Admit

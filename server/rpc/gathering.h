@@ -23,6 +23,8 @@ class Gathering {
   // `held_bytes_max` bytes of kept messages, further ones are not kept.
   Gathering(const ReceiveMemory* receive_memory, int64_t held_bytes_max);
 
+  // Whether a device reads messages where they arrive.
+  bool is_on() const { return receive_memory_ != nullptr; }
   // Whether it is worth asking for the pieces. The request must have its place.
   bool MayKeep(const Request& request) const;
   // Gives `request` the message, whose tensors are the pieces. False, if nothing is kept.

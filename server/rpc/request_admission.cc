@@ -10,6 +10,7 @@
 
 #include "server/rpc/request_reader.h"
 #include "server/util/rejection.h"
+#include "server/wire/early_input.h"
 
 namespace attend {
 namespace {
@@ -57,7 +58,8 @@ Status RequestReader::ChargeTenant(const Validated& validated, Request& request)
   return OfTenant(tenants_.Charge(bytes, cost, request.limits), request);
 }
 
-Status RequestReader::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
+Status RequestReader::Admit(const RequestMessage& message, Request& request,
+                            const Validated& validated, const MemoryPlan& plan) {
   // The bound of one message; chunks are bounded by the budget alone.
   const int64_t answer_bytes =
       plan.output_bytes -
@@ -89,10 +91,14 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
     if (!taken.ok()) return taken.status();
     upload = std::move(*taken);
   }
+  HostBlock early;
+  if (message.early != nullptr && message.early->Fits(message.scan, plan, validated)) {
+    early = message.early->TakeBlock();
+  }
   Result<Admission> admission =
       engine_.Admit(validated.attention.problem, request.kernel, plan.input_bytes,
                     plan.output_bytes, request.tenant, request.source.pinned_device(),
-                    validated.gradients ? Pass::kBackward : Pass::kForward);
+                    validated.gradients ? Pass::kBackward : Pass::kForward, std::move(early));
   if (!admission.ok()) return admission.status();
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);

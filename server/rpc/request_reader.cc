@@ -20,6 +20,9 @@
 namespace attend {
 namespace {
 
+// Requests whose messages are still coming may hold one part in so many of the memory budget.
+constexpr int64_t kEarlyShare = 8;
+
 // Ends the request where Finish may not throw.
 void End(std::unique_ptr<Request> request, Status status) {
   const OnNoMemory wait(OnNoMemory::kWait);
@@ -43,10 +46,16 @@ struct RequestReader::Work {
   Validated validated;
   MemoryPlan plan;
 
+  std::shared_ptr<MessagePlaces> places;  // message.early
+
   void Take(InMessage&& bytes) {
+    places = std::move(bytes.places);
+    message.early = static_cast<EarlyInput*>(places.get());
     slices.Take(std::move(bytes));
     message.slices = slices.spans();
   }
+  // Its tensors are in the request's block, but for those few bytes that came with its fields.
+  bool placed() const { return message.early != nullptr && message.early->taken(); }
   // The message stays when the function returns that it was given to.
   void Own() {
     slices.Own();
@@ -77,7 +86,19 @@ RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, const Clock
       regions_(regions),
       sessions_(sessions),
       gathering_(receive_memory, limits.held_bytes_max),
-      uploads_(engine.host_pool().budget_bytes(), limits.tenant_weights) {}
+      uploads_(engine.host_pool().budget_bytes(), limits.tenant_weights),
+      early_(engine.host_pool(), engine.host_pool().budget_bytes() / kEarlyShare) {}
+
+std::shared_ptr<MessagePlaces> RequestReader::Place(const MessageFormat& format, int tenant,
+                                                    std::span<const MessagePiece> begun,
+                                                    int64_t bytes) const {
+  const bool gathered = gathering_.is_on() && bytes <= thresholds::kGatheredBytesMax;
+  const bool may = &format == &AttendFormat() && bytes <= limits_.message_bytes_max && !gathered &&
+                   !MemoryIsShort() && !engine_.draining();
+  std::shared_ptr<MessagePlaces> places;
+  if (may) TryAllocating([&] { places = early_.Make(tenant, begun, bytes); });
+  return places;
+}
 
 void RequestReader::Accept(Call& call, const MessageFormat& format,
                            std::unique_ptr<Request> request, InMessage&& message) {
@@ -147,7 +168,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
                              TensorPieces(work.message, work.validated, work.plan, *request),
                              *request)) {
     Submit(call, std::move(request));
-  } else if (StaysOnThread(request->message_bytes + request->file_bytes.input)) {
+  } else if (work.placed() || StaysOnThread(request->message_bytes + request->file_bytes.input)) {
     status = CopyHere(work, *request);
     work.ReleaseSlices();
     if (!status.ok()) {
@@ -267,7 +288,7 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   if (engine_.MayCheck(request)) {
     ATTEND_RETURN_IF_ERROR(PlanLseForCheck(validated, plan, request));
   }
-  ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
+  ATTEND_RETURN_IF_ERROR(Admit(message, request, validated, plan));
   PlaceArrays(message, validated, plan, request);
   ATTEND_RETURN_IF_ERROR(engine_.Place(request));
   ATTEND_RETURN_IF_ERROR(engine_.CheckInTime(request));

@@ -22,6 +22,7 @@
 #include "server/rpc/gathering.h"
 #include "server/util/weight_share.h"
 #include "server/util/worker_threads.h"
+#include "server/wire/early_input.h"
 #include "server/wire/message_format.h"
 #include "server/wire/message_slices.h"
 #include "server/wire/request_codec.h"
@@ -59,6 +60,10 @@ class RequestReader {
   void Accept(Call& call, const MessageFormat& format, std::unique_ptr<Request> request,
               InMessage&& message);
 
+  // As CallHandler::Place, for a call of that tenant.
+  std::shared_ptr<MessagePlaces> Place(const MessageFormat& format, int tenant,
+                                       std::span<const MessagePiece> begun, int64_t bytes) const;
+
   // Admits a request by its header and allocates its memory, on a device too if it can be staged.
   // The same fields of `request` must be set as for Accept. May throw std::bad_alloc. Not on a
   // loop.
@@ -93,7 +98,8 @@ class RequestReader {
   // Says of a refusal by a limit when to come again.
   static Status OfTenant(Status status, Request& request);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
-  Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
+  Status Admit(const RequestMessage& message, Request& request, const Validated& validated,
+               const MemoryPlan& plan);
 
   Engine& engine_;
   WorkerThreads& workers_;
@@ -104,6 +110,7 @@ class RequestReader {
   SessionTable* const sessions_;
   const Gathering gathering_;
   UploadBudget uploads_;
+  const EarlyInputs early_;
 };
 
 }  // namespace attend

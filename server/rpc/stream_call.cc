@@ -151,6 +151,11 @@ void StreamCall::OnMessage(InMessage message) {
   context_.reader.Accept(*this, format_, std::move(request), std::move(message));
 }
 
+std::shared_ptr<MessagePlaces> StreamCall::Place(std::span<const MessagePiece> begun,
+                                                 int64_t bytes) {
+  return context_.reader.Place(format_, facts_.caller.tenant, begun, bytes);
+}
+
 void StreamCall::Stop(uint64_t place, Status status) {
   std::optional<OutMessage> next;
   Step step;

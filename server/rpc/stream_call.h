@@ -60,6 +60,7 @@ class StreamCall final : public CallHandler, public Call, public OpenCall {
 
   // CallHandler
   void OnMessage(InMessage message) override;
+  std::shared_ptr<MessagePlaces> Place(std::span<const MessagePiece> begun, int64_t bytes) override;
   void OnHalfClose() override;
   void OnWritten(bool ok) override;
   void OnCancel() override;

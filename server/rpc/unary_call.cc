@@ -52,6 +52,12 @@ void UnaryCall::OnMessage(InMessage message) {
   context_.reader.Accept(*this, *data_.format, std::move(request), std::move(message));
 }
 
+std::shared_ptr<MessagePlaces> UnaryCall::Place(std::span<const MessagePiece> begun,
+                                                int64_t bytes) {
+  if (begun_) return nullptr;
+  return context_.reader.Place(*data_.format, facts_.caller.tenant, begun, bytes);
+}
+
 void UnaryCall::OnHalfClose() {
   if (begun_) return;
   unread_ = MakeRequest();

@@ -33,6 +33,7 @@ class UnaryCall final : public CallHandler, public Call {
 
   // CallHandler
   void OnMessage(InMessage message) override;
+  std::shared_ptr<MessagePlaces> Place(std::span<const MessagePiece> begun, int64_t bytes) override;
   void OnHalfClose() override;
   void OnWritten(bool) override {}
   void OnCancel() override;

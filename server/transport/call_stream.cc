@@ -187,9 +187,14 @@ bool CallStream::ReadOne() {
     } else {
       incoming_ = bytes;
     }
+    if (status.ok() && !whole && assembler_.MayPlace()) {
+      assembler_.Place(
+          handler_->Place(assembler_.begun(), static_cast<int64_t>(assembler_.message_bytes())));
+    }
     if (owner_ != nullptr) {
       owner_->session().Consume(id_, taken);
-      owner_->OnMessageLength(assembler_.message_bytes());
+      owner_->OnMessageLength(assembler_.message_bytes(),
+                              whole ? message.places != nullptr : assembler_.placed());
       owner_->OnOutput();
     }
     if (!status.ok()) return Fail(status), true;
@@ -288,6 +293,11 @@ void CallStream::OnData(std::string_view bytes) {
   if (answered_ || cancelled()) return owner_->session().Consume(id_, bytes.size());
   incoming_ = bytes;
   Apply();
+}
+
+std::span<char> CallStream::Room() const {
+  if (!reading_ || answered_ || cancelled() || unread_at_ < unread_.size()) return {};
+  return assembler_.Room();
 }
 
 void CallStream::OnEnd() {

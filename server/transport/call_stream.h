@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,8 +39,8 @@ class CallOwner {
   virtual void OnMessageBytes(int32_t id, std::string_view bytes) = 0;
   // Where the bytes of the current read lie, if messages may stay there; else null.
   virtual ReadBlock* block() = 0;
-  // The message that the newest bytes belong to has so many.
-  virtual void OnMessageLength(size_t bytes) = 0;
+  // The message that the newest bytes belong to has so many. `placed`: the rest of it has places.
+  virtual void OnMessageLength(size_t bytes, bool placed) = 0;
   // So many bytes more, or less, of them are kept until they are asked for.
   virtual void OnKept(int64_t bytes) = 0;
   // The stream has ended; `whole`: with all that the call had to say. True: some of that is still
@@ -100,6 +101,7 @@ class CallStream final : public ServerCall,
   bool cancelled() const override { return cancelled_.load(std::memory_order_seq_cst); }
 
   void OnData(std::string_view bytes) override;
+  std::span<char> Room() const override;
   void OnEnd() override;
   void OnTaken(size_t bytes) override;
   void OnClose() override;

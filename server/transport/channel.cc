@@ -3,6 +3,7 @@
 #include "server/transport/channel.h"
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <array>
 
@@ -15,6 +16,12 @@ constexpr size_t kVectorsMax = 64;  // of one write
 
 ssize_t PlainChannel::Read(std::span<char> buffer, std::span<char> /*scratch*/) {
   return recv(socket(), buffer.data(), buffer.size(), 0);
+}
+
+ssize_t PlainChannel::ReadTo(std::span<char> place, std::span<char> buffer) {
+  const std::array<iovec, 2> vectors = {
+      {{place.data(), place.size()}, {buffer.data(), buffer.size()}}};
+  return readv(socket(), vectors.data(), vectors.size());
 }
 
 ssize_t PlainChannel::Write(const OutputQueue& output, std::span<char> /*scratch*/) {

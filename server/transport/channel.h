@@ -41,6 +41,10 @@ class Channel {
   // has ended; -1: errno says why, EAGAIN if nothing has come. Nothing that has come stays behind
   // where the socket's events would not tell of it. `scratch`: for the time of the call.
   virtual ssize_t Read(std::span<char> buffer, std::span<char> scratch) = 0;
+  // Bytes pass through the channel as they are, so that ReadTo may be called.
+  virtual bool is_plain() const { return false; }
+  // As Read, but what has come fills `place` before `buffer`.
+  virtual ssize_t ReadTo(std::span<char> /*place*/, std::span<char> /*buffer*/) { return 0; }
   // Sends from the front of `output`, which is not empty, unless wants_write(). Returns how many of
   // its bytes have left and are the caller's to consume; -1: errno says why, EAGAIN if the socket
   // takes no more. What has not left must be there the next time.
@@ -65,6 +69,8 @@ class PlainChannel final : public Channel {
  public:
   using Channel::Channel;
 
+  bool is_plain() const override { return true; }
+  ssize_t ReadTo(std::span<char> place, std::span<char> buffer) override;
   ssize_t Read(std::span<char> buffer, std::span<char> scratch) override;
   ssize_t Write(const OutputQueue& output, std::span<char> scratch) override;
 };

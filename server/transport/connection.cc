@@ -19,6 +19,13 @@ namespace {
 constexpr double kAgeSpread = 0.1;
 // A message of so many bytes is read into blocks.
 constexpr size_t kLargeBytes = size_t{64} << 10;
+// Frames of so many bytes are worth a read each, where their bytes go to a place of their own. The
+// read takes the head of the next frame too. A message's first bytes, which tell its places, are
+// fewer than kBeginBytes.
+constexpr size_t kLargeFrameBytes = size_t{64} << 10;
+constexpr size_t kPlacedReadBytesMin = 4096;
+constexpr size_t kFrameHeadBytes = 9;
+constexpr size_t kBeginBytes = 4096;
 // A block with less room is left as it is.
 constexpr size_t kBlockRoomMin = TlsChannel::kBufferBytesMin;
 
@@ -86,8 +93,13 @@ void Connection::OnEvents(uint32_t events) {
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read();
 }
 
-std::span<char> Connection::ReadBuffer() {
+std::span<char> Connection::ReadBuffer(bool after_place) {
   if (message_bytes_ < kLargeBytes) return share_.buffer;
+  if (message_placed_) {
+    ReleaseBlock();
+    const bool large = channel_->is_plain() && session_->data_frame_bytes() >= kLargeFrameBytes;
+    return large ? share_.buffer.first(after_place ? kFrameHeadBytes : kBeginBytes) : share_.buffer;
+  }
   if (block_.referenced_bytes == 0) block_.used_bytes = 0;
   if (BlockPool::kBlockBytes - block_.used_bytes < kBlockRoomMin) {
     // A client that sends little of large messages among much else would keep block after block.
@@ -108,8 +120,11 @@ void Connection::ReleaseBlock() {
 }
 
 void Connection::Read() try {
-  const std::span<char> buffer = ReadBuffer();
-  const ssize_t bytes = channel_->Read(buffer, share_.scratch);
+  std::span<char> place = channel_->is_plain() ? session_->Room() : std::span<char>();
+  if (place.size() < kPlacedReadBytesMin) place = {};
+  const std::span<char> buffer = ReadBuffer(!place.empty());
+  const ssize_t bytes =
+      place.empty() ? channel_->Read(buffer, share_.scratch) : channel_->ReadTo(place, buffer);
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
     if (channel_->wants_write()) OnOutput();
     if (calls_.empty()) ReleaseBlock();
@@ -119,14 +134,10 @@ void Connection::Read() try {
     return Close(channel_->wrong().empty() ? Status() : InvalidArgument(channel_->wrong()));
   }
   if (closing_) return;  // it is told why, and not listened to
-  const int64_t padding = session_->counts().padding_bytes;
-  reading_block_ = buffer.data() != share_.buffer.data();
-  if (reading_block_) block_.used_bytes += static_cast<size_t>(bytes);
-  const Status status = session_->Receive({buffer.data(), static_cast<size_t>(bytes)});
-  reading_block_ = false;
+  const size_t in_place = std::min(static_cast<size_t>(bytes), place.size());
+  Status status = Receive(place.first(in_place));
+  if (status.ok()) status = Receive(buffer.first(static_cast<size_t>(bytes) - in_place));
   if (calls_.empty()) ReleaseBlock();
-  share_.padding_bytes.fetch_add(session_->counts().padding_bytes - padding,
-                                 std::memory_order_relaxed);
   if (!status.ok()) {
     closing_ = true;
     end_status_ = status;
@@ -135,6 +146,19 @@ void Connection::Read() try {
   if (!closed_ && channel_->ended()) Close(Status());
 } catch (const std::bad_alloc&) {
   Close(ResourceExhausted("there is no memory to read into"));
+}
+
+Status Connection::Receive(std::span<char> bytes) {
+  if (bytes.empty()) return Status();
+  const int64_t padding = session_->counts().padding_bytes;
+  const char* const block = block_.memory.get();
+  reading_block_ = block != nullptr && bytes.data() == block + block_.used_bytes;
+  if (reading_block_) block_.used_bytes += bytes.size();
+  Status status = session_->Receive({bytes.data(), bytes.size()});
+  reading_block_ = false;
+  share_.padding_bytes.fetch_add(session_->counts().padding_bytes - padding,
+                                 std::memory_order_relaxed);
+  return status;
 }
 
 void Connection::OnTurnEnd() {

@@ -123,7 +123,10 @@ class Connection final : public Loop::Task,
   void OnOutput() override { share_.loop.AtTurnEnd(*this); }
   void OnMessageBytes(int32_t id, std::string_view bytes) override;
   ReadBlock* block() override { return reading_block_ ? &block_ : nullptr; }
-  void OnMessageLength(size_t bytes) override { message_bytes_ = bytes; }
+  void OnMessageLength(size_t bytes, bool placed) override {
+    message_bytes_ = bytes;
+    message_placed_ = placed;
+  }
   void OnKept(int64_t bytes) override;
   void OnGrant(int32_t id, int64_t bytes) override;
   bool OnStreamClosed(CallStream& call, bool whole) override;
@@ -133,8 +136,11 @@ class Connection final : public Loop::Task,
   // Ends the connection once its client has been told that it did what it may not.
   void EndFor(const Status& why);
   void Read();
-  // Where the next read goes: a block, if the newest message is large.
-  std::span<char> ReadBuffer();
+  // Where the next bytes go that have no place of their own: a block, if the newest message is
+  // large. `after_place`: they follow bytes that have.
+  std::span<char> ReadBuffer(bool after_place);
+  // Takes what was read.
+  Status Receive(std::span<char> bytes);
   void ReleaseBlock();
   // Writes what the session has to say, as far as the socket takes it.
   void Flush();
@@ -161,7 +167,8 @@ class Connection final : public Loop::Task,
   TimePoint opened_at_;
   TimePoint drain_at_;  // from when on it is drained
   TimePoint idle_since_;
-  size_t message_bytes_ = 0;    // of the newest message
+  size_t message_bytes_ = 0;  // of the newest message
+  bool message_placed_ = false;
   ReadBlock block_;             // that large messages are read into
   bool reading_block_ = false;  // the bytes of the current read lie in `block_`
   bool block_wasted_ = false;   // messages kept little of one: no more while there are calls

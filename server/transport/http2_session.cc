@@ -53,6 +53,7 @@ struct Http2Session::Callbacks {
   static int OnData(nghttp2_session* session, uint8_t, int32_t id, const uint8_t* data,
                     size_t bytes, void* user) {
     return Guard(Of(user), [&]() -> int {
+      Of(user).data_left_ -= std::min(bytes, Of(user).data_left_);
       nghttp2_session_consume_connection(session, bytes);
       if (Http2Stream* const stream = Of(user).Find(id)) {
         stream->OnData(View(data, bytes));
@@ -196,8 +197,22 @@ Http2Stream* Http2Session::Find(int32_t id) const {
   return static_cast<Http2Stream*>(nghttp2_session_get_stream_user_data(session_, id));
 }
 
+std::span<char> Http2Session::Room() const {
+  const Http2Stream* const stream = data_left_ == 0 ? nullptr : Find(data_id_);
+  if (stream == nullptr) return {};
+  const std::span<char> room = stream->Room();
+  return room.first(std::min(room.size(), data_left_));
+}
+
 bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
   ++counts_.frames;
+  data_left_ = 0;
+  if (head.type == NGHTTP2_DATA) {
+    data_id_ = head.stream_id;
+    data_frame_bytes_ = head.length;
+    // The first bytes of a padded frame are not the stream's.
+    if ((head.flags & NGHTTP2_FLAG_PADDED) == 0) data_left_ = head.length;
+  }
   const bool may = budget_.Count(head, now_);
   if (!may) {
     Complain("frames of type " + std::to_string(head.type) +

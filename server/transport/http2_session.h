@@ -38,6 +38,8 @@ namespace attend {
 class Http2Stream {
  public:
   virtual void OnData(std::string_view bytes) = 0;
+  // Where the next bytes of OnData had best lie, as many as belong there. Empty: anywhere.
+  virtual std::span<char> Room() const { return {}; }
   // The client sends no more.
   virtual void OnEnd() = 0;
   // So many bytes of `output` have gone to the connection's.
@@ -134,6 +136,11 @@ class Http2Session {
   void Terminate(uint32_t error_code);
 
   const Counts& counts() const { return counts_; }
+  // Where the bytes that come next had best be read to, if they are a stream's: no more than are
+  // left of their frame. Empty: anywhere.
+  std::span<char> Room() const;
+  // The length of the newest frame of data.
+  size_t data_frame_bytes() const { return data_frame_bytes_; }
 
  private:
   struct Callbacks;
@@ -159,6 +166,9 @@ class Http2Session {
   OutputQueue output_;
   FrameBudget budget_;
   Counts counts_;
+  int32_t data_id_ = 0;  // of the stream that the newest frame of data belongs to
+  size_t data_frame_bytes_ = 0;
+  size_t data_left_ = 0;  // of it, still to come
   TimePoint now_;         // when what is received now came
   RequestHead head_;      // of the block that is coming: there is one at a time
   bool request_ = false;  // that block begins a request

@@ -12,6 +12,8 @@ namespace {
 
 // A piece that is copied together; the last one has no more than is missing.
 constexpr size_t kCopiedBytesMax = size_t{256} << 10;
+// From here on a message is asked for places: it comes in several reads.
+constexpr size_t kPlacedBytesMin = size_t{512} << 10;
 // From here on a piece costs less where it lies than copied.
 constexpr size_t kReferredBytesMin = 2048;
 
@@ -52,21 +54,85 @@ void MessageAssembler::Copy(std::string_view bytes, size_t piece_bytes_max) {
     copied_->append(bytes.substr(0, taken));
     pieces_.back().bytes = *copied_;
     bytes.remove_prefix(taken);
-    gathered_bytes_ += taken;
+    Advance(taken);
   }
 }
 
-void MessageAssembler::Gather(std::string_view& bytes, ReadBlock* block) {
-  const std::string_view ours = bytes.substr(0, length_ - gathered_bytes_);
-  bytes.remove_prefix(ours.size());
-  if (block == nullptr) return Copy(ours, kCopiedBytesMax);
-  // Between pieces that are referred to, with room for a few of its kind.
-  if (ours.size() < kReferredBytesMin) return Copy(ours, 2 * kReferredBytesMin);
+void MessageAssembler::Refer(std::string_view bytes, ReadBlock& block) {
   copied_.reset();
-  pieces_.push_back({ours, block->memory});
-  block->referenced_bytes += ours.size();
-  held_bytes_ += static_cast<int64_t>(ours.size());
-  gathered_bytes_ += ours.size();
+  pieces_.push_back({bytes, block.memory});
+  block.referenced_bytes += bytes.size();
+  held_bytes_ += static_cast<int64_t>(bytes.size());
+  Advance(bytes.size());
+}
+
+void MessageAssembler::Settle(std::string_view bytes) {
+  char* const to = Room().data();
+  if (bytes.data() != to) memcpy(to, bytes.data(), bytes.size());
+  copied_.reset();
+  std::string_view& last = pieces_.back().bytes;  // there is one: what Place was called for
+  if (last.data() + last.size() == to && pieces_.back().owner == places_) {
+    last = {last.data(), last.size() + bytes.size()};
+  } else {
+    pieces_.push_back({{to, bytes.size()}, places_});
+  }
+  Advance(bytes.size());
+}
+
+void MessageAssembler::Gather(std::string_view& bytes, ReadBlock* block) {
+  std::string_view ours = bytes.substr(0, length_ - gathered_bytes_);
+  bytes.remove_prefix(ours.size());
+  while (!ours.empty()) {
+    const size_t room = Room().size();
+    const std::string_view next = ours.substr(0, room > 0 ? room : BytesToPlace());
+    ours.remove_prefix(next.size());
+    // A piece between those that stay where they are gets room for a few of its kind.
+    constexpr size_t kBetween = 2 * kReferredBytesMin;
+    if (room > 0) {
+      Settle(next);
+    } else if (placed()) {
+      Copy(next, kBetween);
+    } else if (block == nullptr) {
+      Copy(next, MayBePlaced() ? next.size() : kCopiedBytesMax);
+    } else if (next.size() < kReferredBytesMin) {
+      Copy(next, kBetween);
+    } else {
+      Refer(next, *block);
+    }
+  }
+}
+
+// From the next byte, which has no place, to the first one that has.
+size_t MessageAssembler::BytesToPlace() const {
+  if (!placed() || place_ == places_->places.size()) return std::string_view::npos;
+  return static_cast<size_t>(places_->places[place_].begin) - gathered_bytes_;
+}
+
+void MessageAssembler::Advance(size_t bytes) {
+  gathered_bytes_ += bytes;
+  if (!placed()) return;
+  const std::vector<MessagePlaces::Place>& all = places_->places;
+  while (place_ < all.size() &&
+         static_cast<size_t>(all[place_].begin + all[place_].bytes) <= gathered_bytes_) {
+    ++place_;
+  }
+}
+
+bool MessageAssembler::MayBePlaced() const { return !place_asked_ && length_ >= kPlacedBytesMin; }
+
+void MessageAssembler::Place(std::shared_ptr<MessagePlaces> places) {
+  place_asked_ = true;
+  places_ = std::move(places);
+  place_ = 0;
+  Advance(0);
+}
+
+std::span<char> MessageAssembler::Room() const {
+  if (!placed() || place_ == places_->places.size()) return {};
+  const MessagePlaces::Place& place = places_->places[place_];
+  const int64_t in = static_cast<int64_t>(gathered_bytes_) - place.begin;
+  if (in < 0) return {};
+  return {place.to + in, static_cast<size_t>(place.bytes - in)};
 }
 
 Status MessageAssembler::Take(std::string_view& bytes, ReadBlock* block, InMessage& message,
@@ -84,10 +150,8 @@ Status MessageAssembler::Take(std::string_view& bytes, ReadBlock* block, InMessa
   } else {
     Gather(bytes, block);
     if (gathered_bytes_ < length_) return Status();
-    message = {{}, std::exchange(pieces_, {})};
-    copied_.reset();
-    gathered_bytes_ = 0;
-    held_bytes_ = 0;
+    message = {{}, std::exchange(pieces_, {}), std::move(places_)};
+    Drop();
   }
   prefix_bytes_ = 0;
   whole = true;
@@ -96,6 +160,8 @@ Status MessageAssembler::Take(std::string_view& bytes, ReadBlock* block, InMessa
 
 void MessageAssembler::Drop() {
   pieces_ = {};
+  places_.reset();
+  place_asked_ = false;
   copied_.reset();
   gathered_bytes_ = prefix_bytes_ = 0;
   held_bytes_ = 0;

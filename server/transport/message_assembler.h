@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,7 +27,8 @@ struct ReadBlock {
 
 // A small message of which all bytes come in one piece is handed out where it lies. Of others the
 // bytes are gathered as they come, so that a length alone takes no memory: what lies in a block is
-// referred to, the rest is copied. After an error the stream is of no more use.
+// referred to, the rest is copied, to the places that a large message has been given if it has any.
+// After an error the stream is of no more use.
 class MessageAssembler {
  public:
   static constexpr size_t kPrefixBytes = 5;
@@ -40,6 +42,15 @@ class MessageAssembler {
   // null. May throw std::bad_alloc.
   Status Take(std::string_view& bytes, ReadBlock* block, InMessage& message, bool& whole);
 
+  // A large message has begun, and Place has not been called for it. Its first bytes are `begun`.
+  bool MayPlace() const { return gathered_bytes_ > 0 && MayBePlaced(); }
+  std::span<const MessagePiece> begun() const { return pieces_; }
+  // The bytes that follow go to these places, as far as they have one. May be null.
+  void Place(std::shared_ptr<MessagePlaces> places);
+  bool placed() const { return places_ != nullptr; }
+  // Where the next bytes of the message under way belong, as many as lie there. Empty: anywhere.
+  std::span<char> Room() const;
+
   // Forgets the message under way, of which no more is taken.
   void Drop();
   // Whether a message has begun and has not ended.
@@ -52,6 +63,13 @@ class MessageAssembler {
  private:
   Status TakePrefix(std::string_view& bytes);
   void Gather(std::string_view& bytes, ReadBlock* block);
+  void Refer(std::string_view bytes, ReadBlock& block);
+  // Bytes that belong to Room(), where they may lie already.
+  void Settle(std::string_view bytes);
+  bool MayBePlaced() const;
+  size_t BytesToPlace() const;
+  // So many bytes more have been gathered: the next place is one that lacks some.
+  void Advance(size_t bytes);
   void Copy(std::string_view bytes, size_t piece_bytes_max);
 
   const int64_t message_bytes_max_;
@@ -64,6 +82,9 @@ class MessageAssembler {
   std::vector<InMessage::Piece> pieces_;
   // The newest of them, if it was copied: it does not grow beyond what it was given.
   std::shared_ptr<std::string> copied_;
+  bool place_asked_ = false;
+  std::shared_ptr<MessagePlaces> places_;
+  size_t place_ = 0;  // the first that is not full
 };
 
 }  // namespace attend

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -63,6 +65,12 @@ class ServerCall {
 class CallHandler {
  public:
   virtual void OnMessage(InMessage message) = 0;
+  // A large message of `bytes` has begun with `begun`: where parts of the rest are to lie. Null:
+  // anywhere. At most once for a message.
+  virtual std::shared_ptr<MessagePlaces> Place(std::span<const MessagePiece> /*begun*/,
+                                               int64_t /*bytes*/) {
+    return nullptr;
+  }
   virtual void OnHalfClose() = 0;
   // False: it cannot arrive any more.
   virtual void OnWritten(bool ok) = 0;

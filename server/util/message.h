@@ -25,6 +25,23 @@ inline int64_t BytesOf(const std::vector<MessagePiece>& pieces) {
   return sum;
 }
 
+// Where parts of a large message that is still coming are to lie: its bytes from `begin` on at
+// `to`.
+struct MessagePlaces {
+  struct Place {
+    int64_t begin = 0;
+    int64_t bytes = 0;
+    char* to = nullptr;
+  };
+
+  MessagePlaces() = default;
+  MessagePlaces(const MessagePlaces&) = delete;
+  MessagePlaces& operator=(const MessagePlaces&) = delete;
+  virtual ~MessagePlaces() = default;  // frees what `places` are in
+
+  std::vector<Place> places;  // in the message's order, apart
+};
+
 // A message that has come: as `pieces` that stay for as long as their owners are held, or, without
 // any, as `bytes` that are lent: they are in the buffer of the read, which is gone when the
 // function that was given it returns.
@@ -33,6 +50,8 @@ struct InMessage {
 
   std::string_view bytes;
   std::vector<Piece> pieces;
+  // In which some of the pieces are, if CallHandler::Place gave any.
+  std::shared_ptr<MessagePlaces> places = {};
 
   int64_t size() const { return static_cast<int64_t>(bytes.size()) + BytesOf(pieces); }
   // A copy of it.

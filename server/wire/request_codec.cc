@@ -51,32 +51,50 @@ class Scanner {
 
   Status Run() {
     scan_.message_bytes = reader_.remaining();
-    while (reader_.remaining() > 0) {
-      const SliceReader begin = reader_;
-      wire::Field field;
-      Status status = wire::ReadField(reader_, field);
-      if (!status.ok()) return Malformed(status.message());
-      if (const int array = ArrayOf(field); array < kArrayFields) {
-        status = TakeArray(begin, field, array);
-      } else if (field.number == wire::kRawField && field.type == wire::kBytes) {
-        TakeRaw(begin, field.bytes);
-      } else {
-        const bool session = field.number == v1::AttendRequest::kSessionsFieldNumber;
-        sessions_ += session && field.type == wire::kBytes ? 1 : 0;
-        status = TakeSmall(begin, field.bytes);
-      }
-      if (!status.ok()) return status;
-      if (field_bytes_ > kFieldBytesMax) {
-        return InvalidArgument("the message has more than " + std::to_string(kFieldBytesMax) +
-                               " bytes that are in no raw entry");
-      }
-    }
+    while (reader_.remaining() > 0) ATTEND_RETURN_IF_ERROR(Next());
     if (sessions_ <= kRequestSessionsMax) return Status();
     return InvalidArgument("sessions has " + std::to_string(sessions_) +
                            " entries, must have at most " + std::to_string(kRequestSessionsMax));
   }
 
+  bool RunToRaw() {
+    while (reader_.remaining() > 0) {
+      const SliceReader begin = reader_;
+      uint64_t tag = 0;
+      uint64_t bytes = 0;
+      if (!reader_.ReadVarint(&tag)) return false;
+      if (tag == wire::kRawTag) {
+        if (!reader_.ReadVarint(&bytes) || bytes > INT64_MAX) return false;
+        scan_.raw[0] = {reader_.position(), static_cast<int64_t>(bytes)};
+        scan_.raw_count = 1;
+        return true;
+      }
+      reader_ = begin;
+      if (!Next().ok()) return false;
+    }
+    return false;
+  }
+
  private:
+  Status Next() {
+    const SliceReader begin = reader_;
+    wire::Field field;
+    Status status = wire::ReadField(reader_, field);
+    if (!status.ok()) return Malformed(status.message());
+    if (const int array = ArrayOf(field); array < kArrayFields) {
+      status = TakeArray(begin, field, array);
+    } else if (field.number == wire::kRawField && field.type == wire::kBytes) {
+      TakeRaw(begin, field.bytes);
+    } else {
+      const bool session = field.number == v1::AttendRequest::kSessionsFieldNumber;
+      sessions_ += session && field.type == wire::kBytes ? 1 : 0;
+      status = TakeSmall(begin, field.bytes);
+    }
+    if (!status.ok() || field_bytes_ <= kFieldBytesMax) return status;
+    return InvalidArgument("the message has more than " + std::to_string(kFieldBytesMax) +
+                           " bytes that are in no raw entry");
+  }
+
   Status TakeArray(const SliceReader& begin, const wire::Field& field, int array) {
     ArrayRun& run = scan_.arrays[array];
     if (run.entries == 0) run.begin = begin.position();
@@ -177,6 +195,10 @@ const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block,
 
 Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan) {
   return Scanner(slices, scan).Run();
+}
+
+bool ScanBeginning(std::span<const ByteSpan> slices, MessageScan& scan) {
+  return Scanner(slices, scan).RunToRaw();
 }
 
 Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message) {

@@ -58,11 +58,18 @@ struct MessageScan {
 // than kRequestSessionsMax sessions. `scan` must be new.
 Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan);
 
+// The same of a message of which only the beginning has come, up to where the first raw entry's
+// bytes begin. False if they do not begin in it, or something is wrong.
+bool ScanBeginning(std::span<const ByteSpan> slices, MessageScan& scan);
+
+class EarlyInput;
+
 // A decoded message. The bytes that `slices` point to are owned elsewhere.
 struct RequestMessage {
   std::span<const ByteSpan> slices;
   MessageScan scan;
   const v1::AttendRequest* fields = nullptr;  // on the arena; without raw and repeated numbers
+  EarlyInput* early = nullptr;                // in which tensors may lie already
 
   WireArrays arrays() const { return WireArrays(slices, scan.arrays); }
 };

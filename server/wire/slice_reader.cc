@@ -54,7 +54,8 @@ bool SliceReader::Skip(int64_t bytes) {
 void SliceReader::Read(void* to, int64_t bytes) {
   char* out = static_cast<char*>(to);
   ForEachPiece(bytes, [&out](ByteSpan piece) {
-    std::memcpy(out, piece.data(), piece.size());
+    const void* const from = piece.data();
+    if (from != out) std::memcpy(out, from, piece.size());
     out += piece.size();
   });
 }
@@ -62,7 +63,8 @@ void SliceReader::Read(void* to, int64_t bytes) {
 void SliceReader::ReadPieces(void* to, int64_t bytes, std::vector<HostPiece>& pieces) {
   char* out = static_cast<char*>(to);
   ForEachPiece(bytes, [&](ByteSpan piece) {
-    pieces.push_back({piece.data(), out, std::ssize(piece)});
+    const void* const from = piece.data();
+    if (from != out) pieces.push_back({from, out, std::ssize(piece)});
     out += piece.size();
   });
 }

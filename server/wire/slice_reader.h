@@ -30,9 +30,10 @@ class SliceReader {
   bool ReadVarint(uint64_t* value);
   // False, without moving, if fewer bytes remain.
   bool Skip(int64_t bytes);
-  // Copies the next `bytes`, which must remain.
+  // Copies the next `bytes`, which must remain, but for those that are there already.
   void Read(void* to, int64_t bytes);
-  // Appends the next `bytes`, which must remain, as pieces of a copy to `to`. Moves past them.
+  // Appends the next `bytes`, which must remain, as pieces of a copy to `to`, but for those that
+  // are there already. Moves past them.
   void ReadPieces(void* to, int64_t bytes, std::vector<HostPiece>& pieces);
   // Calls take(piece) for each contiguous piece of the next `bytes`, which must remain. Moves past
   // them.

@@ -149,5 +149,87 @@ TEST(MessageAssembler, RefusesCompressedMessagesAndOtherFlags) {
   EXPECT_EQ(Cut(unknown, "\2", 100, messages).code(), Code::kInternal);
 }
 
+// Some bytes of a message, at places far apart.
+struct TestPlaces final : MessagePlaces {
+  TestPlaces(int64_t message_bytes, std::mt19937& random) {
+    for (int64_t at = random() % 1000; at < message_bytes;) {
+      const int64_t most = random() % 4 == 0 ? 1 : 200000;  // some places are empty
+      const int64_t bytes = std::min<int64_t>(random() % most, message_bytes - at);
+      memory.emplace_back(static_cast<size_t>(bytes), '\0');
+      places.push_back({at, bytes, nullptr});
+      at += bytes + static_cast<int64_t>(random() % 20);
+    }
+    for (size_t i = 0; i < places.size(); ++i) places[i].to = memory[i].data();
+  }
+  std::vector<std::string> memory;
+};
+
+TEST(MessageAssembler, BytesThatHaveAPlaceGoThere) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (int round = 0; round < 20; ++round) {
+    std::string text((600 << 10) + random() % 100000, '\0');
+    for (char& byte : text) byte = static_cast<char>(random());
+    const std::string stream = Framed(text);
+    const auto places = std::make_shared<TestPlaces>(std::ssize(text), random);
+    MessageAssembler assembler(std::ssize(text));
+    InMessage message;
+    bool whole = false;
+    for (size_t at = 0; at < stream.size() && !whole;) {
+      std::string_view bytes = std::string_view(stream).substr(at, 1 + random() % 50000);
+      const std::span<char> room = assembler.Room();
+      if (!room.empty() && random() % 2 == 0) {  // they are read there
+        bytes = bytes.substr(0, room.size());
+        bytes.copy(room.data(), bytes.size());
+        bytes = {room.data(), bytes.size()};
+      }
+      at += bytes.size();
+      ASSERT_TRUE(assembler.Take(bytes, nullptr, message, whole).ok());
+      ASSERT_TRUE(bytes.empty());
+      if (!whole && assembler.MayPlace()) assembler.Place(places);
+    }
+    ASSERT_TRUE(whole);
+    EXPECT_TRUE(message.Text() == text);
+    EXPECT_EQ(message.places, places);
+    const auto first = static_cast<int64_t>(message.pieces.front().bytes.size());
+    for (const MessagePlaces::Place& place : places->places) {
+      if (place.begin < first) continue;
+      EXPECT_EQ(std::string_view(place.to, place.bytes),
+                std::string_view(text).substr(place.begin, place.bytes));
+    }
+    EXPECT_LE(message.pieces.size(), 2 * places->places.size() + 2);
+    EXPECT_TRUE(assembler.Room().empty());
+  }
+}
+
+TEST(MessageAssembler, AsksForPlacesOnceForALargeMessage) {
+  const std::string large = Framed(std::string(600 << 10, 'l'));
+  const std::string small = Framed(std::string(100 << 10, 's'));
+  MessageAssembler assembler(1 << 20);
+  InMessage message;
+  bool whole = false;
+  const auto take = [&](std::string_view bytes) {
+    EXPECT_TRUE(assembler.Take(bytes, nullptr, message, whole).ok());
+    return assembler.MayPlace();
+  };
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_FALSE(take(large.substr(0, 5)));
+    EXPECT_TRUE(take(large.substr(5, 1)));
+    assembler.Place(nullptr);
+    EXPECT_FALSE(take(large.substr(6, 1000)));
+    EXPECT_FALSE(take(large.substr(1006)));
+    EXPECT_TRUE(whole);
+    EXPECT_FALSE(take(small.substr(0, 50)));
+    EXPECT_FALSE(take(small.substr(50)));
+    EXPECT_TRUE(whole);
+  }
+  const auto places = std::make_shared<MessagePlaces>();
+  EXPECT_TRUE(take(large.substr(0, 6)));
+  assembler.Place(places);
+  assembler.Drop();
+  EXPECT_EQ(places.use_count(), 1);
+}
+
 }  // namespace
 }  // namespace attend

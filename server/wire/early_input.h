@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Input blocks of requests whose messages are still coming. The fields before a message's first
+// tensor tell where all of its tensors belong, so they are received where they are computed.
+//
+// That is no more than a guess about bytes which have not come: the whole message is decoded as any
+// other, and its block is the request's only if the tensors do lie where they belong. Otherwise,
+// and when no memory was free, they are copied.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "server/memory/host_pool.h"
+#include "server/util/message.h"
+#include "server/wire/request_codec.h"
+
+namespace attend {
+
+// The block, with the places in it.
+class EarlyInput final : public MessagePlaces {
+ public:
+  ~EarlyInput() override;
+
+  // Whether the block has the plan's size, and the message's tensors are at the plan's places.
+  bool Fits(const MessageScan& scan, const MemoryPlan& plan, const Validated& validated) const;
+  // Once.
+  HostBlock TakeBlock();
+  bool taken() const { return block_bytes_ == 0; }
+
+ private:
+  friend class EarlyInputs;
+  void Uncount();
+
+  HostBlock block_;
+  int64_t block_bytes_ = 0;  // in `sum_`
+  std::shared_ptr<std::atomic<int64_t>> sum_;
+};
+
+// Thread-safe.
+class EarlyInputs {
+ public:
+  // `pool` must outlive all blocks. All together have at most `bytes_max`, so that messages which
+  // never end keep little from those that do.
+  EarlyInputs(HostPool& pool, int64_t bytes_max) : pool_(pool), bytes_max_(bytes_max) {}
+
+  // For an AttendRequest of `bytes` that has begun with `begun`. Null if its tensors are not all
+  // inline, at its end and in order, or there is no memory. May throw std::bad_alloc.
+  std::shared_ptr<EarlyInput> Make(int tenant, std::span<const MessagePiece> begun,
+                                   int64_t bytes) const;
+
+ private:
+  HostPool& pool_;
+  const int64_t bytes_max_;
+  const std::shared_ptr<std::atomic<int64_t>> sum_ = std::make_shared<std::atomic<int64_t>>(0);
+};
+
+}  // namespace attend
