@@ -31,8 +31,7 @@ class SmallCallHandler final : public CallHandler {
   }
   void OnHalfClose() override {
     if (begun_) return;
-    End(wire_->Cancelled() ? Status(Code::kCancelled, "the call was cancelled")
-                           : InvalidArgument("the call has no message"));
+    End(InvalidArgument("the call has no message"));
   }
   void OnWritten(bool) override {}
   void OnCancel() override {}

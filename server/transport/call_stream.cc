@@ -236,9 +236,11 @@ void CallStream::End(const CallEnd& end) {
   incoming_ = {};
   Forget();
   assembler_.Drop();
-  if (!late_ || end.status.code() != Code::kCancelled) return SendEnd(end);
-  // Its handler knows only that the answer is not wanted, and the client may hear of this first.
-  SendEnd({Status(Code::kDeadlineExceeded, "the call's deadline has passed"), end.trailers});
+  if (!late_ || end.status.ok()) return SendEnd(end);
+  // Its handler knows only that the answer is not wanted or that no message has come, and the
+  // client may hear of this first.
+  SendEnd({Status(Code::kDeadlineExceeded, "the call's deadline has passed"),
+           end.status.code() == Code::kCancelled ? end.trailers : CallMetadata()});
 }
 
 void CallStream::Fail(const Status& status) {

@@ -175,8 +175,18 @@ Http2Session::~Http2Session() { nghttp2_session_del(session_); }
 
 Status Http2Session::Receive(std::string_view bytes) {
   now_ = clock_.Now();
-  const ssize_t taken = nghttp2_session_mem_recv(
-      session_, reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+  ssize_t taken = 0;
+  std::string_view part = idle_resets_.Next(bytes);
+  for (; !part.empty() && taken >= 0; part = idle_resets_.Next(bytes)) {
+    taken = nghttp2_session_mem_recv(session_, reinterpret_cast<const uint8_t*>(part.data()),
+                                     part.size());
+  }
+  // Frames that were left out count all the same.
+  const nghttp2_frame_hd reset = {
+      .length = 0, .stream_id = 0, .type = NGHTTP2_RST_STREAM, .flags = 0, .reserved = 0};
+  for (int64_t n = idle_resets_.TakeCount(); n > 0 && taken >= 0; --n) {
+    if (!MayCome(reset)) taken = NGHTTP2_ERR_CALLBACK_FAILURE;
+  }
   if (taken >= 0) return Status();
   if (!complaint_.empty()) {
     Terminate(complaint_error_);
@@ -204,8 +214,15 @@ std::span<char> Http2Session::Room() const {
   return room.first(std::min(room.size(), data_left_));
 }
 
-bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
+bool Http2Session::MayCome(const nghttp2_frame_hd& head) {
   ++counts_.frames;
+  if (budget_.Count(head, now_)) return true;
+  Complain("frames of type " + std::to_string(head.type) +
+           " came faster than a connection may send them");
+  return false;
+}
+
+bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
   data_left_ = 0;
   if (head.type == NGHTTP2_DATA) {
     data_id_ = head.stream_id;
@@ -213,18 +230,15 @@ bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
     // The first bytes of a padded frame are not the stream's.
     if ((head.flags & NGHTTP2_FLAG_PADDED) == 0) data_left_ = head.length;
   }
-  const bool may = budget_.Count(head, now_);
-  if (!may) {
-    Complain("frames of type " + std::to_string(head.type) +
-             " came faster than a connection may send them");
-  } else if (head.type == NGHTTP2_HEADERS && budget_.MayBeLeftOut(head.stream_id) &&
-             nghttp2_session_find_stream(session_, head.stream_id) == nullptr) {
-    // nghttp2 drops it, as it does trailers of a stream that has been reset.
-    Complain("a call began on stream " + std::to_string(head.stream_id) + " after a later stream",
-             NGHTTP2_PROTOCOL_ERROR);
-    return false;
+  if (!MayCome(head)) return false;
+  if (head.type != NGHTTP2_HEADERS || !budget_.MayBeLeftOut(head.stream_id) ||
+      nghttp2_session_find_stream(session_, head.stream_id) != nullptr) {
+    return true;
   }
-  return may;
+  // nghttp2 drops it, as it does trailers of a stream that has been reset.
+  Complain("a call began on stream " + std::to_string(head.stream_id) + " after a later stream",
+           NGHTTP2_PROTOCOL_ERROR);
+  return false;
 }
 
 int Http2Session::BeginHeaders(const nghttp2_frame& frame) {

@@ -28,6 +28,7 @@
 #include "server/transport/frame_budget.h"
 #include "server/transport/header_block.h"
 #include "server/transport/http2_memory.h"
+#include "server/transport/idle_resets.h"
 #include "server/transport/metadata.h"
 #include "server/transport/output_queue.h"
 #include "server/transport/request_head.h"
@@ -145,6 +146,8 @@ class Http2Session {
  private:
   struct Callbacks;
 
+  // Charges the frame to the budget. False: there is a complaint.
+  bool MayCome(const nghttp2_frame_hd& head);
   bool CountFrame(const nghttp2_frame_hd& head);
   int BeginHeaders(const nghttp2_frame& frame);
   int AddHeader(std::string_view name, std::string_view value);
@@ -164,6 +167,7 @@ class Http2Session {
   Http2Memory memory_;
   nghttp2_session* session_ = nullptr;
   OutputQueue output_;
+  IdleResets idle_resets_;
   FrameBudget budget_;
   Counts counts_;
   int32_t data_id_ = 0;  // of the stream that the newest frame of data belongs to

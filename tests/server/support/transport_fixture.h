@@ -35,7 +35,8 @@ struct CallCounts {
 // A call that echoes messages until its client is done. `/later`: from a thread of its own;
 // `/refused`: ends at once; `/held`: reads nothing and ends when it is cancelled; `/deaf`: ends
 // with the first message; `/big`: answers one with much, and ends at once; `/flood`: answers with
-// as many messages as are read; `/together`: with how many such messages came at once.
+// as many messages as are read; `/together`: with how many such messages came at once; `/one`: is
+// wrong once its client is done.
 class TestCall final : public CallHandler {
  public:
   static constexpr int kBigBytes = 400000;
@@ -74,7 +75,9 @@ class TestCall final : public CallHandler {
   void AnswerTogether(size_t count) { call_.Write(OutMessage::Of(std::to_string(count))); }
   void OnHalfClose() override {
     counts_.half_closed.fetch_add(1);
-    if (call_.path() != "/flood") End(call_.cancelled() ? Cancelled() : Status());
+    if (call_.path() == "/flood") return;
+    if (call_.path() == "/one") return End(InvalidArgument("the call has no message"));
+    End(call_.cancelled() ? Cancelled() : Status());
   }
   void OnWritten(bool ok) override {
     if (!ok) End(Cancelled());

@@ -129,14 +129,19 @@ TEST_F(CallsTest, EndAtTheirDeadline) {
   EXPECT_EQ(client->answer(id).Status(), static_cast<int>(Code::kDeadlineExceeded));
   const int32_t past = client->Begin("/held", {{"grpc-timeout", "0n"}});
   ASSERT_TRUE(client.UntilClosed(past));
+  // Not that it has no message, which is still coming.
+  const int32_t slow = client->Begin("/one", {{"grpc-timeout", "20m"}});
+  client->Send(slow, Framed("whole").substr(0, 7), false);
+  ASSERT_TRUE(client.UntilClosed(slow));
+  EXPECT_EQ(client->answer(slow).Status(), static_cast<int>(Code::kDeadlineExceeded));
   EXPECT_TRUE(AllDone());
-  EXPECT_EQ(methods_.counts.cancelled.load(), 2);
+  EXPECT_EQ(methods_.counts.cancelled.load(), 3);
   for (const char* const timeout : {"1", "x", "123456789S", "-5S"}) {
     const int32_t wrong = client->Begin("/echo", {{"grpc-timeout", timeout}});
     ASSERT_TRUE(client.UntilClosed(wrong));
     EXPECT_EQ(client->answer(wrong).Status(), static_cast<int>(Code::kInvalidArgument));
   }
-  EXPECT_EQ(methods_.counts.begun.load(), 2);
+  EXPECT_EQ(methods_.counts.begun.load(), 3);
 }
 
 // The client resets its call once it has sent so much, and once it has seen so much.
@@ -164,6 +169,21 @@ TEST_F(CallsTest, AreCancelledAtEveryState) {
       ASSERT_EQ(client->answer(next).Status(), 0);
     }
   }
+  EXPECT_TRUE(AllDone());
+}
+
+// gRPC's clients send a reset alone for a call that is cancelled before its headers have left.
+TEST_F(CallsTest, GoOnWhenOthersAreCancelledBeforeTheyBegin) {
+  ConnectedClient client = Connect();
+  const int32_t held = client->Begin("/echo");
+  client->SendMessage(held, "begun before", false);
+  ASSERT_TRUE(client.Until([&] { return client->answer(held).Messages().size() == 1; }));
+  const std::string reset("\0\0\4\3\0\0\0\1\1\0\0\0\x08", 13);  // stream 257
+  ASSERT_EQ(send(client.socket.get(), (reset + reset).data(), 26, 0), 26);
+  client->SendMessage(held, "goes on");
+  ASSERT_TRUE(client.UntilClosed(held));
+  EXPECT_EQ(client->answer(held).Messages(), (std::vector<std::string>{"begun before", "goes on"}));
+  EXPECT_EQ(client->answer(held).Status(), 0);
   EXPECT_TRUE(AllDone());
 }
 

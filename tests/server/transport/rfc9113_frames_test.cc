@@ -62,7 +62,13 @@ INSTANTIATE_TEST_SUITE_P(Section4, Rfc9113Frames, ::testing::ValuesIn(kFrames), 
 
 const Rule kStreams[] = {
     {"5.1", "data on an idle stream", Data(5, "x"), Connection(NGHTTP2_PROTOCOL_ERROR)},
-    {"5.1", "reset of an idle stream", Reset(5), Connection(NGHTTP2_PROTOCOL_ERROR)},
+    // Left out, where the rule ends the connection: gRPC's clients send it.
+    {"5.1", "reset of an idle stream", Reset(5), Taken()},
+    {"5.1", "reset of an idle stream that is the server's", Reset(6),
+     Connection(NGHTTP2_PROTOCOL_ERROR)},
+    {"5.1", "reset of an idle stream, of three bytes", Frame(NGHTTP2_RST_STREAM, 0, 5, Zeros(3)),
+     Connection(NGHTTP2_FRAME_SIZE_ERROR)},
+    {"5.1", "reset of an idle stream that begins then", Reset(5) + Whole(5), Taken()},
     {"5.1", "window of an idle stream", WindowUpdate(5, 1), Connection(NGHTTP2_PROTOCOL_ERROR)},
     {"5.1", "priority of an idle stream", Frame(NGHTTP2_PRIORITY, 0, 5, Zeros(5)), Taken()},
     // The connection ends, where the rule ends the stream.
