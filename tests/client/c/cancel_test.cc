@@ -57,8 +57,7 @@ class Canceller {
   // `tensor`: of the answer, which is compared.
   void Run(const Starter& start, attend_client_tensor attend_client_answer::*tensor) {
     attend_client_params params = whole_.params;
-    std::atomic<int64_t> done = 0;
-    params.user = &done;
+    params.user = &done_;
     params.done = [](void* user) { ++*static_cast<std::atomic<int64_t>*>(user); };
     {
       Call first(start(params));
@@ -70,16 +69,19 @@ class Canceller {
     std::deque<Started> calls;
     const int64_t cancels = Cancels();
     for (int64_t n = 0; n < cancels || !calls.empty(); ++n) {
-      if (n < cancels) calls.push_back({std::make_unique<Call>(start(params)), Clock::now()});
+      if (n < cancels) {
+        // One of some is not cancelled, and tells how long they take.
+        calls.push_back({std::make_unique<Call>(start(params)), Clock::now(), n % 16 == 0});
+        // The others are cancelled at once, or when they may already have ended.
+        if (n % 4 == 1) attend_client_cancel(calls.back().call->get());
+      }
       if (calls.size() < kInFlight && n < cancels) continue;
-      // One of some is not cancelled, and tells how long they take.
-      const bool whole = n % 16 == 0;
-      if (!whole) CancelSometime(calls.front());
-      ASSERT_NO_FATAL_FAILURE(Judge(calls.front(), whole, tensor));
+      if (!calls.front().whole) CancelSometime(calls.front());
+      ASSERT_NO_FATAL_FAILURE(Judge(calls.front(), tensor));
       calls.pop_front();
     }
-    while (done < cancels + 1) std::this_thread::yield();
-    EXPECT_EQ(done, cancels + 1);
+    while (done_ < cancels + 1) std::this_thread::yield();
+    EXPECT_EQ(done_, cancels + 1);
     EXPECT_GT(cancelled_, 0) << "all cancels came too late";
     EXPECT_GT(answered_, 0) << "all cancels came too early";
     testing::Test::RecordProperty("cancelled", std::to_string(cancelled_));
@@ -91,6 +93,7 @@ class Canceller {
   struct Started {
     std::unique_ptr<Call> call;
     Clock::time_point begin;
+    bool whole;  // is not cancelled
 
     int64_t age_ns() const { return std::chrono::nanoseconds(Clock::now() - begin).count(); }
   };
@@ -102,8 +105,8 @@ class Canceller {
     attend_client_cancel(started.call->get());
   }
 
-  void Judge(const Started& started, bool whole,
-             attend_client_tensor attend_client_answer::*tensor) {
+  void Judge(const Started& started, attend_client_tensor attend_client_answer::*tensor) {
+    const bool whole = started.whole;
     const attend_client_answer answer = started.call->Answer();
     if (answer.code == ATTEND_CLIENT_CANCELLED && (!whole || others_too_)) {
       ++cancelled_;
@@ -121,6 +124,7 @@ class Canceller {
   int64_t typical_ns_ = 1'000'000;
   bool others_too_ = false;
   int64_t cancelled_ = 0, answered_ = 0;  // of those that were to be cancelled
+  std::atomic<int64_t> done_ = 0;         // counted by calls that may outlive a Run that failed
 };
 
 class Cancelled : public testing::Test {

@@ -59,7 +59,9 @@ class TlsChannelTest : public ::testing::Test {
     SSL_set_max_proto_version(client_->ssl(), version_max);
     std::thread other([&] {
       ASSERT_TRUE(client_->Connect());
-      if (!first.empty()) ASSERT_TRUE(client_->Send(first));
+      if (!first.empty()) {
+        ASSERT_TRUE(client_->Send(first));
+      }
     });
     EXPECT_EQ(Shake(), TlsChannel::Step::kDone);
     other.join();

@@ -189,13 +189,17 @@ TEST_F(TlsConnectionsTest, WhatTlsItselfSendsLeavesOnceTheSocketTakesIt) {
   };
   for (std::string output; !acknowledged();) {
     output = client.Output();
-    if (!output.empty()) ASSERT_TRUE(tls->Send(output));
+    if (!output.empty()) {
+      ASSERT_TRUE(tls->Send(output));
+    }
     const std::string frame = tls->Receive(9);
     ASSERT_EQ(frame.size(), 9u);
     const std::string rest = tls->Receive(static_cast<uint8_t>(frame[2]));  // short ones
     ASSERT_TRUE(client.Receive(frame + rest));
   }
-  if (const std::string last = client.Output(); !last.empty()) ASSERT_TRUE(tls->Send(last));
+  if (const std::string last = client.Output(); !last.empty()) {
+    ASSERT_TRUE(tls->Send(last));
+  }
   ASSERT_TRUE(WasRead(ours.get()));
   // Junk, instead of it, fills the socket.
   size_t junk = 0;
