@@ -25,8 +25,8 @@ class Skipped(Exception):
 
 def at_rest(server, outcomes, faults, share=trial.FAULTS_SHARE, lines=True):
     """What every trial ends with: no fault, enough good calls answered, nothing kept, a drain that
-    ends well. `share`: 0 where callers ask a server that is gone, which says nothing. `lines`: its
-    access log has all of them."""
+    ends well. `share`: 0 where calls fail at once while there is no connection, whose number says
+    nothing. `lines`: its access log has all of them."""
     assert not faults, "\n".join(fault["fault"] for fault in faults)
     assert any(outcomes[kind, "OK"] for kind in trial.FLOORS), "no good call was answered"
     few = trial.below_floor(outcomes, share, trial.FAULTS_ENOUGH)
@@ -45,18 +45,33 @@ def _ends_well(server, lines=True):
     assert not gone, f"{len(gone)} requests vanished, one is {gone[0]}"
 
 
+def answered(server):
+    """How many requests, so far."""
+    return int(server.metric("attend_requests_total", code="OK") or 0)
+
+
+def _disturb(server, seconds, disturb):
+    """Again and again, whenever requests are answered: a slow machine is disturbed later, and a
+    server that does not recover from one time has no next."""
+    until = time.monotonic() + seconds
+    while True:
+        before = answered(server)
+        harness.wait_for("answers", lambda before=before: answered(server) > before, 60)
+        disturb()
+        if time.monotonic() >= until:
+            return
+
+
 def _through_relay(folder, seed, seconds, locked, disturb):
-    """Callers through a relay, to which `disturb` does something, again and again."""
+    """Callers through a relay, to which `disturb` does something."""
     server = trial.start(folder, *SHORT_TIMES, locked=locked)
     try:
         with Relay(server.address) as relay:
             callers = Callers(server, seed, 1, "--faults-on-the-way", address=relay.address)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                disturb(relay)
+            _disturb(server, seconds, lambda: disturb(relay))
             callers.terminate()
             outcomes, faults = callers.wait(120)
-        return at_rest(server, outcomes, faults)
+        return at_rest(server, outcomes, faults, share=0)
     finally:
         server.kill()
 
@@ -82,7 +97,7 @@ def stall(folder, seed, seconds, locked=False):
 def reset(folder, seed, seconds, locked=False):
     """All connections are reset, in the middle of whatever they carry."""
     def disturb(relay):
-        time.sleep(0.2)
+        time.sleep(0.1)
         relay.reset()
     return _through_relay(folder, seed, seconds, locked, disturb)
 
@@ -94,24 +109,16 @@ def half_open(folder, seed, seconds, locked=False):
         with Relay(server.address) as relay:
             callers = Callers(server, seed, 1, "--faults-on-the-way", address=relay.address,
                               regions=False)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                time.sleep(0.4)
-                relay.half_open()
+            _disturb(server, seconds, lambda: (time.sleep(0.4), relay.half_open()))
             callers.terminate()
             outcomes, faults = callers.wait(120)
             relay.half_open()
             trial.assert_serves(server)
             await_rest(server)  # with connections that nobody has closed
             relay.forget()
-        return at_rest(server, outcomes, faults)
+        return at_rest(server, outcomes, faults, share=0)
     finally:
         server.kill()
-
-
-def answered(server):
-    """How many requests, so far."""
-    return int(server.metric("attend_requests_total", code="OK") or 0)
 
 
 def kill_clients(folder, seed, seconds, locked=False):
@@ -297,12 +304,10 @@ def _linked(folder, seed, seconds, locked, disturb, loses=False):
     try:
         callers = Callers(server, seed, 1, "--faults-on-the-way", address=far, regions=False,
                           metrics=False, before=link.enter)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            disturb(link)
+        _disturb(server, seconds, lambda: disturb(link))
         callers.terminate()
         outcomes, faults = callers.wait(200)
-        at_rest(server, outcomes, faults)
+        at_rest(server, outcomes, faults, share=0)
         answered = sum(count for (_, code), count in outcomes.items() if code == "OK")
         print(f"{sum(outcomes.values())} calls, {answered} OK")
     finally:
