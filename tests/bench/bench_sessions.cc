@@ -2,7 +2,8 @@
 //
 // What sessions bring: tokens decoded by a server that keeps K and V, beside the same tokens sent
 // as whole requests, beside a bare gRPC echo of the same bytes, and beside the rate at which this
-// machine reads memory (on the CPU). How long a fork takes.
+// machine reads memory (on the CPU). Steps that only read, from a raw client. How long a fork
+// takes.
 //
 // Every server is a process of its own. An answer over sessions is compared with the whole
 // request's, bit for bit, before and after anything is timed: what differs gets no figure.
@@ -33,6 +34,7 @@
 #include "tests/bench/service/report.h"
 #include "tests/bench/service/serve.h"
 #include "tests/bench/service/server_process.h"
+#include "tests/bench/session_reads.h"
 #include "tests/bench/session_sequence.h"
 
 namespace attend::bench {
@@ -60,26 +62,43 @@ double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Calls that follow one another in as many chains as there are sequences, until time is up.
+// Times of calls, over one stretch of driving or more.
+struct Driven {
+  std::vector<double> times_us;
+  double seconds = 0;
+};
 struct Rate {
   double per_second = 0, p50_us = 0, p99_us = 0;
 };
+Rate RateOf(Driven driven) {
+  std::vector<double>& times = driven.times_us;
+  std::sort(times.begin(), times.end());
+  return {static_cast<double>(times.size()) / driven.seconds, times[times.size() / 2],
+          times[times.size() * 99 / 100]};
+}
+
+// Calls that follow one another in as many chains as there are sequences, at most `calls_max` each,
+// until `driven` has `seconds`.
+constexpr int64_t kUnbounded = INT64_MAX;
 using Send = std::function<void(int chain, std::function<void(Status)> done)>;
-Rate Drive(int chains, double seconds, const Send& send) {
+void Drive(int chains, int64_t calls_max, double seconds, const Send& send, Driven& driven) {
   std::vector<std::vector<double>> times(static_cast<size_t>(chains));
   std::mutex mutex;
   std::condition_variable ended;
   int running = chains;
   std::string error;
   const Clock::time_point begin = Clock::now();
+  const double left = seconds - driven.seconds;
   std::function<void(int)> next = [&](int chain) {
     const Clock::time_point sent = Clock::now();
     send(chain, [&, chain, sent](const Status& status) {
-      times[static_cast<size_t>(chain)].push_back(SecondsSince(sent) * 1e6);
+      std::vector<double>& own = times[static_cast<size_t>(chain)];
+      own.push_back(SecondsSince(sent) * 1e6);
       {
         const std::lock_guard lock(mutex);
         if (!status.ok() && error.empty()) error = status.ToString();
-        if (!error.empty() || SecondsSince(begin) >= seconds) {
+        if (!error.empty() || SecondsSince(begin) >= left ||
+            static_cast<int64_t>(own.size()) >= calls_max) {
           if (--running == 0) ended.notify_one();
           return;
         }
@@ -92,13 +111,11 @@ Rate Drive(int chains, double seconds, const Send& send) {
     std::unique_lock lock(mutex);
     ended.wait(lock, [&] { return running == 0; });
   }
-  const double elapsed = SecondsSince(begin);
+  driven.seconds += SecondsSince(begin);
   if (!error.empty()) Fail("a call: " + error);
-  std::vector<double> all;
-  for (const auto& each : times) all.insert(all.end(), each.begin(), each.end());
-  std::sort(all.begin(), all.end());
-  return {static_cast<double>(all.size()) / elapsed, all[all.size() / 2],
-          all[all.size() * 99 / 100]};
+  for (const auto& each : times) {
+    driven.times_us.insert(driven.times_us.end(), each.begin(), each.end());
+  }
 }
 
 class Bench {
@@ -134,7 +151,11 @@ class Bench {
       m.reads.push_back(ReadRate());
     }
     Verify();
+    for (const auto& sequence : sequences_) sequence->Truncate();
+    const ReadSamples reads =
+        MeasureReads(*server_, sequences_, settings_.rounds, settings_.seconds);
     Print(m, step_bytes, whole_bytes);
+    bench::Print(reads);
     const nlohmann::ordered_json fork = Forks();
     if (settings_.json.empty()) return;
     const Status written =
@@ -142,6 +163,7 @@ class Bench {
                                    {"settings", SettingsJson()},
                                    {"bytes", {{"step", step_bytes}, {"whole", whole_bytes}}},
                                    {"rows", RowsJson(m)},
+                                   {"reads", ReadsJson(reads)},
                                    {"memory_bytes_per_second", m.reads},
                                    {"fork", fork}});
     if (!written.ok()) Fail(written.message());
@@ -188,9 +210,10 @@ class Bench {
     }
   }
 
+  // Each sequence is cut back to its prompt, outside the time, before it has a quarter more tokens:
+  // a fast server would otherwise be measured at longer sequences than a slow one.
   Rate Steps(int chains) {
-    for (const auto& sequence : sequences_) sequence->Truncate();
-    return Drive(chains, settings_.seconds, [&](int chain, auto done) {
+    const auto send = [&](int chain, const std::function<void(Status)>& done) {
       Sequence& sequence = *sequences_[static_cast<size_t>(chain)];
       if (settings_.streams) {
         Session::Send(*streams_[static_cast<size_t>(chain)], {&sequence.session()}, 0,
@@ -200,13 +223,24 @@ class Bench {
         Session::AttendAsync({&sequence.session()}, 0, sequence.Step(), {},
                              [done](const client::CallOutcome& outcome) { done(outcome.status); });
       }
-    });
+    };
+    Driven driven;
+    while (driven.seconds < settings_.seconds) {
+      for (const auto& sequence : sequences_) sequence->Truncate();
+      Drive(chains, std::max<int64_t>(1, settings_.context / 4), settings_.seconds, send, driven);
+    }
+    return RateOf(std::move(driven));
   }
   Rate Wholes(const AttentionCall& whole) {
-    return Drive(settings_.sessions, settings_.seconds, [&](int, auto done) {
-      client_->CallAsync(whole, {},
-                         [done](const client::CallOutcome& outcome) { done(outcome.status); });
-    });
+    Driven driven;
+    Drive(
+        settings_.sessions, kUnbounded, settings_.seconds,
+        [&](int, const std::function<void(Status)>& done) {
+          client_->CallAsync(whole, {},
+                             [done](const client::CallOutcome& outcome) { done(outcome.status); });
+        },
+        driven);
+    return RateOf(std::move(driven));
   }
   Rate Echo(const ServerProcess& echo, int chains, int64_t request_bytes) const {
     auto call = std::make_shared<PreparedCall>();

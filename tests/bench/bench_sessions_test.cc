@@ -45,6 +45,11 @@ TEST_P(BenchSessionsTest, WritesEveryFigure) {
     EXPECT_GE(row["p99_us"], row["p50_us"]) << row;
     EXPECT_EQ(row["per_second_rounds"].size(), 2u) << row;
   }
+  for (const char* side : {"attend", "echo"}) {
+    ASSERT_EQ(json["reads"][side]["per_second_rounds"].size(), 2u) << side;
+    EXPECT_GT(json["reads"][side]["per_second_rounds"][0], 0) << side;
+    EXPECT_GT(json["reads"][side]["server_us_rounds"][0], 0) << side;
+  }
   EXPECT_GT(json["memory_bytes_per_second"][0], 0);
   EXPECT_EQ(json["fork"]["tokens"], 100);
   EXPECT_EQ(json["fork"]["us"].size(), 30u);

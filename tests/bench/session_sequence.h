@@ -38,6 +38,7 @@ class Sequence {
   Sequence(client::Client& client, const SequenceShape& shape, uint64_t seed);
 
   client::Session& session() { return session_; }
+  int64_t context() const { return shape_.context; }
   // The next step's call.
   const client::AttentionCall& Step() { return tokens_[static_cast<size_t>(steps_++ % kTokens)]; }
   // To the prompt.
