@@ -25,7 +25,10 @@ bool FrameBudget::Count(const nghttp2_frame_hd& head, TimePoint now) {
       --window_updates_;
       return true;
     case NGHTTP2_DATA:
-      return last || head.length >= static_cast<size_t>(kEmptyBytes) || Empty(now);
+      if (head.length >= static_cast<size_t>(kEmptyBytes)) return true;
+      if (!last || ends_ <= 0) return Empty(now);
+      --ends_;
+      return true;
     case NGHTTP2_HEADERS:
       continuations_ = 0;
       if (head.stream_id <= newest_) return Empty(now);

@@ -41,11 +41,17 @@ class FrameBudget {
   // Counts a frame that begins, and says whether it may come.
   bool Count(const nghttp2_frame_hd& head, TimePoint now);
   bool Empty(TimePoint now) { return Take(empty_, now); }
+  // The latest that has begun; -1: none.
+  int32_t newest_stream() const { return newest_; }
   // The stream is below one that has begun, and maybe none: the client leaves out ids.
   bool MayBeLeftOut(int32_t id) const { return leaves_out_ids_ && id < newest_; }
 
-  // A call may send two WINDOW_UPDATE, and one for each of so many bytes that it is sent.
-  void CountCall() { window_updates_ += 2; }
+  // A call may end once, and send two WINDOW_UPDATE, and one for each of so many bytes that it is
+  // sent.
+  void CountCall() {
+    ++ends_;
+    window_updates_ += 2;
+  }
   void CountSent(int64_t bytes) {
     unspent_ += bytes;
     window_updates_ += unspent_ / kBytesPerUpdate;
@@ -61,6 +67,7 @@ class FrameBudget {
   int32_t newest_ = -1;  // stream
   bool leaves_out_ids_ = false;
   int continuations_ = 0;  // of the newest block
+  int64_t ends_ = 0;       // frames of DATA that may end a call
   int64_t window_updates_ = 8;
   int64_t unspent_ = 0;  // bytes sent that make no whole update so far
 };

@@ -11,9 +11,9 @@ namespace attend {
 namespace {
 
 constexpr int64_t kHardHeaderFactor = 8;
-constexpr int kFirstExtension = 10;  // type of frame
 constexpr int32_t kStreamMax = 0x7fffffff;
 constexpr size_t kFrameHeadBytes = 9;
+constexpr size_t kResetBytes = 4;
 constexpr std::string_view kDrainPing = "draining";  // eight bytes, as of every ping
 
 std::string_view View(const uint8_t* data, size_t bytes) {
@@ -35,11 +35,6 @@ struct Http2Session::Callbacks {
   }
   static Http2Session& Of(void* user) { return *static_cast<Http2Session*>(user); }
 
-  static int OnBeginFrame(nghttp2_session*, const nghttp2_frame_hd* head, void* user) {
-    return Guard(Of(user), [&] {
-      return Of(user).CountFrame(*head) ? 0 : int{NGHTTP2_ERR_CALLBACK_FAILURE};
-    });
-  }
   static int OnBeginHeaders(nghttp2_session*, const nghttp2_frame* frame, void* user) {
     return Guard(Of(user), [&] { return Of(user).BeginHeaders(*frame); });
   }
@@ -53,7 +48,6 @@ struct Http2Session::Callbacks {
   static int OnData(nghttp2_session* session, uint8_t, int32_t id, const uint8_t* data,
                     size_t bytes, void* user) {
     return Guard(Of(user), [&]() -> int {
-      Of(user).data_left_ -= std::min(bytes, Of(user).data_left_);
       nghttp2_session_consume_connection(session, bytes);
       if (Http2Stream* const stream = Of(user).Find(id)) {
         stream->OnData(View(data, bytes));
@@ -80,9 +74,6 @@ struct Http2Session::Callbacks {
   }
   static int OnSent(nghttp2_session*, const nghttp2_frame* frame, void* user) {
     return Guard(Of(user), [&]() -> int { return Of(user).Sent(*frame), 0; });
-  }
-  static int SkipUnknown(nghttp2_session*, void**, const nghttp2_frame_hd*, void*) {
-    return NGHTTP2_ERR_CANCEL;
   }
   static ssize_t Write(nghttp2_session*, const uint8_t* data, size_t bytes, int, void* user) {
     Http2Session& self = Of(user);
@@ -129,7 +120,6 @@ Http2Session::Http2Session(const Limits& limits, Owner& owner, const Clock& cloc
     nghttp2_session_callbacks_del(calls);
     throw std::bad_alloc();
   }
-  nghttp2_session_callbacks_set_on_begin_frame_callback(calls, Callbacks::OnBeginFrame);
   nghttp2_session_callbacks_set_on_begin_headers_callback(calls, Callbacks::OnBeginHeaders);
   nghttp2_session_callbacks_set_on_header_callback(calls, Callbacks::OnHeader);
   nghttp2_session_callbacks_set_on_data_chunk_recv_callback(calls, Callbacks::OnData);
@@ -139,16 +129,9 @@ Http2Session::Http2Session(const Limits& limits, Owner& owner, const Clock& cloc
   nghttp2_session_callbacks_set_send_callback(calls, Callbacks::Write);
   nghttp2_session_callbacks_set_send_data_callback(calls, Callbacks::WriteData);
   nghttp2_session_callbacks_set_data_source_read_length_callback(calls, Callbacks::FrameBytes);
-  // So that frames of types that are not HTTP/2's own are seen, and counted: nghttp2 skips others
-  // silently.
-  nghttp2_session_callbacks_set_unpack_extension_callback(calls, Callbacks::SkipUnknown);
-  for (int type = kFirstExtension; type <= 255; ++type) {
-    nghttp2_option_set_user_recv_extension_type(option, static_cast<uint8_t>(type));
-  }
   nghttp2_option_set_no_auto_window_update(option, 1);
   nghttp2_option_set_no_closed_streams(option, 1);
-  // It counts pieces in which their heads come.
-  nghttp2_option_set_max_continuations(option, FrameBudget::kContinuationsMax * kFrameHeadBytes);
+  nghttp2_option_set_max_continuations(option, FrameBudget::kContinuationsMax);
   // The budget of frames bounds them; nghttp2's own is far below what honest clients cancel.
   nghttp2_option_set_stream_reset_rate_limit(option, limits.rates.resets.burst,
                                              limits.rates.resets.per_second);
@@ -176,16 +159,14 @@ Http2Session::~Http2Session() { nghttp2_session_del(session_); }
 Status Http2Session::Receive(std::string_view bytes) {
   now_ = clock_.Now();
   ssize_t taken = 0;
-  std::string_view part = idle_resets_.Next(bytes);
-  for (; !part.empty() && taken >= 0; part = idle_resets_.Next(bytes)) {
-    taken = nghttp2_session_mem_recv(session_, reinterpret_cast<const uint8_t*>(part.data()),
-                                     part.size());
-  }
-  // Frames that were left out count all the same.
-  const nghttp2_frame_hd reset = {
-      .length = 0, .stream_id = 0, .type = NGHTTP2_RST_STREAM, .flags = 0, .reserved = 0};
-  for (int64_t n = idle_resets_.TakeCount(); n > 0 && taken >= 0; --n) {
-    if (!MayCome(reset)) taken = NGHTTP2_ERR_CALLBACK_FAILURE;
+  for (std::string_view part = frames_.Next(bytes); !part.empty() && taken >= 0;
+       part = frames_.Next(bytes)) {
+    if (frames_.begins() && !JudgeFrame()) {
+      taken = NGHTTP2_ERR_CALLBACK_FAILURE;
+    } else if (!left_out_) {
+      taken = nghttp2_session_mem_recv(session_, reinterpret_cast<const uint8_t*>(part.data()),
+                                       part.size());
+    }
   }
   if (taken >= 0) return Status();
   if (!complaint_.empty()) {
@@ -208,29 +189,26 @@ Http2Stream* Http2Session::Find(int32_t id) const {
 }
 
 std::span<char> Http2Session::Room() const {
-  const Http2Stream* const stream = data_left_ == 0 ? nullptr : Find(data_id_);
+  const nghttp2_frame_hd& head = frames_.head();
+  // The first bytes of a padded frame are not the stream's.
+  const bool plain = head.type == NGHTTP2_DATA && (head.flags & NGHTTP2_FLAG_PADDED) == 0;
+  const Http2Stream* const stream = plain && frames_.left() > 0 ? Find(head.stream_id) : nullptr;
   if (stream == nullptr) return {};
   const std::span<char> room = stream->Room();
-  return room.first(std::min(room.size(), data_left_));
+  return room.first(std::min(room.size(), frames_.left()));
 }
 
-bool Http2Session::MayCome(const nghttp2_frame_hd& head) {
+bool Http2Session::JudgeFrame() {
+  const nghttp2_frame_hd& head = frames_.head();
   ++counts_.frames;
-  if (budget_.Count(head, now_)) return true;
-  Complain("frames of type " + std::to_string(head.type) +
-           " came faster than a connection may send them");
-  return false;
-}
-
-bool Http2Session::CountFrame(const nghttp2_frame_hd& head) {
-  data_left_ = 0;
-  if (head.type == NGHTTP2_DATA) {
-    data_id_ = head.stream_id;
-    data_frame_bytes_ = head.length;
-    // The first bytes of a padded frame are not the stream's.
-    if ((head.flags & NGHTTP2_FLAG_PADDED) == 0) data_left_ = head.length;
+  if (head.type == NGHTTP2_DATA) data_frame_bytes_ = head.length;
+  left_out_ = head.type == NGHTTP2_RST_STREAM && head.length == kResetBytes &&
+              head.stream_id % 2 == 1 && head.stream_id > budget_.newest_stream();
+  if (!budget_.Count(head, now_)) {
+    Complain("frames of type " + std::to_string(head.type) +
+             " came faster than a connection may send them");
+    return false;
   }
-  if (!MayCome(head)) return false;
   if (head.type != NGHTTP2_HEADERS || !budget_.MayBeLeftOut(head.stream_id) ||
       nghttp2_session_find_stream(session_, head.stream_id) != nullptr) {
     return true;

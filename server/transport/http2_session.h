@@ -26,9 +26,9 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/transport/frame_budget.h"
+#include "server/transport/frame_cutter.h"
 #include "server/transport/header_block.h"
 #include "server/transport/http2_memory.h"
-#include "server/transport/idle_resets.h"
 #include "server/transport/metadata.h"
 #include "server/transport/output_queue.h"
 #include "server/transport/request_head.h"
@@ -146,9 +146,8 @@ class Http2Session {
  private:
   struct Callbacks;
 
-  // Charges the frame to the budget. False: there is a complaint.
-  bool MayCome(const nghttp2_frame_hd& head);
-  bool CountFrame(const nghttp2_frame_hd& head);
+  // The frame that begins. False: there is a complaint.
+  bool JudgeFrame();
   int BeginHeaders(const nghttp2_frame& frame);
   int AddHeader(std::string_view name, std::string_view value);
   void EndFrame(const nghttp2_frame& frame);
@@ -167,12 +166,15 @@ class Http2Session {
   Http2Memory memory_;
   nghttp2_session* session_ = nullptr;
   OutputQueue output_;
-  IdleResets idle_resets_;
+  FrameCutter frames_;
+  // The frame that is coming resets a stream that has not begun. To RFC 9113 (5.1) and nghttp2 that
+  // is an error of the connection, and so of all other calls on it. But gRPC's clients and Envoy
+  // send it for a call that is cancelled before its headers have left, and gRPC's servers ignore
+  // it.
+  bool left_out_ = false;
   FrameBudget budget_;
   Counts counts_;
-  int32_t data_id_ = 0;  // of the stream that the newest frame of data belongs to
   size_t data_frame_bytes_ = 0;
-  size_t data_left_ = 0;  // of it, still to come
   TimePoint now_;         // when what is received now came
   RequestHead head_;      // of the block that is coming: there is one at a time
   bool request_ = false;  // that block begins a request

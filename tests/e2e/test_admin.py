@@ -171,6 +171,8 @@ def test_a_drain_refuses_no_idle_reflection_stream(start_server, tmp_path):
         after = channel.stream_stream(strangers.REFLECTION)(iter([]), timeout=wire.SECONDS)
         assert after.code() is grpc.StatusCode.UNAVAILABLE
     assert server.metric("attend_rejected_requests_total", reason="draining") == 1
+    # The client may hear of it first.
+    harness.wait_for("its line", lambda: "reflection refused" in server.log())
     assert server.log().count("reflection refused") == 1
 
 

@@ -341,22 +341,26 @@ TEST_F(Http2SessionTest, EndsConnectionsThatSendWhatCarriesNothing) {
       {"priority", Frame(NGHTTP2_PRIORITY, 0, 3, 5)},
       {"window", http2::WindowUpdate(0, 1)},
       {"continuation", http2::Continuation(3, "", 0)},
+      {"ends of a call that was reset", Frame(NGHTTP2_DATA, NGHTTP2_FLAG_END_STREAM, 1, 0)},
+      {"resets of calls that never began", Frame(NGHTTP2_RST_STREAM, 0, 0x7fffffff, 4)},
   };
   for (const auto& [name, frame] : floods) {
     session_.reset();
     Http2Client client;
-    client.Begin("/a.B/C");
+    const int32_t id = client.Begin("/a.B/C");
+    ASSERT_TRUE(Exchange(client).ok());
+    if (name.starts_with("ends")) client.Reset(id);
     ASSERT_TRUE(Exchange(client).ok());
     Status status;
     if (name == "continuation") status = session().Receive(http2::Headers(3, "", 0));
     int64_t count = 0;
-    while (status.ok() && count < 100000) {
+    while (status.ok() && count < 400000) {
       status = session().Receive(frame);
       if (name != "settings") ToClient(client);
       ++count;
     }
     EXPECT_EQ(status.code(), Code::kResourceExhausted) << name;
-    EXPECT_LT(count, 60000) << name;
+    EXPECT_LT(count, name.starts_with("resets") ? 300000 : 60000) << name;
     if (name == "settings") continue;  // which this client did not send, so it hears no more
     ASSERT_EQ(client.goaways().size(), 1u) << name;
     EXPECT_EQ(client.goaways()[0].second, uint32_t{NGHTTP2_ENHANCE_YOUR_CALM}) << name;
