@@ -32,12 +32,19 @@ def loads(server, tmp_path_factory):
          "--max-outstanding", "8"))]
 
 
+def expand(name):
+    """a.{b,c}.d is a.b.d and a.c.d."""
+    parts = re.fullmatch(r"([^{]*){([^}]*)}(.*)", name)
+    return [parts[1] + each + parts[3] for each in parts[2].split(",")] if parts else [name]
+
+
 def table(page, heading):
     """{field: type} of the page's table with that first column."""
     text = (ROOT / page).read_text().split(f"\n| {heading} | Type | What |\n")[1].split("\n\n")[0]
     found = {}
     for names, kind in re.findall(r"^\| (`.*`) \| (\w+) \| .*\|$", text, re.M):
-        found.update({name: kind for name in re.findall(r"`([^`]+)`", names)})
+        for name in re.findall(r"`([^`]+)`", names):
+            found.update({one: kind for one in expand(name)})
     return found
 
 
