@@ -32,16 +32,29 @@ def loads(server, tmp_path_factory):
          "--max-outstanding", "8"))]
 
 
-def table(page, heading):
-    """{field: type} of the page's table with that first column."""
-    text = (ROOT / page).read_text().split(f"\n| {heading} | Type | What |\n")[1].split("\n\n")[0]
-    found = {}
-    for names, kind in re.findall(r"^\| (`.*`) \| (\w+) \| .*\|$", text, re.M):
-        found.update({name: kind for name in re.findall(r"`([^`]+)`", names)})
+def expand(name):
+    """a.{b,c}.d is a.b.d and a.c.d."""
+    parts = re.fullmatch(r"([^{]*){([^}]*)}(.*)", name)
+    return [parts[1] + each + parts[3] for each in parts[2].split(",")] if parts else [name]
+
+
+def table(page, language):
+    """{field: type} of the page's block of that language. A line has names, their type and what
+    they are; one with nothing but a prefix is that of the indented lines below it."""
+    text = (ROOT / page).read_text().split(f"\n```{language}\n")[1].split("\n```")[0]
+    found, prefix = {}, ""
+    for line in text.splitlines():
+        if " " not in line:
+            prefix = line
+            continue
+        names, kind = re.match(r" *(.*?) +(string|number|bool|latency)\b", line).groups()
+        for name in names.split(", "):
+            found.update({(prefix if line[0] == " " else "") + each: kind
+                          for each in expand(name)})
     return found
 
 
-LOAD = table("client/load/README.md", "Field")
+LOAD = table("client/load/README.md", "load-fields")
 FACTS = {name: kind for name, kind in LOAD.items() if name.split(".")[0] in
          ("schema", "tool", "command", "started", "host", "server_info")}
 
@@ -84,7 +97,7 @@ def test_the_json_of_sessions_is_as_documented(server, start_server, tmp_path):
                              "--context", "100", "--layers", "8", args=(), check=False)
     assert done.returncode == 1, done.stderr
     check_fields([good, refused],
-                 FACTS | table("client/load/README.md", "Field of sessions"))
+                 FACTS | table("client/load/README.md", "session-fields"))
 
 
 def test_a_file_says_how_it_was_made(server, loads):
@@ -199,7 +212,7 @@ def test_bench_local(start_server, tmp_path):
                       "B2,H2,Lq1,Lk300,D64,dtype=float16,ragged", "--shape",
                       "B4,H8,Lq1,Lk600,D64", "--json", report, "--plot", plot, timeout=120)
     bench = json.loads(report.read_text())
-    check_fields([bench], FACTS | table("client/local/README.md", "Field"))
+    check_fields([bench], FACTS | table("client/local/README.md", "bench-local-fields"))
     assert bench["schema"] == "attend-bench-local/1" and bench["device"] == "cpu"
     assert len(bench["shapes"]) == 3
     for shape in bench["shapes"]:
