@@ -3,7 +3,6 @@
 #include "kernels/contract/select.h"
 
 #include <algorithm>
-#include <array>
 
 #include "kernels/contract/gradient_terms.h"
 #include "kernels/contract/limits.h"
@@ -11,30 +10,10 @@
 namespace attend {
 namespace {
 
-constexpr std::array<KernelInfo, kKernelCount> kKernels = {{
-    {KernelId::kCpuReference, "cpu_reference", DeviceKind::kCpu,
-     "plain loops in double precision; defines the answer"},
-    {KernelId::kCpuFlash, "cpu_flash", DeviceKind::kCpu,
-     "tiled online softmax, SIMD chosen at run time, all cores, fp32 accumulation"},
-    {KernelId::kCudaNaive, "cuda_naive", DeviceKind::kCuda,
-     "materialises the score matrix as standard attention does; O(Lq * Lk) memory"},
-    {KernelId::kCudaFlashFp32, "cuda_flash_fp32", DeviceKind::kCuda,
-     "tiled online softmax on CUDA cores, exact fp32, O(L) memory"},
-    {KernelId::kCudaFlashSm80, "cuda_flash_sm80", DeviceKind::kCuda,
-     "mma.sync Tensor Cores, cp.async, fp16 and bf16, every feature; Ampere and later"},
-    {KernelId::kCudaFlashSm90, "cuda_flash_sm90", DeviceKind::kCuda,
-     "wgmma Tensor Cores, TMA, specialised warps, fp16 and bf16; Hopper"},
-    {KernelId::kCudaDecodeSm80, "cuda_decode_sm80", DeviceKind::kCuda,
-     "few query rows against long K and V, whose keys are divided among blocks; fp16 and bf16; "
-     "Ampere and later"},
-    {KernelId::kCudaDecodeSm90, "cuda_decode_sm90", DeviceKind::kCuda,
-     "the same with wgmma, faster from 17 query rows of a KV head on; Hopper"},
-}};
-
 constexpr bool IsAuto(std::string_view forced) { return forced.empty() || forced == "auto"; }
 
 const KernelInfo* Find(std::string_view name) {
-  for (const KernelInfo& kernel : kKernels) {
+  for (const KernelInfo& kernel : Kernels()) {
     if (kernel.name == name) return &kernel;
   }
   return nullptr;
@@ -43,7 +22,7 @@ const KernelInfo* Find(std::string_view name) {
 // Those that run on such a device.
 std::string KernelNames(DeviceKind device) {
   std::string names = "auto";
-  for (const KernelInfo& kernel : kKernels) {
+  for (const KernelInfo& kernel : Kernels()) {
     if (kernel.device == device) names += ", " + std::string(kernel.name);
   }
   return names;
@@ -69,9 +48,18 @@ Status CheckDType(const Problem& problem, const KernelInfo* kernel) {
   return Unimplemented("float64 is computed by cpu_reference alone, asked for by name");
 }
 
+// Why a kernel cannot compute a problem, or why one was chosen.
+struct Reason {
+  std::string_view words;  // empty: it can compute it
+  Fallback fallback = Fallback::kNone;
+  bool empty() const { return words.empty(); }
+};
+
 Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
-                      const MemoryTraits& memory, std::string_view why) {
-  Selection selection{kernel.id, why, ReadsAligned(kernel.id) ? memory.repack_bytes : 0};
+                      const MemoryTraits& memory, const Reason& why) {
+  const int64_t copy_bytes = ReadsAligned(kernel.id) ? memory.repack_bytes : 0;
+  Selection selection{kernel.id, why.words, copy_bytes,
+                      copy_bytes > 0 ? Fallback::kAlignedCopy : why.fallback};
   if (kernel.id == KernelId::kCudaNaive) {
     const Result<int64_t> bytes = NaiveWorkspaceBytes(problem);
     if (!bytes.ok() || *bytes > device.workspace_bytes_max) {
@@ -86,15 +74,19 @@ Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const De
 }
 
 Result<Selection> FitBackward(KernelId id, const Problem& problem, const DeviceInfo& device,
-                              std::string_view why) {
-  if (device.kind == DeviceKind::kCpu) return Selection{id, why, 0};
+                              const Reason& why) {
+  Selection selection{id, why.words, 0, why.fallback};
+  if (device.kind == DeviceKind::kCpu) return selection;
+  const auto fits = [&](const Result<int64_t>& bytes) {
+    selection.workspace_bytes = bytes.ok() ? *bytes : 0;
+    return bytes.ok() && *bytes <= device.workspace_bytes_max;
+  };
   if (id == KernelId::kCudaFlashSm90 && TakesTurns(problem)) {
     // Without room for it, the kernels that need less.
-    const Result<int64_t> most = TurnWorkspaceBytes(problem);
-    if (most.ok() && *most <= device.workspace_bytes_max) return Selection{id, why, *most};
+    if (fits(TurnWorkspaceBytes(problem))) return selection;
   }
   const Result<int64_t> bytes = GradientTermsBytes(problem);
-  if (bytes.ok() && *bytes <= device.workspace_bytes_max) return Selection{id, why, *bytes};
+  if (fits(bytes)) return selection;
   return Unimplemented(
       "the backward pass needs " +
       (bytes.ok() ? std::to_string(*bytes) + " bytes" : "more bytes than 64 bits can count") +
@@ -147,178 +139,165 @@ std::string_view BestDecode(const Problem& p, const DeviceInfo& device) {
   return wgmma ? "cuda_decode_sm90" : "cuda_decode_sm80";
 }
 
-// A thread draws for a tile of 16 keys at once.
-std::string_view WhyNotDropInTiles(const Problem& p) {
-  if (p.dropout == 0 || p.key_offset % kDropoutTile == 0) return {};
-  return "dropout on Tensor Cores needs a key_offset that is a multiple of 16";
-}
-
 // Why Tensor Core kernels cannot do the problem's dropout; "" if they can or it has none.
-std::string_view WhyNotDrop(const Problem& p) {
-  if (p.dropout > 0 && p.page_rows > 0) {
-    return "Tensor Core kernels have no dropout with keys in pages";
+Reason WhyNotDrop(const Problem& p) {
+  if (p.dropout == 0) return {};
+  if (p.page_rows > 0) {
+    return {"Tensor Core kernels have no dropout with keys in pages", Fallback::kDropout};
   }
-  return WhyNotDropInTiles(p);
+  if (p.key_offset % kDropoutTile == 0) return {};
+  // A thread draws for a tile of 16 keys at once.
+  return {"dropout on Tensor Cores needs a key_offset that is a multiple of 16",
+          Fallback::kDropout};
 }
 
 // Why the kernel cannot compute the problem; "" if it can.
-std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
+Reason WhyNotSm80(const Problem& p, const DeviceInfo& device) {
   if (device.compute_capability < kSm80) {
-    return "cuda_flash_sm80 needs compute capability 8.0 or later";
+    return {"cuda_flash_sm80 needs compute capability 8.0 or later"};
   }
-  if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  if (!Has16Bits(p)) return {"Tensor Cores would round float32 inputs"};
   return WhyNotDrop(p);
 }
 
 // Why cuda_flash_sm90 cannot take the problem's bias; "" if it can or there is none.
-std::string_view WhyNotSm90Bias(const Problem& p) {
+Reason WhyNotSm90Bias(const Problem& p) {
   if (!p.has_bias) return {};
   if (!p.bias_bits && !p.bias_as_q) {
-    return "cuda_flash_sm90 takes a bias of q's dtype or a mask of bits, no other bias";
+    return {"cuda_flash_sm90 takes a bias of q's dtype or a mask of bits, no other bias",
+            Fallback::kBias};
   }
-  if (p.page_rows > 0) return "cuda_flash_sm90 has no bias for keys in pages";
-  if (p.dropout > 0) return "cuda_flash_sm90 has no bias with dropout";
+  if (p.page_rows > 0) return {"cuda_flash_sm90 has no bias for keys in pages", Fallback::kBias};
+  if (p.dropout > 0) return {"cuda_flash_sm90 has no bias with dropout", Fallback::kBias};
   if (std::max(p.dim, p.dim_v) > kSm90BiasDimMax) {
-    return "cuda_flash_sm90 has a bias up to a D and Dv of 128";
+    return {"cuda_flash_sm90 has a bias up to a D and Dv of 128", Fallback::kBias};
   }
   return {};
 }
 
 // Why Hopper's kernels cannot read Q, K and V, nor a copy of them; "" if they can.
-std::string_view WhyNotRead(const DeviceInfo& device, const MemoryTraits& memory) {
+Reason WhyNotRead(const DeviceInfo& device, const MemoryTraits& memory) {
   const bool copied = memory.repack_bytes > 0 && memory.repack_bytes <= device.workspace_bytes_max;
-  return copied ? std::string_view() : memory.not_tma;
+  return copied ? Reason() : Reason{memory.not_tma, Fallback::kAlignment};
 }
 
-std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
-                            const MemoryTraits& memory) {
+Reason WhyNotSm90(const Problem& p, const DeviceInfo& device, const MemoryTraits& memory) {
   if (!IsHopper(device)) {
-    return "cuda_flash_sm90 needs compute capability 9.x (Hopper)";
+    return {"cuda_flash_sm90 needs compute capability 9.x (Hopper)"};
   }
-  if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  if (!Has16Bits(p)) return {"Tensor Cores would round float32 inputs"};
   const int64_t most = std::max(p.dim, p.dim_v);
   if (p.page_rows > 0 && most > kSm90PagesDimMax) {
-    return "cuda_flash_sm90 reads K and V in pages up to a D and Dv of 192";
+    return {"cuda_flash_sm90 reads K and V in pages up to a D and Dv of 192", Fallback::kPages};
   }
   if (!WhyNotSm90Bias(p).empty()) return WhyNotSm90Bias(p);
   const bool general = !p.has_bias && p.dropout == 0 && most <= kSm90GeneralDimMax;
   if (p.o_float32 && !general) {
-    return "cuda_flash_sm90 writes O in float32 up to a D and Dv of 128, and not with a bias or "
-           "dropout";
+    return {
+        "cuda_flash_sm90 writes O in float32 up to a D and Dv of 128, and not with a bias or "
+        "dropout",
+        Fallback::kFloat32Output};
   }
   if (p.has_alibi && !general) {
-    return "cuda_flash_sm90 has ALiBi up to a D and Dv of 128, and not with a bias or dropout";
+    return {"cuda_flash_sm90 has ALiBi up to a D and Dv of 128, and not with a bias or dropout",
+            Fallback::kAlibi};
   }
   if (p.dropout > 0 && most > kSm90DropoutDimMax) {
-    return "cuda_flash_sm90 has dropout up to a D and Dv of 128";
+    return {"cuda_flash_sm90 has dropout up to a D and Dv of 128", Fallback::kDropout};
   }
   if (!WhyNotDrop(p).empty()) return WhyNotDrop(p);
   if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
-    return "cuda_flash_sm90 needs a scale of 2^-20 to 2^20";
+    return {"cuda_flash_sm90 needs a scale of 2^-20 to 2^20", Fallback::kScale};
   }
   return WhyNotRead(device, memory);
 }
 
-std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
-                                    const MemoryTraits& memory) {
-  const std::string_view why_not = WhyNotSm90(p, device, memory);
+Reason WhyNotSm90Backward(const Problem& p, const DeviceInfo& device, const MemoryTraits& memory) {
+  const Reason why_not = WhyNotSm90(p, device, memory);
   if (!why_not.empty()) return why_not;
-  if (!memory.not_tma.empty()) return memory.not_tma;  // it makes no copy
-  if (p.has_bias) return "the backward pass of cuda_flash_sm90 has no bias";
-  if (p.has_alibi) return "the backward pass of cuda_flash_sm90 has no ALiBi";
-  if (p.o_float32) return "Tensor Cores would round float32 gradients of O";
+  if (!memory.not_tma.empty()) return {memory.not_tma, Fallback::kAlignment};  // it makes no copy
+  if (p.has_bias) return {"the backward pass of cuda_flash_sm90 has no bias", Fallback::kBias};
+  if (p.has_alibi) return {"the backward pass of cuda_flash_sm90 has no ALiBi", Fallback::kAlibi};
+  if (p.o_float32) return {"Tensor Cores would round float32 gradients of O"};
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
-    return "the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8";
+    return {"the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8",
+            Fallback::kHeadDim};
   }
   if (p.softcap > kSm90BackwardSoftcapMax) {
-    return "the backward pass of cuda_flash_sm90 takes a softcap of up to 256";
+    return {"the backward pass of cuda_flash_sm90 takes a softcap of up to 256",
+            Fallback::kSoftcap};
   }
   return {};
 }
 
-std::string_view WhyNotSm80Backward(const Problem& p, const DeviceInfo& device) {
-  const std::string_view why_not = WhyNotSm80(p, device);
+Reason WhyNotSm80Backward(const Problem& p, const DeviceInfo& device) {
+  const Reason why_not = WhyNotSm80(p, device);
   if (!why_not.empty()) return why_not;
-  if (p.o_float32) return "Tensor Cores would round float32 gradients of O";
+  if (p.o_float32) return {"Tensor Cores would round float32 gradients of O"};
   return {};
 }
 
 // True of either kernel.
-std::string_view WhyNotDecode(const Problem& p, const DeviceInfo& device,
-                              const MemoryTraits& memory) {
+Reason WhyNotDecode(const Problem& p, const DeviceInfo& device, const MemoryTraits& memory) {
   if (device.compute_capability < kSm80) {
-    return "decoding kernels need compute capability 8.0 or later";
+    return {"decoding kernels need compute capability 8.0 or later"};
   }
-  if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
-  if (p.has_bias) return "decoding kernels have no bias";
-  if (p.dropout > 0) return "decoding kernels have no dropout";
+  if (!Has16Bits(p)) return {"Tensor Cores would round float32 inputs"};
+  if (p.has_bias) return {"decoding kernels have no bias", Fallback::kBias};
+  if (p.dropout > 0) return {"decoding kernels have no dropout", Fallback::kDropout};
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
-    return "decoding kernels need D and Dv that are multiples of 8";
+    return {"decoding kernels need D and Dv that are multiples of 8", Fallback::kHeadDim};
   }
   if (p.heads_kv > 0 && p.len_q > kDecodeRowsMost / p.group()) {
-    return "decoding kernels take at most 128 query rows of all heads of a KV head";
+    return {"decoding kernels take at most 128 query rows of all heads of a KV head"};
   }
   // What the copy engine needs is what 16-byte copies need.
   if (!WhyNotRead(device, memory).empty())
-    return "decoding kernels need rows on 16-byte boundaries";
+    return {"decoding kernels need rows on 16-byte boundaries", Fallback::kAlignment};
   return {};
 }
 
-std::string_view WhyNotDecodeSm90(const Problem& p, const DeviceInfo& device,
-                                  const MemoryTraits& memory) {
-  if (!IsHopper(device)) return "cuda_decode_sm90 needs compute capability 9.x (Hopper)";
+Reason WhyNotDecodeSm90(const Problem& p, const DeviceInfo& device, const MemoryTraits& memory) {
+  if (!IsHopper(device)) return {"cuda_decode_sm90 needs compute capability 9.x (Hopper)"};
   return WhyNotDecode(p, device, memory);
 }
 
 // The reason given is what kept a faster kernel away.
 Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
                              const MemoryTraits& memory) {
-  if (IsDecode(problem) && WhyNotDecode(problem, device, memory).empty()) {
-    return Fit(*Find(BestDecode(problem, device)), problem, device, memory,
-               memory.repack_bytes > 0
-                   ? "few query rows against long K and V, which are copied to 16-byte boundaries "
-                     "first: that takes twice as long as reading them"
-                   : "few query rows against long K and V: reading them takes the time");
+  Fallback fallback = Fallback::kNone;
+  if (IsDecode(problem)) {
+    const Reason not_decode = WhyNotDecode(problem, device, memory);
+    fallback = not_decode.fallback;
+    if (not_decode.empty()) {
+      return Fit(*Find(BestDecode(problem, device)), problem, device, memory,
+                 {memory.repack_bytes > 0
+                      ? "few query rows against long K and V, which are copied to 16-byte "
+                        "boundaries first: that takes twice as long as reading them"
+                      : "few query rows against long K and V: reading them takes the time"});
+    }
   }
-  const std::string_view not_sm90 = WhyNotSm90(problem, device, memory);
+  const Reason not_sm90 = WhyNotSm90(problem, device, memory);
   if (not_sm90.empty()) {
     return Fit(
         *Find("cuda_flash_sm90"), problem, device, memory,
-        memory.repack_bytes > 0
-            ? "wgmma and TMA are the fastest on Hopper; Q, K and V are copied to 16-byte "
-              "boundaries first"
-            : "wgmma and TMA are the fastest on Hopper, and the kernel supports all that is asked");
+        {memory.repack_bytes > 0
+             ? "wgmma and TMA are the fastest on Hopper; Q, K and V are copied to 16-byte "
+               "boundaries first"
+             : "wgmma and TMA are the fastest on Hopper, and the kernel supports all that is asked",
+         fallback});
   }
-  const std::string_view not_sm80 = WhyNotSm80(problem, device);
+  const Reason not_sm80 = WhyNotSm80(problem, device);
   if (not_sm80.empty()) return Fit(*Find("cuda_flash_sm80"), problem, device, memory, not_sm90);
   return Fit(*Find("cuda_flash_fp32"), problem, device, memory, not_sm80);
 }
 
 }  // namespace
 
-std::span<const KernelInfo> Kernels() { return kKernels; }
-
 Result<int64_t> NaiveWorkspaceBytes(const Problem& p) {
   const Result<int64_t> heads = CheckedProduct("scores", p.batch, p.heads_q, 4);
   if (!heads.ok()) return heads;
   return CheckedProduct("bytes of scores", *heads, p.len_q, p.len_k);
-}
-
-std::string_view KernelName(KernelId id) { return kKernels[static_cast<size_t>(id)].name; }
-
-bool RoundsWeights(KernelId id) {
-  return id == KernelId::kCudaFlashSm80 || id == KernelId::kCudaFlashSm90 ||
-         id == KernelId::kCudaDecodeSm80 || id == KernelId::kCudaDecodeSm90;
-}
-bool RoundsWeights(std::string_view name) {
-  const auto kernel = std::find_if(std::begin(kKernels), std::end(kKernels),
-                                   [&](const KernelInfo& info) { return info.name == name; });
-  return kernel == std::end(kKernels) || RoundsWeights(kernel->id);
-}
-
-bool ReadsAligned(KernelId id) {
-  return id == KernelId::kCudaFlashSm90 || id == KernelId::kCudaDecodeSm80 ||
-         id == KernelId::kCudaDecodeSm90;
 }
 
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
@@ -337,16 +316,16 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
   if (!found.ok()) return found.status();
   const KernelInfo* kernel = *found;
   ATTEND_RETURN_IF_ERROR(CheckDType(problem, kernel));
-  std::string_view why_not;
+  Reason why_not;
   if (kernel->id == KernelId::kCudaFlashSm80) why_not = WhyNotSm80(problem, device);
   if (kernel->id == KernelId::kCudaFlashSm90) why_not = WhyNotSm90(problem, device, memory);
   if (kernel->id == KernelId::kCudaDecodeSm80) why_not = WhyNotDecode(problem, device, memory);
   if (kernel->id == KernelId::kCudaDecodeSm90) why_not = WhyNotDecodeSm90(problem, device, memory);
   if (!why_not.empty()) {
     return Unimplemented("kernel " + std::string(kernel->name) + " cannot compute this on " +
-                         device.name + ": " + std::string(why_not));
+                         device.name + ": " + std::string(why_not.words));
   }
-  return Fit(*kernel, problem, device, memory, "asked for by name");
+  return Fit(*kernel, problem, device, memory, {"asked for by name"});
 }
 
 Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
@@ -356,8 +335,8 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
 
 Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
                                  std::string_view forced, const MemoryTraits& memory) {
-  const std::string_view not_sm90 = WhyNotSm90Backward(problem, device, memory);
-  const std::string_view not_sm80 = WhyNotSm80Backward(problem, device);
+  const Reason not_sm90 = WhyNotSm90Backward(problem, device, memory);
+  const Reason not_sm80 = WhyNotSm80Backward(problem, device);
   if (IsAuto(forced)) {
     ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCpu) {
@@ -365,7 +344,7 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
     }
     if (not_sm90.empty()) {
       return FitBackward(KernelId::kCudaFlashSm90, problem, device,
-                         "wgmma and TMA are the fastest on Hopper, and take all that is asked");
+                         {"wgmma and TMA are the fastest on Hopper, and take all that is asked"});
     }
     if (not_sm80.empty()) return FitBackward(KernelId::kCudaFlashSm80, problem, device, not_sm90);
     return FitBackward(KernelId::kCudaFlashFp32, problem, device, not_sm80);
@@ -374,17 +353,17 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
   if (!kernel.ok()) return kernel.status();
   ATTEND_RETURN_IF_ERROR(CheckDType(problem, *kernel));
   const KernelId id = (*kernel)->id;
-  std::string_view why_not;
+  Reason why_not;
   if (id == KernelId::kCudaFlashSm80) why_not = not_sm80;
   if (id == KernelId::kCudaFlashSm90) why_not = not_sm90;
   if (id == KernelId::kCudaNaive || id == KernelId::kCudaDecodeSm80 ||
       id == KernelId::kCudaDecodeSm90) {
-    why_not = "it has none";
+    why_not = {"it has none"};
   }
-  if (why_not.empty()) return FitBackward(id, problem, device, "asked for by name");
+  if (why_not.empty()) return FitBackward(id, problem, device, {"asked for by name"});
   return Unimplemented("kernel " + std::string((*kernel)->name) +
                        " cannot compute this backward pass on " + device.name + ": " +
-                       std::string(why_not));
+                       std::string(why_not.words));
 }
 
 }  // namespace attend

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -63,10 +64,31 @@ bool RoundsWeights(std::string_view name);
 // Whether a kernel reads Q, K and V in pieces of 16 bytes, and so may need a copy of them.
 bool ReadsAligned(KernelId id);
 
+// The part of a problem that keeps a faster kernel of the same device away, or costs a copy first.
+// Precision that was asked for (float32 inputs) is none.
+enum class Fallback : int32_t {
+  kNone = 0,
+  kBias,
+  kPages,
+  kAlibi,
+  kDropout,
+  kFloat32Output,
+  kScale,
+  kSoftcap,
+  kHeadDim,
+  kAlignment,
+  kAlignedCopy,  // the fast kernel runs, on copies of Q, K and V
+};
+// As a metric's label has them: "bias".
+inline constexpr std::array<std::string_view, 11> kFallbackNames = {
+    "none",  "bias",    "pages",    "alibi",     "dropout",     "float32_output",
+    "scale", "softcap", "head_dim", "alignment", "aligned_copy"};
+
 struct Selection {
   KernelId kernel = KernelId::kCpuReference;
   std::string_view why;         // static storage; one clause
   int64_t workspace_bytes = 0;  // device memory besides the tensors
+  Fallback fallback = Fallback::kNone;
 };
 
 // Workspace of cuda_naive: all scores, in fp32. Overflow is INVALID_ARGUMENT.

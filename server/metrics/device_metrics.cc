@@ -28,6 +28,18 @@ DeviceSeries::DeviceSeries(prometheus::Registry& made_in, const std::string& nam
         by_dtype("attend_kernel_requests_total", "Requests answered, by the kernel that ran");
     flops[id] = by_dtype("attend_flops_total", "Floating-point operations of answered requests");
   }
+  for (size_t n = 1; n < kFallbackNames.size(); ++n) {
+    const prometheus::Labels reason = {{"device", name},
+                                       {"reason", std::string(kFallbackNames[n])}};
+    fallback_requests[n] = &MakeCounter(
+        registry, "attend_fallback_requests_total",
+        "Answered requests that an option or their layout kept from the fastest kernel, or whose "
+        "tensors were copied for it",
+        reason);
+    fallback_kernel_seconds[n] =
+        &MakeCounter(registry, "attend_fallback_kernel_seconds_total",
+                     "Their share of their batches' time in kernels", reason);
+  }
 }
 
 void DeviceSeries::Record(const BatchOutcome& outcome) {

@@ -70,6 +70,8 @@ struct DeviceSeries {
   // By kernel and dtype; null for kernels of other kinds of device.
   std::array<ByDType, kKernelCount> kernel_requests{};
   std::array<ByDType, kKernelCount> flops{};
+  using ByFallback = std::array<Counter*, kFallbackNames.size()>;  // [0], of none, is null
+  ByFallback fallback_requests{}, fallback_kernel_seconds{};
 };
 
 }  // namespace attend

@@ -223,6 +223,12 @@ void Metrics::Families::RecordAnswer(const Request& request) const {
   if (device.flops[kernel][dtype] == nullptr) return;
   device.kernel_requests[kernel][dtype]->Increment();
   device.flops[kernel][dtype]->Increment(request.flops);
+  const auto fallback = static_cast<size_t>(request.selection.fallback);
+  if (fallback == 0) return;
+  device.fallback_requests[fallback]->Increment();
+  device.fallback_kernel_seconds[fallback]->Increment(
+      Seconds(request.kernel_ns) /
+      static_cast<double>(std::max<int64_t>(1, request.batch_requests)));
 }
 
 Metrics::Metrics(const std::string& version) : families_(std::make_unique<Families>(version)) {}

@@ -107,5 +107,52 @@ TEST(SelectMemory, DecodingReadsACopy) {
   EXPECT_EQ(Select(p, Gpu(999), "", copied)->kernel, KernelId::kCudaFlashSm80);
 }
 
+// A metric's label; precision that is asked for, and devices without a faster kernel, have none.
+TEST(SelectMemory, SaysWhatKeepsTheFastestKernelAway) {
+  const Problem decodes = test::MakeSpec(2, 16, 2, 1, 512, 128, 128, DType::kBFloat16).problem;
+  const auto changed = [](Problem p, void (*change)(Problem&)) {
+    change(p);
+    return p;
+  };
+  const auto odd = changed(Half(), [](Problem& p) { p.dim = 60; });
+  const auto biased = [](Problem& p) { p.has_bias = true; };
+  const auto drops = [](Problem& p) { p.dropout = 100, p.key_offset = 3; };
+  struct Case {
+    Problem problem;
+    int64_t workspace_bytes_max;
+    Fallback fallback;
+  };
+  const Case cases[] = {
+      {Half(), 0, Fallback::kNone},
+      {decodes, 0, Fallback::kNone},
+      {changed(Half(), [](Problem& p) { p.dtype = DType::kFloat32; }), 0, Fallback::kNone},
+      {changed(Half(), biased), 0, Fallback::kBias},
+      {changed(Half(), drops), 0, Fallback::kDropout},
+      {changed(Half(), [](Problem& p) { p.has_alibi = true, p.dim = 136; }), 0, Fallback::kAlibi},
+      {changed(Half(), [](Problem& p) { p.o_float32 = true, p.dim = 136; }), 0,
+       Fallback::kFloat32Output},
+      {changed(Half(), [](Problem& p) { p.page_rows = 16, p.dim = 200, p.len_q = 256; }), 0,
+       Fallback::kPages},
+      {changed(Half(), [](Problem& p) { p.scale = 0; }), 0, Fallback::kScale},
+      {odd, 0, Fallback::kAlignment},
+      {odd, 1 << 30, Fallback::kAlignedCopy},
+      {changed(decodes, [](Problem& p) { p.has_bias = p.bias_bits = true; }), 0, Fallback::kBias},
+  };
+  for (const Case& each : cases) {
+    const Result<Selection> chosen = Select(each.problem, Gpu(each.workspace_bytes_max));
+    ASSERT_TRUE(chosen.ok());
+    EXPECT_EQ(kFallbackNames[static_cast<size_t>(chosen->fallback)],
+              kFallbackNames[static_cast<size_t>(each.fallback)])
+        << chosen->why;
+    EXPECT_EQ(Select(each.problem, Gpu(1 << 30), "cuda_flash_fp32")->fallback, Fallback::kNone);
+  }
+  const auto backward = [&](void (*change)(Problem&)) {
+    return SelectBackward(changed(Half(), change), Gpu(1 << 30))->fallback;
+  };
+  EXPECT_EQ(backward(biased), Fallback::kBias);
+  EXPECT_EQ(backward([](Problem& p) { p.softcap = 300; }), Fallback::kSoftcap);
+  EXPECT_EQ(backward([](Problem&) {}), Fallback::kNone);
+}
+
 }  // namespace
 }  // namespace attend

@@ -72,6 +72,8 @@ const char* const kFamilies[] = {"attend_build_info",
                                  "attend_tenant_queue_requests",
                                  "attend_kernel_requests_total",
                                  "attend_flops_total",
+                                 "attend_fallback_requests_total",
+                                 "attend_fallback_kernel_seconds_total",
                                  "attend_transport_bytes_total",
                                  "attend_read_in_place_bytes_total",
                                  "attend_queue_requests",
@@ -243,17 +245,27 @@ TEST(MetricsTest, ARequestAndItsFlopsCountWhereItRan) {
   request.flops = 9;
   request.device = 1;
   metrics.RecordFinished(request, 1, 0);
+  request.selection.fallback = Fallback::kBias;
+  request.flops = 0;
+  request.kernel_ns = 6'000'000'000;
+  request.batch_requests = 3;
+  metrics.RecordFinished(request, 1, 0);
   metrics.SetOutstanding(2, 1.5);
   Exposition now(Serialize(metrics));
   const std::string labels = "\",dtype=\"float16\",kernel=\"cuda_flash_sm90\"}";
   const double flops[] = {0, 9, 0};
-  const double requests[] = {0, 1, 0};
+  const double requests[] = {0, 2, 0};
   for (int i = 0; i < 3; ++i) {
     const std::string device = "{device=\"cuda:" + std::to_string(i) + labels;
     EXPECT_EQ(now.samples.at("attend_flops_total" + device), flops[i]);
     EXPECT_EQ(now.samples.at("attend_kernel_requests_total" + device), requests[i]);
   }
   EXPECT_EQ(now.samples.at("attend_outstanding_cost{device=\"cuda:2\"}"), 1.5);
+  const std::string bias = "{device=\"cuda:1\",reason=\"bias\"}";
+  EXPECT_EQ(now.samples.at("attend_fallback_requests_total" + bias), 1);
+  EXPECT_EQ(now.samples.at("attend_fallback_kernel_seconds_total" + bias), 2);
+  EXPECT_EQ(now.samples.at("attend_fallback_requests_total{device=\"cuda:1\",reason=\"pages\"}"),
+            0);
 }
 
 // Overlap is phases over span: of a batch whose phases follow each other 1, of this one 2.
