@@ -12,10 +12,11 @@ bool FrameBudget::Take(TokenBucket& bucket, TimePoint now) {
 
 bool FrameBudget::Count(const nghttp2_frame_hd& head, TimePoint now) {
   const bool ack = (head.flags & NGHTTP2_FLAG_ACK) != 0;
-  const bool last = (head.flags & NGHTTP2_FLAG_END_STREAM) != 0;
   switch (head.type) {
     case NGHTTP2_PING:
-      return Take(ack ? empty_ : pings_, now);
+      if (ack || data_pings_ <= 0) return Take(ack ? empty_ : pings_, now);
+      --data_pings_;
+      return true;
     case NGHTTP2_SETTINGS:
       return Take(ack ? empty_ : settings_, now);
     case NGHTTP2_RST_STREAM:
@@ -25,9 +26,12 @@ bool FrameBudget::Count(const nghttp2_frame_hd& head, TimePoint now) {
       --window_updates_;
       return true;
     case NGHTTP2_DATA:
-      if (head.length >= static_cast<size_t>(kEmptyBytes)) return true;
-      if (!last || ends_ <= 0) return Empty(now);
-      --ends_;
+      if (head.length >= static_cast<size_t>(kSmallBytes)) {
+        ++small_pieces_;
+        return true;
+      }
+      if (small_pieces_ <= 0) return Empty(now);
+      --small_pieces_;
       return true;
     case NGHTTP2_HEADERS:
       continuations_ = 0;

@@ -15,6 +15,7 @@
 namespace attend {
 
 struct FrameRates {
+  // PINGs beyond those that answers allow.
   Rate pings{.per_second = 64, .burst = 512};
   // Cancelling clients send up to 100,000 at once.
   Rate resets{.per_second = 262144, .burst = 262144};
@@ -26,8 +27,8 @@ struct FrameRates {
 
 class FrameBudget {
  public:
-  // A piece of a message with fewer bytes than this is empty, except one that ends each call.
-  static constexpr int64_t kEmptyBytes = 32;
+  // A piece of a message with fewer bytes than this is small.
+  static constexpr int64_t kSmallBytes = 32;
 
   explicit FrameBudget(const FrameRates& rates = {})
       : pings_(rates.pings),
@@ -46,15 +47,17 @@ class FrameBudget {
   // The stream is below one that has begun, and maybe none: the client leaves out ids.
   bool MayBeLeftOut(int32_t id) const { return leaves_out_ids_ && id < newest_; }
 
-  // A call may end once, and send two WINDOW_UPDATE, and one for each of so many bytes that it is
-  // sent.
+  // A call may send two WINDOW_UPDATE, and two small pieces: a message and an end.
   void CountCall() {
-    ++ends_;
+    small_pieces_ += 2;
     window_updates_ += 2;
   }
+  // A frame of data with so many bytes was sent. It allows a WINDOW_UPDATE, one more for each
+  // kBytesPerUpdate, and a PING, with which gRPC's clients for Go and Java measure its way.
   void CountSent(int64_t bytes) {
+    ++data_pings_;
     unspent_ += bytes;
-    window_updates_ += unspent_ / kBytesPerUpdate;
+    window_updates_ += 1 + unspent_ / kBytesPerUpdate;
     unspent_ %= kBytesPerUpdate;
   }
 
@@ -67,7 +70,10 @@ class FrameBudget {
   int32_t newest_ = -1;  // stream
   bool leaves_out_ids_ = false;
   int continuations_ = 0;  // of the newest block
-  int64_t ends_ = 0;       // frames of DATA that may end a call
+  // That may come beside what `empty_` allows. A piece that is not small allows a small one, as
+  // some clients cut messages at 16 KiB.
+  int64_t small_pieces_ = 0;
+  int64_t data_pings_ = 0;
   int64_t window_updates_ = 8;
   int64_t unspent_ = 0;  // bytes sent that make no whole update so far
 };

@@ -247,7 +247,7 @@ void Http2Session::EndFrame(const nghttp2_frame& frame) {
       if (frame.data.padlen > 0) {
         counts_.padding_bytes += static_cast<int64_t>(frame.data.padlen);
         const auto left = static_cast<int64_t>(frame.hd.length - frame.data.padlen);
-        if (!ends && left < FrameBudget::kEmptyBytes && !budget_.Empty(now_)) {
+        if (!ends && left < FrameBudget::kSmallBytes && !budget_.Empty(now_)) {
           return Complain("more frames of padding came than a connection may send");
         }
       }

@@ -217,6 +217,11 @@ public final class Interop {
     cases.put("unimplemented_service", () -> wantRefusal("no.such.Service/Method", new byte[0],
         Status.Code.UNIMPLEMENTED, "no.such.Service"));
     cases.put("custom_metadata", this::customMetadata);
+    cases.put("many_calls", () -> {
+      for (int i = 0; i < 3000; i++) {
+        atLeast(call(channel, SERVICE + "GetServerInfo", new byte[0]), 1);
+      }
+    });
     return cases;
   }
 

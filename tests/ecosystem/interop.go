@@ -226,6 +226,15 @@ func (c *client) customMetadata(ctx context.Context) error {
 	return nil
 }
 
+func (c *client) manyCalls(ctx context.Context) error {
+	for i := 0; i < 3000; i++ {
+		if err := c.emptyUnary(ctx); err != nil {
+			return fmt.Errorf("after %d calls: %v", i, err)
+		}
+	}
+	return nil
+}
+
 func main() {
 	connection, err := grpc.Dial(os.Args[1], grpc.WithInsecure(),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.MaxCallRecvMsgSize(1<<30)))
@@ -247,6 +256,7 @@ func main() {
 		{"unimplemented_method", c.unimplementedMethod},
 		{"unimplemented_service", c.unimplementedService},
 		{"custom_metadata", c.customMetadata},
+		{"many_calls", c.manyCalls},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		if err := each.run(ctx); err != nil {

@@ -28,7 +28,7 @@ CODE = grpc.StatusCode
 CASES = ("empty_unary", "large_unary", "ping_pong", "streaming", "empty_stream",
          "cancel_after_begin", "cancel_after_first_response", "timeout_on_sleeping_server",
          "status_code_and_message", "special_status_message", "unimplemented_method",
-         "unimplemented_service", "custom_metadata")
+         "unimplemented_service", "custom_metadata", "many_calls")
 GO_SOURCES = pathlib.Path("/usr/share/gocode/src/google.golang.org/grpc")
 JARS = [f"/usr/share/java/{name}.jar" for name in (
     "grpc-api", "grpc-context", "grpc-core", "grpc-netty", "grpc-stub", "guava", "netty-buffer",
@@ -176,8 +176,9 @@ def unary(channel, method, request=b"", **options):
 @pytest.mark.parametrize("case", CASES)
 def test_grpcio(channel, messages, case):
     small = (messages / "small").read_bytes()
-    if case == "empty_unary":
-        assert unary(channel, "GetServerInfo")
+    if case in ("empty_unary", "many_calls"):
+        for _ in range(3000 if case == "many_calls" else 1):
+            assert unary(channel, "GetServerInfo")
     elif case == "large_unary":
         assert len(unary(channel, "Attend", (messages / "large").read_bytes())) > 300_000
     elif case in ("ping_pong", "cancel_after_first_response"):
@@ -307,6 +308,8 @@ def test_programs(server, messages, language, request):
     said = subprocess.run([*command, server.address, messages], capture_output=True, text=True,
                           timeout=20 * SECONDS, check=False)
     assert sorted(said.stdout.splitlines()) == sorted(f"ok {case}" for case in CASES), said.stderr
+    # Such as for PINGs, which clients may send after each answer.
+    assert server.metric("attend_connections_refused_total", reason="frames") == 0
 
 
 def run_tool(*command):

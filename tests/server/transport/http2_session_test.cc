@@ -354,10 +354,9 @@ TEST_F(Http2SessionTest, EndsConnectionsThatSendWhatCarriesNothing) {
     Status status;
     if (name == "continuation") status = session().Receive(http2::Headers(3, "", 0));
     int64_t count = 0;
-    while (status.ok() && count < 400000) {
+    for (; status.ok() && count < 400000; ++count) {
       status = session().Receive(frame);
       if (name != "settings") ToClient(client);
-      ++count;
     }
     EXPECT_EQ(status.code(), Code::kResourceExhausted) << name;
     EXPECT_LT(count, name.starts_with("resets") ? 300000 : 60000) << name;
