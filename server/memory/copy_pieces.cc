@@ -35,13 +35,13 @@ Status CopyOne(const HostPiece& piece) {
 
 Status CopyOne(const FilePiece& piece) { return piece.Copy(); }
 
-// Pieces of one kind, and the parts that they are copied in.
+// Pieces of one kind, grouped into parts of about part_bytes.
 template <class Piece>
 struct Parts {
   std::vector<Piece> pieces;
-  std::vector<size_t> ends;  // of the parts, in `pieces`
+  std::vector<size_t> ends;  // end of each part in `pieces`
 
-  // Pieces above `part_bytes` are cut, so that one contiguous tensor is spread over threads too.
+  // Larger pieces are cut, so that a single contiguous tensor is spread over the threads too.
   Parts(const std::vector<Piece>& whole, int64_t part_bytes) {
     pieces.reserve(whole.size());
     int64_t part = 0;
