@@ -111,7 +111,7 @@ class Finder {
     return CountNumbers(what, part.contents.bytes);
   }
 
-  // `bytes` is whatever the client says, so it is added only once it is known to be small.
+  // `bytes` is a client's claim, unbounded: compare before adding, so that nothing overflows.
   Status CountNumbers(const std::string& what, int64_t bytes) {
     if (bytes <= kFieldBytesMax - array_bytes_) {
       array_bytes_ += bytes;

@@ -15,7 +15,7 @@ uint64_t MillisecondsNow() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
 }
 
-// So that clients cannot make the table long: beyond these, sizes are rounded up to powers of two.
+// Batch sizes above this are rounded up to powers of two, so that clients cannot grow the table.
 constexpr uint64_t kExactSizes = 256;
 
 uint64_t SizeOf(const Request& request) {
