@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Start order follows dependencies: engine, shared memory and sessions, the services, the metrics
+// endpoint, and the listening sockets last, so that no call meets a half-built server. The
+// destructor (server_end.cc) stops whatever has threads from the outside in. Health and metrics
+// reach the gRPC server through serving_, under its mutex: they run before it is set and after it
+// is cleared.
 
 #include "server/app/server.h"
 
@@ -274,7 +280,7 @@ Status Server::StartGrpc() {
     const MutexLock lock(serving_mutex_);
     serving_ = grpc_.get();
   }
-  UpdateHealth();  // a call may already have lost the device
+  UpdateHealth();  // a call may have lost the device already
   return Status();
 }
 
