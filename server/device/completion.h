@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Completion threads end the requests of finished batches, so that lanes compute while answers are
-// encoded and sent. gRPC writes small answers to the socket on the thread that ends the call, so
-// one thread alone would limit the rate of answers.
+// encoded. Encoding an answer and handing it to the transport take place on the thread that ends
+// the request, so one thread alone would limit the rate of answers.
 
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server without its wire: devices, queues, schedulers, lanes, checks. gRPC threads call Admit,
-// Submit and Cancel, which do not block. One exception: Submit may start a small request, poll
-// briefly for its end and answer it (device_worker.h).
+// The server without its wire: devices, queues, schedulers, lanes, checks. The transport's loops
+// call Admit, Submit and Cancel, which do not block. One exception: Submit may start a small
+// request, poll briefly for its end and answer it (device_worker.h).
 
 #pragma once
 
@@ -84,7 +84,7 @@ class Engine {
   // (scheduler.h), so that its bytes need not be copied. Submit judges again.
   Status CheckInTime(Request& request);
 
-  // Stager::Stage. Blocks: not on gRPC's threads.
+  // Stager::Stage. Not on the transport's loops.
   void Stage(Request& request, std::span<const HostSpan> tensors) {
     stager_->Stage(request, tensors);
   }

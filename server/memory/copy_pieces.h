@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies the bytes of large messages on dedicated threads, so that gRPC's few threads never spend
-// long in memcpy. A copy is split over the threads by bytes.
+// Copies the bytes of large messages on dedicated threads, so that the transport's loops never
+// spend long in memcpy. A copy is split over the threads by bytes.
 
 #pragma once
 

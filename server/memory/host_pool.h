@@ -9,7 +9,7 @@
 // free and contiguous, however long other tenants hold theirs, e.g. in answers that no client
 // reads.
 //
-// Thread-safe. The pool must outlive its blocks, including those that gRPC is still sending.
+// Thread-safe. The pool must outlive its blocks, including those that are still being sent.
 
 #pragma once
 

@@ -2,7 +2,7 @@
 //
 // Divides a shared resource among tenants. Half is split by weight into each tenant's own part, at
 // least one unit unless its weight is 0. The rest is common, first come, first served. A single
-// tenant has everything as the common rest; so does one beside tenants of weight 0.
+// tenant has no own part: everything is common.
 //
 // Invariant: what tenants hold beyond their own parts never exceeds the common rest. So a tenant's
 // own part is always free for it, however much others hold and for however long, and nothing in use

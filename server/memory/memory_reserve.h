@@ -4,7 +4,7 @@
 // first, so one that fails is small and in the middle of some work. It is served from the reserve,
 // and new requests are refused until the reserve is full again. Code that handles std::bad_alloc
 // declares it with OnNoMemory and sees the exception once half of the reserve is used. The other
-// half is for code that cannot handle it: gRPC and accepted requests. When that is used up too,
+// half is for code that cannot handle it: libraries and accepted requests. When that is used up,
 // they wait until other threads free memory.
 //
 // One reserve per process, as operator new is. Thread-safe.

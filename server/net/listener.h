@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Accepts connections for gRPC, whose own listener abandons its sockets at the first error. One
-// thread serves all addresses. A connection is kept here until its first byte arrives.
+// Accepts connections for the transport. One thread serves all addresses. A connection is kept here
+// until its first byte arrives.
 //
 // Connections are limited in total and per peer. At a limit, the longest silent one is closed to
 // make room, or else the oldest stranger. A connection on which a message stalls is ended; so is

@@ -29,9 +29,9 @@ struct TcpListeners {
 
 // Non-blocking listening sockets for `address`, HOST:PORT; port 0 picks a free one. A name means
 // all of its addresses that this host has; 0.0.0.0 and [::] mean every address of both families.
-// Accepted connections have TCP_NODELAY, as with gRPC's own listeners, and TCP keep-alive, which
-// ends them when the peer's machine is gone: gRPC's pings would cost a timer per read. The error is
-// one line with the reason; an address that more hosts than `reach` can connect to is an error.
+// Accepted connections have TCP_NODELAY, and TCP keep-alive, which ends them when the peer's
+// machine is gone without HTTP/2 pings and their timers. The error is one line with the reason; an
+// address that more hosts than `reach` can connect to is an error.
 Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive = {},
                                TcpReach reach = TcpReach::kAnyone);
 
