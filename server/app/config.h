@@ -20,7 +20,7 @@ struct Config {
   std::string metrics_listen = "127.0.0.1:8002";  // "off": none
   int64_t max_streams = 1024;                     // per connection
   int64_t max_calls = 0;                          // on all connections; 0: 16 * max_streams
-  int64_t max_calls_per_peer = 0;                 // 0: a quarter of max_calls
+  int64_t max_calls_per_peer = 0;                 // 0: max_calls / 4, at least max_streams
   int64_t max_connections = 0;                    // 0: as many as descriptors allow
   int64_t max_connections_per_peer = 0;           // 0: a quarter of max_connections
   double handshake_timeout_seconds = 20;

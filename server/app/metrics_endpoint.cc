@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// One poll() loop. All state belongs to its thread, so there is no lock. Scrapes are answered in
+// the loop itself, since they are short; a slow reader holds only its own connection, for at most
+// kConnectionTime.
 
 #include "server/app/metrics_endpoint.h"
 

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Reload replaces the channel under the lock; a Send in progress keeps the old one alive. Send
+// waits for its callback, and Cancel, from any thread, cancels the context of the Send in progress.
 
 #include "server/app/otlp_sink.h"
 

@@ -195,7 +195,7 @@ Status Server::MakeSessions() {
   if (config_.session_memory_bytes == 0) return Status();
   std::vector<std::unique_ptr<DeviceArena>> arenas;
   for (Backend* const backend : engine_->backends()) {
-    // The first slab begins one unit late.
+    // Page 0 is never used, so the first slab begins one unit late.
     Result<std::unique_ptr<DeviceArena>> arena =
         backend->MakeArena(SessionBytes(config_, backend->info()) + kPageUnitBytes);
     if (!arena.ok() && !config_.session_memory_is_default) return arena.status();

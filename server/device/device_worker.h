@@ -118,7 +118,7 @@ class DeviceWorker {
   bool WatchDeadlinesLocked() ATTEND_REQUIRES(mutex_);
   bool MayPlanOnCallerLocked() const ATTEND_REQUIRES(mutex_);
   Scheduler::Step PlanLocked(TimePoint now) ATTEND_REQUIRES(mutex_);
-  // Whether requests wait that no thread is about to plan.
+  // Whether there are queued requests besides those left for PlanNow.
   bool WaitingLocked() const ATTEND_REQUIRES(mutex_) {
     return scheduler_.queue().size() > unplanned_.load(std::memory_order_relaxed);
   }
@@ -150,7 +150,7 @@ class DeviceWorker {
 
   mutable Mutex mutex_;
   CondVar wake_;  // the scheduler's thread
-  CondVar idle_;  // Stop
+  CondVar idle_;  // Stop waits on it
   Scheduler scheduler_ ATTEND_GUARDED_BY(mutex_);
   std::vector<LaneSlot> lanes_;
   std::atomic<bool> healthy_ = true;  // written under the lock

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Only facts that stay true until the request runs are used here, so the decision can be made once
+// and remembered. Load changes all the time and is left to the router.
 
 #include "server/engine/placement.h"
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Bytes are received until the request is complete, answered once, and sent; while out_ is not
+// empty, nothing is received, so a client cannot make the buffers grow. Buffers that held a request
+// are wiped: it may carry a token.
 
 #include "server/http/http_connection.h"
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each tenant's bounds are looked up in up to two sections, the defaults and its own; the later one
+// that has a key wins, and "none" there removes a default. The defaults are checked alone as well,
+// so that an error in them is found even if every tenant has its own section.
 
 #include "server/limits/tenant_bounds.h"
 

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The bytes of all pieces are cut into parts of equal size, about one per thread, within the bounds
+// of thresholds::kCopyPartBytesMin and Max. A part has whole or cut pieces, of memory or of files;
+// idle threads take the next part, so one large tensor spreads over the threads as well as many
+// small ones.
 
 #include "server/memory/copy_pieces.h"
 

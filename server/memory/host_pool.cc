@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// One RangeAllocator per tenant and one for the common rest, over adjacent parts of one allocation.
+// Take tries the tenant's own part, then the common one; a block never spans two. A block remembers
+// its part, so Return needs no search.
 
 #include "server/memory/host_pool.h"
 

@@ -60,7 +60,7 @@ CheckResult ResultOf(const RowsReport& report) {
   return report.of_inputs ? CheckResult::kInputs : CheckResult::kFailed;
 }
 
-// Objectives leave out requests whose deadline is less than this after their arrival.
+// A late request whose deadline was less than this after its arrival counts in no objective.
 constexpr Duration kShortDeadline = std::chrono::milliseconds(10);
 
 bool IsLate(const Request& request) {

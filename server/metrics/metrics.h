@@ -70,16 +70,16 @@ class Metrics {
   // For the metrics endpoint.
   std::shared_ptr<prometheus::Registry> registry() const;
 
-  // Records a finished request, refused ones included (of those only the status counts):
-  // attend_requests_total{code}, attend_objective_requests_total{code},
-  // attend_short_deadlines_total, attend_early_cancellations_total,
-  // attend_backward_requests_total{code}, attend_deadline_requests_total{outcome},
-  // attend_tenant_requests_total{tenant,code}, attend_tenant_flops_total{tenant},
+  // Records a finished request, also a refused one: attend_requests_total{code},
+  // attend_objective_requests_total{code}, attend_short_deadlines_total,
+  // attend_early_cancellations_total, attend_backward_requests_total{code},
+  // attend_deadline_requests_total{outcome}, attend_tenant_requests_total{tenant,code},
   // attend_tenant_limited_requests_total{tenant} (refused by a tenant limit),
   // attend_rejected_requests_total{reason} (refused before acceptance),
-  // attend_phase_duration_seconds{phase}, attend_flops_total and
-  // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
-  // direction}, attend_reference_checks_total{result,transport}.
+  // attend_reference_checks_total{result,transport} and its rows and errors. If its status is OK,
+  // also attend_phase_duration_seconds{phase}, attend_tenant_flops_total{tenant},
+  // attend_flops_total and attend_kernel_requests_total{kernel,dtype,device},
+  // attend_transport_bytes_total{transport,direction} and attend_read_in_place_bytes_total.
   void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);
   // Finished requests with status OK.
   int64_t answered() const;

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Triton counts executions per batch, but here the requests of a batch may belong to different
+// models and end one by one. So each request adds 1 / (requests in its batch) of an execution and
+// of its times, as doubles, to its model's entry for that batch size; the sums are rounded when
+// they are read.
 
 #include "server/oip/model_statistics.h"
 
