@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Only SHA-256 digests of tokens are stored. Tokens are random (256 bits), so a digest cannot be
-// inverted by guessing, and a slow password hash would only cost time.
+// Only SHA-256 digests of tokens are stored. Tokens are meant to have 256 random bits, so a digest
+// cannot be inverted by guessing, and a slow password hash would only cost time.
 
 #pragma once
 

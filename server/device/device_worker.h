@@ -133,7 +133,7 @@ class DeviceWorker {
   void LaneDone(int lane, BatchOutcome outcome);
   void ReportLocked() ATTEND_REQUIRES(mutex_);
   void ReportLanesLocked() ATTEND_REQUIRES(mutex_);
-  // Of all lanes, up to `now`.
+  // busy_time() up to `now`.
   Duration BusyTimeLocked(TimePoint now) const ATTEND_REQUIRES(mutex_) {
     return busy_time_ + busy_lanes_ * (now - busy_since_);
   }

@@ -2,8 +2,8 @@
 //
 // Triton's rules: an input's bytes are in shared memory, in its typed `contents`, or in
 // raw_input_contents, whose entries belong to the inputs not in shared memory, in order. A message
-// uses either contents or raw entries, never both, and every raw entry must be used. Error texts
-// that Triton's clients match on are Triton's.
+// uses either contents or raw entries, never both, and every raw entry must be used. Where Triton
+// has an error text, it is used here too.
 
 #include "server/oip/infer_parts.h"
 
