@@ -32,7 +32,7 @@ struct Config {
   int64_t keepalive_timeout_seconds = 20;
   std::string socket_mode;   // octal; empty: 0600, or 0660 with a group
   std::string socket_group;  // empty: the process's group
-  // names or numbers; empty: any that the file's mode allows
+  // Names or numbers; empty: any that the file's mode allows.
   std::vector<std::string> socket_users;
   bool insecure = false;  // plaintext TCP beyond loopback
   std::string tls_cert;   // empty: plaintext TCP
@@ -131,7 +131,7 @@ struct Config {
   std::string access_log = "off";  // a file, or stderr
   double access_log_sample = 1;
   double access_log_slow_seconds = 1;
-  // lines per second of ordinary calls, and of the others; 0: unlimited
+  // Lines per second of ordinary calls, and of the others; 0: unlimited.
   double access_log_rate = 1000;
 
   // Traces

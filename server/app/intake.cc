@@ -230,7 +230,7 @@ void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t
         return trust->IsTrusted(
             [&](const std::string& why) { Refuse(socket, ClientRefusal::kTls, why); });
       };
-      // the TLS files changed during the handshake
+      // The TLS files changed during the handshake.
       if (!is_trusted()) return guard->OnEnd(Status());
       channel->SetTrustCheck(is_trusted);
     }

@@ -49,7 +49,7 @@ class TokenBucket {
   Duration TimeFor(int64_t units) const;
 
   Rate rate_;
-  // when it is full again if nothing more is charged; in the past: it is full now
+  // When it is full again if nothing more is charged; in the past: it is full now.
   TimePoint full_at_ = TimePoint::min();
 };
 

@@ -47,7 +47,7 @@ class RangeAllocator {
   // Recycles the nodes of both containers: malloc could block on other threads while the caller
   // holds a lock. Grows to the largest number of holes so far, and never shrinks.
   std::pmr::unsynchronized_pool_resource nodes_;
-  // free ranges, begin to bytes; never adjacent
+  // Free ranges, begin to bytes; never adjacent.
   std::pmr::map<int64_t, int64_t> by_begin_{&nodes_};
   std::pmr::set<std::pair<int64_t, int64_t>> by_bytes_{&nodes_};  // the same as (bytes, begin)
 };

@@ -17,7 +17,7 @@ class CodeCounters {
  public:
   CodeCounters(prometheus::Registry& registry, const char* name, const char* help,
                prometheus::Labels labels = {}) {
-    // codes without a name count as UNKNOWN
+    // Codes without a name count as UNKNOWN.
     for (size_t code = 0; code < counters_.size(); ++code) {
       labels["code"] = std::string(CodeName(static_cast<Code>(code)));
       counters_[code] = &MakeCounter(registry, name, help, labels);

@@ -15,7 +15,7 @@ namespace attend {
 
 struct TcpKeepalive {
   std::chrono::seconds time{60};  // idle time before the first probe
-  // for a reply to a probe, and for an acknowledgement of sent data
+  // For a reply to a probe, and for an acknowledgement of sent data.
   std::chrono::seconds timeout{20};
 };
 

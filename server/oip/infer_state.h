@@ -28,7 +28,7 @@ struct RegionPart {
 
 struct InferState final : ProtocolState {
   struct InputPart {
-    // null: the input is absent
+    // Null: the input is absent.
     const inference::ModelInferRequest::InferInputTensor* tensor = nullptr;
     MessagePart raw;       // its entry of raw_input_contents
     MessagePart contents;  // or its typed contents
