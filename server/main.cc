@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-server: settings, signals, start and end. Exit codes: 0 after a clean drain, 1 if the
-// server could not start or the drain timed out, 2 for wrong settings, 128 + the signal's number
-// when a second signal ended it. SIGHUP reopens the log file, and has the server read again what it
-// can (Server::Reload).
+// attend-server: settings, signals, start and end. Exit codes: 0 after a clean drain; 1 if the
+// server could not start or the drain timed out; 2 for wrong settings; 128 + the signal's number if
+// a second signal ended it. SIGHUP reopens the log file and reloads what can be reloaded
+// (Server::Reload).
 
 #include <google/protobuf/stubs/logging.h>
 #include <pthread.h>
@@ -43,12 +43,12 @@
 
 namespace {
 
-// A signal to end within this time of the first is the same request: supervisors signal a process
-// and its group, or twice to be sure.
+// A second signal within this time is the same request: supervisors signal a process and its group,
+// or signal twice to be sure.
 constexpr std::chrono::seconds kOneWish{1};
-// At the end, for lines that are not yet written.
+// At the end, for unwritten lines.
 constexpr std::chrono::milliseconds kLastLinesTime{500};
-// How often the log reports suppressed lines of kinds that are no longer logged.
+// How often suppressed lines are reported, of kinds that have become quiet.
 constexpr timespec kLeftOutPeriod{1, 0};
 
 sigset_t Signals() {
@@ -60,9 +60,9 @@ sigset_t Signals() {
   return signals;
 }
 
-// Waits for signals, which main has blocked, on a thread of its own. It reports the first signal to
-// end to main; a second, later one ends the process. What a SIGHUP does runs on another thread,
-// because a disk that hangs may hold it up.
+// Waits for signals, which main has blocked, on its own thread. The first signal to end is reported
+// to main; a second, later one ends the process. SIGHUP's actions run on another thread, because a
+// hanging disk may block them.
 class SignalThread {
  public:
   // `logger` must outlive the object.
@@ -75,14 +75,14 @@ class SignalThread {
     stop_ = true;
     pthread_kill(thread_.native_handle(), SIGTERM);  // wakes sigtimedwait
     thread_.join();
-    HangUp();  // wakes the other one
+    HangUp();  // wakes the other thread
     hangups_.join();
   }
 
   int WaitForFirst() { return first_.get(); }
 
-  // Sets what else a SIGHUP does; one that came before counts. Empty: nothing. Does not return
-  // while the earlier function runs.
+  // Sets the further action of SIGHUP; runs it at once if a SIGHUP came without one. Empty: none.
+  // Does not return while the previous action runs.
   void OnHangup(std::function<void()> hook) {
     const attend::MutexLock lock(hook_mutex_);
     on_hangup_ = std::move(hook);
@@ -111,7 +111,7 @@ class SignalThread {
     hangup_.NotifyOne();
   }
 
-  // Signals that come while one is served are served once.
+  // Signals that come during an action are served together by one more.
   void RunHangups() {
     attend::NameThread("attend-reload");
     for (;;) {
@@ -150,7 +150,7 @@ class SignalThread {
   attend::Mutex hook_mutex_;  // held while the hook runs
   std::function<void()> on_hangup_ ATTEND_GUARDED_BY(hook_mutex_);
   bool missed_ ATTEND_GUARDED_BY(hook_mutex_) = false;  // a SIGHUP came without a hook
-  std::optional<attend::TimePoint> ending_;             // since when; the thread's
+  std::optional<attend::TimePoint> ending_;             // since when; the signal thread's only
   std::promise<int> promise_;
   std::future<int> first_;
   std::atomic<bool> stop_{false};
@@ -158,13 +158,13 @@ class SignalThread {
   std::thread thread_;
 };
 
-// What a stop may take beside the drain.
+// Time that a stop may take beyond the drain.
 constexpr std::chrono::seconds kAfterDrain{10};
 
-// The memory that running requests need to end when the heap is exhausted.
+// Memory that running requests need to end when the heap is exhausted.
 constexpr int64_t kMemoryReserveBytes = int64_t{16} << 20;
 
-// For Terminate, which has no context: hence this global.
+// Global, because Terminate has no context.
 std::atomic<attend::Logger*> the_log{nullptr};
 
 int Fail(const attend::Status& status) {
@@ -172,8 +172,8 @@ int Fail(const attend::Status& status) {
   return 1;
 }
 
-// For uncaught exceptions. If the system refuses a thread, prints one line and exits with the code
-// of a server that cannot start, without destructors, which would wait for threads.
+// For uncaught exceptions. If the system refuses a thread, prints one line and exits like a server
+// that cannot start, without destructors, which would wait for threads.
 [[noreturn]] void Terminate() {
   try {
     if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
@@ -188,7 +188,7 @@ int Fail(const attend::Status& status) {
   std::abort();
 }
 
-// Tells systemd, if it started the server, what becomes of it.
+// Tells systemd, if it started the server, about its state.
 void Tell(attend::Logger& logger, const std::string& state) {
   const char* const socket = std::getenv("NOTIFY_SOCKET");
   const attend::Status told = attend::TellServiceManager(socket == nullptr ? "" : socket, state);
@@ -197,7 +197,7 @@ void Tell(attend::Logger& logger, const std::string& state) {
 
 int Serve(const attend::Config& config, std::shared_ptr<attend::Logger> logger) {
   const auto fail = [&logger](const attend::Status& status) {
-    logger->WaitUntilWritten(kLastLinesTime);  // the error comes last
+    logger->WaitUntilWritten(kLastLinesTime);  // so that the error is the last line
     return Fail(status);
   };
   SignalThread signals(*logger);
@@ -215,7 +215,7 @@ int Serve(const attend::Config& config, std::shared_ptr<attend::Logger> logger) 
   if (!config.ready_file.empty()) {
     const attend::Status written = (*server)->WriteReadyFile(config.ready_file);
     if (!written.ok()) {
-      signals.OnHangup(nullptr);  // before the server goes
+      signals.OnHangup(nullptr);  // before the server is destroyed
       return fail(written);
     }
   }
@@ -232,16 +232,15 @@ int Serve(const attend::Config& config, std::shared_ptr<attend::Logger> logger) 
   const bool drained = (*server)->Drain(timeout);
   logger->SayLeftOut(/*all=*/true);
   logger->WaitUntilWritten(kLastLinesTime);
-  // Without destructors. After a drain only clients are left that are being refused: a closed
-  // connection gives them UNAVAILABLE. After a timeout a GPU's kernel may run for long, and nothing
-  // can stop it.
+  // No destructors. After a drain only refused clients remain, for whom a closed connection means
+  // UNAVAILABLE. After a timeout a GPU kernel may still run for long, and nothing can stop it.
   std::_Exit(drained ? 0 : 1);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Before anything that takes time, and before any other thread, which inherits it.
+  // Before anything slow, and before any thread is made: threads inherit the mask.
   const sigset_t signals = Signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   attend::PrepareWrites();
@@ -257,7 +256,7 @@ int main(int argc, char** argv) {
     case attend::ConfigOutcome::kRun:
       break;
   }
-  // Private keys and callers' tokens are in memory.
+  // Memory holds private keys and callers' tokens.
   if (!config.core_dumps && prctl(PR_SET_DUMPABLE, 0) != 0) {
     attend::WriteLastLine(std::string("attend-server: memory cannot be kept from core dumps: ") +
                           std::strerror(errno) + "; --core-dumps allows them");
@@ -269,9 +268,9 @@ int main(int argc, char** argv) {
     attend::WriteLastLine(
         "attend-server: the allocator cannot be tuned; large transfers are slower");
   }
-  // A stream that waits for a client's event blocks its channel to the GPU, and every other stream
-  // on that channel. So use as many channels as there can be (8 is CUDA's default), one for each
-  // stream of up to seven lanes.
+  // A stream that waits for a client's event blocks its hardware channel, and with it every other
+  // stream on that channel. So use the most channels that CUDA allows (8 is its default): one per
+  // stream for up to seven lanes.
   if (config.cuda_ipc) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   // Malformed messages are reported to the client; keep Protobuf's own log off stderr.
   google::protobuf::SetLogHandler(nullptr);

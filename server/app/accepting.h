@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether the server takes new work: an operator stops and resumes it, and the process's end stops
-// it for good.
+// Whether the server accepts new work. An operator stops and resumes it; shutting down stops it for
+// good.
 //
 //   accepting --1--> stopped --1--> accepting
 //        |              |
 //        +------2-------+--> ending
 //
 //   1  Stop, Resume: an operator's calls.
-//   2  End: a signal, or the server goes.
+//   2  End: a signal, or the server's destruction.
 //
-// One change at a time, so that what is told of it (health, metrics, streams) comes in order.
-// Thread-safe.
+// Changes are serialised, so that health, metrics and streams see them in order. Thread-safe.
 
 #pragma once
 
@@ -25,7 +24,7 @@ namespace attend {
 
 class Accepting {
  public:
-  // What a change does. They are not called at once, and must not call back.
+  // The actions of a change. Never called concurrently; they must not call back.
   Accepting(std::function<void()> stop, std::function<void()> resume)
       : stop_(std::move(stop)), resume_(std::move(resume)) {}
 
@@ -33,7 +32,7 @@ class Accepting {
     const MutexLock lock(mutex_);
     if (!ending_) stop_();
   }
-  // FAILED_PRECONDITION: the process is ending.
+  // FAILED_PRECONDITION: the process is shutting down.
   Status Resume() {
     const MutexLock lock(mutex_);
     if (ending_) {

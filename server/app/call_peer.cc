@@ -23,7 +23,7 @@ std::string PeerOfV4(const in_addr& address, in_port_t port) {
   return std::string("ipv4:") + text.data() + Port(port);
 }
 
-// With brackets, and its scope if it has one, as the path of a URI.
+// With escaped brackets and scope id, as in the path of a URI.
 std::string PeerOfV6(const sockaddr_in6& peer) {
   if (IN6_IS_ADDR_V4MAPPED(&peer.sin6_addr)) {
     in_addr v4{};

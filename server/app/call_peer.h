@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How calls are known by the connection that they come over.
+// Identifies calls by their connection.
 
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace attend {
 
-// The peer of calls over the connection, whose inode is `inode`, as grpc::ServerContext has it.
-// No other open connection to the same address of this server has it. Empty: the connection has
-// ended, or is of no family that is listened on.
+// The peer name of calls on the connection, in the format of grpc::ServerContext::peer(); `inode`
+// is the socket's. Unique among the open connections to an address of this server. Empty if the
+// connection has been closed or its family is not served.
 std::string CallPeer(int socket, ino_t inode);
 
 }  // namespace attend

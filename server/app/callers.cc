@@ -85,7 +85,7 @@ void LeaveOut(const Caller& caller, const Config& config, v1::GetServerInfoRespo
   for (v1::DeviceInfo& device : *response->mutable_devices()) {
     v1::DeviceInfo left;
     left.set_name(device.name());
-    left.set_uuid(device.uuid());  // whose memory may be lent
+    left.set_uuid(device.uuid());  // needed to lend that GPU's memory
     left.set_healthy(device.healthy());
     left.Swap(&device);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who may call, from --tokens: the authenticator, and the thread that sees when its file changes.
+// The callers of --tokens: the authenticator, and the thread that watches its file.
 
 #pragma once
 
@@ -27,15 +27,14 @@ class Callers {
                                                Logger& logger);
 
   const Authenticator& authenticator() const { return *authenticator_; }
-  // Looks at the file from now on, every second, until StopWatching. Calls `changed` whenever what
-  // callers may do has changed, and a second later once more: calls that were being let in when it
-  // changed are known by then.
+  // Checks the file every second until StopWatching. Calls `changed` when any caller's permissions
+  // have changed, and again a second later, for calls that were being accepted at that moment.
   void Watch(const Clock& clock, std::function<void()> changed);
   void StopWatching() { watch_.reset(); }
-  // Has the socket ask who connects. This object must outlive it.
+  // Makes the region socket authenticate its clients. This object must outlive the socket.
   void Guard(RegionSocket::Options& socket) const;
-  // The tenant of a process on this host that brings a token, and perhaps the name of the tenant
-  // that it speaks for. A refusal is counted. Thread-safe.
+  // The tenant of a local process, from its token and, if not empty, the tenant that it names.
+  // Counts refusals. Thread-safe.
   Result<int> TenantOf(const std::string& token, const std::string& tenant) const;
 
  private:
@@ -46,8 +45,8 @@ class Callers {
   std::unique_ptr<PollThread> watch_;
 };
 
-// Leaves out of GetServerInfo's answer what the caller need not know: other tenants, and without
-// the scope info all but limits, ways in and the devices' names.
+// Removes from GetServerInfo's answer what the caller need not know: other tenants, and without the
+// scope info everything except limits, ways in and the devices' names.
 void LeaveOut(const Caller& caller, const Config& config, v1::GetServerInfoResponse* response);
 
 }  // namespace attend

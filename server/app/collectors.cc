@@ -61,7 +61,7 @@ MetricFamily TenantBytesFamily(const SessionTable* table, const std::vector<std:
 void RefreshGauges(Engine& engine, Metrics& metrics, Logger& logger) {
   HostPool& pool = engine.host_pool();
   metrics.SetHostMemory(pool.used_bytes(), pool.largest_free_bytes(), pool.budget_bytes());
-  // Also set on every change, but of two changes at once the older one may be set last.
+  // Also set on every change, but two concurrent changes may set it in the wrong order.
   metrics.SetInflight(engine.inflight());
   const std::vector<Engine::DeviceState> devices = engine.Devices();
   for (size_t i = 0; i < devices.size(); ++i) {

@@ -22,11 +22,12 @@ namespace attend {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// gRPC's clients hold a message's size in a signed 32-bit integer.
+// gRPC clients keep a message's size in a signed 32-bit integer.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
-// With less, connections would be closed whose calls respect --max-request-bytes.
+// With room for fewer messages, connections would be closed although their calls respect
+// --max-request-bytes.
 constexpr int64_t kMessageMemoryMessagesMin = 4;
-// By default, --max-calls allows this many connections with --max-streams calls each.
+// The default of --max-calls allows this many connections with --max-streams calls each.
 constexpr int64_t kFullConnections = 16;
 
 void AddDevices(CLI::App& app, Config& c) {
@@ -224,7 +225,7 @@ void CheckOip(const Config& c) {
   if (!c.cuda_ipc) throw CLI::ValidationError("--oip-cuda-shared-memory", "needs --cuda-ipc");
 }
 
-// Fills in the memory limits that were not given, and refuses limits that cannot be met.
+// Sets the memory limits that were not given, and refuses limits that cannot be met.
 void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
   const auto given = [&app](const char* name) { return app.get_option(name)->count() > 0; };
   if (!given("--memory-budget")) c.memory_budget_bytes = DefaultMemoryBudget(limit.bytes);
@@ -265,7 +266,7 @@ int64_t DefaultMessageMemoryMax(const Config& config) {
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {
   CLI::App app("Serves exact attention over gRPC.", "attend-server");
   app.set_version_flag("--version", VersionText());
-  // CLI11 does not read the environment variable of this one option.
+  // CLI11 does not read the environment variable of this option.
   const char* const file = std::getenv("ATTEND_CONFIG");
   app.set_config("--config", file != nullptr ? file : "",
                  "Read settings from a TOML or INI file: listen = \"...\"", file != nullptr)

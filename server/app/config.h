@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every setting of attend-server, with its default. A flag overrides the config file, which
+// All settings of attend-server with their defaults. Flags override the config file, which
 // overrides the environment.
 
 #pragma once
@@ -20,23 +20,24 @@ struct Config {
   std::string metrics_listen = "127.0.0.1:8002";  // "off": none
   int64_t max_streams = 1024;                     // per connection
   int64_t max_calls = 0;                          // on all connections; 0: 16 * max_streams
-  int64_t max_calls_per_peer = 0;                 // 0: a quarter of max_calls
+  int64_t max_calls_per_peer = 0;                 // 0: max_calls / 4, at least max_streams
   int64_t max_connections = 0;                    // 0: as many as descriptors allow
   int64_t max_connections_per_peer = 0;           // 0: a quarter of max_connections
   double handshake_timeout_seconds = 20;
   double first_call_timeout_seconds = 60;
   double message_timeout_seconds = 60;
   double connection_idle_timeout_seconds = 600;
-  double max_connection_age_seconds = 0;  // 0: no bound
+  double max_connection_age_seconds = 0;  // 0: unbounded
   int64_t keepalive_time_seconds = 60;
   int64_t keepalive_timeout_seconds = 20;
-  std::string socket_mode;                // octal; empty: 0600, or 0660 with a group
-  std::string socket_group;               // empty: the process's
-  std::vector<std::string> socket_users;  // names or numbers; empty: whom the file's mode lets in
-  bool insecure = false;                  // plaintext TCP beyond loopback
-  std::string tls_cert;                   // empty: TCP is plaintext
+  std::string socket_mode;   // octal; empty: 0600, or 0660 with a group
+  std::string socket_group;  // empty: the process's group
+  // Names or numbers; empty: any that the file's mode allows.
+  std::vector<std::string> socket_users;
+  bool insecure = false;  // plaintext TCP beyond loopback
+  std::string tls_cert;   // empty: plaintext TCP
   std::string tls_key;
-  std::string tls_client_ca;  // empty: clients show no certificates
+  std::string tls_client_ca;  // empty: no client certificates
   std::string tls_client_cert = "require";
   std::string tls_crl;  // a file or a folder; empty: none
   bool reflection = true;
@@ -45,9 +46,9 @@ struct Config {
   double chunked_idle_timeout_seconds = 30;
   double write_timeout_seconds = 20;  // 0: none
   std::string ready_file;
-  std::string server_id;      // empty: a random one
+  std::string server_id;      // empty: random
   bool load_reports = false;  // with every answer
-  // For metrics_listen. Empty: without TLS; for everybody.
+  // For metrics_listen. Empty: no TLS; no authentication.
   std::string metrics_tls_cert;
   std::string metrics_tls_key;
   std::string metrics_auth;
@@ -67,9 +68,9 @@ struct Config {
   int64_t receive_memory_bytes = int64_t{1} << 30;
   int64_t max_request_bytes = int64_t{1} << 30;
   int64_t memory_budget_bytes = int64_t{4} << 30;
-  int64_t message_memory_max_bytes = 0;  // 0: no bound
+  int64_t message_memory_max_bytes = 0;  // 0: unbounded
   int64_t max_queue = 1024;
-  double max_request_gflop = -1;  // what the device computes in ten minutes; 0: no bound
+  double max_request_gflop = -1;  // negative: ten minutes of the device; 0: unbounded
 
   // Shared memory
   bool shared_memory = false;
@@ -83,14 +84,14 @@ struct Config {
   // Open Inference Protocol
   bool oip = false;
   std::string oip_shared_memory;        // a prefix of keys; empty: off
-  std::string oip_shared_memory_owner;  // empty: the process's
+  std::string oip_shared_memory_owner;  // empty: the process's user
   int64_t oip_shared_memory_regions = 256;
   int64_t oip_shared_memory_bytes = int64_t{1} << 30;
   bool oip_cuda_shared_memory = false;
 
   // Sessions
-  int64_t session_memory_bytes = 0;        // on each device
-  bool session_memory_is_default = false;  // then a GPU's is by its own memory
+  int64_t session_memory_bytes = 0;        // per device
+  bool session_memory_is_default = false;  // then a GPU's depends on its memory
   double session_lease_seconds = 60;
   int64_t max_sessions = 65536;
 
@@ -102,8 +103,8 @@ struct Config {
 
   // Fairness
   Tenants tenants;
-  std::string limits_file;           // empty: tenants have no limits of their own
-  std::vector<TenantBounds> limits;  // what it says, of each tenant; empty: no file
+  std::string limits_file;           // empty: no per-tenant limits
+  std::vector<TenantBounds> limits;  // from limits_file, by tenant; empty: no file
   int64_t priority_aging_ms = 1000;
 
   // Checks
@@ -122,7 +123,7 @@ struct Config {
   std::string log_level = "info";
   std::string log_format = "text";
   std::string log_file;  // empty: stderr
-  double log_rate = 1;   // lines a second of one kind of warning; 0: any number
+  double log_rate = 1;   // lines per second of each kind of warning; 0: unlimited
   bool allocator_tuning = true;
   bool core_dumps = false;
 
@@ -130,49 +131,49 @@ struct Config {
   std::string access_log = "off";  // a file, or stderr
   double access_log_sample = 1;
   double access_log_slow_seconds = 1;
-  double access_log_rate = 1000;  // lines a second of each of two sorts; 0: any number
+  // Lines per second of ordinary calls, and of the others; 0: unlimited.
+  double access_log_rate = 1000;
 
   // Traces
   std::string otlp_endpoint;  // empty: off; https://HOST:PORT, HOST:PORT or unix:PATH
   std::string otlp_tls_ca;    // empty: the system's
   std::string otlp_tls_cert;
   std::string otlp_tls_key;
-  double otlp_sample = 0;  // of calls whose clients trace nothing
+  double otlp_sample = 0;  // share of calls that their clients do not trace
 };
 
 enum class ConfigOutcome { kRun, kPrinted, kError };
 
-// kPrinted: --help or --version; `text` is for stdout. kError: `text` is one line for stderr, and
-// the exit code is 2. Reads the environment.
+// kPrinted: --help or --version; `text` goes to stdout. kError: `text` is one line for stderr, the
+// exit code is 2. Reads the environment.
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text);
 
-// These limits depend on several settings.
+// Limits that depend on several settings.
 int64_t DefaultMemoryBudget(int64_t memory_bytes);
 int64_t DefaultMessageMemoryMax(const Config& config);
-// Calls that may be open at once: on all connections, on those of one peer (never all of them), and
-// on one connection.
+// Maximum numbers of open calls: in total, per peer (always less than all), and per connection.
 int64_t MaxCalls(const Config& config);
 int64_t MaxCallsPerPeer(const Config& config);
 int64_t MaxStreams(const Config& config);
 int CopyThreads(const Config& config);
 
-// With which metrics_listen speaks TLS. Empty: it does not.
+// The TLS files of metrics_listen. Empty: plaintext.
 struct MetricsTlsFiles {
   std::string cert;
   std::string key;
-  std::string settings = "metrics-tls";  // whose files these are: with -cert and -key, the settings
+  std::string settings = "metrics-tls";  // prefix of the settings that name them
 };
-// Access to metrics_listen: as its own settings say, or beyond loopback the
-// server's.
+// Access to metrics_listen: its own settings, or beyond loopback the server's.
 struct MetricsAccess {
   MetricsTlsFiles tls;
-  std::string auth;            // empty: everybody who can connect
-  bool loopback_only = false;  // it may not be listened at elsewhere
+  std::string auth;            // empty: anyone who can connect
+  bool loopback_only = false;  // it must not listen elsewhere
 };
 MetricsAccess MetricsAccessOf(const Config& config);
-// Whether gRPC may be listened for on TCP at loopback alone.
+// Whether gRPC over TCP must listen on loopback only.
 bool TcpOfLoopbackOnly(const Config& config);
-// Only this machine reaches HOST:PORT, or nothing can listen there: the name has no address now.
+// Whether only this host reaches HOST:PORT, or the name does not resolve, so nothing can listen
+// there.
 bool IsLocalOrNowhere(const std::string& address);
 
 // "attend-server 0.1.0 (gcc 12.2.0, Release, CUDA none)"

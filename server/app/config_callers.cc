@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings for who may call.
+// Settings for authentication.
 
 #include "server/app/config_group.h"
 

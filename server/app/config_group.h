@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Helpers to define groups of settings: options with environment variables, and validators for
-// their values.
+// Helpers for groups of settings: options with environment variables, and validators of their
+// values.
 
 #pragma once
 
@@ -33,7 +33,7 @@ inline std::string EnvName(const std::string& flag) {
   return name;
 }
 
-// Turns "64MiB" into bytes.
+// Replaces "64MiB" by its number of bytes.
 inline CLI::Validator ByteSize(int64_t low, int64_t high) {
   return CLI::Validator(
       [low, high](std::string& text) -> std::string {
@@ -48,7 +48,7 @@ inline CLI::Validator ByteSize(int64_t low, int64_t high) {
       "");
 }
 
-// Like CLI::Range, but silent in --help and with the bound in plain words.
+// Like CLI::Range, but not shown in --help and with plain numbers in its error.
 template <class T>
 CLI::Validator InRange(T low, T high) {
   return CLI::Validator(
@@ -75,7 +75,7 @@ inline CheckText OneOf(std::vector<std::string> allowed) {
   };
 }
 
-// Adds the options of one group, each with its environment variable.
+// Adds options to one group of --help, each with its environment variable.
 class Group {
  public:
   Group(CLI::App& app, std::string name) : app_(app), name_(std::move(name)) {}
@@ -101,7 +101,7 @@ class Group {
         ->default_str(FormatByteSize(value))
         ->type_name("BYTES");
   }
-  // A flag that is on by default has a negation.
+  // A flag that is on by default gets a --no- form.
   CLI::Option* Flag(const std::string& flag, bool& value, const std::string& help) {
     const std::string names = value ? flag + ",!--no-" + flag.substr(2) : flag;
     return Named(flag, app_.add_flag(names, value, help))->default_str(value ? "true" : "false");
@@ -112,7 +112,7 @@ class Group {
     if (check != nullptr) option->transform(CLI::Validator(check, "", ""));
     return option;
   }
-  // Refuses a setting that there was once: `instead` says what stands in its place.
+  // Refuses a removed setting; `instead` names its replacement.
   void Gone(const std::string& flag, const std::string& instead) {
     const auto refuse = [flag, instead](const std::string&) {
       throw CLI::ValidationError(flag, "was removed: " + instead);
@@ -131,7 +131,7 @@ class Group {
 
 // Defined in config_network.cc.
 void AddNetwork(CLI::App& app, Config& c);
-// Throws CLI::ValidationError where settings of the network contradict each other.
+// Throws CLI::ValidationError if network settings contradict each other.
 void CheckNetwork(const Config& c);
 // Defined in config_callers.cc.
 void AddCallers(CLI::App& app, Config& c);

@@ -8,18 +8,17 @@
 namespace attend {
 namespace {
 
-// CLI11's messages for an unknown key and for a line of the file that is not a setting.
+// CLI11's message for an unknown key or a line of the file that is not a setting.
 constexpr std::string_view kNotParsed = "INI was not able to parse ";
-// The name that CLI11 gives to the start of a section.
+// CLI11's name for the start of a section.
 constexpr std::string_view kSectionMark = ".++";
 
-// CLI11's complaint about the file's contents, in plain words; empty if `text` is about something
-// else.
+// Rewrites CLI11's error about the file's contents; empty if `text` is another error.
 std::string ConfigFileFault(const CLI::App& app, std::string_view text) {
   if (!text.starts_with(kNotParsed)) return {};
   text.remove_prefix(kNotParsed.size());
   const CLI::Option* const file = app.get_config_ptr();
-  // The path is the flag's, or else the environment's, which is the option's default.
+  // The path is the flag's value, or the environment's, which is the option's default.
   const std::string path = file == nullptr           ? ""
                            : file->results().empty() ? file->get_default_str()
                                                      : file->results().front();
@@ -34,7 +33,7 @@ std::string ConfigFileFault(const CLI::App& app, std::string_view text) {
 }  // namespace
 
 std::string HelpFormatter::make_option_name(const CLI::Option* option, bool positional) const {
-  // CLI11 appends what the flag's negation sets, but its name already says so.
+  // CLI11 appends the value that the negation sets; the --no- name says so already.
   constexpr std::string_view kNegated = "{false}";
   std::string name = CLI::Formatter::make_option_name(option, positional);
   const size_t at = name.find(kNegated);

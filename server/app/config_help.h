@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The layout of attend-server's --help, and its one-line error messages about settings.
+// The layout of attend-server's --help, and one-line errors about settings.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace attend {
 
-// Wraps each option's description, followed by its default and its environment variable.
+// Wraps each option's description, followed by its default and environment variable.
 class HelpFormatter final : public CLI::Formatter {
  public:
   std::string make_option_name(const CLI::Option* option, bool positional) const override;
@@ -18,7 +18,7 @@ class HelpFormatter final : public CLI::Formatter {
   std::string make_option_desc(const CLI::Option* option) const override;
 };
 
-// One line for stderr about `error`, which `app` threw.
+// One line for stderr about `error`, thrown by `app`.
 std::string ErrorLine(const CLI::App& app, const CLI::Error& error);
 
 }  // namespace attend

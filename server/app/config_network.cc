@@ -71,8 +71,8 @@ void AddFleet(Group& group, Config& c) {
              "among several servers");
 }
 
-// ATTEND_TLS_CERT and ATTEND_TLS_KEY are what clients show. Both may run in one environment, as a
-// health check does in a container.
+// ATTEND_TLS_CERT and ATTEND_TLS_KEY are the client's certificate. Both programs may run in one
+// environment, e.g. a health check in a container, so the server's have other names.
 constexpr char kCertVariable[] = "ATTEND_LISTEN_TLS_CERT";
 constexpr char kKeyVariable[] = "ATTEND_LISTEN_TLS_KEY";
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings for what is written down of calls.
+// Settings for the access log and traces.
 
 #include <string>
 #include <utility>

@@ -53,7 +53,7 @@ std::string CheckCollector(std::string& endpoint) {
   const bool tls = endpoint.starts_with("https://");
   if (tls || endpoint.starts_with("http://")) address.erase(0, endpoint.find("//") + 2);
   const bool local = address.starts_with("unix:");
-  // What an address of ours may have, and a collector's has not.
+  // Forms that are valid in a listen address, but not for a collector.
   const bool more = local ? address != endpoint || address.find('?') != std::string::npos
                           : address.find('/') != std::string::npos || address.ends_with(":0");
   if (more || !ValidAddress(address)) {

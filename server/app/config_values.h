@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Validates the values of settings. Each Check takes a value and returns what is wrong with it, or
-// an empty string; it may normalise the value. Pure.
+// Validators of settings. Each Check returns an error text, or an empty string if the value is
+// valid; it may normalise the value. Pure.
 
 #pragma once
 
@@ -10,17 +10,17 @@
 
 namespace attend {
 
-// The parts between commas. An empty list has one part, which is empty.
+// The parts between commas. An empty list has one empty part.
 std::vector<std::string> Split(const std::string& list);
 
 // HOST:PORT or unix:PATH.
 std::string CheckAddress(std::string& address);
-// A collector: HOST:PORT, http://HOST:PORT, which is the same and becomes it, https://HOST:PORT or
+// A collector: HOST:PORT, http://HOST:PORT (normalised to HOST:PORT), https://HOST:PORT or
 // unix:PATH.
 std::string CheckCollector(std::string& endpoint);
 // An octal mode.
 std::string CheckSocketMode(std::string& mode);
-// What metadata, logs and tables take as a name: letters, digits, ".", "_" and "-".
+// A name safe in metadata, logs and tables: letters, digits, ".", "_" and "-".
 std::string CheckServerId(std::string& id);
 // HOST:PORT or off.
 std::string CheckMetricsAddress(std::string& address);
@@ -28,9 +28,9 @@ std::string CheckMetricsAddress(std::string& address);
 std::string CheckDevice(std::string& list);
 // off | all | sample:P.
 std::string CheckReferenceCheck(std::string& mode);
-// The fraction of requests that a valid mode selects.
+// The share of requests that a valid mode checks.
 double SampleOf(const std::string& mode);
-// The beginning of a key of shm_open: a slash, and perhaps a part of a name.
+// The prefix of a shm_open key: a slash, optionally followed by the start of a name.
 std::string CheckKeyPrefix(std::string& prefix);
 // NAME=WEIGHT.
 std::string CheckTenant(std::string& text);

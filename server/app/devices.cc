@@ -13,8 +13,8 @@ namespace {
 
 using Backends = std::vector<std::unique_ptr<Backend>>;
 
-// Whether the lanes that the engine will want can be made. A GPU may open and have no memory left
-// for them, as other processes use it.
+// Checks that the engine's lanes can be made: a GPU may open, yet have no memory left for them
+// because other processes use it.
 Status TryLanes(Backend& backend, const Config& config) {
   const EngineOptions options = MakeEngineOptions(config, /*gpu=*/true);
   std::vector<std::unique_ptr<Lane>> lanes;

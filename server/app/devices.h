@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens the devices that --device names. `auto` serves on every GPU that can be used, and logs
-// which ones are left out and why; without one it serves on the CPU. Every other value is an order:
-// a device that cannot be used is an error, so that a server never runs on less than it was told
-// to.
+// Opens the devices of --device. `auto` serves on every usable GPU and logs which ones it leaves
+// out and why; without any it serves on the CPU. All other values are strict: an unusable device is
+// an error, so that a server never runs on fewer devices than requested.
 
 #pragma once
 
@@ -18,7 +17,7 @@
 
 namespace attend {
 
-// Where devices come from: this machine, or a test.
+// Where devices come from; tests replace it.
 struct DeviceSource {
   std::function<int(std::string* why)> count_gpus = CudaDeviceCount;
   std::function<Result<std::unique_ptr<Backend>>(const std::string& name,
@@ -28,7 +27,7 @@ struct DeviceSource {
 
 struct Devices {
   std::vector<std::unique_ptr<Backend>> backends;  // never empty
-  int left_out = 0;                                // GPUs that `auto` found and could not use
+  int left_out = 0;                                // GPUs that `auto` found unusable
 };
 
 // An error names the device.

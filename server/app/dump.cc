@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A dump is written to a temporary directory and renamed when complete. It holds every tensor
+// inline, whatever the request's transport: K and V of sessions are gathered from their pages, so
+// that replay needs no session.
 
 #include "server/app/dump.h"
 
@@ -29,7 +33,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names to try for one directory while they are taken.
+// Attempts to find a free directory name.
 constexpr int kNamesMax = 100;
 
 struct Bytes {
@@ -49,8 +53,8 @@ void FillInputs(const Request& request, v1::AttendRequest* message) {
   }
 }
 
-// The bias's own shape, derived from its strides: stride 0 is a dimension of 1 (or B, Hq or Lq is
-// 1, which is the same).
+// The bias's own shape, derived from its strides: stride 0 means that the dimension is 1 (or B, Hq
+// or Lq is 1, which is the same).
 void FillBias(const Attention& a, v1::Tensor* bias) {
   const Problem& p = a.problem;
   FillTensor(a.bias.dtype,
@@ -60,7 +64,7 @@ void FillBias(const Attention& a, v1::Tensor* bias) {
   bias->mutable_inline_bytes();
 }
 
-// What a backward pass has beside its attention.
+// The backward pass's tensors besides those of its attention.
 void FillBackward(const Request& request, v1::BackwardPass* message) {
   const Problem& p = request.attention.problem;
   const int64_t rows = p.packed ? p.total_q : p.len_q;
@@ -108,7 +112,7 @@ Status Failed(const std::string& what, const std::string& path, const std::strin
   return Internal("cannot " + what + " " + path + ": " + why);
 }
 
-// A message with raw entries that are appended without copying their bytes.
+// Writes a message and its raw entries without copying their bytes.
 Status WriteMessage(const std::string& path, const google::protobuf::Message& fields,
                     std::span<const Bytes> raw) {
   errno = 0;
@@ -124,7 +128,7 @@ Status WriteMessage(const std::string& path, const google::protobuf::Message& fi
   return out ? Status() : Failed("write", path, std::strerror(errno));
 }
 
-// JSON has no numbers that are not finite.
+// JSON has no NaN or infinity.
 nlohmann::json Number(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
@@ -163,7 +167,7 @@ std::string SafeName(const std::string& request_id) {
   return name;
 }
 
-// K or V out of their pages, as the tensor that a request without sessions would have brought.
+// K or V gathered from pages, as a request without sessions would have sent it.
 Result<std::vector<char>> Gathered(const Request& request, const ConstTensorView& view,
                                    int64_t dim) {
   const Attention& a = request.attention;
@@ -189,7 +193,7 @@ Result<std::vector<char>> Gathered(const Request& request, const ConstTensorView
   return dense;
 }
 
-// `kept` holds what had to be gathered.
+// `kept` owns the gathered tensors.
 Result<std::vector<Bytes>> InputTensors(const Request& request,
                                         std::vector<std::vector<char>>& kept) {
   const Attention& a = request.attention;
@@ -317,7 +321,7 @@ std::string Dumper::TakePlace(const Request& request) {
 }
 
 Result<std::string> Dumper::WriteDirectory(const Request& request) const {
-  // The name has the date, by which people find it in logs; nothing is decided by it.
+  // The date in the name is for people; no logic depends on it.
   const auto now = std::chrono::floor<std::chrono::milliseconds>(std::chrono::system_clock::now());
   const auto millis = now.time_since_epoch().count() % 1000;
   const std::string name = fmt::format("{:%Y%m%dT%H%M%S}.{:03}Z-{}",
@@ -327,12 +331,12 @@ Result<std::string> Dumper::WriteDirectory(const Request& request) const {
   const fs::path temporary = directory / fmt::format(".{}-{}.partial", name, request.id);
   std::error_code error;
   fs::create_directories(temporary, error);
-  // A tenant's tensors, which other users of the host have no business with.
+  // A tenant's tensors: no other user of the host may read them.
   if (!error) fs::permissions(temporary, fs::perms::owner_all, error);
   if (error) return Failed("make", temporary.string(), error.message());
   Status status = WriteFiles(request, temporary.string());
-  // The client chose the id, so two in one millisecond may be the same. A directory is not renamed
-  // to one that is not empty, so the second dump takes another name.
+  // The client chose the id, so two dumps of one millisecond may have the same name. rename() fails
+  // on a directory that is not empty; the second dump then tries another name.
   fs::path final = directory / name;
   for (int again = 0; status.ok(); ++again) {
     fs::rename(temporary, final, error);

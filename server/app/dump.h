@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes requests whose reference check failed to disk, so that attend-client replay can run them
-// again. Each becomes a directory of its own, <UTC time>-<request id>, with
-//   request.binpb   the AttendRequest, made again from what was run
+// Writes requests whose reference check failed to disk, for attend-client replay. Each gets a
+// directory, <UTC time>-<request id>, with
+//   request.binpb   the AttendRequest, rebuilt from what was run
 //   response.binpb  the AttendResponse with the wrong O
 //   report.json     the check's report, the device and the kernel
 // A directory appears complete or not at all. A dump that cannot be written is logged and dropped.
-// A client that can make checks fail must not use up all dumps: they are limited in number and
-// rate, and half of them are reserved for requests whose tensors no client could change before the
-// check.
+// Dumps are limited in number and rate, and half of them are reserved for requests whose tensors no
+// client could change before the check, so that a client that can make checks fail cannot use up
+// all of them.
 
 #pragma once
 
@@ -26,8 +26,8 @@
 
 namespace attend {
 
-// Sets the small fields that describe this request; `raw` stays empty. The message has the same
-// meaning as the client's, but not always the same bytes.
+// Sets the small fields that describe the request; `raw` stays empty. The message is equivalent to
+// the client's, but not always byte-identical.
 void FillRequest(const Request& request, v1::AttendRequest* message);
 
 class Dumper {
@@ -41,10 +41,10 @@ class Dumper {
   // `clock` and `logger` must outlive the object.
   Dumper(Options options, const Clock& clock, Logger& logger);
 
-  // Any thread but gRPC's, because it writes files.
+  // Writes files: not on the transport's loops.
   void Write(const Request& request);
 
-  // What became of the requests to be written, so far.
+  // Outcomes of Write so far.
   struct Counts {
     std::atomic<int64_t> written{0};
     std::atomic<int64_t> left_out{0};
@@ -53,7 +53,7 @@ class Dumper {
   const Counts& counts() const { return counts_; }
 
  private:
-  // Returns why this dump is skipped; empty if it has taken a place.
+  // Takes a place for a dump and returns an empty string, or returns why the dump is skipped.
   std::string TakePlace(const Request& request);
   Result<std::string> WriteDirectory(const Request& request) const;
   Status WriteFiles(const Request& request, const std::string& temporary) const;
@@ -64,7 +64,7 @@ class Dumper {
   Counts counts_;
   Mutex mutex_;
   int64_t dumps_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t shared_dumps_ ATTEND_GUARDED_BY(mutex_) = 0;  // of requests over shared memory
+  int64_t shared_dumps_ ATTEND_GUARDED_BY(mutex_) = 0;  // requests over shared memory
   std::map<std::pair<Transport, KernelId>, TimePoint> last_ ATTEND_GUARDED_BY(mutex_);
 };
 

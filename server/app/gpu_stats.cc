@@ -12,7 +12,7 @@
 namespace attend {
 namespace {
 
-// The structs that NVML's stable C interface passes by pointer.
+// Structs of NVML's stable C interface.
 struct Utilization {
   unsigned gpu;
   unsigned memory;

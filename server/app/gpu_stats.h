@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Utilisation, memory and power of the server's GPUs, read from NVML at each scrape. NVML is loaded
-// at run time; without it, or without GPUs, the families are empty.
+// at run time; without it or without GPUs, the families are empty.
 
 #pragma once
 
@@ -15,7 +15,7 @@ namespace attend {
 
 class GpuStats {
  public:
-  // `devices` are names such as "cuda:0"; others are ignored.
+  // `devices`: names such as "cuda:0"; others are ignored.
   explicit GpuStats(const std::vector<std::string>& devices);
   ~GpuStats();
 
@@ -33,8 +33,8 @@ class GpuStats {
   std::vector<Device> devices_;
 };
 
-// Returns the GPU of the machine that CUDA calls number `index`, as given in CUDA_VISIBLE_DEVICES
-// (`visible`, null if unset): an ordinal or a UUID, as text. Empty: there is none.
+// The machine's GPU that CUDA numbers `index`, from CUDA_VISIBLE_DEVICES (`visible`, null if
+// unset): an ordinal or a UUID, as text. Empty if there is none.
 std::string VisibleGpu(const char* visible, int index);
 
 }  // namespace attend

@@ -35,8 +35,8 @@ std::optional<gid_t> FindGroup(const std::string& group) {
   return ParseNumber<gid_t>(group);
 }
 
-// The most that the shared memory's socket may have. Of callers that have said who they are there
-// may be as many again.
+// Maximum connections of the shared-memory socket. With --tokens, as many again for authenticated
+// clients.
 int64_t RegionConnections(const Config& config) {
   if (!config.shared_memory) return 0;
   const int connections_max = MakeSharedMemoryOptions(config).socket.connections_max;
@@ -99,7 +99,7 @@ Status GrpcServer::Serve(const Config& config, CallMethods& methods, BlockPool& 
   if (config.max_connection_age_seconds > 0) {
     connection.age_max = Milliseconds(config.max_connection_age_seconds);
   }
-  // Calls that were reset are still the server's until their requests have ended.
+  // Calls that were reset count until their requests have ended.
   connection.calls_max = 2 * MaxStreams(config);
   Result<std::unique_ptr<Http2Transport>> transport =
       Http2Transport::Start(options, methods, clock);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gRPC server of the service: its options and its connections.
+// The server's listening sockets, connections and transport.
 
 #pragma once
 
@@ -23,18 +23,17 @@
 
 namespace attend {
 
-// The services that clients may ask about: for health and reflection.
+// Service names for health and reflection.
 std::vector<std::string> ServiceNames(const Config& config);
 
 class GrpcServer {
  public:
-  // For so long may a thread that answers calls stand still before a restart is advised: far longer
-  // than calls wait on a server that has too much to do.
+  // A loop that has not run for this long makes /healthz advise a restart. Far above the time that
+  // calls wait on an overloaded server.
   static constexpr int kUnansweredSecondsMax = 30;
 
-  // Returns a server of these methods, which reads large messages into `blocks`. `changed` is
-  // called on a thread of its own when accepting() has changed. The arguments must outlive the
-  // server.
+  // Starts to serve `methods`, reading large messages into `blocks`. `changed` is called on a
+  // separate thread when accepting() has changed. The arguments must outlive the server.
   static Result<std::unique_ptr<GrpcServer>> Start(const Config& config, CallMethods& methods,
                                                    BlockPool& blocks, ConnectionHolds& connections,
                                                    Metrics& metrics, Logger& logger,
@@ -44,20 +43,20 @@ class GrpcServer {
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // Thread-safe, and so are the next five.
+  // Thread-safe, as are the next five.
   bool accepting() const { return listener_->accepting(); }
   int64_t CountConnections() { return listener_->CountOpen(); }
-  // Of those that `connections` says are no callers' any more.
+  // After a change in `connections`: its connections without a valid caller are strangers again.
   void FindStrangers() { listener_->FindStrangers(); }
   const ConnectionLimits& limits() const { return limits_; }
-  // For how long a thread that answers calls has stood still.
+  // For how long a loop of the transport has not run.
   int unanswered_seconds() const;
   bool answers() const { return unanswered_seconds() < kUnansweredSecondsMax; }
 
-  // Removes the Unix sockets' files, so that no client connects to a process that ends.
+  // Removes the Unix sockets' files, so that no client connects to a process that is shutting down.
   void RemoveSockets();
 
-  // As configured, with the port that was bound.
+  // As configured, with bound ports.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
@@ -66,7 +65,7 @@ class GrpcServer {
   Status ListenUnix(const Config& config, const std::string& address);
   Status Serve(const Config& config, CallMethods& methods, BlockPool& blocks, const Clock& clock);
 
-  std::unique_ptr<Intake> intake_;  // the transport's connections use it until they end
+  std::unique_ptr<Intake> intake_;  // used by the transport's connections until they end
   ConnectionLimits limits_;
   std::vector<UniqueFd> sockets_;  // listening
   std::vector<UnixListener> unix_;

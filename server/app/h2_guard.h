@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts and bounds what comes on a connection that the transport serves.
+// Counts and bounds the calls and bytes of one connection of the transport.
 
 #pragma once
 
@@ -22,16 +22,16 @@ class H2Guard final : public ConnectionGuard {
  public:
   struct Parts {
     std::shared_ptr<OpenCalls::Peer> calls;
-    ConnectionHolds::Ref open;  // while the connection is
+    ConnectionHolds::Ref open;  // held while the connection is open
     std::shared_ptr<ConnectionUse> use;
     int64_t stream_window_bytes = 0;
-    // Told that the connection is about to be closed, for what its client did or not.
+    // Called when the connection is about to close; an error if its client caused it.
     std::function<void(const Status& why)> on_end;
   };
 
   // `clock` must outlive it.
   H2Guard(Parts parts, const Clock& clock);
-  // The connection was never served, unless it has had its end.
+  // Without an earlier OnEnd, the connection was never served.
   ~H2Guard() override { OnEnd(Status()); }
 
   Status OpenCall(int32_t id) override;
@@ -46,7 +46,7 @@ class H2Guard final : public ConnectionGuard {
  private:
   const Parts parts_;
   const Clock& clock_;
-  int64_t position_ = 0;  // bytes of messages so far
+  int64_t position_ = 0;  // message bytes so far
   bool ended_ = false;
 };
 

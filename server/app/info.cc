@@ -39,7 +39,7 @@ bool Takes(const KernelInfo& kernel, DType dtype, const DeviceInfo& device) {
   return Select(p, device, kernel.name).ok();
 }
 
-// A device that supports whatever some device of the kind supports.
+// A device with the capabilities of all devices of its kind.
 DeviceInfo AnyDevice(DeviceKind kind) {
   DeviceInfo device;
   device.kind = kind;
@@ -89,7 +89,7 @@ void FillSessions(const SessionTable& sessions, v1::GetServerInfoResponse* respo
   }
 }
 
-// The limit of the device with the highest one; 0: a device has no limit.
+// The highest limit of any device; 0: one has no limit.
 double RequestGflopMax(const Engine& engine) {
   double most = 0;
   for (size_t i = 0; i < engine.backends().size(); ++i) {
@@ -98,7 +98,7 @@ double RequestGflopMax(const Engine& engine) {
   return std::isfinite(most) ? most : 0;
 }
 
-// On the device where it is most.
+// The tenant's session bytes on the device where it has most.
 int64_t SessionBytes(const SessionTable& sessions, size_t devices, int tenant) {
   int64_t most = 0;
   for (size_t n = 0; n < devices; ++n) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fills GetServerInfo's answer. Pure but for the engine's current state.
+// Fills GetServerInfo's answer. Pure, apart from the engine's current state.
 
 #pragma once
 
@@ -14,11 +14,11 @@
 
 namespace attend {
 
-// Of the caller's tenant, what it may take and has taken. `sessions` is null if they are off.
+// The tenant's limits and their use. `sessions` is null if sessions are off.
 void FillTenant(const Engine& engine, const TenantLimits& limits, int tenant,
                 const SessionTable* sessions, v1::TenantInfo* info);
 
-// `shared` is null if shared memory is off, `sessions` if they are.
+// `shared` and `sessions` are null if these are off.
 void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,
                     const SessionTable* sessions, Duration uptime,
                     v1::GetServerInfoResponse* response);

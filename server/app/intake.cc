@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The listener hands over a connection with its first byte, so TLS and plaintext are told apart by
+// peeking. Ownership during a TLS handshake: the channel belongs to handshakes_, the guard to its
+// completion callback; both then move to the transport. Each path ends in exactly one OnEnd of the
+// guard, which removes the socket from sockets_ before it is closed, so End() of another thread
+// never acts on a reused descriptor.
 
 #include "server/app/intake.h"
 
@@ -28,7 +34,7 @@
 namespace attend {
 namespace {
 
-// The rest is for messages that are whole.
+// The rest is for complete messages.
 int64_t MessageMemoryMax(const Config& config) {
   const int64_t all = config.message_memory_max_bytes;
   return all > 0 ? all / 4 * 3 : std::numeric_limits<int64_t>::max();
@@ -40,13 +46,13 @@ std::string WhyEnded(ClientRefusal reason) {
   return "its unfinished messages take most, of too much (--message-memory-max)";
 }
 
-// How every record of a TLS handshake begins.
+// The first byte of every TLS handshake record.
 constexpr char kTlsHandshake = 0x16;
 constexpr std::string_view kTlsOnly = "this port takes TLS only";
 
-// What a client understands that spoke HTTP/2 (a GOAWAY frame), or something else. Without settings
-// before it, which would make gRPC's clients take the connection for good, and connect again and
-// again without a pause.
+// The refusal in the client's own protocol: an HTTP/2 GOAWAY, or HTTP/1.1 text. No SETTINGS frame
+// precedes the GOAWAY: gRPC clients would take the connection as established, and reconnect in a
+// tight loop.
 std::string RefusalOf(std::string_view beginning) {
   if (!beginning.starts_with("PRI")) {
     return "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
@@ -67,7 +73,7 @@ int FamilyOf(int socket) {
   return family;
 }
 
-// The path of a Unix socket that listens, or of a connection to it.
+// The path of a listening Unix socket, or of a connection to one.
 std::string PathOf(int socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
@@ -193,7 +199,7 @@ void Intake::TakeTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
   const std::string name = PeerOf(socket.get());
   auto channel =
       std::make_unique<TlsChannel>(std::move(socket), certificates_->current()->get(), clock_);
-  // Functions that are kept are copied.
+  // std::function needs a copyable capture.
   const auto waiting = std::make_shared<std::pair<ConnectionPeer, std::unique_ptr<H2Guard>>>(
       std::move(peer), std::move(guard));
   handshakes_->Begin(
@@ -204,7 +210,7 @@ void Intake::TakeTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
                           std::move(waiting->second));
         }
         if (!ended->wrong().empty()) Refuse(ended->socket(), ClientRefusal::kTls, ended->wrong());
-        ended->End();  // now that it counts
+        ended->End();  // after Refuse: a client that sees the end finds it counted
         waiting->second->OnEnd(Status());
       });
 }
@@ -214,7 +220,7 @@ void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t
   const int socket = channel->socket();
   const bool served = TryAllocating([&] {
     peer.encrypted = true;
-    // Where calls need no credentials, its client is no stranger any more.
+    // Where calls need no credentials, a client that has completed TLS is no stranger.
     if (!strangers_) connections_.CallUncounted(peer.address);
     if (std::shared_ptr<TlsClient> client = MakeTlsClient(channel->ssl(), socket, inode)) {
       AddCertificateNames(client->certificate.get(), peer);
@@ -224,7 +230,8 @@ void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t
         return trust->IsTrusted(
             [&](const std::string& why) { Refuse(socket, ClientRefusal::kTls, why); });
       };
-      if (!is_trusted()) return guard->OnEnd(Status());  // the files have changed meanwhile
+      // The TLS files changed during the handshake.
+      if (!is_trusted()) return guard->OnEnd(Status());
       channel->SetTrustCheck(is_trusted);
     }
     transport_->Serve(std::move(channel), std::move(peer), std::move(guard));
@@ -240,7 +247,7 @@ bool Intake::RefusesPlaintext(int socket) {
   const std::string answer = RefusalOf({first.data(), static_cast<size_t>(bytes)});
   send(socket, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   shutdown(socket, SHUT_WR);
-  // What is left unread would reset the connection before the client has read the answer.
+  // Unread bytes would make close() reset the connection before the client has read the answer.
   std::array<char, 4096> unread;
   for (int i = 0; i < 16 && recv(socket, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++i) {
   }
@@ -278,7 +285,7 @@ void Intake::End(int socket, ino_t inode, ClientRefusal reason, const std::strin
   sockets_.WhileOpen(socket, inode, [&] {
     peer = PeerText(socket);
     tls_metrics_.RecordRefused(reason);
-    shutdown(socket, SHUT_RDWR);  // the transport closes it
+    shutdown(socket, SHUT_RDWR);  // the transport then closes it
   });
   if (peer.empty()) return;
   LogEndOf(peer, ClientRefusalName(reason), error);
@@ -290,7 +297,7 @@ void Intake::Refuse(int socket, ClientRefusal reason, const std::string& error) 
 }
 
 void Intake::LogEnd(int socket, std::string_view reason, const std::string& error) {
-  // It is counted anyway, and no exception may reach the transport, which called this.
+  // Counted already. The transport called this, and no exception may reach it.
   TryAllocating([&] { LogEndOf(PeerText(socket), reason, error); });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The way of an accepted connection into the transport: with TLS or without, counted either way.
+// Hands accepted connections to the transport, plaintext or TLS, each with its counters and bounds.
 
 #pragma once
 
@@ -33,43 +33,42 @@ namespace attend {
 
 class Intake {
  public:
-  // Reads the files of --tls-cert and so on, if there are any. The references but `config` must
-  // outlive the object.
+  // Reads the TLS files, if configured. All references except `config` must outlive the object.
   static Result<std::unique_ptr<Intake>> Make(const Config& config, ConnectionHolds& connections,
                                               Metrics& metrics, Logger& logger, const Clock& clock);
 
-  // Where connections go. Once, before the first. The transport must outlive what is taken, and
-  // this until StopServing.
+  // Sets the transport. Call it once, before the first Take. The transport must outlive the
+  // connections taken, and this object until StopServing.
   Status ServeBy(Http2Transport& transport, int64_t stream_window_bytes,
                  Duration handshake_timeout);
-  // Ends handshakes. No connection may be taken any more. Idempotent.
+  // Aborts handshakes. No Take may follow. Idempotent.
   void StopServing() { handshakes_.reset(); }
-  // Whether the client may connect; if not, that is counted and logged. One thread.
+  // Whether the client may connect; otherwise counts and logs the refusal. One thread.
   bool Admits(int socket);
-  // Hands over a connected socket that has something to read. One thread. Returns what it is used
-  // for; null: it is closed.
+  // Hands over a connected socket that has bytes to read. Returns its use, or null if it was
+  // closed. One thread.
   std::shared_ptr<const ConnectionUse> Take(int socket);
-  // Bounds unfinished messages. Counts what is read on connections that are handed over.
+  // The bound of unfinished messages, which counts bytes read on connections handed over.
   std::shared_ptr<const MessageMemory> message_memory() const { return message_memory_; }
-  // Ends what was handed over, if it is still open. Any thread.
+  // Ends a connection that was handed over, if it is still open. Any thread.
   void End(int socket, ino_t inode, ClientRefusal reason);
 
  private:
   Intake(const Config& config, ConnectionHolds& connections, Metrics& metrics, Logger& logger,
          const Clock& clock);
-  // A client that begins with a TLS handshake.
+  // For a connection that begins with a TLS handshake.
   void TakeTls(UniqueFd socket, ino_t inode, ConnectionPeer peer, std::unique_ptr<H2Guard> guard);
-  // The handshake is done.
+  // Serves a connection whose handshake is done.
   void ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t generation,
                 ConnectionPeer peer, std::unique_ptr<H2Guard> guard);
-  // A connection is about to be closed, for what its client did if `why` is an error.
+  // A connection is about to be closed; `why` is an error if its client caused it.
   void Ended(int socket, const Status& why);
-  // True, and the connection is closed, if its client speaks without TLS.
+  // If the client speaks plaintext: refuses it, closes the socket and returns true.
   bool RefusesPlaintext(int socket);
-  // The files of TLS have changed: ends the connections of clients that they do not let in.
+  // After a change of TLS files: ends connections whose certificates are no longer accepted.
   void RecheckClients();
   void Refuse(int socket, ClientRefusal reason, const std::string& error);
-  // The same of what was handed over, and ends it, if it is still open.
+  // The same for a connection that was handed over; also ends it, if it is still open.
   void End(int socket, ino_t inode, ClientRefusal reason, const std::string& error);
   void LogEnd(int socket, std::string_view reason, const std::string& error);
   void LogEndOf(const std::string& peer, std::string_view reason, const std::string& error);
@@ -79,9 +78,9 @@ class Intake {
   Logger& logger_;
   const Clock& clock_;
   TlsMetrics tls_metrics_;
-  // The users of Unix sockets, by their paths; none: anybody.
+  // Users allowed on each Unix socket, by its path; an empty list allows any.
   std::map<std::string, std::vector<uid_t>, std::less<>> users_;
-  const bool strangers_;  // there may be some: --tokens
+  const bool strangers_;  // callers must authenticate (--tokens)
   const std::shared_ptr<OpenCalls> calls_;
   const std::shared_ptr<MessageMemory> message_memory_;
   OpenSockets sockets_;

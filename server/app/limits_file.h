@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The file of --limits, at the start and on SIGHUP.
+// Reads the file of --limits, at the start and on SIGHUP.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace attend {
 
-// The bounds of each tenant. INVALID_ARGUMENT names the file and what is wrong with it.
+// The bounds of each tenant. INVALID_ARGUMENT names the file and the fault.
 Result<std::vector<TenantBounds>> ReadLimits(const std::string& path, const Tenants& tenants);
 
 }  // namespace attend

@@ -21,9 +21,9 @@ namespace {
 using google::protobuf::FileDescriptor;
 using google::protobuf::MethodDescriptor;
 
-// Health asks nobody who they are.
+// Health needs no credentials, so its messages are kept small.
 constexpr int64_t kOpenBytesMax = 4096;
-// Twice what the largest of the small messages may have.
+// Twice the size of the largest small message.
 constexpr int64_t kSmallBytesMax = int64_t{128} << 10;
 
 bool IsChunked(const MethodDescriptor& method) {
@@ -39,7 +39,8 @@ bool HasTensors(const MethodDescriptor& method) {
 
 std::map<std::string, int64_t, std::less<>> MessageBounds(const Config& config) {
   std::map<std::string, int64_t, std::less<>> bounds;
-  // The method says what is wrong with a message that is up to twice too long.
+  // Twice the limit, so that the method itself can refuse a message slightly too long with a
+  // precise error.
   const int64_t large = std::max(2 * config.max_request_bytes, kSmallBytesMax);
   const int64_t chunk = std::max(2 * ChunkBytesMax(config.max_request_bytes), kSmallBytesMax);
   const FileDescriptor* const health = grpc::health::v1::HealthCheckRequest::descriptor()->file();

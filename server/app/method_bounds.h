@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long the messages of each method may be. A longer one is refused by its length, before any of
-// it is kept.
+// Message size limits by method. A longer message is refused by its length prefix, before any of it
+// is buffered.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attend {
 
-// The most bytes of one message, by path, of all methods that the server may have.
+// Maximum message bytes by method path, for all methods that the server may have.
 std::map<std::string, int64_t, std::less<>> MessageBounds(const Config& config);
 
 }  // namespace attend

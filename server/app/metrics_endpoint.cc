@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// One poll() loop. All state belongs to its thread, so there is no lock. Scrapes are answered in
+// the loop itself, since they are short; a slow reader holds only its own connection, for at most
+// kConnectionTime.
 
 #include "server/app/metrics_endpoint.h"
 
@@ -28,9 +32,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// The time that a connection has to send its request and to read the answer.
+// Time for a connection to send its request and read the answer.
 constexpr Duration kConnectionTime = seconds(10);
-// How long not to accept after accepting a connection has failed.
+// The pause after accept has failed.
 constexpr Duration kRest = milliseconds(100);
 
 HttpAnswer Probe(const char* ailment) {
@@ -168,7 +172,7 @@ void MetricsEndpoint::Add(UniqueFd socket) {
   if (certificates_ != nullptr) {
     certificates_->Look();
     ssl.reset(SSL_new(certificates_->current()->get()));
-    if (ssl == nullptr) return;  // never without TLS instead
+    if (ssl == nullptr) return;  // never fall back to plaintext
     SSL_set_accept_state(ssl.get());
   }
   if (connections_.size() >= kConnectionsMax) MakeRoom();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// /metrics, /healthz and /readyz over HTTP, with TLS or without: one thread, a bounded number of
-// connections, each with one request. A new connection beyond the bound replaces the one that has
-// been open longest, of the address that has most of them: so no address can keep another's scrape
-// out, neither with connections that stay nor with ever new ones.
+// /metrics, /healthz and /readyz over HTTP, optionally with TLS: one thread, a bounded number of
+// connections, one request each. A new connection beyond the bound replaces the oldest one of the
+// address that has most, so that no address can block another's scrape, neither by connections that
+// stay open nor by a flood of new ones.
 
 #pragma once
 
@@ -39,16 +39,17 @@ class MetricsEndpoint {
     std::string address;  // HOST:PORT
     bool loopback_only = false;
     MetricsTlsFiles tls = {};
-    // Callers (server/auth), of whom those with the scope info may read /metrics. Empty: everybody.
+    // A file of callers (server/auth): those with the scope info may read /metrics. Empty: anyone
+    // may.
     std::string auth_file = {};
     std::vector<std::string> tenants = {"default"};  // that auth_file may name
-    std::function<bool()> ready;                     // for /readyz, on the endpoint's thread
-    // For /healthz, likewise: a line that says what is wrong, or null.
+    std::function<bool()> ready;                     // for /readyz; on the endpoint's thread
+    // For /healthz, likewise: a line that names the fault, or null.
     std::function<const char*()> ailment;
   };
 
-  // Serves from the return on. Files are read again when they change. `tls_metrics` and `logger`
-  // must outlive the endpoint.
+  // Serves once this returns. Files are reloaded when they change. `tls_metrics` and `logger` must
+  // outlive the endpoint.
   static Result<std::unique_ptr<MetricsEndpoint>> Start(Options options, Collectors collectors,
                                                         TlsMetrics& tls_metrics, Logger& logger);
   ~MetricsEndpoint();
@@ -70,7 +71,7 @@ class MetricsEndpoint {
   int WaitMs() const;
   void Accept(int listener);
   void Add(UniqueFd socket);
-  // Ends a connection of the address that has most; the oldest of them.
+  // Closes the oldest connection of the address that has most.
   void MakeRoom();
   HttpAnswer Answer(const HttpRequest& request);
   HttpAnswer AnswerMetrics(const HttpRequest& request);
@@ -83,18 +84,18 @@ class MetricsEndpoint {
   TlsMetrics& tls_metrics_;
   Logger& logger_;
   const SteadyClock clock_;
-  std::unique_ptr<TlsCertificates> certificates_;  // null: without TLS
-  std::unique_ptr<Authenticator> authenticator_;   // null: everybody may scrape
+  std::unique_ptr<TlsCertificates> certificates_;  // null: plaintext
+  std::unique_ptr<Authenticator> authenticator_;   // null: anyone may scrape
   std::vector<UniqueFd> listeners_;
   int port_ = 0;
   UniqueFd wake_;
-  UniqueFd spare_;  // closed for one connection if the process has no descriptors left
+  UniqueFd spare_;  // closed to accept one connection when no descriptors are left
   struct Open {
     HttpConnection http;
-    std::string peer;  // PeerOf
+    std::string peer;  // see PeerOf
   };
   std::list<Open> connections_;  // by arrival
-  TimePoint rest_until_{};       // no connection is accepted before this
+  TimePoint rest_until_{};       // no accepts before this
   std::thread thread_;
 };
 

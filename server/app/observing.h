@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the settings mean to the access log and to spans, and what a scrape reads of both.
+// Options of the access log and of tracing from the settings, and the metrics of both.
 
 #pragma once
 
@@ -20,12 +20,12 @@ namespace attend {
 
 AccessLog::Options MakeAccessLogOptions(const Config& config);
 
-// Of --otlp-endpoint, which is not empty. The arguments must outlive it.
+// For a non-empty --otlp-endpoint. The arguments must outlive it.
 Result<std::unique_ptr<Tracer>> MakeTracer(const Config& config, Logger& logger,
                                            const Clock& clock);
 
-// attend_access_log_lines_total{outcome} and attend_spans_total{outcome}; zeros for what is off
-// (null). Thread-safe.
+// attend_access_log_lines_total{outcome} and attend_spans_total{outcome}; zeros for null arguments.
+// Thread-safe.
 std::vector<prometheus::MetricFamily> ObservingFamilies(const AccessLog* log, Tracer* tracer);
 
 }  // namespace attend

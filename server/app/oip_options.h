@@ -14,8 +14,8 @@
 
 namespace attend {
 
-// `lent` keeps the memory of GPUs, those of `backends`; null: shared memory is off.
-// INVALID_ARGUMENT: there is no such user.
+// `lent` holds GPU memory, for the GPUs of `backends`; null: shared memory is off.
+// INVALID_ARGUMENT: no such user.
 Result<oip::InferenceServiceImpl::Options> MakeOipOptions(const Config& config,
                                                           const std::vector<Backend*>& backends,
                                                           RegionRegistry* lent);

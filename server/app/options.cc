@@ -45,7 +45,7 @@ bool SocketsArePrivate(const Config& config) {
 
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config) {
   TenantWeights weights = config.tenants.weights();
-  // Without tokens, the socket's clients are no tenant's, and one has all.
+  // Without tokens the socket's clients belong to no tenant; the first one gets the whole share.
   if (config.tokens.empty()) std::fill(weights.begin() + 1, weights.end(), 0);
   return {.socket = {.path = config.shared_memory_socket.empty() ? DefaultSocketPath()
                                                                  : config.shared_memory_socket,
@@ -106,12 +106,12 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   if (config.max_request_gflop >= 0) options.request_cost_max = config.max_request_gflop * 1e9;
   options.staging.bytes_max = config.staging_max_bytes;
   options.staging.bytes_min = config.staging_min_bytes;
-  // The transport's loops take most of the cores.
+  // The transport's loops need most of the cores.
   options.completion_threads = std::clamp(Processors() / 4, 1, 4);
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;
-  // A sample must not delay clients for long, so it is skipped if no thread is free. If all answers
-  // are to be checked, none is skipped.
+  // A sampled check is skipped if no thread is free, so that it never delays a client for long. If
+  // all answers are to be checked, none is skipped.
   if (config.check_sample < 1) options.checker.backlog_max = config.check_threads;
   options.checker.places_max = config.max_checks;
   options.checker.threads = static_cast<int>(config.check_threads);
@@ -124,9 +124,9 @@ ChunkedOptions MakeChunkedOptions(const Config& config) {
 }
 
 int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
-  constexpr int64_t kOpenCallBytes = int64_t{56} << 10;  // of one with 7 KiB of metadata
+  constexpr int64_t kOpenCallBytes = int64_t{56} << 10;  // of a call with 7 KiB of metadata
   int64_t sessions = 0;
-  int64_t dumped = 0;  // copied of sessions for one dump
+  int64_t dumped = 0;  // session keys copied for a dump
   for (const DeviceInfo& device : devices) {
     const int64_t bytes = SessionBytes(config, device);
     if (device.kind == DeviceKind::kCpu) sessions += bytes;
@@ -139,7 +139,7 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
       config.oip_shared_memory.empty()
           ? 0
           : config.oip_shared_memory_bytes * std::ssize(config.tenants.list());
-  // As much again where tenants lose regions to each other and keep them.
+  // With --tokens as much again: a displaced region may still be held by its tenant.
   const int64_t regions =
       config.shared_memory ? config.shared_memory_max_bytes * (config.tokens.empty() ? 1 : 2) : 0;
   return config.memory_budget_bytes + config.message_memory_max_bytes + regions + oip_files +
@@ -148,8 +148,8 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }
 
-// Half for messages that are kept, so that a backlog leaves room for the next messages; and little
-// of what messages may take in all.
+// Half for messages that are held, so that a backlog leaves room for new messages, and at most an
+// eighth of the quota of all messages.
 RequestReader::Limits MakeReaderLimits(const Config& config, const ReceiveMemory* receive_memory) {
   constexpr int64_t kShareOfQuota = 8;
   const int64_t half = receive_memory == nullptr ? 0 : receive_memory->bytes() / 2;

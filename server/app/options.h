@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Converts settings to the options of the server's components. Pure, but for the number of hardware
-// threads.
+// Converts settings to the options of the server's components. Pure, apart from the number of
+// hardware threads.
 
 #pragma once
 
@@ -31,18 +31,18 @@ LogSettings MakeLogSettings(const Config& config);
 // Whether only the server's own user, and root, may open its Unix sockets.
 bool SocketsArePrivate(const Config& config);
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
-// Of each tenant.
+// By tenant.
 std::vector<TenantBounds> MakeTenantBounds(const Config& config);
 SessionOptions MakeSessionOptions(const Config& config);
-// Host memory that says where their pages are.
+// Host memory for page tables.
 int64_t SessionTableBytes(const Config& config);
-// Memory for sessions on a device.
+// Memory for sessions on the device.
 int64_t SessionBytes(const Config& config, const DeviceInfo& device);
-// Bytes of the host that requests, messages in transit, shared regions, sessions on the CPU, checks
-// of sessions on a GPU and open calls may take together.
+// Maximum bytes of host memory for requests, messages in transit, shared regions, sessions on the
+// CPU, checks of sessions on a GPU and open calls together.
 int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices);
 Duration WriteTimeout(const Config& config);
-// `receive_memory`: where messages arrive, if that is page-locked; else null.
+// `receive_memory`: the page-locked memory that messages are received in; null if there is none.
 RequestReader::Limits MakeReaderLimits(const Config& config, const ReceiveMemory* receive_memory);
 
 }  // namespace attend

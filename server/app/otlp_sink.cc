@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Reload replaces the channel under the lock; a Send in progress keeps the old one alive. Send
+// waits for its callback, and Cancel, from any thread, cancels the context of the Send in progress.
 
 #include "server/app/otlp_sink.h"
 
@@ -36,19 +39,19 @@ constexpr std::string_view kTls = "https://";
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& address,
                                        const std::shared_ptr<grpc::ChannelCredentials>& how) {
-  // A call's status tells what fails; gRPC's own lines would go to stderr.
+  // Silences gRPC's own log lines on stderr; a call's status has the error.
   [[maybe_unused]] static const bool silent =
       (gpr_set_log_function([](gpr_log_func_args*) {}), true);
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the exporter's
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the exporter retries
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kResponseBytesMax);
-  // A new one does not take the socket of the one before.
+  // Otherwise a new channel would reuse the old one's connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(address, how, arguments);
 }
 
-// Ids are bytes, the most significant first.
+// Big-endian.
 std::string IdBytes(std::initializer_list<uint64_t> words) {
   std::string bytes;
   for (const uint64_t word : words) {
@@ -63,7 +66,7 @@ otlp::AnyValue* Add(const char* key, Attributes* to) {
   return attribute->mutable_value();
 }
 
-// Nothing if there is no text.
+// Does nothing if the text is empty.
 void AddText(const char* key, std::string_view text, Attributes* to) {
   if (!text.empty()) Add(key, to)->set_string_value(ToUtf8(text, kTextBytesMax));
 }
@@ -84,7 +87,7 @@ void SetSpan(const TraceParent& trace, uint64_t id, uint64_t parent, std::string
   span->set_flags(kSampledFlag);
 }
 
-// The call's own, with OpenTelemetry's names where it has some.
+// The call's own span, with OpenTelemetry's attribute names where they exist.
 void SetCall(const CallSpan& call, otlp::Span* span) {
   std::string_view name = call.method;
   if (name.starts_with('/')) name.remove_prefix(1);
@@ -202,7 +205,7 @@ Result<PartialSuccess> OtlpSink::Send(std::span<const CallSpan> calls, Duration 
     channel = connection_->channel;
   }
   otlp::ExportTraceServiceResponse response;
-  // Shared, because the one that sets it may be the last to use it.
+  // Shared: the callback may still be in set_value when Send returns.
   const auto done = std::make_shared<std::promise<grpc::Status>>();
   Stub stub(channel);
   stub.UnaryCall(&context, kExportMethod, grpc::StubOptions(), &request, &response,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A collector of OTLP over gRPC, with TLS or without.
+// Sends spans to an OTLP collector over gRPC, with or without TLS.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attend {
 
-// All spans of the process have these.
+// Attributes of all spans of the process.
 struct SpanResource {
   std::string version;
   std::string instance;  // unique to the process
@@ -22,19 +22,19 @@ struct SpanResource {
 
 class OtlpSink final : public SpanSink {
  public:
-  // As Config::otlp_endpoint has it. Connects on first use. Without https://, the files do not
-  // count; else they are read, and an error says what is wrong with one.
+  // `endpoint` as in Config::otlp_endpoint. Connects on first use. With https:// the files are
+  // read, and an error names the fault; otherwise they are ignored.
   static Result<std::unique_ptr<OtlpSink>> Make(const std::string& endpoint,
                                                 const OutgoingTls& files,
                                                 const SpanResource& resource);
-  // Reads the files again; if they are good, spans are sent over a new connection from now on.
+  // Reads the files again; if they are valid, later spans use a new connection.
   Status Reload() override;
   Result<PartialSuccess> Send(std::span<const CallSpan> calls, Duration timeout) override;
   void Cancel() override;
   ~OtlpSink() override;
 
  private:
-  struct Connection;  // gRPC's, whose headers stay in otlp_sink.cc
+  struct Connection;  // gRPC types, kept out of this header
 
   OtlpSink(const std::string& endpoint, const OutgoingTls& files, const SpanResource& resource);
 
@@ -42,7 +42,7 @@ class OtlpSink final : public SpanSink {
   const OutgoingTls files_;
   const SpanResource resource_;
   Mutex mutex_;
-  const std::unique_ptr<Connection> connection_;  // what it has is the mutex's
+  const std::unique_ptr<Connection> connection_;  // its members are guarded by mutex_
   bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;
 };
 

@@ -22,7 +22,7 @@ namespace {
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// The fields of /proc/PID/stat that proc(5) numbers from 3, the first one after the name.
+// Fields of /proc/PID/stat, with proc(5)'s numbers; 3 is the first one after the name.
 constexpr int kFirst = 3, kUserTicks = 14, kSystemTicks = 15, kThreads = 20, kVirtualBytes = 23,
               kResidentPages = 24, kLast = 24;
 using Fields = std::array<double, kLast + 1>;
@@ -33,7 +33,7 @@ Fields ReadStat(const UniqueFd& stat) {
   const ssize_t got = pread(stat.get(), bytes.data(), bytes.size(), 0);
   if (got <= 0) return fields;
   const std::string_view text(bytes.data(), static_cast<size_t>(got));
-  const size_t name_end = text.rfind(')');  // the name may have anything in it
+  const size_t name_end = text.rfind(')');  // the name may contain any character
   if (name_end == std::string_view::npos) return fields;
   std::istringstream rest{std::string(text.substr(name_end + 1))};
   std::string state;
@@ -48,7 +48,7 @@ MetricFamily Gauge(const char* name, const char* help, double value) {
   return family;
 }
 
-// That malloc has given out and not got back.
+// Bytes that malloc has handed out and not got back.
 double HeapBytes() {
   const struct mallinfo2 about = mallinfo2();
   return static_cast<double>(about.uordblks + about.hblkhd);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the system says of this process, read at each scrape under the names that Prometheus's
-// clients have for it: process_cpu_seconds_total, process_resident_memory_bytes,
-// process_virtual_memory_bytes, process_open_fds, process_max_fds and process_threads; zeros where
-// there is no /proc. And what malloc says: attend_heap_used_bytes. process_start_time_seconds is in
+// This process as the system sees it, read at each scrape under the names of Prometheus's client
+// libraries: process_cpu_seconds_total, process_resident_memory_bytes,
+// process_virtual_memory_bytes, process_open_fds, process_max_fds and process_threads; zeros
+// without /proc. Also attend_heap_used_bytes, from malloc. process_start_time_seconds is in
 // Metrics. Thread-safe.
 
 #pragma once
@@ -30,7 +30,7 @@ class ProcessStats {
   };
   double CountDescriptors() const ATTEND_REQUIRES(mutex_);
 
-  // Open from the start: a scrape may come when no descriptor is left, and should say so.
+  // Opened at the start, so that a scrape works, and shows it, when no descriptor is left.
   const UniqueFd stat_;
   mutable Mutex mutex_;
   const std::unique_ptr<DIR, CloseFolder> descriptors_ ATTEND_GUARDED_BY(mutex_);

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Start order follows dependencies: engine, shared memory and sessions, the services, the metrics
+// endpoint, and the listening sockets last, so that no call meets a half-built server. The
+// destructor (server_end.cc) stops whatever has threads from the outside in. Health and metrics
+// reach the gRPC server through serving_, under its mutex: they run before it is set and after it
+// is cleared.
 
 #include "server/app/server.h"
 
@@ -189,7 +195,7 @@ Status Server::MakeSessions() {
   if (config_.session_memory_bytes == 0) return Status();
   std::vector<std::unique_ptr<DeviceArena>> arenas;
   for (Backend* const backend : engine_->backends()) {
-    // The first slab begins one unit late.
+    // Page 0 is never used, so the first slab begins one unit late.
     Result<std::unique_ptr<DeviceArena>> arena =
         backend->MakeArena(SessionBytes(config_, backend->info()) + kPageUnitBytes);
     if (!arena.ok() && !config_.session_memory_is_default) return arena.status();
@@ -274,7 +280,7 @@ Status Server::StartGrpc() {
     const MutexLock lock(serving_mutex_);
     serving_ = grpc_.get();
   }
-  UpdateHealth();  // a call may already have lost the device
+  UpdateHealth();  // a call may have lost the device already
   return Status();
 }
 

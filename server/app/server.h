@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The whole server, made from its configuration: devices, engine, services, gRPC and metrics
+// The whole server, built from its configuration: devices, engine, services, gRPC and metrics
 // endpoints. One thread (main's or a test's) makes, drains and destroys it.
 
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace attend {
 
-// Declared here alone: whoever makes a server does not compile all that it is made of.
+// Forward declarations, so that users of this header do not compile every component.
 class Accepting;
 class AccessLog;
 class AdminServiceImpl;
@@ -62,7 +62,7 @@ class GetServerInfoResponse;
 
 class Server {
  public:
-  // Returns a server that serves. `backends` must not be empty. All timeouts use `clock`.
+  // Returns a server that is serving. `backends` must not be empty. All timeouts use `clock`.
   static Result<std::unique_ptr<Server>> Start(
       const Config& config, std::vector<std::unique_ptr<Backend>> backends,
       std::shared_ptr<Logger> logger,
@@ -72,17 +72,17 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   // Sets health to NOT_SERVING, refuses new requests with UNAVAILABLE, and waits up to `timeout`
-  // until accepted requests are answered. True if all were. New requests are refused until this
-  // object is destroyed: to cancel them would not tell a client to try another server.
+  // for accepted requests to be answered. True if all were. New requests are refused, not
+  // cancelled, until destruction: a cancellation would not tell a client to try another server.
   bool Drain(Duration timeout);
-  // Whether new requests are refused, which an operator may undo until Drain. Thread-safe.
+  // An operator's switch for new requests, usable until Drain. Thread-safe.
   Accepting& accepting() { return *accepting_; }
 
-  // Reads again what can be read again while the server runs, and logs and counts how that went.
-  // What is wrong is not taken: the server goes on with what it had. One thread at a time.
+  // Reloads what can be reloaded while the server runs; logs and counts the results. A faulty file
+  // is not used: the earlier state stays. One thread at a time.
   void Reload();
 
-  // As configured, with the port that was bound.
+  // As configured, with bound ports.
   const std::vector<std::string>& addresses() const;
   const std::string& metrics_address() const { return metrics_address_; }  // empty: none
   void CountDevicesLeftOut(int devices) { metrics_.SetDevicesLeftOut(devices); }
@@ -96,10 +96,10 @@ class Server {
  private:
   Server(const Config& config, std::shared_ptr<Logger> logger, std::shared_ptr<const Clock> clock);
   Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends);
-  // Opens the access log and the way of spans.
+  // Opens the access log and the span exporter.
   Status StartObserving();
   void StartLoadReports();
-  // At the end: writes and sends what it can within a moment.
+  // At the end: writes and sends what is left, for at most 0.5 s.
   void FlushObserving();
   Status MakeSessions();
   Status MakeServices();
@@ -109,11 +109,11 @@ class Server {
   Status StartMetrics();
   Status StartGrpc();
   void LogStart() const;
-  // Tells grpc.health.v1 whether new requests are accepted: not while draining, not without a
-  // healthy device, and not while no connection can be accepted.
+  // Sets grpc.health.v1: SERVING unless the server is draining, has no healthy device, or cannot
+  // accept connections.
   void UpdateHealth();
   bool Ready();
-  const char* Ailment();  // what a restart mends; null: nothing
+  const char* Ailment();  // a fault that a restart would fix; null: none
   bool ReadyLocked() const ATTEND_REQUIRES(serving_mutex_);
   // Ends unfinished requests. False if one cannot be stopped.
   bool StopRunning();
@@ -135,7 +135,7 @@ class Server {
   std::unique_ptr<Tracer> tracer_;         // null if off
   std::unique_ptr<LoadMeter> load_;        // null if off
   std::unique_ptr<Dumper> dumper_;
-  std::unique_ptr<BlockPool> blocks_;  // that large messages are read into
+  std::unique_ptr<BlockPool> blocks_;  // large messages are read into these
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
   std::unique_ptr<WorkerThreads> workers_;
@@ -156,7 +156,7 @@ class Server {
   std::unique_ptr<HealthService> health_service_;
   std::unique_ptr<H2Methods> methods_;
   Mutex serving_mutex_;
-  // grpc_, for threads other than the owner's. Null before it serves and at the end.
+  // grpc_, for threads other than the owner's. Null before it serves and during destruction.
   GrpcServer* serving_ ATTEND_GUARDED_BY(serving_mutex_) = nullptr;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<MetricsEndpoint> metrics_endpoint_;  // null if off

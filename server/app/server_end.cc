@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How Server ends: accepted requests are finished and their answers read, then its parts go.
+// The end of Server: finishes accepted requests, waits until clients have read the answers, then
+// destroys the parts in order.
 
 #include <algorithm>
 #include <chrono>
@@ -16,7 +17,7 @@ using std::chrono::seconds;
 
 constexpr Duration kMemoryReturnTimeout = seconds(5);
 constexpr Duration kLastBytesReadTime = milliseconds(250);
-// After --drain-timeout: time for requests to stop and for their answers.
+// After --drain-timeout: time for requests to stop, and for their answers.
 constexpr Duration kStopTime = seconds(2);
 constexpr Duration kLastAnswersTime = seconds(1);
 
@@ -55,10 +56,10 @@ bool Server::Drain(Duration timeout) {
     return false;
   }
   if (!engine_->WaitIdle(until) && !StopRunning()) {
-    FlushObserving();  // of those that have ended
+    FlushObserving();  // spans and lines of requests that have ended
     return false;
   }
-  // Every answer exists; give gRPC the time to send them.
+  // Every answer exists; give the transport time to send them.
   const TimePoint end = std::max(until, clock_.Now() + kLastAnswersTime);
   const bool sent = WaitForCalls(end);
   if (!sent) {
@@ -68,9 +69,9 @@ bool Server::Drain(Duration timeout) {
     }
     logger_->error("drain timed out with answers that no client has read");
   }
-  // The last bytes are in the kernel's buffers. If the process ended while a client still sends,
-  // the connection would be reset and they would be lost, so clients get a moment to read. Late
-  // calls are refused.
+  // The last bytes may be in kernel buffers. If the process ended while a client still sends, the
+  // connection would be reset and they would be lost, so give clients a moment to read. Late calls
+  // are refused.
   const Duration left = std::max(Duration::zero(), end - clock_.Now());
   clock_.SleepFor(std::min<Duration>(kLastBytesReadTime, left));
   grpc_->RemoveSockets();
@@ -90,12 +91,12 @@ Server::~Server() {
   }
   grpc_.reset();
   workers_.reset();
-  inference_service_.reset();  // before the registry that it has clients of
+  inference_service_.reset();  // before the registry, of which it has clients
   engine_->Stop();
-  chunked_.reset();  // its thread may be the last to hold a request
+  chunked_.reset();  // its thread may hold the last reference to a request
   shared_.reset();   // no request is left; before the engine, whose backend locked the pages
   session_memory_.reset();
-  // gRPC may hold answers a little longer than their calls; their memory is the pool's.
+  // Bytes of answers may outlive their calls for a moment; they are the pool's.
   const TimePoint until = clock_.Now() + kMemoryReturnTimeout;
   while (engine_->host_pool().used_bytes() > 0 && clock_.Now() < until) {
     clock_.SleepFor(milliseconds(1));

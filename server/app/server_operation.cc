@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Server does for operators: the access log, spans, load reports and AdminService.
+// Server's functions for operators: the access log, spans, load reports and AdminService.
 
 #include <chrono>
 #include <utility>
@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-// At the end, for lines and spans that are on their way.
+// At the end, for unwritten lines and unsent spans.
 constexpr Duration kLastLinesTime = std::chrono::milliseconds(500);
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All that Server is made of, for its own files: server.h only declares it.
+// The headers of Server's members, for its own sources; server.h only declares them.
 
 #pragma once
 

@@ -24,7 +24,7 @@ std::string CongestionControl() {
   return name.empty() ? "unknown" : name;
 }
 
-// The kernels that run on one of the devices.
+// The kernels that run on at least one of the devices.
 std::vector<std::string_view> KernelNames(const std::vector<Engine::DeviceState>& devices) {
   std::vector<std::string_view> names;
   for (const KernelInfo& kernel : Kernels()) {
@@ -41,7 +41,7 @@ std::string Count(int64_t number, const std::string& thing) {
   return std::to_string(number) + " " + thing + (number == 1 ? "" : "s");
 }
 
-// Logs the part of the memory budget that each tenant has to itself.
+// Logs each tenant's own part of the memory budget.
 void LogParts(const Config& config, Logger& logger) {
   const TenantParts parts = DivideByWeight(config.memory_budget_bytes, config.tenants.weights(),
                                            RangeAllocator::kUnitBytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The log's lines about a started server: its version, devices, limits and addresses.
+// Log lines about a started server: its version, devices, limits and addresses.
 
 #pragma once
 

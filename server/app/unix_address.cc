@@ -25,7 +25,7 @@ std::vector<std::string> SplitAt(const std::string& text, char separator) {
   return parts;
 }
 
-// "tenant=NAME", then what its socket has of its own.
+// "tenant=NAME", then the socket's own settings.
 Status ParseQuery(const std::string& query, UnixAddress* parsed) {
   const Status wrong = InvalidArgument(
       "after its path may come ?tenant=NAME only, and then &users=A:B, &mode=MODE and "
@@ -104,7 +104,7 @@ Status CheckTenantsSockets(const Config& config) {
 }
 
 std::string PeerOfPath(const std::string& path) {
-  // As gRPC writes the paths of URIs.
+  // The escaping that gRPC uses in peer names.
   constexpr std::string_view kPlain = "-._~!$&'()*+,;=:@/";
   std::string peer(kPrefix);
   for (const char c : path) {

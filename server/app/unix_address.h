@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Unix sockets among the addresses of --listen, the tenants to which they are bound, and who may
-// connect to them.
+// Unix sockets in --listen: their tenants, and who may connect to them.
 
 #pragma once
 
@@ -16,30 +15,30 @@ namespace attend {
 
 struct UnixAddress {
   std::string path;
-  std::string tenant;  // empty: the socket is bound to none
-  // Of a tenant's socket. Empty: as --socket-users says.
+  std::string tenant;  // empty: not bound to a tenant
+  // Of a tenant's socket. Empty: as in --socket-users.
   std::vector<std::string> users = {};
-  // Both empty: as --socket-mode and --socket-group say.
+  // Both empty: as in --socket-mode and --socket-group.
   std::string mode = {};
   std::string group = {};
 };
 
-// Parses "unix:PATH" or "unix:PATH?tenant=NAME", which "&users=A:B", "&mode=MODE" and
-// "&group=GROUP" may follow. INVALID_ARGUMENT says what is wrong.
+// Parses "unix:PATH" or "unix:PATH?tenant=NAME", optionally followed by "&users=A:B", "&mode=MODE"
+// and "&group=GROUP". INVALID_ARGUMENT names the fault.
 Result<UnixAddress> ParseUnixAddress(const std::string& address);
 
-// The same with the settings where the address itself says nothing.
+// The same, with the settings as defaults for what the address leaves out.
 Result<UnixAddress> UnixAddressOf(const std::string& address, const Config& config);
 
-// INVALID_ARGUMENT: sockets of several tenants would let in the same users.
+// INVALID_ARGUMENT: sockets of several tenants would admit the same users.
 Status CheckTenantsSockets(const Config& config);
 
-// The Unix socket at `path` as the peers of its calls begin; after it, they have a colon and the
-// number of the connection (call_peer.h).
+// The peer name of a Unix socket's calls, without the colon and connection number that follow
+// (call_peer.h).
 std::string PeerOfPath(const std::string& path);
 
-// The tenants of such sockets, of those that are bound to one. A call whose peer is none of them
-// came some other way.
+// Peer name to tenant, for the sockets that are bound to one. Calls with other peer names came
+// another way.
 std::map<std::string, std::string, std::less<>> TenantsOfPeers(const Config& config);
 
 }  // namespace attend

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Grants are immutable and replaced as a whole. Decide works on a snapshot, a shared pointer copied
+// under the lock, so a reload delays calls by no more than the swap.
 
 #include "server/auth/authenticator.h"
 
@@ -20,7 +23,7 @@ Decision Refuse(CallerRefusal refusal, std::string message) {
   return {{}, Status(kUnauthenticated, std::move(message)), refusal};
 }
 
-// The token in "Bearer TOKEN"; the scheme's name is of any case (RFC 9110).
+// The token in "Bearer TOKEN"; the scheme's name is case-insensitive (RFC 9110).
 std::optional<std::string_view> TokenIn(std::string_view authorization) {
   constexpr std::string_view kScheme = "bearer ";
   if (authorization.size() < kScheme.size()) return std::nullopt;
@@ -37,7 +40,7 @@ std::optional<std::string_view> TokenIn(std::string_view authorization) {
   return sized && plain ? std::optional(token) : std::nullopt;
 }
 
-// Whose token or certificate it is; else why it is nobody's.
+// The grant of the token or certificate; null: `refused` has the reason.
 const Grant* Find(const Grants& grants, const Credentials& credentials, Decision& refused) {
   if (credentials.authorization) {
     if (!credentials.encrypted && !credentials.local) {
@@ -90,7 +93,7 @@ Result<Grants> Authenticator::Read(std::optional<FileState>& state) const {
   const auto wrong = [this](const std::string& why) {
     return InvalidArgument("tokens " + options_.file + ": " + why);
   };
-  // Before the bytes: a change while they are read is seen the next time.
+  // Taken before the read, so that a change during the read is noticed by the next Reload.
   state = StateOf(options_.file);
   const auto unread = [&] {
     const Status status = wrong(std::string("it cannot be read: ") + std::strerror(errno));
@@ -165,7 +168,7 @@ Decision Authenticator::Decide(const Credentials& credentials, Scope scope) cons
                                                : "what the certificate allowed has expired");
   }
   const auto deny = [&](CallerRefusal refusal, std::string message) {
-    // Whoever may not call costs its own tenant, not the one that it names.
+    // A denied call is charged to the caller's own tenant, not to the one it names.
     decision.caller.tenant = grant->tenant;
     decision.status = Status(Code::kPermissionDenied, std::move(message));
     decision.refusal = refusal;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Says who makes a call, by the token or the certificate that comes with it, and refuses those that
-// are unknown or may not. What it tells a stranger is what the call lacks, and nothing of the
-// server. Thread-safe; a call waits for nobody.
+// Identifies the caller by its token or client certificate, and refuses unknown callers and those
+// without permission. An unauthenticated caller learns only what its call lacks, nothing about the
+// server. Thread-safe; never blocks.
 
 #pragma once
 
@@ -28,18 +28,18 @@
 namespace attend {
 
 inline constexpr char kAuthorizationMetadataKey[] = "authorization";
-// Of the text after "Bearer ". Shorter ones can be guessed, longer ones cost time.
+// Length of the text after "Bearer ": shorter tokens can be guessed, longer ones cost time to hash.
 inline constexpr size_t kTokenBytesMin = 16;
 inline constexpr size_t kTokenBytesMax = 512;
 
-// What a call brings. The texts need only live for the question.
+// The credentials of a call. The views must stay valid only during Decide.
 struct Credentials {
   struct Name {
     CertificateName kind;
     std::string_view text;
   };
   std::optional<std::string_view> authorization = {};
-  std::span<const Name> certificate = {};  // of a certificate that was verified
+  std::span<const Name> certificate = {};  // of a verified certificate
   std::optional<std::string_view> tenant = {};
   bool encrypted = false;
   bool local = false;  // the client is on this host
@@ -50,16 +50,16 @@ enum class CallerRefusal {
   kNoCredentials = 0,
   kUnknown,
   kExpired,
-  kCleartext,  // a token that everybody on the way could read
-  kTenant,     // it speaks for another tenant
+  kCleartext,  // a token over a connection that others could read
+  kTenant,     // it named a tenant that it may not speak for
   kScope,
 };
 
 struct Decision {
-  Caller caller;  // of PERMISSION_DENIED: with its own tenant
+  Caller caller;  // with PERMISSION_DENIED, its tenant is the caller's own
   Status status;  // OK, UNAUTHENTICATED or PERMISSION_DENIED
   CallerRefusal refusal = CallerRefusal::kNoCredentials;
-  TokenDigest credential = {};  // by which the caller is known
+  TokenDigest credential = {};  // identifies the caller's credential
 };
 
 class Authenticator {
@@ -68,42 +68,42 @@ class Authenticator {
     std::string file;
     std::vector<std::string> tenants = {"default"};  // names, by index
     std::function<WallTime()> now;
-    // Told how each look at a changed file ended, and of how many callers there are now.
+    // Called after each attempt to reload a changed file, with the number of callers now.
     std::function<void(const Status&, int64_t callers)> on_reload = {};
   };
 
-  // Reads the file. Errors name it and what is wrong, in which line.
+  // Reads the file. An error names the file, the line and the fault.
   static Result<std::unique_ptr<Authenticator>> Load(Options options);
 
   // May throw std::bad_alloc.
   Decision Decide(const Credentials& credentials, Scope scope) const;
 
-  // Reads the file again if it is another or has changed. A file that cannot be used changes
-  // nothing, and is reported once; where the system could not read it, the next call tries again.
-  // Not from two threads at once.
+  // Reads the file again if it was replaced or modified. An unusable file changes nothing and is
+  // reported once; after a read error of the system, the next call tries again. Not from two
+  // threads at once.
   void Reload();
 
-  // Another number whenever Decide may say something else of a caller than before: Reload has read
-  // the file, or has seen that something in it expired. Never 0.
+  // Changes whenever Decide may answer differently than before: after a reload, and once Reload has
+  // seen a grant expire. Never 0.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
   int64_t count() const { return grants()->count(); }
-  // By which callers are known now.
+  // Identifies the credentials that are valid now.
   std::set<TokenDigest> credentials() const { return grants()->Credentials(options_.now()); }
 
  private:
-  // Which file, and which state of it.
+  // Identity and version of the file.
   struct FileState {
     dev_t device = 0;
     ino_t inode = 0;
-    off_t bytes = -1;  // -1: there is none
+    off_t bytes = -1;  // -1: no such file
     timespec modified{}, changed{};
     bool operator==(const FileState& other) const;
   };
 
   explicit Authenticator(Options options) : options_(std::move(options)) {}
   static FileState StateOf(const std::string& path);
-  // `state`: what was read; nothing where the system could not read it.
+  // `state`: the version that was read; none if the system could not read it.
   Result<Grants> Read(std::optional<FileState>& state) const;
   void Use(Grants grants);
   std::shared_ptr<const Grants> grants() const {
@@ -112,9 +112,9 @@ class Authenticator {
   }
 
   const Options options_;
-  // Reload's:
+  // Used by Reload only:
   std::optional<FileState> state_;
-  std::string unread_;  // why it could not be read; it has been reported
+  std::string unread_;  // the last read error, already reported
   WallTime next_expiry_ = kNoExpiry;
   std::atomic<uint64_t> generation_{0};
   mutable Mutex mutex_;

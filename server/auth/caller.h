@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who makes a call, and what it may do.
+// The caller of a request, and its permissions.
 
 #pragma once
 
@@ -15,16 +15,16 @@
 
 namespace attend {
 
-// gRPC's UNAUTHENTICATED, which only those that ask who calls give.
+// gRPC's UNAUTHENTICATED, which only authentication returns.
 inline constexpr Code kUnauthenticated = static_cast<Code>(16);
 
-// What a caller may be allowed to do. Each method asks for one of them.
+// Permissions. Each method requires one of them.
 enum class Scope : uint8_t {
   kCompute = 0,  // attention: requests, and memory for them
   kSessions,     // sessions, and requests on them
-  kInfo,         // what the server is and how busy
-  kAdmin,        // to operate the server
-  kAny,          // of a method: whoever is known, whatever it may do
+  kInfo,         // server information and load
+  kAdmin,        // operating the server
+  kAny,          // required by methods open to every known caller
 };
 inline constexpr std::array<Scope, 4> kScopes = {Scope::kCompute, Scope::kSessions, Scope::kInfo,
                                                  Scope::kAdmin};
@@ -34,7 +34,7 @@ inline constexpr std::array<std::string_view, 5> kScopeNames = {"compute", "sess
 constexpr std::string_view ScopeName(Scope scope) {
   return kScopeNames[static_cast<size_t>(scope)];
 }
-// Never kAny.
+// Never returns kAny.
 constexpr std::optional<Scope> ParseScope(std::string_view name) {
   for (const Scope scope : kScopes) {
     if (ScopeName(scope) == name) return scope;
@@ -45,7 +45,7 @@ constexpr std::optional<Scope> ParseScope(std::string_view name) {
 class Scopes {
  public:
   constexpr Scopes() = default;
-  // What is not an operator's.
+  // All but the operator's.
   static constexpr Scopes OfUsers() {
     Scopes scopes;
     for (const Scope each : {Scope::kCompute, Scope::kSessions, Scope::kInfo}) scopes.Add(each);
@@ -63,12 +63,12 @@ class Scopes {
   uint8_t bits_ = 0;
 };
 
-// By default: anyone, on a server that does not ask who calls.
+// The default: an anonymous caller of a server without authentication.
 struct Caller {
   int tenant = 0;  // index into the server's tenants
   Scopes scopes = Scopes::OfUsers();
-  bool for_others = false;  // it names the tenant that it speaks for
-  // For logs. Null: the server does not ask who calls.
+  bool for_others = false;  // it may act for another tenant, and names it
+  // For logs. Null: the server does not authenticate callers.
   std::shared_ptr<const std::string> name = {};
 
   bool authenticated() const { return name != nullptr; }

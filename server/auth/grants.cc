@@ -40,7 +40,7 @@ std::optional<TokenDigest> ParseDigest(std::string_view text) {
   return digest;
 }
 
-// Digits alone, as many as there are characters.
+// Digits only: ParseNumber accepts a minus sign.
 std::optional<int> ParseDigits(std::string_view text) {
   const bool digits =
       std::all_of(text.begin(), text.end(), [](char c) { return '0' <= c && c <= '9'; });
@@ -73,7 +73,7 @@ std::optional<WallTime> ParseTime(std::string_view text) {
          std::chrono::seconds(*second);
 }
 
-// What comes before the first `separator`, which goes too.
+// Removes and returns the text before the first `separator`, which is removed too.
 std::string_view Next(std::string_view& text, char separator) {
   const size_t end = text.find(separator);
   const std::string_view part = text.substr(0, end);
@@ -111,7 +111,7 @@ class Grants::Parser {
     return InvalidArgument("line " + std::to_string(line_) + " " + what);
   }
 
-  // A value is not repeated in an error: it may be a token.
+  // Errors do not repeat values: one may be a token.
   Status TakeField(std::string_view field) {
     std::string_view value = field;
     const std::string_view key = Next(value, '=');
@@ -219,7 +219,7 @@ class Grants::Parser {
   Grants& grants_;
   std::set<std::string, std::less<>> names_;
   std::set<TokenDigest> digests_;
-  // Of this line:
+  // State of the current line:
   int64_t line_ = 0;
   Grant grant_;
   std::optional<TokenDigest> digest_;

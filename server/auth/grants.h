@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What --tokens FILE says: who may call, as which tenant, and what each may do. Immutable once
-// parsed. One line for each caller:
+// The callers of --tokens FILE: who may call, for which tenant, with which scopes. Immutable once
+// parsed. One line per caller:
 //
 //   name=ci sha256=HEX tenant=blue scopes=compute,sessions expires=2027-01-31T00:00:00Z
 //   name=web uri=spiffe://prod/web tenant=green scopes=compute
 //   name=gate dns=gate.example scopes=compute,info any-tenant
 //
-//   name        in logs; 1 to 64 letters, digits, dots, dashes and underscores; each once
+//   name        in logs; 1 to 64 letters, digits, dots, dashes and underscores; unique
 //   sha256      of a token, 64 hexadecimal digits; or, of a client certificate, one of
 //   uri, dns    a subject alternative name, and
 //   cn          the subject's common name
-//   tenant      one of the server's; "default" if it is left out
+//   tenant      one of the server's; "default" if omitted
 //   scopes      compute, sessions, info, admin: at least one
-//   expires     UTC, to the second or the day alone; without it, never
-//   any-tenant  it may speak for other tenants (x-attend-tenant)
+//   expires     UTC, a time to the second or a day; never if omitted
+//   any-tenant  it may act for other tenants (x-attend-tenant)
 //
-// Empty lines, and those that begin with #, say nothing. The last line ends too: a file that was
-// cut short is refused.
+// Empty lines and lines that begin with # are ignored. The last line must end with a newline, so
+// that a truncated file is refused.
 
 #pragma once
 
@@ -39,7 +39,7 @@
 namespace attend {
 
 inline constexpr int64_t kTokensFileBytesMax = int64_t{1} << 20;
-inline constexpr int64_t kGrantBytesMax = 1024;  // of a line
+inline constexpr int64_t kGrantBytesMax = 1024;  // per line
 inline constexpr int64_t kGrantsMax = 1024;
 inline constexpr size_t kCallerNameBytesMax = 64;
 
@@ -52,8 +52,7 @@ inline constexpr int kCertificateNameCount = 3;
 
 struct Grant {
   std::shared_ptr<const std::string> name;
-  // Of the token, or of the certificate's name and its kind: the same line's, however often the
-  // file is read.
+  // Digest of the token, or of the certificate name with its kind. The same across reloads.
   TokenDigest credential{};
   int tenant = 0;
   Scopes scopes;
@@ -63,25 +62,25 @@ struct Grant {
 
 class Grants {
  public:
-  // `tenants`: the names of the server's, by index. INVALID_ARGUMENT names the line, and never what
-  // stands where a hash should: it may be a token.
+  // `tenants`: the server's tenant names, by index. INVALID_ARGUMENT names the line, but never
+  // repeats a value in place of a hash: it may be a token.
   static Result<Grants> Parse(std::string_view text, std::span<const std::string> tenants);
 
-  // Null: nobody's. In constant time for as many tokens as there are.
+  // Null if unknown. The time depends on the number of tokens only.
   const Grant* FindToken(std::string_view token) const;
   const Grant* FindCertificate(CertificateName kind, std::string_view name) const;
   int64_t count() const { return std::ssize(grants_); }
-  // Those that have not expired.
+  // The credentials that have not expired.
   std::set<TokenDigest> Credentials(WallTime now) const;
-  // The first time after `now` at which one of them expires; kNoExpiry: never.
+  // The earliest expiry after `now`; kNoExpiry if there is none.
   WallTime NextExpiry(WallTime now) const;
 
  private:
   class Parser;
   std::vector<Grant> grants_;
   std::vector<TokenDigest> digests_;  // of tokens
-  std::vector<int> by_digest_;        // the grant of each
-  // By name: the grant.
+  std::vector<int> by_digest_;        // index of each digest's grant
+  // Certificate name to index of its grant, by kind.
   std::array<std::map<std::string, int, std::less<>>, kCertificateNameCount> by_certificate_;
 };
 

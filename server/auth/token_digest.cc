@@ -12,8 +12,8 @@
 namespace attend {
 namespace {
 
-// OpenSSL 3 looks an algorithm up by its name, under a lock, so once is enough. Never freed: calls
-// may come until the process ends.
+// OpenSSL 3 looks up an algorithm by name under a lock, so fetch it once. Never freed: calls may
+// come until the process ends.
 const EVP_MD* Sha256() {
   static const EVP_MD* const sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
   return sha256;
@@ -39,7 +39,7 @@ int FindDigest(std::span<const TokenDigest> digests, const TokenDigest& wanted) 
   for (size_t n = 0; n < digests.size(); ++n) {
     const Words b = std::bit_cast<Words>(digests[n]);
     const uint64_t difference = (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]);
-    // All ones if there is no difference, else zero, without a branch.
+    // Branch-free: all ones if there is no difference, else zero.
     const auto same = static_cast<int64_t>(((difference | (0 - difference)) >> 63) - 1);
     found = (found & ~same) | (static_cast<int64_t>(n) & same);
   }

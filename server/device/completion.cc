@@ -7,8 +7,7 @@
 namespace attend {
 namespace {
 
-// Splits the batch into up to `count` with the same outcome, each with some of the requests, in
-// order.
+// Splits the batch into at most `count` parts with the same outcome and consecutive requests.
 std::vector<CompletedBatch> Spread(CompletedBatch batch, size_t count) {
   const size_t requests = batch.requests.size();
   std::vector<CompletedBatch> parts;

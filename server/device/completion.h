@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The completion threads take finished batches from the lanes and end their requests, so that lanes
-// go on computing while answers are encoded and sent. gRPC writes small answers to the socket on
-// the thread that ends the call, so a single thread would limit the rate of answers.
+// Completion threads end the requests of finished batches, so that lanes compute while answers are
+// encoded. Encoding an answer and handing it to the transport take place on the thread that ends
+// the request, so one thread alone would limit the rate of answers.
 
 #pragma once
 
@@ -25,15 +25,15 @@ struct CompletedBatch {
 
 class CompletionThreads {
  public:
-  // `handler` is called on any of the `threads`, concurrently, each time with a part of a batch:
-  // the batch's requests are spread over the threads, and batches take turns, so that the answers
-  // of a small one do not wait for all of a large one's. The destructor handles what was posted.
+  // Calls `handler` on any of the `threads`, concurrently, each time with a part of a batch: a
+  // batch's requests are spread over the threads, and batches take turns, so that a small batch
+  // does not wait for all of a large one. The destructor handles everything posted.
   CompletionThreads(int threads, std::function<void(CompletedBatch)> handler)
       : handler_(std::move(handler)), workers_("attend-answer", threads) {}
 
-  // Thread-safe. Not after the destructor has begun.
+  // Thread-safe. Not once the destructor has begun.
   void Post(CompletedBatch batch);
-  // The same on the caller's thread.
+  // The same on the calling thread.
   void Handle(CompletedBatch batch) { handler_(std::move(batch)); }
 
  private:

@@ -92,7 +92,7 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   const bool first = scheduler_.queue().empty();
   ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
   assert(request == nullptr && "taken if and only if OK");
-  const OnNoMemory wait(OnNoMemory::kWait);  // the request is accepted
+  const OnNoMemory wait(OnNoMemory::kWait);  // the request has been accepted: it must not fail now
   const bool plans = pushed.planner == std::this_thread::get_id();
   if (plans && !pushed.large && scheduler_.queue().size() < thresholds::kPlannedTogetherMost &&
       !scheduler_.queue().full()) {
@@ -107,8 +107,7 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
     return Status();
   }
   ReportQueueLocked(pushed.tenant);
-  // One wake-up is enough until the scheduler has looked; a thread that drives looks before it
-  // ends.
+  // One wake-up suffices until the next plan; a driving thread checks plan_stale_ before it stops.
   const bool notify = !std::exchange(plan_stale_, true) && !driven_;
   lock.Unlock();
   if (notify) wake_.NotifyOne();
@@ -121,7 +120,7 @@ Status DeviceWorker::Judge(Request& request) {
 }
 
 void DeviceWorker::PlanNow() {
-  // A thread sees its own, unless they have been planned.
+  // Unlocked: a thread sees the requests that it pushed itself, unless they have been planned.
   if (unplanned_.load(std::memory_order_relaxed) == 0) return;
   MutexLock lock(mutex_);
   if (unplanned_.load(std::memory_order_relaxed) == 0) return;
@@ -169,7 +168,7 @@ void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<Call
   {
     const MutexLock lock(mutex_);
     if (!beside_) driven_ = false;
-    // For requests that arrived meanwhile, or that wait for a fuller batch or for their deadline.
+    // For requests that arrived in between, or wait for a fuller batch or their deadline.
     plan_stale_ = WatchDeadlinesLocked() || plan_stale_ || WaitingLocked();
     notify = plan_stale_ && !driven_;
   }
@@ -179,7 +178,7 @@ void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<Call
   const MutexLock lock(mutex_);
   --callers_;
   assert(callers_ >= 0);
-  if (stop_) idle_.NotifyAll();  // under the lock: this object may be destroyed right after
+  if (stop_) idle_.NotifyAll();  // under the lock: Stop may return and destroy this object
 }
 
 bool DeviceWorker::WatchDeadlinesLocked() {
@@ -220,7 +219,7 @@ void DeviceWorker::Stop(const Status& status) {
   }
   wake_.NotifyOne();
   End(std::move(ended));
-  // The thread first: it may be about to start a batch that it took before the stop.
+  // The thread first: it may be about to start a batch that it took before stop_ was set.
   if (thread_.joinable()) thread_.join();
   const MutexLock lock(mutex_);
   while (scheduler_.lanes().free < lanes() || callers_ > 0) idle_.Wait(mutex_);
@@ -284,7 +283,7 @@ void DeviceWorker::Run() {
   NameThread("attend-schedule");
   MutexLock lock(mutex_);
   while (!stop_) {
-    if (driven_) {  // by a caller, which checks plan_stale_ when it is done
+    if (driven_) {  // the caller checks plan_stale_ when it is done
       plan_stale_ = true;
       while (!WokenLocked()) wake_.Wait(mutex_);
       continue;
@@ -302,8 +301,8 @@ void DeviceWorker::Run() {
       driven_ = false;
       continue;
     }
-    // Batches that callers started are checked at the earliest of their deadlines, although they
-    // may have ended by then: so there is one wake-up for all of them, not one for each.
+    // Batches started by callers share one wake-up at their earliest deadline, although they may
+    // have ended by then: cheaper than one wake-up each.
     if (watch_ <= now) watch_ = kNever;
     watch_ = std::min(watch_, step.wake);
     while (!WokenLocked() && clock_.WaitUntil(wake_, mutex_, watch_)) {
@@ -349,25 +348,25 @@ void DeviceWorker::LaneDone(int lane, BatchOutcome outcome) {
   assert(outcome.statuses.size() == batch.size() && "a status for each request");
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
-  metrics_.RecordOutcome(index_, outcome);  // here, because completion splits the batch
+  metrics_.RecordOutcome(index_, outcome);  // here: completion splits the batch
   {
     const MutexLock lock(mutex_);
     scheduler_.LaneEnded(lane, EndOf(outcome), now);
   }
   for (size_t i = 0; i < batch.size(); ++i) {
-    // A stopped request gets the status of its stop, unless it ended before the kernel checked.
+    // A stopped request gets its stop's status, unless it ended before the kernel saw the stop.
     if (outcome.statuses[i].code() != Code::kCancelled || !batch[i]->stop.set()) continue;
     outcome.statuses[i] = StoppedStatus(batch[i]->stop_code);
   }
   std::vector<std::unique_ptr<Request>> orphaned;
   if (outcome.device_lost) {
-    // Whatever CUDA's error for each was, the request may succeed elsewhere or later.
+    // Whatever error CUDA gave each request, it may succeed elsewhere or later.
     for (Status& status : outcome.statuses) {
       if (status.ok()) continue;
       status = Unavailable("device " + info().name + " is lost: " + std::string(status.message()));
     }
   }
-  // Before any client is told, so that a client that knows of the loss finds the device lost.
+  // Before any client is answered, so that a client that knows of the loss finds the device lost.
   if (outcome.device_lost) {
     const MutexLock lock(mutex_);
     if (healthy()) {
@@ -381,14 +380,14 @@ void DeviceWorker::LaneDone(int lane, BatchOutcome outcome) {
   if (run != nullptr && run->caller == std::this_thread::get_id()) {
     run->ended.push_back(std::move(completed));
   } else {
-    // Before the lane is free: Stop() returns once all lanes are, and nothing may be posted later.
+    // Before the lane is free: Stop() returns once all are, and nothing may be posted after it.
     completion_.Post(std::move(completed));
   }
   End(std::move(orphaned));
   const MutexLock lock(mutex_);
   scheduler_.LaneDone(lane);
   ReportLanesLocked();
-  // Under the lock: once Stop() has seen the lane free, this object may be destroyed.
+  // Under the lock: once Stop() sees the lane free, this object may be destroyed.
   if (WaitingLocked() || stop_) {
     plan_stale_ = true;
     if (!driven_) wake_.NotifyOne();

@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each Post queues one CheckNext with the worker threads. A CheckNext takes whichever request is
+// next in queue order then, not the one it was posted with; requests that ended while waiting leave
+// spare CheckNexts, which find nothing and return.
+//
+// A running check is stopped through its request's `stop` flag, which the row loops poll.
+// Invariant: a request is in queue_, in running_ or owned by the one thread that ends it, so it
+// ends exactly once. finish_ is never called under the lock.
 
 #include "server/engine/checker.h"
 
@@ -83,7 +91,7 @@ void Checker::Post(std::unique_ptr<Request> request) {
   const TimePoint deadline = request->deadline;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    workers_->Post([this] { CheckNext(); });  // waits for the lock
+    workers_->Post([this] { CheckNext(); });  // blocks on the lock until Post returns
     queue_.Push(request, static_cast<int64_t>(share * static_cast<double>(kBatchCost)));
   } catch (const std::bad_alloc&) {
     lock.Unlock();
@@ -94,7 +102,7 @@ void Checker::Post(std::unique_ptr<Request> request) {
     watched_ = deadline;
     due_.NotifyOne();
   }
-  // A cancellation that came before the request was here found nothing to cancel.
+  // A cancellation before the push found nothing to cancel.
   if (responder.unwanted()) {
     if (request = queue_.TakeById(id); request != nullptr) {
       const Code why = CancelCode(*request, clock_.Now());
@@ -131,7 +139,7 @@ void Checker::AddBusy(std::vector<BusyRequest>& busy) const {
 }
 
 void Checker::Fail(Request& request, Status why) {
-  // INVALID_ARGUMENT: no check may copy so much.
+  // INVALID_ARGUMENT: the check would copy more than its bound.
   const bool may_go_unchecked = why.code() == Code::kUnavailable ||
                                 why.code() == Code::kResourceExhausted ||
                                 why.code() == Code::kInvalidArgument;
@@ -164,7 +172,7 @@ void Checker::WatchDeadlines() {
     while (std::unique_ptr<Request> request = queue_.TakeExpired(now)) {
       End(std::move(request), Code::kDeadlineExceeded);
     }
-    if (stop_) return;  // set while a request was ended
+    if (stop_) return;  // set while End had released the lock
     watched_ = EarliestDeadline();
     clock_.WaitUntil(due_, mutex_, watched_);
   }
@@ -175,7 +183,7 @@ void Checker::CheckNext() {
   {
     const MutexLock lock(mutex_);
     request = queue_.TakeNext();
-    if (request == nullptr) return;  // it ended while it waited
+    if (request == nullptr) return;  // cancelled or expired while waiting
     assert(running_.size() < running_.capacity() && "more run than there are threads");
     running_.push_back(request.get());
     ++busy_;
@@ -196,7 +204,7 @@ void Checker::CheckNext() {
 }
 
 Result<FetchedKeys> Checker::FetchKeys(const Request& request, std::span<const RowId> rows) const {
-  // More could never be had.
+  // The pool never has a larger block.
   const int64_t bytes_max = std::min(options_.copied_bytes_max, pool_.block_bytes_max());
   return FetchedKeys::Fetch(request.attention, request.source.cache()->arena(), rows, pool_,
                             request.tenant, bytes_max);
@@ -217,7 +225,7 @@ void Checker::Check(Request& request) {
     Attention attention = request.attention;
     const CacheHold* const cache = request.source.cache();
     const bool fetch = cache != nullptr && !cache->arena().on_host();
-    if (fetch) attention.v.data = nullptr;  // so rows are chosen without a look at V
+    if (fetch) attention.v.data = nullptr;  // V is not readable here: choose the rows without it
     const std::vector<RowId> rows =
         SampleRows(attention, Mix(options_.seed ^ request.id), WorkBudget(request), &request.stop);
     std::optional<FetchedKeys> keys;

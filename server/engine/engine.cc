@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Ownership: a request has one owner at a time (queue, lane, completion thread, checker, responder)
+// and moves between them as a unique_ptr. Every accepted request reaches EndRequest exactly once,
+// which returns its place in the checker, its sources and its count in inflight_; its cost was
+// returned to the router when it left its device.
+//
+// Lost devices are handled optimistically. Decisions carry the number of lost devices they were
+// based on; Submit and Push compare it and decide again after a loss. The number only grows, and
+// each retry has one candidate less, so the loops end.
 
 #include "server/engine/engine.h"
 
@@ -16,7 +25,7 @@
 namespace attend {
 namespace {
 
-// Kernel cost of one request on the device.
+// Maximum kernel cost of one request on the device; infinite: unbounded.
 double CostMax(const EngineOptions& options, const DeviceInfo& info) {
   const double max =
       options.request_cost_max.value_or(thresholds::kRequestSecondsMax * CostPerSecond(info));
@@ -33,7 +42,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
                                              const Clock& clock) {
   std::unique_ptr<Engine> engine(new Engine(options, metrics, clock));
   engine->backends_ = std::move(backends);
-  // Page-locked memory of any GPU serves all of them, and the CPU reads it as well as any other.
+  // Any GPU's page-locked memory serves all GPUs, and the CPU reads it at full speed.
   HostAllocator* allocator = &engine->backends_.front()->host_allocator();
   for (const auto& backend : engine->backends_) {
     if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
@@ -111,7 +120,7 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
                                 int64_t input_bytes, int64_t output_bytes, int tenant, int pinned,
                                 Pass pass, HostBlock input) {
   Admission admission;
-  // Counted first: a device lost meanwhile makes the candidates stale.
+  // Counted first: if a device is lost in between, the candidates count as stale.
   admission.placement.candidates_lost = lost_devices();
   std::vector<PlaceableDevice> room;
   Result<std::vector<Candidate>> candidates =
@@ -159,9 +168,9 @@ Status Engine::CheckSubmit(const Request& request) const {
 }
 
 Status Engine::Submit(std::unique_ptr<Request>& request) {
-  // Counted first and then checked, so that WaitIdle after Drain misses no request.
+  // Counted before the check, so that WaitIdle after Drain misses no request.
   metrics_.SetInflight(inflight_.fetch_add(1, std::memory_order_acq_rel) + 1);
-  bool checked = false;  // it has a place with the checker
+  bool checked = false;  // holds a place in the checker
   const auto refuse = [&] {
     if (checked) checker_->Release();
     metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
@@ -210,7 +219,7 @@ size_t Engine::Reserve(Request& request, std::span<const Candidate> candidates) 
 Status Engine::Push(std::unique_ptr<Request>& request) {
   for (;;) {
     const int64_t decided_lost = request->placement.decided_lost;
-    // The request's own, until one has refused it.
+    // The request's own list; replaced by a shorter copy after a refusal.
     std::span<const Candidate> candidates = request->placement.candidates;
     std::vector<Candidate> others;
     LeastRefusal refused;
@@ -226,7 +235,7 @@ Status Engine::Push(std::unique_ptr<Request>& request) {
         throw;
       }
       if (status.ok()) return status;
-      // Its queue is full or too long, or it was lost a moment ago: the next one.
+      // Its queue is full or too long, or it was just lost: try the next one.
       router_->Release(candidate.device, candidate.cost);
       if (DeviceCopy* const copy = request->source.copy()) {
         copy->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
@@ -239,7 +248,7 @@ Status Engine::Push(std::unique_ptr<Request>& request) {
     }
     Status status = refused.Tell(request->refusal);
     if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;
-    // A device was lost since the decision. The others may take the request; each iteration has one
+    // A device was lost since the decision, but others may take the request. Each iteration has one
     // device less.
     ATTEND_RETURN_IF_ERROR(Place(*request));
   }
@@ -257,7 +266,7 @@ void Engine::Cancel(uint64_t id) {
 void Engine::BatchDone(CompletedBatch batch) {
   const TraceRange range("attend: answer a batch");
   if (batch.outcome.device_lost) {
-    // While the hook runs, no other batch of this device ends.
+    // The lock makes other batches of the device wait for the hook.
     const MutexLock lock(lost_mutex_);
     if (lost_.insert(batch.device).second && on_device_lost_) {
       on_device_lost_(backends_[batch.device]->info());
@@ -298,8 +307,7 @@ void Engine::Undrain() {
 }
 
 bool Engine::WaitIdle(TimePoint until) const {
-  // Once in a process's life. Polling every millisecond saves the request path a lock and a
-  // notification per call.
+  // Runs once per drain. Polling each millisecond saves the request path a lock and a notification.
   while (inflight() > 0) {
     if (clock_.Now() >= until) return false;
     clock_.SleepFor(std::chrono::milliseconds(1));
@@ -311,8 +319,8 @@ void Engine::Stop() {
   if (std::exchange(stopped_, true)) return;
   Drain();
   for (const auto& worker : workers_) worker->Stop(Unavailable("the server is stopping"));
-  completion_.reset();  // ends what the lanes delivered
-  // Ends what the completion threads sent on. Each that ends gives its place back to the checker.
+  completion_.reset();  // the batches that the lanes delivered
+  // After the completion threads, which post to it. Each check that ends calls checker_->Release().
   if (checker_ != nullptr) checker_->Stop();
   workers_.clear();  // lanes before their backends
 }
@@ -326,7 +334,7 @@ int64_t Engine::RetryAfterMs(Code code) const {
     full |= worker->queue_full();
   }
   if (code == Code::kResourceExhausted && !full) {
-    // Memory was short. Uploads and slow readers may hold it while nothing is queued.
+    // The pool was short. Uploads and slow readers may hold memory while no request is queued.
     const double used = static_cast<double>(host_pool_->used_bytes()) /
                         static_cast<double>(std::max<int64_t>(1, host_pool_->budget_bytes()));
     const auto growth =

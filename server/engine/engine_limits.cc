@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engine's checks and deadlines, and Abort.
+// Engine's deadlines, checks and Abort.
 
 #include <string>
 #include <utility>
@@ -43,7 +43,7 @@ Status Engine::PlanCheck(Request& request) {
 void Engine::CheckDone(std::unique_ptr<Request> request) {
   if (request->report.has_value()) {
     if (request->report->failed() && !request->report->of_inputs && on_check_failed_) {
-      TryAllocating([&] { on_check_failed_(*request); });  // the answer reports it in any case
+      TryAllocating([&] { on_check_failed_(*request); });  // the answer reports the failure anyway
     }
   } else if (request->status.ok()) {
     metrics_.RecordCheck(CheckResult::kSkipped, request->transport);

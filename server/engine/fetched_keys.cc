@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A page of the arena has all KV heads, but a check may see different pages of each head. The copy
+// keeps (page, head) pairs only, in places of one head's K and V. To let an ordinary page table
+// describe it, stride_h is one place, so head h of table entry e lies at place e + h: an entry
+// claims places e + h only for the heads present, and entries with disjoint heads interleave.
+// Places finds such e by first fit. An entry may be negative if its first head is not 0.
 
 #include "server/engine/fetched_keys.h"
 
@@ -9,13 +15,13 @@
 namespace attend {
 namespace {
 
-// The n-th page of a sequence, of one KV head.
+// Page n of a sequence's KV head.
 struct HeadPage {
   int64_t b = 0, n = 0, h = 0;
   auto operator<=>(const HeadPage&) const = default;
 };
 
-// The rows with their KV head instead of their own, those of one head together, in rising order.
+// The rows with their KV head instead of their query head, sorted by sequence, head and row.
 std::vector<RowId> ByKvHead(const Problem& p, std::span<const RowId> rows) {
   std::vector<RowId> sorted;
   for (const RowId& row : rows) sorted.push_back({row.b, row.h / p.group(), row.i});
@@ -23,35 +29,33 @@ std::vector<RowId> ByKvHead(const Problem& p, std::span<const RowId> rows) {
   return sorted;
 }
 
-// Calls visit(page) once for each page that one of the rows, sorted as above, sees.
+// Calls visit(page) once for each page visible to one of the rows, which are sorted as above.
 template <class Visit>
 void VisitPages(const Attention& a, const std::vector<RowId>& rows, const Visit& visit) {
   const int64_t page_rows = a.problem.page_rows;
   const RowId* last = nullptr;
-  int64_t next = 0;  // of this head, no page before it is still to be visited
+  int64_t next = 0;  // of this head: all pages before it are done
   for (const RowId& row : rows) {
     if (last == nullptr || row.b != last->b || row.h != last->h) next = 0;
     last = &row;
     const Sequence s = SequenceOf(a, row.b);
     const KeyRange keys = VisibleKeys(a.problem.mask, s, row.i);
     if (row.i >= s.q_len || keys.begin >= keys.end) continue;
-    // What a row of this head sees begins and ends no earlier than what the row before it sees.
+    // Within a head, both ends of the visible range grow with the row, so `next` never goes back.
     for (next = std::max(next, keys.begin / page_rows); next * page_rows < keys.end; ++next) {
       visit(HeadPage{row.b, next, row.h});
     }
   }
 }
 
-// The places of pages, one for each head's. Page number n of all heads that are in it together has
-// one entry in the table: head h of entry e is at place e + h, so that entries whose heads are not
-// neighbours interlock.
+// Allocates places for the pages of one (sequence, page number), by first fit; see the file's head.
 class Places {
  public:
   explicit Places(int64_t heads) : heads_(heads) {}
 
-  // An entry, perhaps negative, for these heads' pages, which are in rising order.
+  // Returns an entry, possibly negative, for the pages of these heads, given in rising order.
   int64_t Add(std::span<const HeadPage> pages) {
-    // Whatever is still free further back stays so: the search would grow with the pages.
+    // Searches only the last heads_ places, to keep the cost independent of the number of pages.
     const int64_t reach = std::max<int64_t>(0, count() - heads_);
     int64_t entry = reach - pages.front().h;
     while (!Fits(entry, pages)) ++entry;
@@ -73,7 +77,7 @@ class Places {
   std::vector<bool> taken_;
 };
 
-// Adds the pieces of K or V of one page.
+// Appends the copies of K or V of one page; one run if its rows are contiguous.
 void AddPieces(const Attention& from, const ConstTensorView& source, const Attention& to,
                const ConstTensorView& target, int64_t dim, const HeadPage& page,
                std::vector<HostPiece>& pieces) {
@@ -133,7 +137,7 @@ Result<FetchedKeys> FetchedKeys::Fetch(const Attention& a, DeviceArena& arena,
   Attention& host = keys.attention_;
   host = a;
   host.k.data = host.v.data = keys.memory_.data();
-  if (!pages.empty()) {  // in each place K, then V
+  if (!pages.empty()) {  // each place holds K, then V
     host.v.data =
         static_cast<char*>(keys.memory_.data()) + p.page_rows * p.dim * DTypeBytes(p.dtype);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// K and V of a session on a GPU, as far as the reference check reads them: of each KV head, the
-// pages that the rows to be checked see, close together in one block of the server's memory budget.
+// A host copy of a session's K and V on a GPU, as far as a reference check reads them: for each KV
+// head, the pages visible to the rows to be checked, packed into one block of the server's memory
+// budget.
 
 #pragma once
 
@@ -18,17 +19,17 @@ namespace attend {
 
 class FetchedKeys {
  public:
-  // `attention`'s K and V are in pages of `arena`; its other arrays, and the page table, are on the
-  // host. `pool`, of which it takes `tenant`'s memory, outlives what is returned. INVALID_ARGUMENT
-  // names the bytes, if they are more than `bytes_max`; RESOURCE_EXHAUSTED: the pool has no room
-  // for them now.
+  // `attention`'s K and V are pages of `arena`; its other arrays and the page table are on the
+  // host. Memory is taken from `pool` for `tenant`; the pool must outlive the result.
+  // INVALID_ARGUMENT names the bytes if there are more than `bytes_max`; RESOURCE_EXHAUSTED: the
+  // pool has no room now.
   static Result<FetchedKeys> Fetch(const Attention& attention, DeviceArena& arena,
                                    std::span<const RowId> rows, HostPool& pool, int tenant,
                                    int64_t bytes_max);
 
-  // The same attention on the host, for those rows only.
+  // The same attention on the host. Valid for those rows only.
   const Attention& attention() const { return attention_; }
-  // Of the budget.
+  // Bytes held of the budget.
   int64_t bytes() const { return memory_.bytes(); }
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The refusal that a client is told when several devices have refused its request: where waiting
-// helps, the one that asks it to wait least.
+// Picks the refusal to report when several devices have refused a request: one where waiting helps,
+// with the shortest wait.
 
 #pragma once
 
@@ -16,7 +16,7 @@ namespace attend {
 
 class LeastRefusal {
  public:
-  // A device refused the request with `status`, and said that of it.
+  // A device refused with `status` and these details.
   void Add(Status status, const Refusal& refusal) {
     const int64_t rank = Rank(status, refusal);
     if (!status_.ok() && rank >= rank_) return;
@@ -24,7 +24,7 @@ class LeastRefusal {
     rank_ = rank;
     retry_after_ms_ = refusal.retry_after_ms;
   }
-  // OK if none was added.
+  // The chosen refusal; OK if none was added.
   Status Tell(Refusal& refusal) const {
     refusal.retry_after_ms = retry_after_ms_;
     return status_;

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Only facts that stay true until the request runs are used here, so the decision can be made once
+// and remembered. Load changes all the time and is left to the router.
 
 #include "server/engine/placement.h"
 
@@ -15,7 +18,7 @@ std::string Gflop(double cost) {
   return std::to_string(static_cast<int64_t>(std::ceil(std::min(cost * 1e-9, 1e18))));
 }
 
-// Sets the candidates' costs and drops the candidates whose cost_max the attention exceeds.
+// Sets the candidates' costs and drops those whose cost_max the attention exceeds.
 Status LimitCost(const Batcher& batcher, std::span<const PlaceableDevice> devices,
                  const Request& request, std::vector<Candidate>& candidates) {
   const int64_t tensor_bytes = request.input_spans.bytes() + request.output_spans.bytes();
@@ -23,8 +26,8 @@ Status LimitCost(const Batcher& batcher, std::span<const PlaceableDevice> device
   std::erase_if(candidates, [&](Candidate& each) {
     const PlaceableDevice& device = devices[each.device];
     each.kernel_cost = KernelCost(request, each.selection.kernel);
-    // Includes the kernel's workspace, so that a kernel that keeps its score matrix runs alone and
-    // cannot make other requests of the batch fail.
+    // Workspace counts too: a kernel that materialises its score matrix then runs alone, and cannot
+    // make the rest of a batch fail for lack of memory.
     each.cost = batcher.Cost(each.kernel_cost, tensor_bytes + each.selection.workspace_bytes);
     if (each.kernel_cost <= device.cost_max) return false;
     refusal = InvalidArgument("the request costs " + Gflop(each.kernel_cost) + " GFLOP with " +
@@ -68,7 +71,8 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, Pass pass,
   if (!candidates.empty()) return candidates;
   if (refusal.ok()) refusal = Unavailable("no device is healthy");
   if (pinned != kAnyDevice && !lost.ok()) return lost;
-  // Not the problem's refusal: another server, or this one after a restart, may run the request.
+  // UNAVAILABLE, not the other devices' refusal: the request may run on another server, or here
+  // after a restart.
   const bool some_healthy = refusal.code() != Code::kUnavailable;
   return some_healthy && !lost.ok() ? lost : refusal;
 }
@@ -77,7 +81,7 @@ Status Decide(const Batcher& batcher, std::span<const PlaceableDevice> devices, 
               Request& request) {
   Placement& placement = request.placement;
   ATTEND_RETURN_IF_ERROR(LimitCost(batcher, devices, request, placement.candidates));
-  const bool forward = !request.backward;  // only that is computed in parts
+  const bool forward = !request.backward;  // the backward pass is never split
   request.flops = forward ? Flops(request.attention) : BackwardFlops(request.attention);
   for (Candidate& each : placement.candidates) {
     each.in_parts =
@@ -87,7 +91,7 @@ Status Decide(const Batcher& batcher, std::span<const PlaceableDevice> devices, 
     return !each.in_parts && devices[each.device].backend->Gathers();
   };
   if (request.source.gathered() != nullptr) {
-    // They were left in pieces when every device, one of them now lost, could read them.
+    // They were left in pieces when all candidates, one of them now lost, could read them.
     std::erase_if(placement.candidates, [&](const Candidate& each) { return !reads_pieces(each); });
     if (placement.candidates.empty()) {
       return Unavailable("the device that could read the request's tensors is lost");

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Bytes are received until the request is complete, answered once, and sent; while out_ is not
+// empty, nothing is received, so a client cannot make the buffers grow. Buffers that held a request
+// are wiped: it may carry a token.
 
 #include "server/http/http_connection.h"
 
@@ -27,10 +31,10 @@ bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == E
 HttpConnection::HttpConnection(UniqueFd socket, std::unique_ptr<SSL, FreeSsl> ssl, bool local,
                                TimePoint since)
     : socket_(std::move(socket)), ssl_(std::move(ssl)), local_(local), since_(since) {
-  // At once, so that growing leaves no copy behind.
+  // Reserved once, because growing would leave copies of credentials in freed memory.
   request_.reserve(kHttpRequestBytesMax + kReadBytes);
   if (ssl_ == nullptr) return;
-  // TLS reads and writes memory, so that the socket is used in one way, without SIGPIPE.
+  // TLS works on memory BIOs, so that the socket is used in one way only, without SIGPIPE.
   SSL_set_bio(ssl_.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
 }
 
@@ -61,13 +65,13 @@ bool HttpConnection::Receive(const Answer& answer) {
 
 bool HttpConnection::Decrypt(std::string_view bytes) {
   if (SSL_in_before(ssl_.get()) && std::isalpha(static_cast<unsigned char>(bytes.front())) != 0) {
-    ssl_.reset();  // no TLS record begins with a letter, each request does
+    ssl_.reset();  // no TLS record begins with a letter, every HTTP request does
     Finish(FormatHttpAnswer({.status = "400 Bad Request", .body = "this address speaks https\n"},
                             true));
     return true;
   }
   ERR_clear_error();
-  // Memory takes them all.
+  // A memory BIO accepts all bytes.
   BIO_write(SSL_get_rbio(ssl_.get()), bytes.data(), static_cast<int>(bytes.size()));
   std::array<char, kReadBytes> plain;
   int got = 0;
@@ -76,7 +80,7 @@ bool HttpConnection::Decrypt(std::string_view bytes) {
     explicit_bzero(plain.data(), static_cast<size_t>(got));
   }
   const bool more = SSL_get_error(ssl_.get(), got) == SSL_ERROR_WANT_READ;
-  TakeRecords();  // an alert may say what was wrong
+  TakeRecords();  // possibly an alert with the reason
   if (more) return true;
   ending_ = true;
   return !out_.empty();
@@ -95,7 +99,7 @@ void HttpConnection::Reply(const Answer& answer) {
     HttpRequest request = ParseHttpRequest(request_);
     request.local = local_;
     Finish(FormatHttpAnswer(answer(request), request.method != "HEAD"));
-    Wipe(request_);  // which may have a token
+    Wipe(request_);  // it may contain a token
   } else if (request_.size() > kHttpRequestBytesMax) {
     Finish(FormatHttpAnswer({.status = "431 Request Header Fields Too Large"}, true));
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One connection, plain or with TLS, and the one request on it. Its socket does not block; what it
-// holds is bounded. One thread.
+// One connection, plaintext or TLS, and its single request. The socket is non-blocking; buffers are
+// bounded. One thread.
 
 #pragma once
 
@@ -26,21 +26,21 @@ class HttpConnection {
  public:
   using Answer = std::function<HttpAnswer(const HttpRequest&)>;
 
-  // `ssl` null: without TLS. `local`: the client is on this host.
+  // `ssl` null: plaintext. `local`: the client is on this host.
   HttpConnection(UniqueFd socket, std::unique_ptr<SSL, FreeSsl> ssl, bool local, TimePoint since);
 
   int socket() const { return socket_.get(); }
   TimePoint since() const { return since_; }
-  // What to poll the socket for.
+  // The events to poll the socket for.
   short events() const;
-  // Goes on as far as the socket allows. False if the connection is over.
+  // Continues as far as the socket allows. False if the connection is finished.
   bool Serve(const Answer& answer);
 
  private:
-  // False if there is nothing more to read.
+  // False if the connection is finished.
   bool Receive(const Answer& answer);
   bool Send();
-  // Takes bytes off the socket into request_, and what TLS itself has to say into out_.
+  // Decrypts received bytes into request_, and puts TLS's own replies into out_.
   bool Decrypt(std::string_view bytes);
   void Reply(const Answer& answer);
   void Finish(std::string_view bytes);
@@ -51,9 +51,9 @@ class HttpConnection {
   bool local_;
   TimePoint since_;
   std::string request_;
-  std::string out_;      // for the socket
-  size_t sent_ = 0;      // of out_
-  bool ending_ = false;  // once out_ is sent
+  std::string out_;      // to be sent
+  size_t sent_ = 0;      // bytes of out_ sent
+  bool ending_ = false;  // close once out_ is sent
 };
 
 }  // namespace attend

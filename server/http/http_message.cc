@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kBlanks = " \t\r";
 
-// Cuts the first line off `bytes`.
+// Removes and returns the first line of `bytes`.
 std::string_view TakeLine(std::string_view& bytes) {
   const size_t end = bytes.find('\n');
   const std::string_view line = bytes.substr(0, end);
@@ -28,7 +28,7 @@ std::string_view Trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
-// `lower` is in lower case.
+// Case-insensitive; `lower` is in lower case.
 bool IsName(std::string_view name, std::string_view lower) {
   return std::equal(name.begin(), name.end(), lower.begin(), lower.end(), [](char a, char b) {
     return std::tolower(static_cast<unsigned char>(a)) == b;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The open connections, and whose calls have come over each. A connection counts among a tenant's
-// from its first call of that tenant until it is closed; who speaks for several tenants over one
-// connection counts for each of them.
+// The open connections and the tenants that have called over each. A connection counts towards a
+// tenant's limit from the tenant's first call on it until it is closed; with calls of several
+// tenants it counts for each of them.
 //
-// A connection has the name by which its calls are told apart from those of others. It is known
-// here from Begin until the last reference to what Begin returns is gone. Calls of a connection
-// that is not known are not counted: it has been closed meanwhile.
+// A connection is known by a unique name from Begin until the last reference that Begin returned is
+// gone. Calls on an unknown name are not counted: the connection has been closed.
 //
 // Thread-safe. References may outlive the object.
 
@@ -29,7 +28,7 @@ namespace attend {
 
 class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
  public:
-  // A connection that is open.
+  // An open connection.
   class Open {
    public:
     Open(std::weak_ptr<ConnectionHolds> all, std::string name,
@@ -39,7 +38,7 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
     Open(const Open&) = delete;
     Open& operator=(const Open&) = delete;
 
-    // They may outlive the connection.
+    // The marks may outlive the connection.
     const std::shared_ptr<const ConnectionMarks>& marks() const { return marks_; }
 
    private:
@@ -52,23 +51,23 @@ class ConnectionHolds : public std::enable_shared_from_this<ConnectionHolds> {
   // `limits` must outlive the object.
   explicit ConnectionHolds(TenantLimits& limits) : limits_(limits) {}
 
-  // The object must be owned by a std::shared_ptr. A second connection of a name that is known is
-  // the same as the first. `peer` is whose machine or user it is, if that is known.
+  // The object must be owned by a std::shared_ptr. A second Begin of a known name refers to the
+  // same connection. `peer`: the client's address or user, if known.
   Ref Begin(const std::string& name, const std::string& peer = {});
-  // By which a caller is known; zeros: of who may call for good.
+  // Identifies a credential; all zeros: a caller that needs none, and never becomes invalid.
   using Credential = std::array<uint8_t, 32>;
-  // Of so many callers of a connection it is known that they are some.
+  // At most this many credentials per connection are remembered for Recheck.
   static constexpr int64_t kCallersMax = 8;
 
-  // A call of the tenant has come over the connection. RESOURCE_EXHAUSTED if that is one connection
-  // too many for it.
+  // Records a call of the tenant on the connection. RESOURCE_EXHAUSTED if the connection would
+  // exceed the tenant's limit of connections.
   Status Call(const std::string& name, int tenant, const Credential& caller = {});
-  // Null if the connection is not known.
+  // Null if the connection is unknown.
   std::shared_ptr<ConnectionMarks> MarksOf(const std::string& name) const;
-  // A call that is no tenant's in particular, and never refused for this.
+  // Records a call that is counted for no tenant and never refused.
   void CallUncounted(const std::string& name, const Credential& caller = {});
-  // Callers with other credentials than these are none any more: connections on which nobody else
-  // has called are strangers' again.
+  // Only these credentials are still valid: connections without a call by one of them are strangers
+  // again.
   void Recheck(const std::set<Credential>& credentials);
 
  private:

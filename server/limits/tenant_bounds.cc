@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each tenant's bounds are looked up in up to two sections, the defaults and its own; the later one
+// that has a key wins, and "none" there removes a default. The defaults are checked alone as well,
+// so that an error in them is found even if every tenant has its own section.
 
 #include "server/limits/tenant_bounds.h"
 
@@ -38,10 +42,10 @@ constexpr double kGflopMin = 0.001;
 constexpr double kGflopMax = 1e9;
 constexpr double kFlopsOfGflop = 1e9;
 
-// A line's value and where it stands, for messages.
+// A value and its position in the file, for messages.
 struct Place {
   int line = 0;
-  std::string section;  // empty: of all tenants
+  std::string section;  // empty: the defaults
   std::string key;
   std::string value;
 };
@@ -60,7 +64,7 @@ std::string_view Trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-// Without the comment that ends it; a quoted value may have its signs.
+// Strips a trailing comment; # and ; inside quotes start none.
 std::string_view WithoutComment(std::string_view line) {
   char quote = 0;
   for (size_t i = 0; i < line.size(); ++i) {
@@ -101,7 +105,7 @@ Result<int64_t> Flops(const Place& place) {
   return Wrong(place, "a number in [0.001, 1e9], or none");
 }
 
-// What a section says; a key that is not there is not said. 0: none.
+// A section's keys and values; 0: "none" was given.
 using Section = std::map<std::string, std::pair<int64_t, Place>, std::less<>>;
 
 Result<int64_t> Value(const Place& place) {
@@ -149,7 +153,7 @@ Status Read(std::string_view line, int number, const std::string& name, Section&
   return Status();
 }
 
-// What the sections say, the later ones last; null: nothing.
+// The value of `key` in the last section that has it; null if none has.
 const Section::mapped_type* Said(std::span<const Section* const> sections, std::string_view key) {
   const Section::mapped_type* said = nullptr;
   for (const Section* const section : sections) {
@@ -158,7 +162,7 @@ const Section::mapped_type* Said(std::span<const Section* const> sections, std::
   return said;
 }
 
-// A burst that nobody gave is one second's worth. The last section may not give one without a rate.
+// The burst defaults to one second's worth. The last section must not give a burst without a rate.
 Status SetRate(std::span<const Section* const> sections, std::string_view rate_key,
                std::string_view burst_key, Rate& rate) {
   const auto* const per_second = Said(sections, rate_key);
@@ -186,7 +190,7 @@ Result<TenantBounds> BoundsOf(std::span<const Section* const> sections) {
   return bounds;
 }
 
-// The sections by name; "" is what stands before the first.
+// The sections by name; "" holds the keys before the first.
 Result<std::map<std::string, Section>> ReadSections(std::string_view text,
                                                     std::span<const std::string> tenants) {
   std::map<std::string, Section> sections;

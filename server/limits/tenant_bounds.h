@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one tenant may take, as the file of --limits says it: one section for each tenant, and what
-// stands before the first section holds for all that do not say otherwise.
+// The bounds of each tenant, parsed from the file of --limits: one section per tenant; keys before
+// the first section are defaults for all.
 //
 //   requests-in-flight = 64
 //   bytes-per-second = "1GiB"
@@ -10,7 +10,7 @@
 //   requests-in-flight = none
 //   gflop-per-second = 2000
 //
-// The syntax is the part of TOML and INI that --config takes too. Pure.
+// The syntax is the subset of TOML and INI that --config accepts too. Pure.
 
 #pragma once
 
@@ -30,13 +30,13 @@ namespace attend {
 
 enum class Limit {
   kInFlight = 0,   // requests admitted and not yet answered
-  kBytes,          // a second: of tensors, in requests and answers
-  kCost,           // a second: FLOPs of cost (kernels/contract/cost.h)
-  kChecks,         // requests in flight that asked for a reference check
-  kSessionMemory,  // bytes of pages, on each device
-  kStreams,        // calls that stay open between requests
+  kBytes,          // per second: tensor bytes of requests and answers
+  kCost,           // per second: FLOPs of cost (kernels/contract/cost.h)
+  kChecks,         // requests in flight with a reference check
+  kSessionMemory,  // bytes of pages per device
+  kStreams,        // streaming calls open between requests
   kSharedMemory,   // bytes of regions in host memory (server/regions)
-  kConnections,    // open ones over which its callers have called (connection_holds.h)
+  kConnections,    // open connections with a call of the tenant (connection_holds.h)
   kSessions,
   kSmallCalls,  // calls without tensors that are not yet answered
 };
@@ -46,18 +46,19 @@ inline constexpr std::array<Limit, kLimitCount> kLimits = {
     Limit::kSessionMemory, Limit::kStreams,   Limit::kSharedMemory, Limit::kConnections,
     Limit::kSessions,      Limit::kSmallCalls};
 
-// As the file and messages name it: "requests-in-flight"; and as a metric's label: "in_flight".
+// The name in the file and in messages ("requests-in-flight"), and as a metric's label
+// ("in_flight").
 std::string_view LimitKey(Limit limit);
 std::string_view LimitLabel(Limit limit);
 
 inline constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// The default bound of small calls in flight: more than a client that waits for its answers has at
-// once, and few enough that other tenants' calls behind them are answered soon.
+// The default for small calls in flight: more than a client that waits for its answers needs, yet
+// few enough that other tenants' calls queued behind them are answered soon.
 inline constexpr int64_t kSmallCallsDefault = 256;
 
 struct TenantBounds {
-  // The most of each limit that is no rate, by Limit; of a rate, unused.
+  // The maximum of each limit that is not a rate, indexed by Limit; unused for rates.
   std::array<int64_t, kLimitCount> most;
   Rate bytes;
   Rate cost;
@@ -71,11 +72,11 @@ struct TenantBounds {
   bool operator==(const TenantBounds&) const = default;
 };
 
-// The most bytes and lines that a file may have.
+// The maximum size of the file, in bytes.
 inline constexpr int64_t kLimitsBytesMax = int64_t{1} << 20;
 
-// The bounds of each of `tenants`, in their order. INVALID_ARGUMENT names the line, the section,
-// the key, the value and what it must be.
+// The bounds of `tenants`, in the same order. INVALID_ARGUMENT names the line, the section, the
+// key, the value and what is allowed.
 Result<std::vector<TenantBounds>> ParseLimits(std::string_view text,
                                               std::span<const std::string> tenants);
 

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Begin checks everything under one lock before it takes anything, so a refusal changes nothing.
+// Rates come before places because only a rate knows when to retry.
+//
+// Charge checks the rates again, without the request's own bytes (hold.begun_bytes_): otherwise a
+// request larger than the burst would refuse itself.
 
 #include "server/limits/tenant_limits.h"
 
@@ -15,7 +21,7 @@ namespace {
 
 size_t Index(Limit limit) { return static_cast<size_t>(limit); }
 
-// Costs that no clock will ever count to are all one.
+// Saturates: a cost beyond 9e18 FLOPs is never paid off anyway.
 int64_t WholeUnits(double cost) {
   constexpr double kMost = 9e18;
   return cost < kMost ? static_cast<int64_t>(std::ceil(cost)) : static_cast<int64_t>(kMost);
@@ -128,8 +134,8 @@ Status TenantLimits::Begin(int index, bool check, LimitHold& hold, int64_t came)
   hold.tenant_ = index;
   hold.check_ = check;
   hold.small_ = false;
-  // What is owed counts at most as much as what is taken now: a tenant whose clients all try again
-  // at once still gets half of its rate, and its debt has a bound.
+  // Owed bytes add at most as much as this request brings. If all clients of a tenant retry at
+  // once, it still gets half of its rate, and the debt stays bounded.
   hold.bytes_ = came;
   hold.begun_bytes_ = came + std::min(came, std::exchange(tenant.owed_bytes, 0));
   tenant.bytes.Charge(hold.begun_bytes_, now);
@@ -168,7 +174,7 @@ Status TenantLimits::Charge(int64_t bytes, double cost, LimitHold& hold) {
   Tenant& tenant = *tenants_[hold.tenant_];
   const TimePoint now = clock_.Now();
   const MutexLock lock(tenant.mutex);
-  // Others may have been charged since Begin.
+  // Other requests may have been charged since Begin.
   ATTEND_RETURN_IF_ERROR(CheckRates(tenant, now, hold));
   const int64_t rest = std::max<int64_t>(0, bytes - hold.bytes_);
   hold.bytes_ += rest;
@@ -187,7 +193,7 @@ void TenantLimits::Came(int index, int64_t bytes) {
 }
 
 void TenantLimits::CameLocked(Tenant& tenant, int64_t bytes, TimePoint now) {
-  // Who comes again when it was told to must not be refused for what others sent meanwhile.
+  // No debt: a client that retries when told to must not be refused for bytes that others sent.
   const int64_t rest = tenant.bytes.ChargeWithoutDebt(bytes, now);
   tenant.owed_bytes += std::min(rest, kUnlimited - tenant.owed_bytes);
 }

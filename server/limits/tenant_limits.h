@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Holds each tenant to its bounds (tenant_bounds.h). What is refused took nothing, and is counted
-// by the limit that refused it.
+// Enforces each tenant's bounds (tenant_bounds.h). A refused request has taken nothing; the refusal
+// is counted under the limit that caused it.
 //
-// A request passes twice. Begin, before anything is done for it, takes its place among those in
-// flight and charges the bytes that have come for it; a rate that is in debt refuses it there, so
-// that refusing costs little. Charge, once its bytes and its cost are known, charges the rest. Its
-// hold gives its place back when it ends, and what was charged and not used. Bytes that have come
-// stay charged, whatever becomes of the request, and those of a request that did not begin are too
-// (Came).
+// A request passes twice. Begin, before any work, takes a place among the requests in flight and
+// charges the bytes received so far; a rate in debt refuses here, so that a refusal is cheap.
+// Charge, once bytes and cost are known, charges the rest. When the request ends, its LimitHold
+// returns the place and whatever was charged but not used. Bytes that were received stay charged,
+// whatever becomes of the request; so do those of refused requests (Came).
 //
-// Thread-safe. Each call takes one tenant's lock, for a few additions; calls of different tenants
-// do not meet.
+// Thread-safe. Each call takes one tenant's lock for a few additions; calls of different tenants do
+// not contend.
 
 #pragma once
 
@@ -30,8 +29,8 @@ namespace attend {
 
 class TenantLimits;
 
-// What a request holds of its tenant's limits; empty when made or moved from. The limits must
-// outlive it.
+// A request's share of its tenant's limits; empty when made or moved from. The limits must outlive
+// it.
 class LimitHold {
  public:
   LimitHold() = default;
@@ -39,27 +38,27 @@ class LimitHold {
   LimitHold& operator=(LimitHold&& other) noexcept;
   ~LimitHold() { End(0, /*bytes_used=*/false, /*cost_used=*/false); }
 
-  // The request has ended, for which `came` bytes came. Gives back its place, and what it did not
-  // use: of its bytes, no more than those that have not come.
+  // Ends the request, of which `came` bytes were received. Returns its place and its unused charge;
+  // of the bytes, only those that were never received.
   void End(int64_t came, bool bytes_used, bool cost_used);
   bool has_place() const { return limits_ != nullptr; }
-  // When a request that a rate refused may come again, from 1 up; 0: no rate refused it.
+  // Milliseconds until a retry, at least 1, if a rate refused the request; otherwise 0.
   int64_t retry_after_ms() const { return retry_after_ms_; }
 
  private:
   friend class TenantLimits;
-  TenantLimits* limits_ = nullptr;  // null: it has no place
+  TenantLimits* limits_ = nullptr;  // null: holds no place
   int tenant_ = 0;
   bool check_ = false;
   bool small_ = false;
-  int64_t begun_bytes_ = 0;  // charged when it began, with what was owed
-  int64_t bytes_ = 0;        // its own, charged
+  int64_t begun_bytes_ = 0;  // charged by Begin, including owed bytes
+  int64_t bytes_ = 0;        // the request's own bytes, charged
   int64_t cost_ = 0;
   int64_t retry_after_ms_ = 0;
 };
 
-// Some of a limit that is counted; empty when made or moved from. Returned by Release or the
-// destructor. The limits must outlive it.
+// An amount of a counted limit; empty when made or moved from. Release or the destructor returns
+// it. The limits must outlive it.
 class CountHold {
  public:
   CountHold() = default;
@@ -79,45 +78,47 @@ class CountHold {
 
 class TenantLimits {
  public:
-  // How much of a limit is in use. Of a rate: what is missing from a full bucket, and its burst.
+  // The use of a limit. For a rate, `used` is what is missing from a full bucket, `most` its burst.
   struct Use {
     int64_t used = 0;
     int64_t most = kUnlimited;
     int64_t refused = 0;     // since the start
-    int64_t per_second = 0;  // of a rate; 0: it has no bound
+    int64_t per_second = 0;  // of a rate; 0: unbounded
   };
 
-  // Bounds of each tenant. `clock` must outlive this.
+  // `clock` must outlive this.
   TenantLimits(const std::vector<TenantBounds>& bounds, const Clock& clock);
   TenantLimits(const TenantLimits&) = delete;
   TenantLimits& operator=(const TenantLimits&) = delete;
 
-  // New bounds of the same tenants. What is held beyond them stays, and is not added to.
+  // Replaces the bounds of the same tenants. Holds above a new bound stay; nothing more is granted.
   void Set(const std::vector<TenantBounds>& bounds);
 
-  // RESOURCE_EXHAUSTED names the limit, what is in use, and the bound; `hold`, which must be empty,
-  // then knows when to come again. `check`: the request asks for a reference check. `came`: bytes
-  // that have come for it.
+  // RESOURCE_EXHAUSTED names the limit, its use and its bound; `hold`, which must be empty, then
+  // has the time to retry. `check`: the request asks for a reference check. `came`: bytes received
+  // for it.
   Status Begin(int tenant, bool check, LimitHold& hold, int64_t came = 0);
-  // The same for a call without tensors: it takes a place there, and one among those, and is
-  // charged what came, but no rate refuses it.
+  // For a call without tensors: takes a place among small calls and one in flight, and charges the
+  // received bytes; no rate refuses it.
   Status BeginSmall(int tenant, LimitHold& hold, int64_t came);
-  // Once for each hold that was begun. `bytes`: all of the request, with what came. `cost`: FLOPs.
+  // At most once per begun hold. `bytes`: of the whole request, received bytes included. `cost`:
+  // FLOPs.
   Status Charge(int64_t bytes, double cost, LimitHold& hold);
-  // What came and is no message of a request that has begun, or left as no answer of one. It puts
-  // its tenant into no debt: what the rate does not have now is owed with the next request.
+  // Accounts for received bytes that belong to no begun request, and sent bytes that answer none.
+  // They put the tenant into no debt: what the bucket cannot pay is owed and charged with the next
+  // request.
   void Came(int tenant, int64_t bytes);
 
-  // Charges what is done for no request, in full, and takes no place. Refused as Begin does, if the
-  // rate of bytes is in debt already; of 0 bytes it is only asked.
+  // Charges bytes that belong to no request, in full; takes no place. Refuses like Begin if the
+  // rate of bytes is in debt; with 0 bytes it only asks.
   Status Spend(int tenant, int64_t bytes);
 
-  // Takes `amount`, from 1 up, of a limit that is counted. Refuses as Begin does.
+  // Takes `amount`, at least 1, of a counted limit. Refuses like Begin.
   Status Take(int tenant, Limit limit, CountHold& hold, int64_t amount = 1);
-  // Whether so much could be taken now.
+  // Whether Take of this amount would succeed now.
   bool Fits(int tenant, Limit limit, int64_t amount) const;
 
-  // For limits whose use others know.
+  // For limits whose use is tracked elsewhere.
   int64_t most(int tenant, Limit limit) const;
   void CountRefusal(int tenant, Limit limit);
 
@@ -132,18 +133,18 @@ class TenantLimits {
     TenantBounds bounds ATTEND_GUARDED_BY(mutex);
     TokenBucket bytes ATTEND_GUARDED_BY(mutex);
     TokenBucket cost ATTEND_GUARDED_BY(mutex);
-    // Bytes that came and were not charged, since a request was taken.
+    // Received bytes not yet charged; the next request pays.
     int64_t owed_bytes ATTEND_GUARDED_BY(mutex) = 0;
     std::array<int64_t, kLimitCount> used ATTEND_GUARDED_BY(mutex) = {};
     std::array<int64_t, kLimitCount> refused ATTEND_GUARDED_BY(mutex) = {};
   };
 
-  // Whether so much more is within the bound.
+  // Whether `amount` more is within the bound.
   static bool FitsLocked(const Tenant& tenant, Limit limit, int64_t amount)
       ATTEND_REQUIRES(tenant.mutex);
   static Status CheckCount(Tenant& tenant, Limit limit, int64_t amount = 1)
       ATTEND_REQUIRES(tenant.mutex);
-  // `own`: units of the bucket that the request itself has been charged.
+  // `own`: units that the bucket has already been charged for this request.
   static Status CheckRate(Tenant& tenant, Limit limit, const TokenBucket& bucket, int64_t own,
                           TimePoint now, LimitHold& hold) ATTEND_REQUIRES(tenant.mutex);
   static Status CheckRates(Tenant& tenant, TimePoint now, LimitHold& hold)

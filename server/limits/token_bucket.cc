@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The virtual-scheduling form of a token bucket (GCRA): the only state is full_at_. A charge moves
+// it forward, the units missing are (full_at_ - now) * rate, and nothing has to be refilled. The
+// bucket is in debt while full_at_ - now exceeds the time that the rate takes for a burst.
 
 #include "server/limits/token_bucket.h"
 
@@ -15,8 +19,7 @@ using std::chrono::nanoseconds;
 __extension__ using Wide = __int128;
 
 constexpr int64_t kSecond = 1'000'000'000;
-// The furthest that full_at_ is from now: a century is as good as never, and sums stay far from
-// overflow.
+// Bound of full_at_ - now. A century is as good as never, and sums stay far from overflow.
 constexpr nanoseconds kFurthest = std::chrono::hours(24 * 365 * 100);
 
 int64_t Saturated(Wide value, int64_t most) {
@@ -54,7 +57,7 @@ int64_t TokenBucket::ChargeWithoutDebt(int64_t units, TimePoint now) {
 
 void TokenBucket::Return(int64_t units) {
   assert(units >= 0);
-  // Before the epoch of its clock a bucket has been full for long.
+  // full_at_ starts at TimePoint::min(); before the clock's epoch the bucket is full already.
   if (rate_.bounded() && full_at_ > TimePoint()) full_at_ -= TimeFor(units);
 }
 

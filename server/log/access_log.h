@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The access log: one line of JSON for each call, beside the log of events. Ordinary ones are
-// sampled; those that failed or were slow are all written. Both have a limit of lines a second of
-// their own, and are written by a thread of the log's (line_writer.h). Thread-safe, except Open.
+// The access log: one line of JSON per call, separate from the log of events. Ordinary calls are
+// sampled; failed and slow ones are all logged. Each kind has its own limit of lines per second.
+// Lines are written by a separate thread (line_writer.h). Thread-safe, except Open.
 
 #pragma once
 
@@ -27,21 +27,20 @@ class AccessLog {
   struct Options {
     std::string path = {};  // empty: stderr
     double sample = 1;      // share of ordinary calls
-    // Calls that took longer are not ordinary.
+    // Slower calls are not ordinary.
     Duration slow = std::chrono::seconds(1);
-    double rate = 0;  // lines per second of ordinary calls, and of the others; 0: no limit
+    double rate = 0;  // lines per second, for ordinary calls and for the others each; 0: no limit
   };
   // An error if the file cannot be opened. `logger` and `clock` must outlive the log.
   static Result<std::unique_ptr<AccessLog>> Open(const Options& options, Logger& logger,
                                                  const Clock& clock);
 
-  // Whether the call with this number is to have a line. Ask once for each: it counts towards the
-  // limits.
+  // Whether to write a line for call `id`. Ask once per call: each "yes" counts towards the limits.
   bool Wants(uint64_t id, bool failed, int64_t total_ns);
-  // Whether a caller who was refused is to have one. These have a limit of their own, whatever the
-  // rate is: whoever can connect may be refused as often as it likes.
+  // The same for a refused caller. These have a limit of their own even without a rate: anyone who
+  // can connect can be refused as often as it likes.
   bool WantsRefused();
-  // Writes a line with the time and these fields. Loses it where there is no memory.
+  // Writes a line with the time and these fields. The line is lost if memory runs out.
   void Write(std::span<const LogField> fields);
 
   // See LineWriter.
@@ -50,13 +49,13 @@ class AccessLog {
 
   struct Stats {
     int64_t written = 0;
-    int64_t lost = 0;     // the disk was full, or the lines came faster than they were written
-    int64_t limited = 0;  // beyond the rate
+    int64_t lost = 0;     // the disk was full, or lines came faster than they could be written
+    int64_t limited = 0;  // over the rate
   };
   Stats stats() const;
 
  private:
-  // Lines per second of refused callers where there is no rate.
+  // Lines per second for refused callers if there is no rate.
   static constexpr double kRefusedRate = 50;
 
   AccessLog(const Options& options, std::unique_ptr<LineWriter> writer, const Clock& clock)

@@ -21,18 +21,18 @@ constexpr int kReaderMs = 500;
 constexpr int kCrashWaits = 100;
 constexpr timespec kCrashWait{0, 10'000'000};  // 10 ms
 
-// A signal handler has no context.
+// Global, because a signal handler has no context.
 std::atomic<const Logger*> crash_log{nullptr};
 
-// The log's thread writes; this one only waits, so it cannot block. If it has crashed with a lock
-// that the log needs, or is the log's, the time passes.
+// Async-signal-safe: the log's thread writes, the handler only waits. If the crash left a lock held
+// that the log needs, or is in the log's thread, the wait times out.
 void OnCrash(int signal) {
   const Logger* const logger = crash_log.load(std::memory_order_acquire);
   for (int i = 0; i < kCrashWaits && logger != nullptr && !logger->written(); ++i) {
     nanosleep(&kCrashWait, nullptr);
   }
   ::signal(signal, SIG_DFL);
-  raise(signal);  // as soon as the handler returns
+  raise(signal);  // delivered once the handler returns
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ void PrepareWrites() {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // The lowest number that is free is this one's.
+    // open() takes the lowest free descriptor, which is this one.
     if (fcntl(stream, F_GETFD) < 0) (void)open("/dev/null", O_RDWR);
   }
 }
@@ -50,7 +50,7 @@ void WriteLastLine(std::string_view line) {
   std::string text(line);
   text += '\n';
   for (size_t at = 0; at < text.size();) {
-    // A pipe that can be written takes this much at once.
+    // POLLOUT on a pipe guarantees room for PIPE_BUF bytes.
     pollfd wait{STDERR_FILENO, POLLOUT, 0};
     if (poll(&wait, 1, kReaderMs) <= 0) return;
     const ssize_t written =

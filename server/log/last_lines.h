@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last lines of a process that ends, and protection from writes that would end it: a reader or
-// a limit that refuses a write is an error of that write.
+// The last lines of a process that ends, and protection from writes that would kill it: with
+// SIGPIPE and SIGXFSZ ignored, a failed write is an error of that write only.
 
 #pragma once
 
@@ -11,17 +11,15 @@
 
 namespace attend {
 
-// Call first in main. Ignores SIGPIPE and SIGXFSZ, and opens /dev/null in place of standard streams
-// that are closed, whose numbers the log's file or a socket would get.
+// Call it first in main. Ignores SIGPIPE and SIGXFSZ. Opens /dev/null for closed standard streams,
+// whose descriptors the log file or a socket would get otherwise.
 void PrepareWrites();
 
-// Writes a line, without its newline, to stderr, or loses it if the reader takes nothing for half a
-// second.
+// Writes a line, given without its newline, to stderr; gives up if it cannot be written for 0.5 s.
 void WriteLastLine(std::string_view line);
 
-// From here on a signal of a crash, abort's among them, waits for up to a second until the log's
-// thread has written what was logged, and then ends the process as before. Null: no longer.
-// `logger` must live until then.
+// After this, crash signals (abort included) wait up to a second for the log's thread to write what
+// was logged, then end the process as before. Null undoes it. `logger` must live until then.
 void WriteLogOnCrash(const Logger* logger);
 
 }  // namespace attend

@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Two buffers of pending_bytes_max are reserved at the start and swapped, so that neither Push nor
+// the thread allocates. The thread writes without the lock; Push appends to the other buffer
+// meanwhile.
+//
+// Pipes and terminals are written in pieces of at most PIPE_BUF bytes after POLLOUT: such a write
+// does not block, and lines of several processes on one pipe do not mix. A file that ends within a
+// line (torn_) gets a newline first.
 
 #include "server/log/line_writer.h"
 
@@ -22,13 +30,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// At the end, for lines that are not yet written.
+// For unwritten lines when the writer ends.
 constexpr milliseconds kLastLinesTime{500};
-// How often a wait for a slow reader looks whether it is over.
+// How often a wait for a slow reader checks for the end, in milliseconds.
 constexpr int kLookMs = 50;
 constexpr size_t kPieceBytes = size_t{64} << 10;
 
-// Why lines are lost; else the system's number.
+// Causes of losses besides errno values.
 constexpr int kTooFast = 0;
 constexpr int kNoReader = -1;
 
@@ -41,7 +49,7 @@ TimePoint TrueTime() { return std::chrono::steady_clock::now(); }
 
 int64_t CountLines(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
 
-// The first whole lines, of at most so many bytes; at least one.
+// The first complete lines, of at most `bytes_max` bytes, but at least one line.
 std::string_view FirstLines(std::string_view lines, size_t bytes_max) {
   if (lines.size() <= bytes_max) return lines;
   size_t end = lines.rfind('\n', bytes_max - 1);
@@ -49,7 +57,7 @@ std::string_view FirstLines(std::string_view lines, size_t bytes_max) {
   return lines.substr(0, end + 1);
 }
 
-// A reader or a limit that ends a write is an error here, not the end of the process.
+// A closed pipe or a file size limit must fail the write, not kill the process.
 void BlockSignalsOfWrites() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -84,8 +92,8 @@ LineWriter::~LineWriter() {
 }
 
 Result<UniqueFd> LineWriter::OpenFile() const {
-  // A named pipe's reader cannot hold up the thread; stderr is shared with others, and stays as it
-  // is.
+  // Non-blocking, so that a named pipe's reader cannot hold up the thread. stderr is shared with
+  // others, so its flags stay as they are.
   UniqueFd file(options_.path.empty()
                     ? fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)
                     : open(options_.path.c_str(),
@@ -218,7 +226,7 @@ bool LineWriter::WaitUntilWritable() {
       over = give_up_ != kNever && TrueTime() >= give_up_;
     }
     pollfd wait{file_.get(), POLLOUT, 0};
-    // Also if a write will say what is wrong.
+    // Also true on errors, which the write then reports.
     if (poll(&wait, 1, over ? 0 : kLookMs) > 0) return true;
     if (over) {
       SetError(kNoReader);
@@ -247,7 +255,7 @@ void LineWriter::SayLost() {
 
 LineWriter::Lost LineWriter::TakeLost() {
   const MutexLock lock(mutex_);
-  // The line that reports the loss needs room, and a file that takes it.
+  // The line that reports the loss needs room, and a file that accepts it.
   if (failing_ || pending_.size() > options_.pending_bytes_max / 2) return {};
   const int64_t lines = stats_.lost - std::exchange(taken_lost_, stats_.lost);
   if (lines == 0) return {};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes lines to a file, a pipe or stderr on a thread of its own, so that nobody who has a line
-// waits for a disk or a reader. What has not been written yet is bounded; lines beyond it, and
-// lines that the system does not take, are lost and counted. A line is in the file whole, or, if
-// the disk was full within it, ends where the next one begins.
+// Writes lines to a file, a pipe or stderr on its own thread, so that no caller waits for a disk or
+// a reader. Unwritten lines are bounded; lines beyond the bound, and lines that the system refuses,
+// are lost and counted. Every line in the file is complete; if the disk fills up within a line,
+// that line ends where the next one begins.
 
 #pragma once
 
@@ -26,31 +26,33 @@ namespace attend {
 class LineWriter {
  public:
   struct Options {
-    std::string name;  // what errors name
+    std::string name;  // name in error messages
     std::string path;  // empty: stderr
     size_t pending_bytes_max = size_t{4} << 20;
-    // Lines of this time are written together: waking the thread costs more than a line.
+    // Lines that come within this time are written together: waking the thread costs more than a
+    // line.
     Duration linger = std::chrono::milliseconds(20);
   };
   struct Lost {
     int64_t lines = 0;
-    std::string error;  // of the latest
+    std::string error;  // of the latest loss
   };
-  // Hears of lines that were lost since it last did, on the writer's thread.
+  // Told of newly lost lines, on the writer's thread.
   using OnLost = std::function<void(const Lost& lost)>;
 
   // An error if the file cannot be opened; its folder must exist. `on_lost` may be null.
   static Result<std::unique_ptr<LineWriter>> Open(const Options& options, OnLost on_lost);
-  ~LineWriter();  // writes what it can within a moment
+  ~LineWriter();  // spends at most 0.5 s on unwritten lines
   LineWriter(const LineWriter&) = delete;
   LineWriter& operator=(const LineWriter&) = delete;
 
-  // Takes a line, with its newline, or loses it. Never waits for the file. These are thread-safe.
+  // Takes a line with its newline, or loses it. Never waits for the file. Thread-safe, as are the
+  // functions below.
   void Push(std::string_view line);
-  // Opens the path anew, as it was moved away; what is not yet written goes there. If that fails,
-  // goes on with the old file.
+  // Opens the path again after a log rotation; unwritten lines go there. On failure, the old file
+  // stays in use.
   Status Reopen();
-  // Waits until what was pushed is written or lost, or until `until` by the true time.
+  // Waits until all pushed lines are written or lost, or until `until` on the steady clock.
   void Flush(TimePoint until);
 
   struct Stats {
@@ -59,9 +61,10 @@ class LineWriter {
   };
   Stats stats() const;
   const std::string& path() const { return options_.path; }
-  // Lines lost since the last call, once lines are written again. For a log that says so itself.
+  // Lines lost since the last call, reported once writing works again. For a log that reports its
+  // own losses.
   Lost TakeLost();
-  // Whether all that was pushed is written or lost. Without a lock, for signal handlers.
+  // Whether all pushed lines are written or lost. Lock-free, for signal handlers.
   bool idle() const { return unwritten_bytes_.load(std::memory_order_acquire) == 0; }
 
  private:
@@ -71,12 +74,12 @@ class LineWriter {
   void SetFile(UniqueFd file);
   void Run();
   void WriteLines(std::string_view lines);
-  // These return how many bytes were written.
+  // These return the number of bytes written.
   size_t WritePiece(std::string_view piece);
   size_t Write(std::string_view bytes);
-  // False: it is the end, and nobody reads.
+  // False: the writer is ending and its time is up.
   bool WaitUntilWritable();
-  // Tells on_lost_ how many lines were lost since it last did.
+  // Reports newly lost lines to on_lost_.
   void SayLost();
   void SetError(int error);
 
@@ -88,20 +91,21 @@ class LineWriter {
   CondVar changed_;
   CondVar written_all_;
   std::string pending_ ATTEND_GUARDED_BY(mutex_);
-  bool idle_ ATTEND_GUARDED_BY(mutex_) = false;           // the thread waits for a line
-  bool writing_ ATTEND_GUARDED_BY(mutex_) = false;        // the thread has lines that pending_ had
-  bool hurry_ ATTEND_GUARDED_BY(mutex_) = false;          // somebody waits for the lines
-  UniqueFd reopened_ ATTEND_GUARDED_BY(mutex_);           // to go on with
-  TimePoint give_up_ ATTEND_GUARDED_BY(mutex_) = kNever;  // the end: what is left then is lost
+  bool idle_ ATTEND_GUARDED_BY(mutex_) = false;  // the thread waits for a line
+  // the thread is writing lines taken from pending_
+  bool writing_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool hurry_ ATTEND_GUARDED_BY(mutex_) = false;          // Flush is waiting
+  UniqueFd reopened_ ATTEND_GUARDED_BY(mutex_);           // the file to continue with
+  TimePoint give_up_ ATTEND_GUARDED_BY(mutex_) = kNever;  // the end: lines left after that are lost
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
-  int64_t said_lost_ ATTEND_GUARDED_BY(mutex_) = 0;   // of stats_.lost
-  int64_t taken_lost_ ATTEND_GUARDED_BY(mutex_) = 0;  // likewise
+  int64_t said_lost_ ATTEND_GUARDED_BY(mutex_) = 0;   // part of stats_.lost reported by SayLost
+  int64_t taken_lost_ ATTEND_GUARDED_BY(mutex_) = 0;  // likewise, by TakeLost
   bool failing_ ATTEND_GUARDED_BY(mutex_) = false;    // the last write lost lines
-  int error_ ATTEND_GUARDED_BY(mutex_) = 0;           // why lines were lost last
+  int error_ ATTEND_GUARDED_BY(mutex_) = 0;           // the cause of the latest loss
 
-  // The thread's.
+  // The thread's only.
   UniqueFd file_;
-  bool regular_ = false;  // else lines are written in pieces that a pipe takes whole
+  bool regular_ = false;  // otherwise lines are written in pieces that a pipe accepts whole
   bool torn_ = false;     // the file ends within a line
   std::thread thread_;
 };

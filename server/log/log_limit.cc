@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// One token bucket per (event, kind), filled when it is looked at, so idle kinds cost nothing. The
+// table is bounded: kinds beyond kKindsMax share one bucket, since a kind may contain a client's
+// text.
 
 #include "server/log/log_limit.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limits the log lines of each kind: so many a second, after a burst. Suppressed lines are counted,
-// and reported with the next line or once the kind is quiet again. Pure, with time as an argument;
-// one thread at a time.
+// Limits the log lines of each kind to a rate, after a burst. Suppressed lines are counted, and
+// reported with the kind's next line or once it is quiet again. Pure, with time as an argument; not
+// thread-safe.
 
 #pragma once
 
@@ -19,17 +19,17 @@ namespace attend {
 
 class LogLimit {
  public:
-  // Lines that one kind may write in a burst, in seconds of its rate.
+  // The burst of a kind, in seconds of its rate.
   static constexpr double kBurstSeconds = 20;
   // Kinds beyond this number share one.
   static constexpr size_t kKindsMax = 256;
 
-  // Lines of one kind that were suppressed since the last one that was written.
+  // Lines of a kind suppressed since its last written line.
   struct LeftOut {
     std::string event;
     std::string kind;
     int64_t lines = 0;
-    Duration over{};  // from the first of them until now
+    Duration over{};  // since the first of them
   };
   struct Verdict {
     bool write = true;
@@ -39,10 +39,10 @@ class LogLimit {
   // `rate`: lines per second of each kind; 0: no limit.
   explicit LogLimit(double rate) : rate_(rate) {}
 
-  // Whether to write a line. Lines with the same event and `kind` count as one kind.
+  // Whether to write a line. Lines with the same event and `kind` are one kind.
   Verdict Take(std::string_view event, std::string_view kind, TimePoint now);
 
-  // The suppressed lines of kinds that may write again and have not, or (`all`) of every kind.
+  // The suppressed lines of kinds that may write again but have not, or of every kind (`all`).
   // Resets their counts.
   std::vector<LeftOut> TakeLeftOut(TimePoint now, bool all);
 

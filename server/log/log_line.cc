@@ -32,7 +32,7 @@ std::string_view Cut(std::string_view text) {
   return text.substr(0, end);
 }
 
-// Between the quotes of a JSON string.
+// Escapes for the inside of a JSON string.
 void AppendJsonText(std::string_view text, std::string& out) {
   const auto unit = [&out](uint32_t value) {
     fmt::format_to(std::back_inserter(out), "\\u{:04x}", value);
@@ -57,7 +57,7 @@ void AppendJsonText(std::string_view text, std::string& out) {
   }
 }
 
-// `quoted`: what stands between quotes, as all of JSON does.
+// `quoted`: the text is inside quotes, as always in JSON.
 void AppendText(LogFormat format, bool quoted, std::string_view text, std::string& out) {
   const std::string_view kept = Cut(text);
   if (format == LogFormat::kJson) {
@@ -81,7 +81,7 @@ void AppendValue(LogFormat format, const LogField& field, std::string& out) {
         if constexpr (std::is_same_v<Value, std::string_view>) {
           AppendQuoted(format, value, out);
         } else if constexpr (std::is_same_v<Value, double>) {
-          // JSON knows finite numbers alone.
+          // JSON has no infinities or NaN.
           const std::string number = fmt::format("{}", value);
           if (std::isfinite(value)) {
             out += number;
@@ -95,7 +95,7 @@ void AppendValue(LogFormat format, const LogField& field, std::string& out) {
       field.value);
 }
 
-// What follows the time.
+// The fields after the time, and the closing brace.
 void AppendJsonFields(std::span<const LogField> fields, std::string& out) {
   for (const LogField& field : fields) {
     fmt::format_to(std::back_inserter(out), ",\"{}\":", field.name);

@@ -28,7 +28,7 @@ std::optional<LogLevel> ParseLogLevel(std::string_view name) {
   return std::nullopt;
 }
 
-// Hands lines, which are whole, to their thread.
+// Passes complete lines to the writer's thread.
 class LogLines final : public spdlog::sinks::sink {
  public:
   explicit LogLines(std::unique_ptr<LineWriter> writer) : writer_(std::move(writer)) {}
@@ -53,10 +53,10 @@ Logger::Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<Lo
       lines_(std::move(lines)),
       clock_(std::move(clock)),
       limit_(options.rate) {
-  // Lines reach the sinks as they are written.
+  // Messages arrive at the sinks already formatted.
   set_formatter(std::make_unique<spdlog::pattern_formatter>("%v", spdlog::pattern_time_type::utc,
                                                             std::string()));
-  // spdlog's own writes to stderr, which may block.
+  // spdlog's default handler writes to stderr, which may block.
   set_error_handler([](const std::string&) {});
 }
 
@@ -67,7 +67,7 @@ void Logger::LogGathered(LogLevel level, std::string_view event, std::span<const
     const spdlog::details::log_msg message({}, name(), level, {event.data(), event.size()});
     Write(message, fields, event, kind);
   } catch (const std::exception&) {
-    // For want of memory: what is logged has its own way to say so.
+    // Out of memory: the operation that ran out reports it itself.
   }
 }
 
@@ -167,7 +167,7 @@ Result<std::shared_ptr<Logger>> MakeLogger(const LogSettings& settings) {
   options.linger = Duration::zero();
   LineWriter::OnLost on_lost;
   if (!settings.file.empty()) {
-    // A file that takes no line cannot say why. Once a second is enough.
+    // A file that accepts no lines cannot report the loss, so stderr does, at most once a second.
     on_lost = [path = settings.file, next = TimePoint()](const LineWriter::Lost& lost) mutable {
       const TimePoint now = std::chrono::steady_clock::now();
       if (now < std::exchange(next, std::max(next, now + std::chrono::seconds(1)))) return;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server's log: one line per message, as text or JSON, to stderr or a file (log_line.h), by a
-// thread of its own (line_writer.h): no thread that logs waits for a disk or a reader. Warnings and
-// errors are limited per kind (log_limit.h), so the log grows slowly whatever clients do.
+// The server's log: one line per message, as text or JSON (log_line.h), to stderr or a file, by a
+// thread of its own (line_writer.h), so that no thread that logs waits for a disk or a reader.
+// Warnings and errors are limited per kind (log_limit.h), so the log grows slowly whatever clients
+// do.
 
 #pragma once
 
@@ -27,15 +28,15 @@ namespace attend {
 
 using LogLevel = spdlog::level::level_enum;
 
-// As --log-level names them.
+// The names that --log-level takes.
 std::string_view LogLevelName(LogLevel level);
 std::optional<LogLevel> ParseLogLevel(std::string_view name);
 
-class LogLines;  // the sink that MakeLogger makes
+class LogLines;  // the sink made by MakeLogger
 
-// An spdlog logger that can log fields. Its info(), warn() and so on write lines without fields,
-// for messages about the server itself; warnings and errors among them count as one kind per level.
-// Thread-safe, except for the constructor. Nothing throws: a line that cannot be written is lost.
+// An spdlog logger with fields. Its info(), warn() etc. write lines without fields, for messages
+// about the server itself; warnings and errors among them are one kind per level. Thread-safe,
+// except the constructor. Nothing throws: a line that cannot be written is lost.
 class Logger final : public spdlog::logger {
  public:
   struct Options {
@@ -47,36 +48,35 @@ class Logger final : public spdlog::logger {
   Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogLines> lines = nullptr,
          std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
 
-  // `event` says what happened, in words that are always the same; `fields` has the details.
-  // Warnings and errors with the same event and `kind` are limited together.
+  // `event` is a fixed text that says what happened; `fields` has the details. Warnings and errors
+  // with the same event and `kind` share a limit.
   void Log(LogLevel level, std::string_view event, LogFields fields, std::string_view kind = {}) {
     LogGathered(level, event, fields, kind);
   }
-  // A line at `info` whatever the level is: what must leave a trace.
+  // Logs at `info` whatever the level is set to, for events that must leave a trace.
   void LogAlways(std::string_view event, LogFields fields);
-  // As Log, of fields that were gathered one by one.
+  // Like Log, with fields collected at run time.
   void LogGathered(LogLevel level, std::string_view event, std::span<const LogField> fields,
                    std::string_view kind = {});
 
-  // A warning about lines of `log` that were lost.
+  // Warns that lines of `log` were lost.
   void LogLost(std::string_view log, const LineWriter::Lost& lost);
 
-  // Logs how many lines were suppressed of kinds that are quiet again, or (`all`) of every kind,
-  // and how many were lost, once lines are written again. Call it from time to time, and at the
-  // end.
+  // Logs how many lines were suppressed, of kinds that are quiet again or of every kind (`all`),
+  // and how many were lost, once writing works again. Call it periodically and at the end.
   void SayLeftOut(bool all = false);
   // Lines suppressed since the last call.
   int64_t TakeLeftOutCount() { return left_out_.exchange(0, std::memory_order_relaxed); }
 
-  // Reopens --log-file after it was moved away; if that fails, goes on with the old one. Logs what
-  // it did. One thread at a time.
+  // Reopens --log-file after a rotation; on failure the old file stays in use. Logs the outcome.
+  // One thread at a time.
   void Reopen();
 
-  // Waits until the lines are written or lost, but no longer than this.
+  // Waits until the lines are written or lost, at most `wait_max`.
   void WaitUntilWritten(Duration wait_max);
-  // Whether they are. For signal handlers.
+  // Whether they are. Lock-free, for signal handlers.
   bool written() const;
-  // Because their reader or their disk was too slow or is gone, or because the disk was full.
+  // Lines lost because the reader or disk was slow, full or gone.
   int64_t lost_lines() const;
 
  private:

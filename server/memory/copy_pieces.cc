@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The bytes of all pieces are cut into parts of equal size, about one per thread, within the bounds
+// of thresholds::kCopyPartBytesMin and Max. A part has whole or cut pieces, of memory or of files;
+// idle threads take the next part, so one large tensor spreads over the threads as well as many
+// small ones.
 
 #include "server/memory/copy_pieces.h"
 
@@ -35,13 +40,13 @@ Status CopyOne(const HostPiece& piece) {
 
 Status CopyOne(const FilePiece& piece) { return piece.Copy(); }
 
-// Pieces of one kind, and the parts that they are copied in.
+// Pieces of one kind, grouped into parts of about part_bytes.
 template <class Piece>
 struct Parts {
   std::vector<Piece> pieces;
-  std::vector<size_t> ends;  // of the parts, in `pieces`
+  std::vector<size_t> ends;  // end of each part in `pieces`
 
-  // Pieces above `part_bytes` are cut, so that one contiguous tensor is spread over threads too.
+  // Larger pieces are cut, so that a single contiguous tensor is spread over the threads too.
   Parts(const std::vector<Piece>& whole, int64_t part_bytes) {
     pieces.reserve(whole.size());
     int64_t part = 0;

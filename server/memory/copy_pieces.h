@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies the bytes of large messages to their places on threads made for it, so that gRPC's few
-// threads never spend long in a memcpy. One copy is split by bytes over the threads.
+// Copies the bytes of large messages on dedicated threads, so that the transport's loops never
+// spend long in memcpy. A copy is split over the threads by bytes.
 
 #pragma once
 
@@ -17,12 +17,12 @@
 
 namespace attend {
 
-// Bytes to be read from a file, or to be written there.
+// A range of a file to read or write.
 struct FilePiece {
   const SharedFile* file = nullptr;
   int64_t offset = 0;
-  void* to = nullptr;          // read there, or
-  const void* from = nullptr;  // written from there
+  void* to = nullptr;          // set for a read
+  const void* from = nullptr;  // set for a write
   int64_t bytes = 0;
 
   Status Copy() const {
@@ -30,14 +30,14 @@ struct FilePiece {
   }
 };
 
-// Whether so many bytes stay on the thread that has them, which parses or copies them itself: a
-// hand-over would cost more. A thread that serves connections hands over all else.
+// Whether this many bytes are parsed or copied on the thread that has them: handing them over would
+// cost more. A thread that serves connections hands over everything larger.
 inline bool StaysOnThread(int64_t bytes) { return bytes <= thresholds::kOwnThreadBytesMax; }
 
 // Copies all pieces, then calls `done` once on one of the threads. Thread-safe; never waits.
 void CopyPieces(WorkerThreads& workers, const std::vector<HostPiece>& pieces,
                 std::function<void()> done);
-// The same of files too, which must outlive the copy. `done` gets the first error.
+// The same with files, which must outlive the copy. `done` receives the first error.
 void CopyPieces(WorkerThreads& workers, const std::vector<HostPiece>& pieces,
                 const std::vector<FilePiece>& files, std::function<void(const Status&)> done);
 

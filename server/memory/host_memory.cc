@@ -13,7 +13,7 @@ MemoryLimit ProcessMemoryLimit(const std::string& root) {
   MemoryLimit limit{PhysicalMemoryBytes(), "the machine"};
   for (const Cgroup& group : CgroupsOf("memory", root)) {
     std::ifstream in(group.folder + (group.unified ? "/memory.max" : "/memory.limit_in_bytes"));
-    int64_t bytes = 0;  // text such as "max" is no bound
+    int64_t bytes = 0;  // "max" and other text: no limit
     if (!(in >> bytes) || bytes <= 0 || bytes >= limit.bytes) continue;
     limit = {bytes, "the cgroup " + group.folder};
   }

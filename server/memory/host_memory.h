@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much memory this process may have: the machine's, or less if a cgroup (of a container or
-// service) limits it.
+// The memory limit of this process: the machine's memory, or less under a cgroup (a container or
+// service).
 
 #pragma once
 
@@ -15,7 +15,7 @@ struct MemoryLimit {
   std::string whose;  // "the machine", "the cgroup /sys/fs/cgroup/system.slice"
 };
 
-// `root` is put before /proc and /sys: "" except in tests.
+// `root` is prepended to /proc and /sys; empty except in tests.
 MemoryLimit ProcessMemoryLimit(const std::string& root = "");
 
 }  // namespace attend

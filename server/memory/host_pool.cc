@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// One RangeAllocator per tenant and one for the common rest, over adjacent parts of one allocation.
+// Take tries the tenant's own part, then the common one; a block never spans two. A block remembers
+// its part, so Return needs no search.
 
 #include "server/memory/host_pool.h"
 
@@ -14,7 +18,7 @@
 namespace attend {
 namespace {
 
-// AddressSanitizer sees the pool's memory as one object; these tell it which bytes are not in use.
+// To AddressSanitizer the pool is one object; these tell it which bytes are not in use.
 void Forbid([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(data, static_cast<size_t>(bytes));
@@ -65,7 +69,7 @@ HostPool::~HostPool() {
   allocator_.Free(memory_, budget_bytes_);
 }
 
-// The message does not tell what others use: the metrics do.
+// The message does not reveal other tenants' use; metrics show it.
 Status HostPool::Refusal(int tenant, int64_t bytes) const {
   const int64_t own_bytes = division_.own[tenant];
   return ResourceExhausted(
@@ -107,7 +111,7 @@ Result<HostBlock> HostPool::Take(int tenant, int64_t bytes) {
     std::tie(part, begin) = TakeLocked(tenant, bytes);
     if (begin < 0) return Refusal(tenant, bytes);
     if (begin >= untouched_end_ - rounded) {
-      // It does not matter which end of the memory it came from: both bounds stay true.
+      // Either bound may be moved: both stay true whichever end the range came from.
       untouched_end_ = std::min(untouched_end_, begin);
     } else {
       touched_end_ = std::max(touched_end_, begin + rounded);

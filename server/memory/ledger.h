@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tenant may hold how much of something that all share. Half of it is divided by their
-// weights: each tenant's own part, of which no weight is too small for one unit. The rest is
-// common, for the tenant that comes first. One tenant has everything in common with itself, and so
-// has one beside others whose weights are 0.
+// Divides a shared resource among tenants. Half is split by weight into each tenant's own part, at
+// least one unit unless its weight is 0. The rest is common, first come, first served. A single
+// tenant has no own part: everything is common.
 //
 // Invariant: what tenants hold beyond their own parts never exceeds the common rest. So a tenant's
-// own part is free for it, however much the others hold and for however long, and nothing that is
-// in use ever has to be taken back. What is idle may be: a tenant's own, or another's that is
-// beyond that one's part (Beyond).
+// own part is always free for it, however much others hold and for however long, and nothing in use
+// ever has to be reclaimed. Idle holdings may be: the tenant's own, or those of a tenant beyond its
+// part (Beyond).
 //
-// Every call is O(1). Not thread-safe: the ledger of pages, and those of sessions and their tables,
-// are under the session table's lock, that of regions under their registry's, that of uploads under
-// UploadBudget's. Tensor memory is divided alike, by place (host_pool.h).
+// Every call is O(1). Not thread-safe: the ledgers of pages, sessions and session tables are
+// guarded by the session table's lock, that of regions by their registry's, that of uploads by
+// UploadBudget's. Tensor memory is divided alike, by address (host_pool.h).
 
 #pragma once
 
@@ -32,8 +31,8 @@ struct TenantParts {
   int64_t common = 0;
 };
 
-// Each tenant's own part is a multiple of `unit`: at least one, if its weight is not 0 and there
-// are two for each tenant.
+// Own parts are multiples of `unit`: at least one unit for a non-zero weight, if there are two
+// units per tenant.
 inline TenantParts DivideByWeight(int64_t all, const TenantWeights& weights, int64_t unit = 1) {
   TenantParts parts{std::vector<int64_t>(weights.size()), all};
   if (weights.size() < 2) return parts;
@@ -55,19 +54,19 @@ class Ledger {
   int64_t all() const { return all_; }
   int64_t held(int tenant) const { return held_[tenant]; }
   int64_t held() const { return held_by_all_; }
-  // The tenant's own part, and the most that it can hold while no other holds anything.
+  // The tenant's own part, and its maximum while no other tenant holds anything.
   int64_t own(int tenant) const { return parts_.own[tenant]; }
   int64_t most(int tenant) const { return parts_.own[tenant] + parts_.common; }
-  // How much the tenant holds of the common rest.
+  // How much of the common rest the tenant holds.
   int64_t Beyond(int tenant) const {
     return std::max<int64_t>(0, held_[tenant] - parts_.own[tenant]);
   }
-  // How much more the tenant may hold now.
+  // How much more the tenant may take now.
   int64_t Room(int tenant) const {
     const int64_t own = std::max<int64_t>(0, parts_.own[tenant] - held_[tenant]);
     return own + parts_.common - common_held_;
   }
-  // The tenant holds `amount` more, at most its room; less, if that is negative.
+  // The tenant takes `amount`, at most its room; returns it if negative.
   void Add(int tenant, int64_t amount) {
     assert(amount <= Room(tenant));
     const int64_t before = Beyond(tenant);

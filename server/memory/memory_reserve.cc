@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The reserve is a set of malloc'ed pieces. The new-handler frees one piece, so that operator new
+// succeeds on its next attempt. It must not allocate or lock; atomics suffice.
 
 #include "server/memory/memory_reserve.h"
 
@@ -14,9 +17,8 @@
 namespace attend {
 namespace {
 
-// Several pieces, because several threads may run out of memory at once. Each is freed by itself,
-// and some only for threads that wait, so that new requests cannot use up the memory that accepted
-// ones need to end.
+// Several threads may run out at once, so each takes a piece. The last pieces are for waiting
+// threads only: new requests must not use up the memory that accepted ones need to finish.
 constexpr size_t kPieces = 8;
 constexpr size_t kPiecesOfAll = 4;
 
@@ -26,11 +28,11 @@ std::atomic<bool> used{false};
 
 thread_local OnNoMemory::Then then = OnNoMemory::kWait;
 
-// False if this thread has already waited so long that waiting is of no use.
+// False if this thread has waited too long already.
 bool WaitForMemory() {
-  using Clock = std::chrono::steady_clock;  // operator new is given no clock
+  using Clock = std::chrono::steady_clock;  // operator new takes no clock
   constexpr std::chrono::milliseconds kPause(1);
-  // An allocation that fails again comes back here sooner.
+  // A retry that fails comes back sooner than this, and belongs to the same wait.
   constexpr std::chrono::milliseconds kApart(1);
   constexpr std::chrono::seconds kWaitMost(1);
   thread_local Clock::time_point since;
@@ -50,18 +52,18 @@ void GiveBack() {
     void* const memory = pieces[i].exchange(nullptr);
     if (memory == nullptr) continue;
     std::free(memory);
-    return;  // operator new tries again
+    return;  // operator new retries
   }
   if (then == OnNoMemory::kThrow || !WaitForMemory()) throw std::bad_alloc();
 }
 
-// Returns false if there is no memory for it.
+// False if there is not enough memory.
 bool FillUp() {
   for (std::atomic<void*>& piece : pieces) {
     if (piece.load(std::memory_order_relaxed) != nullptr) continue;
     void* const memory = std::malloc(piece_bytes.load(std::memory_order_relaxed));
     if (memory == nullptr) return false;
-    std::memset(memory, 1, piece_bytes.load(std::memory_order_relaxed));  // commits its pages
+    std::memset(memory, 1, piece_bytes.load(std::memory_order_relaxed));  // commits the pages
     void* none = nullptr;
     if (!piece.compare_exchange_strong(none, memory)) std::free(memory);
   }
@@ -81,7 +83,7 @@ Status OutOfMemory() { return ResourceExhausted("the server's process is out of 
 
 bool MemoryIsShort() {
   if (!used.load(std::memory_order_relaxed)) return false;
-  // First, because a piece that is used meanwhile sets it again.
+  // Cleared first, because a piece taken during the refill sets it again.
   used.store(false, std::memory_order_relaxed);
   if (!FillUp()) used.store(true, std::memory_order_relaxed);
   return used.load(std::memory_order_relaxed);

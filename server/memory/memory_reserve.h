@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A reserve for when the heap is exhausted. Everything large is counted before it is allocated, so
-// an allocation that fails is a small one, in the middle of something. It is served from the
-// reserve, and new requests are refused until the reserve is whole again. Code that handles
-// std::bad_alloc says so with OnNoMemory; there it is thrown once half of the reserve is used. The
-// other half is for code that cannot handle it: gRPC and accepted requests. When that is used up
-// too, they wait until other threads free memory.
+// A memory reserve for when the heap is exhausted. Large allocations are all admitted by a budget
+// first, so one that fails is small and in the middle of some work. It is served from the reserve,
+// and new requests are refused until the reserve is full again. Code that handles std::bad_alloc
+// declares it with OnNoMemory and sees the exception once half of the reserve is used. The other
+// half is for code that cannot handle it: libraries and accepted requests. When that is used up,
+// they wait until other threads free memory.
 //
-// One reserve for the process, as for operator new. Thread-safe.
+// One reserve per process, as operator new is. Thread-safe.
 
 #pragma once
 
@@ -18,16 +18,15 @@
 
 namespace attend {
 
-// Sets `bytes` aside for operator new to use when the heap is exhausted. May be called again, to
-// change `bytes`.
+// Sets `bytes` aside for operator new. May be called again with another size.
 void KeepMemoryReserve(int64_t bytes);
 
-// Whether some of the reserve is used; it is first refilled if possible.
+// Whether part of the reserve is in use; tries to refill it first.
 bool MemoryIsShort();
-// What is then said to requests.
+// The status for requests refused in that state.
 Status OutOfMemory();
 
-// While this lives, decides what operator new does on this thread if nothing is left.
+// During its lifetime, sets what operator new does on this thread when no memory is left.
 class OnNoMemory {
  public:
   enum Then { kWait, kThrow };  // kWait: waits for at most a second, then throws too
@@ -40,7 +39,7 @@ class OnNoMemory {
   const Then before_;
 };
 
-// Calls `work` with OnNoMemory::kThrow. Whether there was memory for it.
+// Calls `work` with OnNoMemory::kThrow. False if it ran out of memory.
 template <class Work>
 bool TryAllocating(const Work& work) {
   try {
@@ -52,7 +51,7 @@ bool TryAllocating(const Work& work) {
   }
 }
 
-// Returns what `work`, so called, returns; without memory for it OutOfMemory().
+// The status of `work`, called likewise; OutOfMemory() if it ran out of memory.
 template <class Work>
 Status OrOutOfMemory(const Work& work) {
   Status status;

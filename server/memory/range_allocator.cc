@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Free ranges are indexed twice, by offset and by (size, offset). Take finds the best fit with one
+// lower_bound in the second; Return merges with both neighbours by the first. Invariants: both hold
+// the same ranges, and no two free ranges are adjacent.
 
 #include "server/memory/range_allocator.h"
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hands out ranges of [0, capacity): best fit. A returned range is merged with its free neighbours
-// at once, so an idle allocator is always whole again. Small ranges are cut from the end of a free
-// range and large ones from its beginning, so that short-lived small ones do not separate the large
-// ones. Pure arithmetic; not thread-safe. Take and Return are O(log n) in the number of holes.
+// Best-fit allocator of ranges in [0, capacity). A returned range is merged with its free
+// neighbours at once, so an idle allocator is one free range again. Small ranges are cut from the
+// end of a free range, large ones from its beginning, so that short-lived small ranges do not
+// fragment the space for large ones. Pure arithmetic; not thread-safe. Take and Return are O(log n)
+// in the number of holes.
 
 #pragma once
 
@@ -15,7 +16,7 @@
 
 namespace attend {
 
-// Tensors begin at a multiple of this, wherever they are.
+// Tensors are aligned to this in every memory.
 inline constexpr int64_t kTensorAlignBytes = 256;
 
 class RangeAllocator {
@@ -28,9 +29,9 @@ class RangeAllocator {
   // The size of a range for `bytes` > 0; INT64_MAX is not rounded.
   static int64_t RoundedBytes(int64_t bytes);
 
-  // The beginning of a free range of RoundedBytes(bytes), now taken; -1 if there is none.
+  // The offset of a range of RoundedBytes(bytes), now taken; -1 if there is none.
   int64_t Take(int64_t bytes);
-  // Returns the range that Take(bytes) returned.
+  // Returns the range that Take(bytes) gave.
   void Return(int64_t begin, int64_t bytes);
 
   int64_t capacity() const { return capacity_; }
@@ -43,10 +44,11 @@ class RangeAllocator {
 
   const int64_t capacity_;
   int64_t used_bytes_ = 0;
-  // Recycles the nodes of both containers: malloc could wait for other threads' mallocs while the
-  // caller holds a lock. It grows when there are more holes than ever before, and never shrinks.
+  // Recycles the nodes of both containers: malloc could block on other threads while the caller
+  // holds a lock. Grows to the largest number of holes so far, and never shrinks.
   std::pmr::unsynchronized_pool_resource nodes_;
-  std::pmr::map<int64_t, int64_t> by_begin_{&nodes_};  // free: begin to bytes; no two touch
+  // Free ranges, begin to bytes; never adjacent.
+  std::pmr::map<int64_t, int64_t> by_begin_{&nodes_};
   std::pmr::set<std::pair<int64_t, int64_t>> by_bytes_{&nodes_};  // the same as (bytes, begin)
 };
 

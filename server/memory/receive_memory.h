@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The range that large messages are read into (transport/block_pool.h), page-locked, so that a GPU
-// reads a message's tensors where they arrived and the server copies none of their bytes. When all
-// of it is in use, messages arrive elsewhere and are copied as usual.
+// The page-locked range that large messages are read into (transport/block_pool.h), so that a GPU
+// reads tensors where they arrived and the server copies none of their bytes. When all of it is in
+// use, messages are received elsewhere and copied as usual.
 
 #pragma once
 
@@ -16,9 +16,9 @@ namespace attend {
 
 class ReceiveMemory {
  public:
-  // Page-locks the bytes from `begin` on with `allocator` for this object's lifetime; both must
-  // outlive it. INVALID_ARGUMENT if there are none, RESOURCE_EXHAUSTED if the system does not allow
-  // that much to be locked.
+  // Page-locks `bytes` from `begin` with `allocator` for this object's lifetime; both must outlive
+  // it. INVALID_ARGUMENT if `bytes` is not positive, RESOURCE_EXHAUSTED if the system does not
+  // allow that much to be locked.
   static Result<std::unique_ptr<ReceiveMemory>> Lock(HostAllocator& allocator, void* begin,
                                                      int64_t bytes);
   ~ReceiveMemory() { allocator_.Unregister(begin_, bytes_); }

@@ -14,7 +14,7 @@
 namespace attend {
 namespace {
 
-// Linux's for a name, so for what follows the key's slash.
+// NAME_MAX is 255; the key has a slash in front.
 constexpr size_t kKeyBytesMax = 256;
 
 Status CheckKey(const std::string& key, const SharedFile::Rules& rules) {
@@ -55,7 +55,7 @@ Status Failed(const std::string& what, const std::string& key, int error) {
 
 Result<SharedFile> SharedFile::Open(const std::string& key, const Rules& rules) {
   ATTEND_RETURN_IF_ERROR(CheckKey(key, rules));
-  // Not blocking: of a pipe with that name, opening would wait.
+  // Non-blocking: opening a pipe would wait for its other end.
   UniqueFd file(
       open((rules.folder + key).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
   if (!file.valid()) return OpenError(key, errno);
@@ -69,7 +69,7 @@ Result<SharedFile> SharedFile::Open(const std::string& key, const Rules& rules) 
                                                std::to_string(about.st_uid) + ", must be of user " +
                                                std::to_string(rules.owner));
   }
-  // Its other name may be one that is not shared.
+  // Another name may be outside what the client may share.
   if (about.st_nlink > 1) {
     return Status(Code::kPermissionDenied, "key " + key + " is a file with " +
                                                std::to_string(about.st_nlink) +

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file that a client shares as memory (shm_open): read and written, never mapped. The client can
-// change its size at any time, so each read and write says if bytes are missing; a mapping would
-// end the process. Immutable; any thread. Calls copy, and wait for nothing but pages.
+// A file that a client shares as memory (shm_open). It is read and written, never mapped: the
+// client may truncate it at any time, which a read reports but a mapping answers with SIGBUS.
+// Immutable; any thread. Calls copy, and block for page-ins only.
 
 #pragma once
 
@@ -18,24 +18,24 @@ namespace attend {
 
 class SharedFile {
  public:
-  // Which files may be opened: those of `owner` with one name, whose key begins with `prefix`, as
-  // "/attend", in `folder`.
+  // The files that may be opened: regular files of `owner` with a single name in `folder` whose key
+  // begins with `prefix`, e.g. "/attend".
   struct Rules {
     std::string prefix;
     uid_t owner = 0;
     std::string folder = "/dev/shm";
   };
 
-  // `key` is as shm_open takes it. INVALID_ARGUMENT, NOT_FOUND or PERMISSION_DENIED say what is
-  // wrong with it, RESOURCE_EXHAUSTED that no descriptor is left.
+  // `key` is as for shm_open. INVALID_ARGUMENT, NOT_FOUND or PERMISSION_DENIED name the fault;
+  // RESOURCE_EXHAUSTED: no descriptor or memory is left.
   static Result<SharedFile> Open(const std::string& key, const Rules& rules);
 
   const std::string& key() const { return key_; }
-  // Bytes that the file has now; negative if the system does not say.
+  // The current size in bytes; negative on a system error.
   int64_t Size() const;
-  // INVALID_ARGUMENT if the file ends before `offset` + `bytes`, RESOURCE_EXHAUSTED if no memory is
-  // left for its pages, INTERNAL names another error of the system. A write never makes the file
-  // longer, unless its client cuts it off at that moment.
+  // INVALID_ARGUMENT if the file ends before `offset` + `bytes`, RESOURCE_EXHAUSTED if there is no
+  // memory for its pages, INTERNAL for other system errors. A write can extend the file only if its
+  // client truncates it at that moment.
   Status Read(int64_t offset, void* to, int64_t bytes) const;
   Status Write(int64_t offset, const void* from, int64_t bytes) const;
 

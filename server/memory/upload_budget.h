@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of the memory budget that requests may hold while their bytes are still arriving.
-// Clients set their pace, so they must not keep memory from complete requests, nor from other
-// tenants' uploads: a ledger says which may hold how much. Thread-safe; must outlive its holds.
+// Clients set the pace of uploads, so uploads must not take memory from complete requests, nor one
+// tenant's from another's: a ledger divides the budget. Thread-safe; must outlive its holds.
 
 #pragma once
 
@@ -18,7 +18,7 @@ namespace attend {
 
 class UploadBudget {
  public:
-  // Returned by Release or the destructor. Movable; empty when default-constructed or moved from.
+  // Released by Release or the destructor. Movable; empty when default-constructed or moved from.
   class Hold {
    public:
     void Release() { share_.reset(); }
@@ -40,7 +40,7 @@ class UploadBudget {
 
   // RESOURCE_EXHAUSTED names the bytes and the bound.
   Result<Hold> Take(int tenant, int64_t bytes);
-  // The most that the tenant may hold while no other holds anything.
+  // The tenant's maximum while no other tenant holds anything.
   int64_t bytes_max(int tenant) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One family of counters by gRPC status code.
+// A family of counters by gRPC status code.
 
 #pragma once
 
@@ -17,7 +17,8 @@ class CodeCounters {
  public:
   CodeCounters(prometheus::Registry& registry, const char* name, const char* help,
                prometheus::Labels labels = {}) {
-    for (size_t code = 0; code < counters_.size(); ++code) {  // what has no name is UNKNOWN's
+    // Codes without a name count as UNKNOWN.
+    for (size_t code = 0; code < counters_.size(); ++code) {
       labels["code"] = std::string(CodeName(static_cast<Code>(code)));
       counters_[code] = &MakeCounter(registry, name, help, labels);
     }
@@ -31,7 +32,7 @@ class CodeCounters {
   double value(Code code) const { return counters_[static_cast<size_t>(code)]->Value(); }
 
  private:
-  std::array<prometheus::Counter*, 15> counters_{};  // gRPC's numbers up to UNAVAILABLE, with gaps
+  std::array<prometheus::Counter*, 15> counters_{};  // gRPC's codes up to UNAVAILABLE, with gaps
 };
 
 }  // namespace attend

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of Metrics with a label `device`: the series of one device. Recording is thread-safe.
+// The series of one device: the part of Metrics with the label `device`. Recording is thread-safe.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes series of metrics. A registry makes a family with its first series.
+// Helpers that make series. A registry makes a family with its first series.
 
 #pragma once
 
@@ -23,7 +23,7 @@ inline prometheus::Gauge& MakeGauge(prometheus::Registry& registry, const char* 
                                     const char* help, const prometheus::Labels& labels = {}) {
   return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add(labels);
 }
-// Whoever reads files again has a gauge of it, by what they are.
+// One gauge per reloadable file: 1 while the last reload failed.
 inline prometheus::Family<prometheus::Gauge>& ReloadFailedFamily(prometheus::Registry& registry) {
   return prometheus::BuildGauge()
       .Name("attend_reload_failed")
@@ -41,7 +41,7 @@ inline prometheus::Histogram& MakeHistogram(prometheus::Registry& registry, cons
   return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels, buckets);
 }
 
-// One counter for each of the values that `label` has, beside `labels`.
+// One counter per value of `label`; all have `labels` too.
 template <size_t kCount>
 std::array<prometheus::Counter*, kCount> MakeCounters(
     prometheus::Registry& registry, const char* name, const char* help, const char* label,
@@ -54,7 +54,7 @@ std::array<prometheus::Counter*, kCount> MakeCounters(
   return counters;
 }
 
-// Families that are made at each scrape, and their metrics of one label.
+// A family built at each scrape, and its metrics with one label.
 inline prometheus::MetricFamily EmptyFamily(prometheus::MetricType type, const char* name,
                                             const char* help) {
   return {name, help, type, {}};

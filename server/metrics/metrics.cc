@@ -20,14 +20,14 @@ using prometheus::Gauge;
 using prometheus::Histogram;
 using prometheus::Registry;
 
-// Those that are counted here, from kInvalid on.
+// The rejections counted here: kInvalid and later.
 constexpr auto kRejectionFirst = static_cast<size_t>(Rejection::kInvalid);
 constexpr std::array<std::string_view, kRejectionCount - kRejectionFirst> kRejectionNames = {
     "invalid",      "unimplemented",   "memory",         "queue_full",     "checks",
     "draining",     "deadline_passed", "too_large",      "unknown_method", "sessions",
     "regions",      "no_credentials",  "unknown_caller", "expired",        "cleartext_token",
     "other_tenant", "no_scope",        "tenant_limit",
-    "late"  // by its deadline
+    "late"  // would miss its deadline
 };
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
@@ -40,8 +40,7 @@ enum Phase { kReceive, kUpload, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTot
 constexpr std::array<const char*, kPhaseCount> kPhaseNames = {
     "receive", "upload", "queue", "copy_in", "kernel", "copy_out", "check", "total"};
 
-// An error that is not finite, or has a bound of 0, counts as this many bounds: the histogram's
-// sum must stay a number.
+// Caps ratios that are not finite or have a bound of 0: the histogram's sum must stay a number.
 constexpr double kErrorRatioMax = 1e6;
 
 Histogram::BucketBoundaries DurationBuckets() {
@@ -52,7 +51,7 @@ Histogram::BucketBoundaries DurationBuckets() {
 double ErrorRatio(const RowsReport& report) {
   if (report.max_abs_error == 0) return 0;
   const double ratio = report.max_abs_error / report.bound;
-  return ratio <= kErrorRatioMax ? ratio : kErrorRatioMax;  // NaN too
+  return ratio <= kErrorRatioMax ? ratio : kErrorRatioMax;  // also for NaN
 }
 
 CheckResult ResultOf(const RowsReport& report) {
@@ -61,8 +60,7 @@ CheckResult ResultOf(const RowsReport& report) {
   return report.of_inputs ? CheckResult::kInputs : CheckResult::kFailed;
 }
 
-// No objective promises an answer in less time than this from when a request has arrived. Who
-// leaves it less, or none, has itself to blame.
+// A late request whose deadline was less than this after its arrival counts in no objective.
 constexpr Duration kShortDeadline = std::chrono::milliseconds(10);
 
 bool IsLate(const Request& request) {
@@ -87,9 +85,8 @@ std::optional<DeadlineOutcome> DeadlineOutcomeOf(const Request& request) {
   return request.enqueued != TimePoint() ? kDropped : kRefused;
 }
 
-// Its client had given it up, or was gone, before anything was done for it. Whoever uploads in
-// chunks takes its time, and may give up in the middle: that says nothing of the server once it has
-// taken the header.
+// Whether the client cancelled or disconnected before any work was done. A chunked upload is paced
+// by its client and may be abandoned half way, so it counts only if its header was not accepted.
 bool CancelledEarly(const Request& request) {
   if (request.status.code() != Code::kCancelled || request.enqueued != TimePoint()) return false;
   return request.transport != Transport::kChunked || request.placement.candidates.empty();
@@ -103,7 +100,7 @@ std::string_view ConnectionRefusalName(ConnectionRefusal reason) {
 
 struct Metrics::Families {
   explicit Families(const std::string& version);
-  // Records it for the devices that computed it.
+  // Records the answer under the devices that computed it.
   void RecordAnswer(const Request& request) const;
 
   const std::shared_ptr<Registry> shared_registry = std::make_shared<Registry>();
@@ -209,7 +206,7 @@ Metrics::Families::Families(const std::string& version) {
   MakeGauge(registry, "attend_build_info", "Always 1; the labels say what was built",
             {{"version", version}, {"compiler", "gcc " __VERSION__}, {"cuda", CudaBuildVersion()}})
       .Set(1);
-  // Prometheus compares it with the times of its scrapes, which are by the wall clock.
+  // Prometheus compares it with its scrape times, so it is wall-clock time.
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   MakeGauge(registry, "process_start_time_seconds", "Start of the process, seconds since 1970")
       .Set(std::chrono::duration<double>(now).count());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Prometheus families that are counted as things happen, and their labels. Those by device are
-// in device_metrics.h, those by tenant in tenant_metrics.h. What is read at a scrape is in
+// The Prometheus families that are counted as events happen, with their labels. Those by device are
+// in device_metrics.h, those by tenant in tenant_metrics.h. Families read at a scrape are in
 // server/app: uploads and shared memory in collectors.h, NVML in gpu_stats.h. The engine's families
-// exist from the start, those by device or tenant from AddDevices on; all label sets known
-// at the start begin at zero. Recording is thread-safe and takes well under a microsecond: families
-// are looked up once, at construction.
+// exist from the start, those by device or tenant from AddDevices; label sets known at the start
+// begin at zero. Recording is thread-safe and takes well under a microsecond: series are looked up
+// once, at construction.
 
 #pragma once
 
@@ -33,10 +33,10 @@ namespace attend {
 enum class CheckResult {
   kOk = 0,
   kFailed,
-  kSkipped,  // sampled by the server; there was no time, room or memory for it
-  kRefused,  // asked for by a client, likewise: its request got RESOURCE_EXHAUSTED
-  kInputs,   // of gradients: the O and LSE that came with the request are not those of its tensors
-  kUndecided,  // no row that was judged is wrong, but some could not be
+  kSkipped,    // sampled by the server, but there was no time, room or memory for it
+  kRefused,    // requested by a client; likewise, and the request got RESOURCE_EXHAUSTED
+  kInputs,     // of gradients: the request's O and LSE do not match its tensors
+  kUndecided,  // no row was found wrong, but some could not be judged
 };
 inline constexpr int kCheckResultCount = 6;
 
@@ -44,7 +44,7 @@ inline constexpr int kCheckResultCount = 6;
 enum class ConnectionRefusal {
   kLimit = 0,
   kPeerLimit,
-  kSilent,       // it sent nothing in time, or before others needed its place
+  kSilent,       // it sent nothing in time, or before its place was needed
   kDescriptors,  // the process has none left
   kFrames,       // it sent HTTP/2 frames that no proper client sends
 };
@@ -63,36 +63,36 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // Makes the label sets by device, kernel and tenant. Call once, before anything is recorded.
+  // Makes the label sets by device, kernel and tenant. Call it once, before any recording.
   void AddDevices(const std::vector<Device>& devices,
                   const std::vector<Tenant>& tenants = Tenants().list());
 
   // For the metrics endpoint.
   std::shared_ptr<prometheus::Registry> registry() const;
 
-  // Records a finished request, refused ones included (then only the status counts):
-  // attend_requests_total{code}, attend_objective_requests_total{code},
-  // attend_short_deadlines_total, attend_early_cancellations_total,
-  // attend_backward_requests_total{code}, attend_deadline_requests_total{outcome},
-  // attend_tenant_requests_total{tenant,code}, attend_tenant_flops_total{tenant},
-  // attend_tenant_limited_requests_total{tenant} of those that a limit of their tenant's refused,
-  // attend_rejected_requests_total{reason} of those refused before they were accepted,
-  // attend_phase_duration_seconds{phase}, attend_flops_total and
-  // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
-  // direction}, attend_reference_checks_total{result,transport}.
+  // Records a finished request, also a refused one: attend_requests_total{code},
+  // attend_objective_requests_total{code}, attend_short_deadlines_total,
+  // attend_early_cancellations_total, attend_backward_requests_total{code},
+  // attend_deadline_requests_total{outcome}, attend_tenant_requests_total{tenant,code},
+  // attend_tenant_limited_requests_total{tenant} (refused by a tenant limit),
+  // attend_rejected_requests_total{reason} (refused before acceptance),
+  // attend_reference_checks_total{result,transport} and its rows and errors. If its status is OK,
+  // also attend_phase_duration_seconds{phase}, attend_tenant_flops_total{tenant},
+  // attend_flops_total and attend_kernel_requests_total{kernel,dtype,device},
+  // attend_transport_bytes_total{transport,direction} and attend_read_in_place_bytes_total.
   void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);
-  // Those of them that ended with OK.
+  // Finished requests with status OK.
   int64_t answered() const;
-  // attend_tenant_small_calls_total{tenant,code}, of a call that was no request.
+  // attend_tenant_small_calls_total{tenant,code}, for a call without tensors.
   void RecordSmallCall(int tenant, Code code);
-  // attend_rejected_requests_total{reason}, of a call that was no request.
+  // attend_rejected_requests_total{reason}, for a call that was not a request.
   void RecordRejection(Rejection reason);
   // attend_batch_requests, attend_batch_flops, attend_batches_total{closed}
   void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);
   // attend_device_phase_seconds_total{phase}, attend_device_span_seconds_total,
-  // attend_cut_parts_total; once for each batch that ran.
+  // attend_cut_parts_total; once per batch that ran.
   void RecordOutcome(int device, const BatchOutcome& outcome);
-  // attend_reference_checks_total{result,transport} of checks that were not made
+  // attend_reference_checks_total{result,transport}, for checks that did not run
   void RecordCheck(CheckResult result, Transport transport);
   void RecordUnread();  // attend_unread_calls_total
 
@@ -115,7 +115,7 @@ class Metrics {
   void SetInflight(int64_t requests);      // attend_inflight_requests
   void SetUnansweredSeconds(int seconds);  // attend_heartbeat_unanswered_seconds
   void SetDraining(bool draining);
-  // attend_tokens_reloads_total{result}, and the next one of `tokens`.
+  // attend_tokens_reloads_total{result}, and attend_reload_failed of `tokens`.
   void RecordTokensReload(bool ok);
   void SetReloadFailed(const std::string& what, bool failed);  // attend_reload_failed{what}
   void SetDevicesLeftOut(int devices);                         // attend_devices_left_out

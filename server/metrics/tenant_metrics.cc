@@ -7,7 +7,7 @@
 namespace attend {
 namespace {
 
-// Few, as each tenant has them; the bounds are those of attend_phase_duration_seconds.
+// Few, as there is a set per tenant; a subset of attend_phase_duration_seconds' bounds.
 prometheus::Histogram::BucketBoundaries Buckets() { return {1e-3, 1e-2, 0.1, 0.5, 1, 2.5, 10, 60}; }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of Metrics with a label `tenant` alone: the series of one tenant. Recording is
+// The series of one tenant: the part of Metrics with the label `tenant` alone. Recording is
 // thread-safe.
 
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace attend {
 
-// Whether it ended because of a limit of its tenant's.
+// Whether a limit of its tenant refused the request.
 bool LimitedByTenant(const Request& request);
 
 class TenantSeries {

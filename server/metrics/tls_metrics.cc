@@ -31,7 +31,7 @@ TlsMetrics::TlsMetrics(prometheus::Registry& registry)
       failed_(&ReloadFailedFamily(registry).Add({{"what", "tls"}})),
       metrics_failed_(&ReloadFailedFamily(registry).Add({{"what", "metrics-tls"}})),
       metrics_auth_failed_(&ReloadFailedFamily(registry).Add({{"what", "metrics-auth"}})) {
-  // The family of Metrics, with its words.
+  // Joins the family that Metrics makes, with the same help text.
   for (size_t reason = 0; reason < refused_.size(); ++reason) {
     refused_[reason] = &MakeCounter(registry, "attend_connections_refused_total",
                                     "Connections that the server closed, by reason",

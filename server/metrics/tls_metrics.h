@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is counted of who may connect: clients that were refused; when what TLS needs expires, and
-// whether changed files of it, and of who may read the metrics, were taken. Thread-safe.
+// Metrics of access: refused clients, expiry of TLS files, and reloads of TLS files and of
+// --metrics-auth. Thread-safe.
 
 #pragma once
 
@@ -13,34 +13,34 @@
 
 namespace attend {
 
-// What can expire.
+// The files that can expire.
 enum class TlsFile { kCert = 0, kClientCa, kCrl, kMetricsCert };
 inline constexpr int kTlsFileCount = 4;
 
-// Why a client may not connect, or stay. See ConnectionRefusal for what else ends connections.
+// Why a client may not connect, or not stay. ConnectionRefusal has the other reasons.
 enum class ClientRefusal {
-  kTls = 0,    // its TLS handshake failed
-  kPlaintext,  // it spoke without TLS where TLS is asked for
+  kTls = 0,    // the TLS handshake failed
+  kPlaintext,  // it spoke plaintext where TLS is required
   kUser,       // its user may not connect to the Unix socket
-  kStranger,   // no call of a caller's came in time, or before others needed its place
-  kStalled,    // a message came no further
-  kMessages,   // its unfinished messages took most, where all took too much
+  kStranger,   // no accepted call in time, or before its place was needed
+  kStalled,    // a message stalled
+  kMessages,   // it held most memory in unfinished messages when all held too much
 };
 inline constexpr int kClientRefusalCount = 6;
 const char* ClientRefusalName(ClientRefusal reason);
 
 class TlsMetrics {
  public:
-  // `registry` must outlive it. All series begin at zero; those of one registry are the same.
+  // `registry` must outlive it. All series begin at zero; objects of one registry share them.
   explicit TlsMetrics(prometheus::Registry& registry);
 
-  // attend_tls_expiry_timestamp_seconds{of}; 0: there is none
+  // attend_tls_expiry_timestamp_seconds{of}; 0: no such file
   void SetExpiry(TlsFile of, int64_t unix_seconds) {
     expiries_[static_cast<size_t>(of)]->Set(static_cast<double>(unix_seconds));
   }
   // attend_connections_refused_total{reason}
   void RecordRefused(ClientRefusal reason) { refused_[static_cast<size_t>(reason)]->Increment(); }
-  // attend_tls_reloads_total{result}, attend_reload_failed{what}. `of` says whose certificates.
+  // attend_tls_reloads_total{result}, attend_reload_failed{what} of the file's endpoint.
   void RecordReload(TlsFile of, bool ok) {
     (ok ? reloaded_ : kept_)->Increment();
     (of == TlsFile::kMetricsCert ? metrics_failed_ : failed_)->Set(ok ? 0 : 1);

@@ -1,4 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The idea: a message is late only if its client could have sent more. For each call, the smaller
+// of the connection's and the call's flow-control window is the number of bytes the client may
+// still send. If that is less than the next step needs (kProgressBytes or the rest of the message),
+// the server is the slow side, and Stall restarts the timeout. Progress is marked every
+// kProgressBytes, per message and, scaled by the number of unfinished messages, per connection; the
+// later mark counts.
+//
+// Memory is an upper estimate, since the transport does not report its buffers: a message's bytes,
+// plus up to kBufferBytes for each gap in which bytes of other calls came, but in total no more
+// than all bytes since the oldest unfinished message began.
 
 #include "server/net/call_messages.h"
 
@@ -30,7 +41,7 @@ void CallMessages::Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint
   if (found == calls_.end()) return;
   Call& call = found->second;
   call.granted -= std::ssize(bytes);
-  // What came between is in the same buffers, or in others.
+  // Bytes of other calls in between share buffers with this message.
   const int64_t between = position == call.read ? 0 : position - std::ssize(bytes) - call.read;
   call.held += std::clamp<int64_t>(between, 0, kBufferBytes);
   call.read = position;
@@ -57,7 +68,7 @@ void CallMessages::Begin(Call& call, TimePoint now, int64_t position) {
 
 void CallMessages::Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now) {
   const auto taken = std::min(call.Left(), static_cast<int64_t>(bytes.size()));
-  // The first byte is no part of the length, which has 32 bits after the last.
+  // The first byte is the compression flag; it is shifted out by the four bytes of the length.
   if (call.came < kPrefixBytes) call.length = (call.length << 8 | bytes.front()) & 0xffffffff;
   call.came += taken;
   call.held += taken;
@@ -114,7 +125,7 @@ int64_t CallMessages::Held() {
     held += call.held;
     oldest = std::min(oldest, call.began);
   }
-  // No more than has come since, and the buffer that it began in.
+  // At most all bytes since the oldest message began, and the buffer that it began in.
   return held == 0 ? 0 : std::min(held, position_ - oldest + kBufferBytes);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The open calls of one connection, and the message that is under way on each. The transport keeps
-// what has come of a message until it is whole, for as long as its client wants. Each message says
-// its length first, so most of its bytes are only counted. Thread-safe.
+// Tracks the open calls of one connection and the unfinished message on each. The transport buffers
+// a message until it is complete, at the client's pace, so a slow client pins memory. gRPC prefixes
+// each message with its length; the bytes after the prefix are only counted. Thread-safe.
 
 #pragma once
 
@@ -21,57 +21,57 @@ namespace attend {
 
 class CallMessages {
  public:
-  // A message that brings less than this, and not its end, in some time has stalled in it, unless
-  // the connection brings so much for each message that is under way: clients send them in turn.
+  // A message that gains fewer bytes than this within the timeout, without finishing, has stalled.
+  // The exception: clients interleave messages, so it has not stalled if the connection gains this
+  // many bytes per unfinished message.
   static constexpr int64_t kProgressBytes = 4096;
-  // A message takes up to so many bytes more than have come of it: the rest of the buffers that
-  // they came in.
+  // A message may hold up to this many bytes beyond its own: the rest of the buffers it arrived in.
   static constexpr int64_t kBufferBytes = int64_t{64} << 10;
 
-  // What is read counts in `memory`, unless that is null.
+  // Adds received bytes to `memory` unless it is null.
   explicit CallMessages(std::shared_ptr<MessageMemory> memory = nullptr)
       : memory_(std::move(memory)) {}
 
-  // May throw std::bad_alloc, and has then done nothing.
+  // May throw std::bad_alloc; nothing has changed then.
   void Open(int32_t stream);
   void Close(int32_t stream);
-  // The next bytes of a call's messages. `position`: how many bytes of the connection have been
-  // read in all.
+  // Accounts for the next bytes of a call's messages. `position`: bytes read from the connection so
+  // far, these included.
   void Add(int32_t stream, std::span<const uint8_t> bytes, TimePoint now, int64_t position);
 
-  // The server lets its client send so many bytes more on a call, or, as 0, on the connection.
+  // Flow control: the client may send this many more bytes on a call (stream 0: the connection).
   void Grant(int32_t stream, int64_t bytes);
-  // So many it may send on each call before it is granted more.
+  // The initial window: bytes that the client may send on each call before the first Grant.
   void SetFirstWindow(int64_t bytes);
 
-  // Whether a message has stalled for so long though its client could have sent more. Look several
-  // times in that time: what waits for the server now is given it anew.
+  // True if a message has stalled for `timeout` although flow control let its client send. Call it
+  // several times per timeout: it restarts the timeout of messages that wait for the server.
   bool Stall(TimePoint now, Duration timeout);
-  // Messages have their time anew: nobody has read what came.
+  // Restarts the timeout of all messages, after a time in which the server has read nothing.
   void Restart(TimePoint now);
-  // About how much memory messages take that are not whole.
+  // Estimated memory held by unfinished messages, in bytes.
   int64_t Held();
 
  private:
-  static constexpr int64_t kHttp2Window = 65535;  // until the server says otherwise
-  static constexpr int8_t kPrefixBytes = 5;       // whether it is compressed, and its length
+  static constexpr int64_t kHttp2Window = 65535;  // until the server announces another
+  static constexpr int8_t kPrefixBytes = 5;       // compression flag (1), length (4)
 
   struct Call {
     int64_t granted = 0;  // beyond the first window
-    // Of the message that is under way.
+    // The unfinished message:
     int64_t length = 0;
-    int64_t came = 0;  // prefix included; 0: none is under way
+    int64_t came = 0;  // prefix included; 0: no message is unfinished
     int64_t marked = 0;
-    TimePoint since;              // when it had brought as much as is marked
-    int64_t held = 0;             // with what else is in the same buffers
-    int64_t began = 0, read = 0;  // the positions of its beginning and of what came last
-    // What must come before the next step.
+    TimePoint since;              // when `came` reached `marked`
+    int64_t held = 0;             // with neighbouring bytes in the same buffers
+    int64_t began = 0, read = 0;  // connection positions: its first byte, the last byte read
+    // Bytes to the next step of the parser: one byte of the prefix, or the rest of the message.
     int64_t Left() const { return came < kPrefixBytes ? 1 : kPrefixBytes + length - came; }
   };
 
   void CountProgress(int64_t bytes, TimePoint now) ATTEND_REQUIRES(mutex_);
   void Begin(Call& call, TimePoint now, int64_t position) ATTEND_REQUIRES(mutex_);
-  // Takes what belongs to the message under way.
+  // Consumes the bytes that belong to the unfinished message.
   void Take(Call& call, std::span<const uint8_t>& bytes, TimePoint now) ATTEND_REQUIRES(mutex_);
 
   const std::shared_ptr<MessageMemory> memory_;
@@ -80,9 +80,9 @@ class CallMessages {
   int64_t window_ ATTEND_GUARDED_BY(mutex_) = kHttp2Window;  // of the connection
   int64_t first_window_ ATTEND_GUARDED_BY(mutex_) = kHttp2Window;
   int64_t position_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t under_way_ ATTEND_GUARDED_BY(mutex_) = 0;  // messages
-  int64_t progress_ ATTEND_GUARDED_BY(mutex_) = 0;   // what all calls have brought
-  TimePoint since_ ATTEND_GUARDED_BY(mutex_);        // from then on
+  int64_t under_way_ ATTEND_GUARDED_BY(mutex_) = 0;  // unfinished messages
+  int64_t progress_ ATTEND_GUARDED_BY(mutex_) = 0;   // bytes of all calls since since_
+  TimePoint since_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend

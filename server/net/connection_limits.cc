@@ -10,7 +10,7 @@
 namespace attend {
 namespace {
 
-// Infinite ones too.
+// Clamps RLIM_INFINITY as well.
 int64_t Count(rlim_t limit) {
   return static_cast<int64_t>(std::min<rlim_t>(limit, rlim_t{1} << 30));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many connections a server accepts, by its settings and by what the system lets it open.
+// How many connections a server accepts, from its settings and its descriptor limit.
 
 #pragma once
 
@@ -15,15 +15,15 @@ struct ConnectionLimits {
   int64_t per_peer = 0;
 };
 
-// Descriptors that must remain for everything other than connections for calls and for regions.
+// Descriptors reserved for everything except call and region connections.
 inline constexpr int64_t kOtherDescriptors = 64;
-// By default no server accepts more connections than this, however many descriptors it may open.
+// Upper bound of the default, whatever the descriptor limit.
 inline constexpr int64_t kDefaultConnectionsMax = 16384;
 
-// Fills in limits that are 0: three quarters of the descriptors but for those of `regions`
-// connections to shared memory (metrics, logs and devices need some too), and a quarter of that for
-// one peer. An error if `limits` asks for more connections than `descriptors` allow, or if they
-// allow none. Pure.
+// Replaces limits that are 0: in total, three quarters of the descriptors that remain after
+// `regions` shared-memory connections (metrics, logs and devices need some too); per peer, a
+// quarter of that. INVALID_ARGUMENT if `limits` asks for more connections than `descriptors` allow,
+// or if `regions` leaves none. Pure.
 Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors,
                                           int64_t regions);
 
@@ -31,9 +31,9 @@ struct DescriptorLimit {
   int64_t before = 0;
   int64_t now = 0;
 };
-// Raises this process's descriptor limit as far as the system allows.
+// Raises the soft descriptor limit to the hard limit.
 DescriptorLimit RaiseDescriptorLimit();
-// How many descriptors it may open now.
+// The current soft limit.
 int64_t DescriptorsMax();
 
 }  // namespace attend

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Silent connections and strangers each have two queues ordered by arrival number, one in total and
+// one of their peer, so the oldest is found in O(log n). Invariant: a connection is in both queues
+// of its kind or in neither. The strangers' queues are lazy: a connection on which a call was
+// accepted stays there until OldestStrangerOf meets it, because calls are accepted on other
+// threads, which only set an atomic mark.
 
 #include "server/net/connection_table.h"
 
@@ -32,7 +38,7 @@ void ConnectionTable::Add(const Connection& connection, TimePoint now) {
     peer.silent[arrival] = connection.fd;
     all_.silent[arrival] = connection.fd;
     connections_[connection.fd] = std::move(entry);
-  } catch (...) {  // no memory: as it was
+  } catch (...) {  // out of memory: undo
     connections_.erase(connection.fd);
     all_.silent.erase(arrival);
     peer.silent.erase(arrival);
@@ -150,7 +156,7 @@ std::optional<ConnectionTable::Stranger> ConnectionTable::OldestStrangerOf(const
       const bool watches = entry.use->marks->watches.load(std::memory_order_relaxed) > 0;
       return Stranger{*fd, entry.inode, entry.since, watches || sent >= kStrangerBytes};
     }
-    Dequeue(entry);  // a caller's by now
+    Dequeue(entry);  // a call has been accepted on it since
   }
   return std::nullopt;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The use of a connection that is served: whether it is a stranger's, and what comes on it.
+// The state of a connection in use: whether it is a stranger, and the message bytes it receives.
 
 #pragma once
 
@@ -19,15 +19,15 @@ struct ConnectionUse {
   explicit ConnectionUse(std::shared_ptr<MessageMemory> memory = nullptr)
       : messages(std::make_shared<CallMessages>(std::move(memory))) {}
 
-  std::shared_ptr<const ConnectionMarks> marks;  // null: it is no stranger's
-  // Of messages that came, so far. One thread adds at a time; any may read.
+  std::shared_ptr<const ConnectionMarks> marks;  // null: calls need no credentials here
+  // Message bytes received so far. One thread adds at a time; any may read.
   std::atomic<int64_t> data_bytes{0};
-  // Those that no call has asked for, and the block that the connection reads into.
+  // Message bytes that no call has read yet, and the connection's read block.
   std::atomic<int64_t> unread_bytes{0};
   const std::shared_ptr<CallMessages> messages;
 
-  // About how much memory is kept of what came. A message that is neither whole nor asked for is
-  // both, and counts once.
+  // Estimated memory held by received messages. An unfinished message that is also unread is in
+  // both counts, so the larger one is taken, not the sum.
   int64_t Held() const {
     return std::max(messages->Held(), unread_bytes.load(std::memory_order_relaxed));
   }

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// One level-triggered epoll loop. A connection is in the epoll set until its first byte. Every
+// wake-up runs all checks, and WaitMs sleeps to the earliest deadline: no timer per connection.
+// A spare descriptor is kept for EMFILE, so that connections can still be accepted and closed.
 
 #include "server/net/listener.h"
 
@@ -25,14 +29,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// How long to leave new connections alone when there are no descriptors or no memory for them.
+// The pause after accept fails for lack of descriptors or memory.
 constexpr Duration kRest = milliseconds(100);
-// Accepting counts as failing once it has failed for so long.
+// Accepting counts as failing after it has failed for this long.
 constexpr Duration kFailing = seconds(1);
-// At the bound, connections that come do not look through all others more often than this.
+// At the bound, new connections trigger a sweep of the table at most this often.
 constexpr Duration kSweepInterval = milliseconds(20);
-// So many times in the time that a message may stall. Who looks up later by such a part of a time
-// has stood still.
+// Checks per stall timeout. A tick late by one such interval means that the process was suspended.
 constexpr int kLooks = 4;
 constexpr int kAcceptsInTurn = 64;
 constexpr int kEventsInTurn = 64;
@@ -42,8 +45,8 @@ bool IsOpenSocket(int fd, ino_t inode) {
   return fstat(fd, &about) == 0 && S_ISSOCK(about.st_mode) && about.st_ino == inode;
 }
 
-// Errors of one connection: broken off before it was accepted, or forbidden by a firewall. As
-// accept(2) has it, the next may be well.
+// Errors of a single connection, aborted before accept or forbidden by a firewall; accept(2) says
+// to retry, since the next one may succeed.
 bool IsOfOneConnection(int error) {
   constexpr std::array kErrors = {ECONNABORTED, EPROTO, ENETDOWN,     ENOPROTOOPT,
                                   EHOSTDOWN,    ENONET, EHOSTUNREACH, ENETUNREACH,
@@ -102,7 +105,7 @@ int64_t Listener::CountOpen() {
 void Listener::FindStrangers() {
   const MutexLock lock(mutex_);
   table_.FindStrangers(clock_.Now());
-  eventfd_write(wake_.get(), 1);  // how long the thread waits may be another time
+  eventfd_write(wake_.get(), 1);  // the deadline that the thread waits for may have changed
 }
 
 void Listener::Run() {
@@ -145,7 +148,7 @@ void Listener::Run() {
 void Listener::Serve(const std::vector<int>& readable) {
   if (resting_ && clock_.Now() >= rest_until_) {
     Rest(false);
-    // Nobody may come by now, so it is tried, not waited for.
+    // Try at once: if no client is waiting, no event comes, and accepting() would stay false.
     for (const int fd : sockets_) Accept(fd);
   }
   for (const int fd : readable) {
@@ -205,7 +208,7 @@ void Listener::Accept(int listener) {
       return;
     }
     if (!IsOfOneConnection(errno)) return AcceptFailed(listener);
-    // Connections that wait while each is refused would keep this thread turning.
+    // Bounds this loop if every waiting connection fails.
     if (++refused == kAcceptsInTurn) return AcceptFailed(listener);
   }
 }
@@ -251,13 +254,13 @@ void Listener::SetAccepting(bool accepting) {
 void Listener::Admit(UniqueFd socket) {
   const std::string peer = PeerOf(socket.get());
   struct stat about {};
-  if (peer.empty() || fstat(socket.get(), &about) != 0) return;  // it has gone
+  if (peer.empty() || fstat(socket.get(), &about) != 0) return;  // already closed
   if (callbacks_.admits != nullptr && !callbacks_.admits(socket.get())) return;
   if (!MakeRoom(socket.get(), peer)) return;
   const int fd = socket.get();
   table_.Add({fd, about.st_ino, peer}, clock_.Now());
   (void)socket.Release();
-  // Most have something to say at once.
+  // Most clients send at once; only the others need epoll.
   if (!IsSilent(fd) || Watch(EPOLL_CTL_ADD, fd, true)) return;
   CountRefused(fd, ConnectionRefusal::kDescriptors);
   Close(fd);
@@ -300,7 +303,7 @@ void Listener::SweepOften() {
 }
 
 bool Listener::IsSilent(int fd) {
-  if (!table_.IsSilent(fd)) return false;  // an event from before it was closed or handed over
+  if (!table_.IsSilent(fd)) return false;  // a stale event
   char byte;
   ssize_t got;
   do {
@@ -316,7 +319,7 @@ bool Listener::IsSilent(int fd) {
   std::shared_ptr<const ConnectionUse> use;
   try {
     use = callbacks_.take(fd);
-  } catch (const std::bad_alloc&) {  // before it was gRPC's
+  } catch (const std::bad_alloc&) {  // not yet taken over
     close(fd);
   }
   if (use == nullptr) {
@@ -329,12 +332,11 @@ bool Listener::IsSilent(int fd) {
 
 void Listener::Close(int fd) {
   table_.Remove(fd);
-  close(fd);  // which takes it out of the epoll set
+  close(fd);  // also removes it from the epoll set
 }
 
 void Listener::ForgetStandstill() {
-  // What clients sent meanwhile has not been read. (Whether silent ones have sent something is
-  // looked at before they end.)
+  // Bytes sent in the meantime are still unread. (EndSilent peeks before it closes a connection.)
   const TimePoint now = clock_.Now();
   const Duration late = now - due_;
   if (late > options_.message_timeout / kLooks) table_.RestartMessages(now);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Accepts connections for gRPC, whose own listener stops using its sockets for good at the first
-// error. One thread serves all addresses. A connection is kept here until its first byte arrives.
-// Connections are limited in total and per peer; at a limit, the one that has been silent for
-// longest is closed to make room, or else the oldest stranger's. One on which a message stalls is
-// ended, and the one whose unfinished messages take most, if all together take too much. After a
-// system error the listener pauses and tries again.
+// Accepts connections for the transport. One thread serves all addresses. A connection is kept here
+// until its first byte arrives.
+//
+// Connections are limited in total and per peer. At a limit, the longest silent one is closed to
+// make room, or else the oldest stranger. A connection on which a message stalls is ended; so is
+// the one with the most memory in unfinished messages if all together hold too much. After a system
+// error the listener pauses and tries again.
 
 #pragma once
 
@@ -37,24 +38,25 @@ class Listener {
   struct Options {
     ConnectionLimits limits;
     Duration first_byte_timeout;
-    // In which a stranger's connection must become a caller's.
+    // A stranger must have a call accepted within this time.
     Duration first_call_timeout = std::chrono::hours(24);
-    // After which a connection is ended on which a message has stalled, at most a quarter later;
-    // see CallMessages.
+    // A connection on which a message stalls for this long is ended, at most a quarter later; see
+    // CallMessages.
     Duration message_timeout = std::chrono::hours(24);
-    // What unfinished messages may take. Null: anything.
+    // The bound of unfinished messages. Null: unbounded.
     std::shared_ptr<const MessageMemory> message_memory = nullptr;
   };
   struct Callbacks {
-    // Whether the client of a connection that was just accepted may connect. Null: any may. Called
-    // on the thread.
+    // Whether an accepted connection may proceed, by its client's address. Null: always. Called on
+    // the listener's thread.
     std::function<bool(int socket)> admits;
-    // Takes over a connected, non-blocking socket that has something to read. Called on the thread.
-    // Returns what the connection is used for; null if it is closed.
+    // Takes over a connected, non-blocking socket with bytes to read. Returns its use, or null if
+    // the callback has closed it. Called on the listener's thread.
     std::function<std::shared_ptr<const ConnectionUse>(int socket)> take;
-    // Ends a connection that was taken over, if it is still open. Called on the thread.
+    // Ends a connection that was taken over, if it is still open. Called on the listener's thread.
     std::function<void(int socket, ino_t inode, ClientRefusal reason)> end;
-    // Accepting has failed for a while, or works again. Called on the thread, which holds no lock.
+    // Accepting has failed for a second, or works again. Called on the listener's thread, without a
+    // lock.
     std::function<void(bool accepting)> changed;
   };
 
@@ -66,9 +68,10 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Connections that are open now. Any thread.
+  // The number of open connections. Any thread.
   int64_t CountOpen();
-  // Connections on which nobody calls any more are strangers' from now on. Any thread.
+  // Call it when credentials change: connections without a valid one are strangers again. Any
+  // thread.
   void FindStrangers();
   bool accepting() const { return accepting_.load(std::memory_order_acquire); }
 
@@ -82,21 +85,22 @@ class Listener {
   bool Watch(int operation, int fd, bool readable);
   void Accept(int listener) ATTEND_REQUIRES(mutex_);
   void AcceptFailed(int listener);
-  // Accepts and closes a connection with the spare descriptor, so that its client is told.
+  // Out of descriptors: accepts and closes waiting connections with the spare descriptor, so that
+  // their clients see an error instead of a hang.
   void Shed(int listener);
   void Rest(bool rest);
   void SetAccepting(bool accepting);
 
   void Admit(UniqueFd socket) ATTEND_REQUIRES(mutex_);
   bool MakeRoom(int socket, const std::string& peer) ATTEND_REQUIRES(mutex_);
-  // False if there is none, or it would not help.
+  // False if there is none, or if it would not make room.
   bool EndStrangerFor(ConnectionTable::Room room, const std::string& peer) ATTEND_REQUIRES(mutex_);
   void SweepOften() ATTEND_REQUIRES(mutex_);
-  // Hands the connection over if it has sent something, closes it if it has ended. True if it is
-  // still open and silent.
+  // Hands the connection over if it has sent something; closes it if the client has closed. True if
+  // it is still open and silent.
   bool IsSilent(int fd) ATTEND_REQUIRES(mutex_);
   void Close(int fd) ATTEND_REQUIRES(mutex_);
-  // Gives connections their time anew if the process stood still (stopped, frozen, or its machine).
+  // Restarts timeouts if the process was suspended (stopped, frozen, or its machine was).
   void ForgetStandstill() ATTEND_REQUIRES(mutex_);
   void EndSilent() ATTEND_REQUIRES(mutex_);
   void EndStrangers() ATTEND_REQUIRES(mutex_);
@@ -112,16 +116,16 @@ class Listener {
   Logger& logger_;
   const Clock& clock_;
   UniqueFd events_;                  // epoll
-  UniqueFd wake_;                    // readable when the thread must look up
-  std::atomic<bool> ending_{false};  // and end
+  UniqueFd wake_;                    // wakes the thread
+  std::atomic<bool> ending_{false};  // set before wake_: the thread returns
   UniqueFd spare_;
   Mutex mutex_;
   ConnectionTable table_ ATTEND_GUARDED_BY(mutex_);
-  TimePoint swept_{};       // the thread's, as what follows
-  TimePoint looked_{};      // for messages that have stalled
-  TimePoint due_ = kNever;  // when it must look up at the latest
-  bool look_ = false;       // whether messages take too much
-  bool resting_ = false;    // the listeners are not looked at
+  TimePoint swept_{};       // the thread's only, as all below
+  TimePoint looked_{};      // last check for stalled messages
+  TimePoint due_ = kNever;  // latest time of the next wake-up
+  bool look_ = false;       // message memory must be checked
+  bool resting_ = false;    // the listening sockets are not polled
   TimePoint rest_until_{};
   std::optional<TimePoint> failing_since_;
   std::atomic<bool> accepting_{true};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much memory the unfinished messages of all connections may take, and when to look whether
-// they take more. Thread-safe.
+// Counts received message bytes of all connections against a bound. Signals when it is time to
+// measure what unfinished messages hold. Thread-safe.
 
 #pragma once
 
@@ -20,12 +20,14 @@ class MessageMemory {
   explicit MessageMemory(int64_t most) : most_(most), step_(std::max<int64_t>(1, most / kSteps)) {}
 
   int64_t most() const { return most_; }
-  // So many bytes of messages have been read.
+  // Adds received message bytes; signals look() each time the sum passes another sixteenth of the
+  // bound.
   void CountRead(int64_t bytes) {
     const int64_t before = read_.fetch_add(bytes, std::memory_order_relaxed);
     if (before / step_ != (before + bytes) / step_) eventfd_write(look_.get(), 1);
   }
-  // An eventfd, readable when it is time to look: there may be a sixteenth more than before.
+  // An eventfd, readable when messages may hold a sixteenth of the bound more than at the last
+  // check.
   int look() const { return look_.get(); }
 
  private:

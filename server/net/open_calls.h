@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts open calls, over all connections and over those of each peer. A call holds some memory for
-// as long as its client wants, even if nothing is ever sent on it. Thread-safe.
+// Counts open calls, in total and per peer. An open call holds memory for as long as its client
+// wants, even if nothing is sent on it. Thread-safe.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace attend {
 
 class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
  public:
-  // Shared by the connections of one peer, while there are any.
+  // Shared by the connections of one peer; lives as long as one of them.
   class Peer {
    public:
     Peer(std::shared_ptr<OpenCalls> all, std::string name)
@@ -28,8 +28,8 @@ class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
     Peer(const Peer&) = delete;
     Peer& operator=(const Peer&) = delete;
 
-    // Counts another call, and returns null. Or returns which bound it would break, and does not
-    // count it.
+    // Counts another call and returns null; or returns the bound that it would exceed, and counts
+    // nothing.
     const char* Begin();
     void End(int64_t calls) {
       calls_.fetch_sub(calls, std::memory_order_relaxed);
@@ -48,7 +48,7 @@ class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
   int64_t Count() const { return calls_.load(std::memory_order_relaxed); }
 
  private:
-  // An eighth of all calls is reserved for peers that have less than a 64th of them, or none.
+  // An eighth of all calls is reserved for peers that have less than a 64th of them.
   static constexpr int64_t kKept = 8, kFew = 64;
 
   void Forget(const std::string& peer);
@@ -66,7 +66,7 @@ inline const char* OpenCalls::Peer::Begin() {
     calls_.fetch_sub(1, std::memory_order_relaxed);
     return "more open calls than one peer may have";
   }
-  // Peers with many calls must leave some to those with few.
+  // The reserve: peers with many calls may not use the last eighth.
   const bool few = before < std::max<int64_t>(1, all_->most_ / kFew);
   const int64_t most = few ? all_->most_ : all_->most_ - all_->most_ / kKept;
   if (all_->calls_.fetch_add(1, std::memory_order_relaxed) < most) return nullptr;
@@ -87,7 +87,7 @@ inline std::shared_ptr<OpenCalls::Peer> OpenCalls::Of(const std::string& peer) {
 
 inline void OpenCalls::Forget(const std::string& peer) {
   const MutexLock lock(mutex_);
-  const auto found = peers_.find(peer);  // the peer may have connections again by now
+  const auto found = peers_.find(peer);  // the peer may have reconnected
   if (found != peers_.end() && found->second.expired()) peers_.erase(found);
 }
 

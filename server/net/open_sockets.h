@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sockets of connections that are served, so that one can be ended from another thread. A
-// descriptor that was closed may be another's at once, so each is known by its inode too.
-// Thread-safe.
+// The sockets of served connections, so that another thread can end one. A closed descriptor may be
+// reused at once, so each is stored with its inode. Thread-safe.
 
 #pragma once
 
@@ -16,17 +15,17 @@ namespace attend {
 
 class OpenSockets {
  public:
-  // It is served from now on. May throw std::bad_alloc.
+  // The socket is served from now on. May throw std::bad_alloc.
   void Begin(int socket, ino_t inode) {
     const MutexLock lock(mutex_);
     open_[socket] = inode;
   }
-  // It is about to be closed.
+  // Call it before the socket is closed.
   void End(int socket) {
     const MutexLock lock(mutex_);
     open_.erase(socket);
   }
-  // Calls then() if the socket with this inode is still open, which it stays meanwhile.
+  // Calls then() if the socket with this inode is still open. It stays open during the call.
   template <class Then>
   void WhileOpen(int socket, ino_t inode, const Then& then) {
     const MutexLock lock(mutex_);

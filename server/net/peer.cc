@@ -58,7 +58,7 @@ std::string PeerText(int socket) {
   const std::string peer = PeerOf(socket);
   if (peer.empty()) return "a client that has gone";
   if (peer[0] == 'u') return "user " + peer.substr(1);
-  std::array<uint8_t, 16> bytes{};  // the rest of an IPv6 address counts as nothing
+  std::array<uint8_t, 16> bytes{};  // the interface part of an IPv6 address is zero
   std::copy(peer.begin() + 1, peer.end(), bytes.begin());
   std::array<char, INET6_ADDRSTRLEN> text{};
   inet_ntop(peer[0] == '4' ? AF_INET : AF_INET6, bytes.data(), text.data(), text.size());

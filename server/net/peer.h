@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whose a connection is, as connections and calls are counted by.
+// The peer of a connection: the key by which connections and calls are counted.
 
 #pragma once
 
@@ -10,12 +10,12 @@
 
 namespace attend {
 
-// The peer of a connection: an IPv4 address, the /64 network of an IPv6 address, or a user on this
-// host.
+// An IPv4 address, the /64 network of an IPv6 address, or a user of this host (Unix socket). Empty
+// if the client has disconnected.
 std::string PeerOf(int socket);
-// The same as text; for an IPv6 address, the network.
+// As text for logs.
 std::string PeerText(int socket);
-// Whether it is of this host: an IP address of loopback.
+// Whether the address is a loopback address of this host.
 bool IsLoopbackAddress(const sockaddr_storage& address);
 bool IsFromLoopback(int socket);
 

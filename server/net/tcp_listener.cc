@@ -19,7 +19,7 @@
 namespace attend {
 namespace {
 
-// Asked so often before a peer counts as gone.
+// Unanswered keep-alive probes after which the peer counts as gone.
 constexpr int kProbes = 4;
 
 struct Address {
@@ -29,7 +29,7 @@ struct Address {
 
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&bytes); }
   void SetPort(int port) {
-    // The port has the same place in both.
+    // sin_port and sin6_port have the same offset.
     reinterpret_cast<sockaddr_in*>(&bytes)->sin_port = htons(static_cast<uint16_t>(port));
   }
 };
@@ -58,7 +58,7 @@ Result<std::vector<Address>> Resolve(const std::string& host) {
     Address address;
     std::memcpy(&address.bytes, each->ai_addr, each->ai_addrlen);
     address.size = each->ai_addrlen;
-    // A hosts file may name one address twice.
+    // A hosts file may list an address twice.
     const bool known = std::any_of(addresses.begin(), addresses.end(), [&](const Address& other) {
       return other.size == address.size &&
              std::memcmp(&other.bytes, &address.bytes, address.size) == 0;
@@ -72,15 +72,15 @@ void SetOption(const UniqueFd& socket, int level, int option, int value) {
   setsockopt(socket.get(), level, option, &value, sizeof(value));
 }
 
-// 0, or the error's number.
+// 0 or an errno.
 int Listen(Address& address, const TcpKeepalive& keepalive, UniqueFd& socket) {
   socket =
       UniqueFd(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return errno;
-  // Connections that a server before this one has ended may still linger; another server that
-  // listens is an error all the same.
+  // Connections of an earlier server may linger in TIME_WAIT. A second listener on the address is
+  // still an error.
   SetOption(socket, SOL_SOCKET, SO_REUSEADDR, 1);
-  // What is accepted inherits these.
+  // Accepted sockets inherit these options.
   SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   const int timeout_s = static_cast<int>(keepalive.timeout.count());
   SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -120,7 +120,7 @@ bool AreLoopback(const std::vector<Address>& addresses) {
                      [](const Address& each) { return IsLoopbackAddress(each.bytes); });
 }
 
-// This machine may have one family only.
+// The host may have only one of the address families.
 bool HasNoSuchAddress(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens sockets that listen on TCP addresses.
+// Opens listening TCP sockets.
 
 #pragma once
 
@@ -14,36 +14,38 @@
 namespace attend {
 
 struct TcpKeepalive {
-  std::chrono::seconds time{60};     // of silence before the peer is probed
-  std::chrono::seconds timeout{20};  // for its answer, and for acknowledging what was sent
+  std::chrono::seconds time{60};  // idle time before the first probe
+  // For a reply to a probe, and for an acknowledgement of sent data.
+  std::chrono::seconds timeout{20};
 };
 
-// Who may be able to reach what is listened at.
+// Which hosts may be able to connect.
 enum class TcpReach { kAnyone, kThisMachine };
 
 struct TcpListeners {
-  std::vector<UniqueFd> sockets;  // one for each address of the name
+  std::vector<UniqueFd> sockets;  // one per address of the name
   int port = 0;
 };
 
-// Non-blocking sockets listening at `address`, HOST:PORT; port 0 is replaced by a free one. A name
-// stands for all its addresses that this machine has, 0.0.0.0 and [::] for every address of both
-// families. Accepted connections send without delay, as with gRPC's own listeners, and end when
-// their peer's machine is gone (keep-alive). gRPC's own pings would cost a timer for each read. An
-// error is one line that says why; that others than `reach` has could connect is one.
+// Non-blocking listening sockets for `address`, HOST:PORT; port 0 picks a free one. A name means
+// all of its addresses that this host has; 0.0.0.0 and [::] mean every address of both families.
+// Accepted connections have TCP_NODELAY, and TCP keep-alive, which ends them when the peer's
+// machine is gone without HTTP/2 pings and their timers. The error is one line with the reason; an
+// address that more hosts than `reach` can connect to is an error.
 Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive = {},
                                TcpReach reach = TcpReach::kAnyone);
 
-// Whether only this machine reaches the address, HOST:PORT. An error for a name that has no address
-// now. It may have others the next time: what must be of loopback is given to ListenTcp so.
+// Whether only this host reaches the address, HOST:PORT. An error if the name does not resolve now.
+// It may resolve differently later, so an address that must be loopback needs
+// TcpReach::kThisMachine too.
 Result<bool> IsLoopback(const std::string& address);
 
-// A connection to a listening socket, which does not block either. Not valid: errno says why.
+// Accepts a connection, non-blocking. If it is not valid, errno has the reason.
 UniqueFd Accept(int listener);
-// A descriptor to close for a connection where the process has none left.
+// A descriptor held in reserve: close it to accept one connection when the process has none left.
 UniqueFd OpenSpare();
 
-// "host:0" with the port that was bound.
+// "host:0" with the bound port.
 std::string WithPort(const std::string& address, int port);
 
 }  // namespace attend

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ModelInfer and ModelStreamInfer as a MessageFormat: between it and the engine nothing knows which
-// protocol a request came by.
+// ModelInfer and ModelStreamInfer as a MessageFormat. Code between it and the engine does not know
+// which protocol a request arrived by.
 
 #pragma once
 

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Triton's rules: an input's bytes are in shared memory, in its typed `contents`, or in
+// raw_input_contents, whose entries belong to the inputs not in shared memory, in order. A message
+// uses either contents or raw entries, never both, and every raw entry must be used. Where Triton
+// has an error text, it is used here too.
 
 #include "server/oip/infer_parts.h"
 
@@ -111,7 +116,7 @@ class Finder {
     return CountNumbers(what, part.contents.bytes);
   }
 
-  // `bytes` is whatever the client says, so it is added only once it is known to be small.
+  // `bytes` is a client's claim, unbounded: compare before adding, so that nothing overflows.
   Status CountNumbers(const std::string& what, int64_t bytes) {
     if (bytes <= kFieldBytesMax - array_bytes_) {
       array_bytes_ += bytes;

@@ -93,7 +93,7 @@ OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, 
     tensors.at(count++) = placed ? RawTensor() : RawTensor{tensor.data, tensor.bytes};
   }
   HostBlock block = std::move(request->output);
-  request.reset();  // frees the input block and lets go of regions before the answer is sent
+  request.reset();  // releases the input block and regions before the answer is sent
   constexpr uint64_t kRaw = wire::BytesTag(Response::kRawOutputContentsFieldNumber);
   constexpr uint64_t kOuter =
       wire::BytesTag(inference::ModelStreamInferResponse::kInferResponseFieldNumber);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Encodes ModelInferResponse and ModelStreamInferResponse. As with AttendResponse, large tensors
-// leave from the request's output block.
+// Encodes ModelInferResponse and ModelStreamInferResponse. As in AttendResponse, large tensors are
+// sent from the request's output block without a copy.
 
 #pragma once
 
@@ -16,7 +16,8 @@
 
 namespace attend::oip {
 
-// Takes the request, whose status is OK. `on_stream`: as a ModelStreamInferResponse.
+// Consumes the request, whose status must be OK. `on_stream`: wrapped in a
+// ModelStreamInferResponse.
 OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call,
                             bool on_stream);
 // A stream's answer to a failed request.

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// An AttendRequest is described here by its small fields plus a scan, which says where in the
+// message its bytes are. So translating is mostly offsets: a raw input keeps its offset, a typed
+// FP32 input in one run gets that run's offset, and anything that must be rewritten goes into
+// state.tail. Offsets at or beyond message_bytes refer to the tail, which BuildRequest appends as
+// one more slice.
 
 #include "server/oip/infer_request.h"
 
@@ -16,7 +22,7 @@ namespace {
 using Contents = inference::InferTensorContents;
 using InputPart = InferState::InputPart;
 
-// The field of AttendRequest that an input of numbers becomes.
+// The AttendRequest field for an input of numbers.
 ArrayField FieldOf(Input input) {
   switch (input) {
     case Input::kQLengths:
@@ -51,7 +57,7 @@ class Builder {
     fields_.set_request_id(state_.fields->id());
     fields_.set_layout(static_cast<v1::Layout>(model.layout));
     ATTEND_RETURN_IF_ERROR(TakeParameters(state_.fields->parameters(), model, fields_, request_));
-    // In the order of the request's raw entries.
+    // In the order of AttendRequest's raw entries.
     for (const Input input : {Input::kQ, Input::kK, Input::kV, Input::kBias}) {
       const InputPart& part = state_.inputs[static_cast<size_t>(input)];
       if (part.tensor != nullptr) ATTEND_RETURN_IF_ERROR(AddTensor(input, part));

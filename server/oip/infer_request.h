@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes of a ModelInferRequest the AttendRequest that asks for the same. Tensor bytes stay where
-// they are; numbers, such as lengths, are written anew, behind the message.
+// Translates a ModelInferRequest to the equivalent AttendRequest. Tensor bytes stay in place;
+// numbers, such as lengths, are encoded again in a tail appended to the message.
 
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace attend::oip {
 
-// `state`, whose parts were found, is the request's. Sets message.fields, on the arena, and the
-// raw entries and arrays of its scan.
+// `state` belongs to the request; FindParts has filled it. Sets message.fields, on the arena, and
+// the raw entries and arrays of its scan.
 Status BuildRequest(google::protobuf::Arena& arena, InferState& state, MessageSlices& slices,
                     RequestMessage& message, Request& request);
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The header must itself be a valid ModelInferRequest. An input's length prefix covers its
+// contents, so TakeInput walks each input twice: first to find the contents and the length without
+// them, then to copy the other fields behind a new prefix.
 
 #include "server/oip/infer_scan.h"
 
@@ -54,7 +58,7 @@ class Scanner {
   }
 
   // Calls take(field, begin, reader) for each field of the next `bytes`, with the reader at the
-  // field's value, and moves past them.
+  // field's value, then moves past the value.
   template <class Take>
   Status ForEachField(int64_t bytes, const Take& take) {
     const int64_t end = reader_.position() + bytes;

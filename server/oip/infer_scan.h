@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Takes a ModelInferRequest apart where it arrived: one walk over its top-level fields, and over
-// those of each input. Tensor bytes stay in place, raw and typed ones alike; everything else is
-// small and is gathered for the generated class. No memory is taken for a declared length. Pure.
+// Splits a ModelInferRequest in place: one walk over its top-level fields and those of each input.
+// Tensor bytes, raw and typed, are not moved; everything else is small and is copied to a header
+// for the generated parser. Never allocates by a declared length. Pure.
 
 #pragma once
 
@@ -17,10 +17,10 @@
 
 namespace attend::oip {
 
-// Bytes of a message.
+// A byte range of the message.
 struct MessagePart {
   int64_t offset = 0;
-  int64_t bytes = -1;  // negative: there are none
+  int64_t bytes = -1;  // negative: absent
   bool present() const { return bytes >= 0; }
 };
 
@@ -28,11 +28,11 @@ struct InferScan {
   int64_t raw_count = 0;
   std::array<MessagePart, kInputCount> raw{};  // the first entries of raw_input_contents
   int64_t inputs = 0;
-  std::array<MessagePart, kInputCount> contents{};  // of each input: its `contents`
+  std::array<MessagePart, kInputCount> contents{};  // `contents` of each input
 };
 
-// Sets `scan.header` to the message without tensor bytes. INVALID_ARGUMENT if this is no
-// ModelInferRequest, its small fields are too large or it has more inputs than any model.
+// Sets `scan.header` to the message without tensor bytes. INVALID_ARGUMENT if this is not a
+// ModelInferRequest, its small fields are too large, or it has more inputs than any model.
 Status ScanInfer(std::span<const ByteSpan> slices, MessageScan& scan, InferScan& out);
 
 }  // namespace attend::oip

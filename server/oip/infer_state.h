@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one ModelInferRequest is, between its arrival and its answer.
+// The state of a ModelInferRequest from its arrival to its answer.
 
 #pragma once
 
@@ -19,34 +19,35 @@
 
 namespace attend::oip {
 
-// A part of a region that a parameter of a tensor names.
+// A part of a region, named by a tensor's parameters.
 struct RegionPart {
   NamedRegionRef region;  // null: the tensor's bytes are in the message
-  int64_t offset = 0;     // in the region
-  int64_t bytes = 0;      // that the client says are there
+  int64_t offset = 0;     // within the region
+  int64_t bytes = 0;      // as the client claims
 };
 
 struct InferState final : ProtocolState {
   struct InputPart {
-    const inference::ModelInferRequest::InferInputTensor* tensor = nullptr;  // null: not there
+    // Null: the input is absent.
+    const inference::ModelInferRequest::InferInputTensor* tensor = nullptr;
     MessagePart raw;       // its entry of raw_input_contents
     MessagePart contents;  // or its typed contents
-    RegionPart place;      // or where it is instead
+    RegionPart place;      // or its place in a region
   };
 
-  // Until EndDecoding:
+  // Valid until EndDecoding:
   google::protobuf::Arena arena;
-  // On the arena; without the tensors' bytes.
+  // On the arena; without tensor bytes.
   const inference::ModelInferRequest* fields = nullptr;
   InferScan scan;
   std::array<InputPart, kInputCount> inputs;  // by Input
-  // What follows the message's bytes: numbers as AttendRequest has them.
+  // Appended to the message: numbers in AttendRequest's encoding.
   std::vector<uint8_t> tail;
 
-  // Until the answer:
-  std::string id;                // the client's
-  const Model* model = nullptr;  // null: unknown
-  std::vector<Output> outputs;   // kO and kLse, in the order in which they were asked for
+  // Valid until the answer:
+  std::string id;                           // the client's
+  const Model* model = nullptr;             // null: unknown
+  std::vector<Output> outputs;              // kO and kLse in the requested order
   std::array<RegionPart, 2> output_places;  // by Output
 
   void EndDecoding() override {

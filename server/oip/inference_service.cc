@@ -18,11 +18,11 @@ namespace attend::oip {
 namespace {
 
 constexpr char kEvent[] = "inference call failed";
-// Far more than any of these messages has.
+// Far above the size of any of these messages.
 constexpr int64_t kRequestBytesMax = int64_t{16} << 10;
 
 constexpr ServiceMethod kModels{.event = kEvent, .request_bytes_max = kRequestBytesMax};
-// A tenant at its limits is no reason to restart a server.
+// Charged, but never refused: a tenant at its limits is no reason to restart the server.
 constexpr ServiceMethod kProbe{.event = kEvent,
                                .scope = Scope::kAny,
                                .charge = ServiceMethod::Charge::kBytes,
@@ -30,7 +30,7 @@ constexpr ServiceMethod kProbe{.event = kEvent,
 constexpr ServiceMethod kMemory{
     .event = kEvent, .scope = Scope::kCompute, .request_bytes_max = kRequestBytesMax};
 
-// The model, whose version may be left open.
+// The model with this name and version; an empty version matches.
 template <class Request>
 Result<const Model*> Named(const Request& request) {
   const Model* const model = FindModel(request.name());
@@ -41,7 +41,7 @@ Result<const Model*> Named(const Request& request) {
                                      " is not found");
 }
 
-// Finishes its call when it goes.
+// Finishes its call when destroyed.
 struct Finisher {
   explicit Finisher(std::function<void(const Status&)> its_finish)
       : finish(std::move(its_finish)) {}
@@ -223,7 +223,7 @@ void InferenceServiceImpl::AddGpuMemory(CallTable& table) {
 }
 
 void InferenceServiceImpl::AddSettings(CallTable& table) {
-  // Clients that ask for traces go on only if that is accepted. None is written.
+  // Clients that set trace settings expect them to be accepted; no trace is written.
   AddSmall<inference::TraceSettingRequest, inference::TraceSettingResponse>(
       context_, kModels,
       [](const auto& in, auto& out) {

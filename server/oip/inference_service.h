@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// inference.GRPCInferenceService: the Open Inference Protocol with Triton's extensions, over the
-// same engine as attend.v1. Calls for attention go the way of Attend and AttendStream, the others
-// that of small calls.
+// inference.GRPCInferenceService: the Open Inference Protocol with Triton's extensions, on the same
+// engine as attend.v1. Attention calls take the path of Attend and AttendStream; all others are
+// small calls.
 
 #pragma once
 
@@ -21,13 +21,13 @@ class InferenceServiceImpl final {
  public:
   struct Options {
     std::string version;         // the server's
-    int64_t batch_delay_us = 0;  // that batches wait for more requests
+    int64_t batch_delay_us = 0;  // how long batches wait for more requests
     RegionNames::Options regions;
   };
-  // `context` must outlive the service, and the service every call.
+  // `context` must outlive the service, and the service all calls.
   InferenceServiceImpl(ServiceContext& context, Options options);
 
-  // This must outlive the calls.
+  // The service must outlive the table's calls.
   void AddTo(CallTable& table);
 
  private:
@@ -37,7 +37,7 @@ class InferenceServiceImpl final {
   void AddFiles(CallTable& table);
   void AddGpuMemory(CallTable& table);
   void AddSettings(CallTable& table);
-  // Answered once the server has closed the memory: the client may free it then.
+  // Answers once the server has closed the memory, so that the client may free it then.
   void UnregisterGpu(ServiceCall::Wire wire);
   bool Ready() const;
 

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Triton counts executions per batch, but here the requests of a batch may belong to different
+// models and end one by one. So each request adds 1 / (requests in its batch) of an execution and
+// of its times, as doubles, to its model's entry for that batch size; the sums are rounded when
+// they are read.
 
 #include "server/oip/model_statistics.h"
 
@@ -15,7 +20,7 @@ uint64_t MillisecondsNow() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
 }
 
-// So that clients cannot make the table long: beyond these, sizes are rounded up to powers of two.
+// Batch sizes above this are rounded up to powers of two, so that clients cannot grow the table.
 constexpr uint64_t kExactSizes = 256;
 
 uint64_t SizeOf(const Request& request) {

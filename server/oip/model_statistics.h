@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ModelStatistics reports: sums of what each ended request says of itself, by model. A request
-// is counted as a whole, so that no reader sees some of its phases without the others. Thread-safe.
+// The data of ModelStatistics: sums over ended requests, by model. A request is counted as a whole
+// under one lock, so that no reader sees only some of its phases. Thread-safe.
 
 #pragma once
 
@@ -28,7 +28,7 @@ class ModelStatistics {
     Number infer_ns = 0;
     Number output_ns = 0;
   };
-  // Each request has its share of the batch that it ran in.
+  // Each request adds its share of the batch that it ran in.
   struct Batches {
     double count = 0;
     Phases<double> phases;

@@ -93,7 +93,7 @@ void AddMetadata(const std::vector<TensorFacts>& facts, Tensors* tensors) {
   }
 }
 
-// `from`: the first dimension that is listed.
+// `from`: index of the first dimension to list.
 template <class Tensor>
 void FillTensor(const TensorFacts& facts, size_t from, Tensor* tensor) {
   tensor->set_name(facts.name);
@@ -168,7 +168,7 @@ void FillConfig(const Model& model, int64_t delay_us, inference::ModelConfig& ou
     input->set_optional(each.optional);
   }
   for (const TensorFacts& each : OutputsOfModel(model)) FillTensor(each, from, out.add_output());
-  // Requests are batched whatever their shapes, so also those of models without a batch dimension.
+  // The engine batches requests of any shapes, so models without a batch dimension have this too.
   inference::ModelDynamicBatching* const batching = out.mutable_dynamic_batching();
   batching->set_max_queue_delay_microseconds(static_cast<uint64_t>(delay_us));
   batching->set_priority_levels(static_cast<uint64_t>(kPriorityLevels));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention as models of the Open Inference Protocol, which knows nothing but models: one for each
-// dtype, layout and way to call. Constant; any thread.
+// Attention as models of the Open Inference Protocol, which has no other notion: one model for each
+// dtype, layout and set of inputs. Constant; any thread.
 
 #pragma once
 
@@ -17,12 +17,12 @@
 
 namespace attend::oip {
 
-// Every model has this version and no other.
+// The only version of every model.
 inline constexpr char kVersion[] = "1";
 
-// What a model takes beside q, k and v (and, packed, cu_q and cu_kv).
+// Inputs of a model besides q, k and v (and, if packed, cu_q and cu_kv).
 enum class Inputs {
-  kAll,     // every input of attention, all of them optional, the mask by parameters
+  kAll,     // all inputs of attention, optional; the mask by parameters
   kFull,    // none; no mask
   kCausal,  // none; causal, bottom right
 };
@@ -34,25 +34,26 @@ struct Model {
   Inputs inputs = Inputs::kAll;
 
   bool packed() const { return layout == Layout::kLhd; }
-  // Whether the first dimension of every tensor is the batch.
+  // Whether the first dimension of every tensor is B.
   bool batched() const { return inputs != Inputs::kAll && !packed(); }
 };
 
 inline constexpr int kModelCount = 27;
-// In the order of their names.
+// Sorted by name.
 std::span<const Model, kModelCount> Models();
-// Null if there is none of that name.
+// Null if no model has this name.
 const Model* FindModel(std::string_view name);
 // The index in Models().
 int IndexOf(const Model& model);
 
-// Inputs, in the order in which models list them. Their names are those of AttendRequest's fields,
-// so that its errors name them.
+// Inputs, in the order in which models list them. They have the names of AttendRequest's fields, so
+// that its errors name them correctly.
 enum class Input { kQ, kK, kV, kCuQ, kCuKv, kQLengths, kKvLengths, kBias, kAlibiSlopes, kSinks };
 inline constexpr int kInputCount = 10;
 inline constexpr std::array<std::string_view, kInputCount> kInputs = {
     "q", "k", "v", "cu_q", "cu_kv", "q_lengths", "kv_lengths", "bias", "alibi_slopes", "sinks"};
-// Whether it is one of the four tensors, whose bytes go to the kernel; else numbers that are read.
+// Whether it is one of the four tensors whose bytes go to the kernel; the others are read as
+// numbers.
 constexpr bool IsTensor(Input input) { return input <= Input::kV || input == Input::kBias; }
 
 enum class Takes { kNo, kOptional, kRequired };

@@ -58,7 +58,7 @@ std::optional<bool> Boolean(const Parameter& value) {
   return std::nullopt;
 }
 
-// Numbers that no float holds become infinite, which AttendRequest's rules refuse.
+// Values beyond float's range become infinite; AttendRequest's rules then refuse them.
 float Float(double value) {
   constexpr double kMost = std::numeric_limits<float>::max();
   if (value > kMost) return std::numeric_limits<float>::infinity();
@@ -104,7 +104,7 @@ class Taker {
     return TakeTritons(name, value);
   }
 
-  // The mask, once all parameters are there.
+  // Sets the mask once all parameters have been read.
   void SetMask() {
     const bool window = !causal_ && (window_left_ || window_right_ || top_left_);
     if (!causal_ && !window) return;
@@ -155,7 +155,7 @@ class Taker {
     return Status();
   }
 
-  // Triton's levels begin with 1, the most urgent; 0 is the default.
+  // Triton's levels start at 1, the most urgent; 0 is the default.
   Status TakePriority(const Parameter& value) {
     const std::optional<int64_t> level = Integer<int64_t>(value);
     if (!level || *level < 0 || *level > kPriorityLevels) {
@@ -175,7 +175,7 @@ class Taker {
     return Status();
   }
 
-  // What Triton's clients send to every server.
+  // Parameters that Triton's clients send to every server.
   static Status TakeTritons(const std::string& name, const Parameter& value) {
     if (name == "triton_enable_empty_final_response") return Status();  // every answer is final
     const bool sequence = name.starts_with("sequence_");

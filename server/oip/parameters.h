@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parameters of a ModelInferRequest as fields of an AttendRequest. A number may come as a
-// string too, because perf_analyzer cannot send fractions otherwise. Pure.
+// Translates a ModelInferRequest's parameters to AttendRequest fields. Numbers may be given as
+// strings, because perf_analyzer cannot send fractions otherwise. Pure.
 
 #pragma once
 
@@ -21,17 +21,17 @@ namespace attend::oip {
 using ParameterMap = google::protobuf::Map<std::string, inference::InferParameter>;
 
 // Sets the mask, scale and so on of `fields`, and the deadline of `request`. INVALID_ARGUMENT names
-// the parameter, UNIMPLEMENTED one that this server knows and does not have.
+// the parameter; UNIMPLEMENTED names a known parameter that this server does not support.
 Status TakeParameters(const ParameterMap& parameters, const Model& model, v1::AttendRequest& fields,
                       Request& request);
 
-// Where a tensor's parameters say that its bytes are.
+// The place of a tensor's bytes, from its parameters.
 struct RegionParameters {
   std::string region;
   int64_t offset = 0;
   int64_t bytes = 0;
 };
-// Nothing if they name no region. `what` names the tensor.
+// Empty if they name no region. `what` names the tensor in errors.
 Result<std::optional<RegionParameters>> TakeRegion(const ParameterMap& parameters,
                                                    const std::string& what);
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Opening a file or importing GPU memory may block, so it is done without the lock: a Reservation
+// first takes the name and the bytes, then Keep fills in the region, or the destructor frees both
+// again. A reserved name counts towards the bounds but cannot be found or unregistered yet.
 
 #include "server/oip/region_names.h"
 
@@ -20,7 +24,8 @@ Status Unknown(const std::string& name) {
   return Status(Code::kNotFound, "Unable to find shared memory region: '" + name + "'");
 }
 
-// Which files are whose. A colon is in no tenant's name, so no tenant's keys begin as another's.
+// File rules by tenant. Tenant names contain no colon, so no tenant's prefix is a prefix of
+// another's.
 std::vector<SharedFile::Rules> RulesOf(const RegionNames::Options& options) {
   if (!options.files) return {};
   std::vector<SharedFile::Rules> rules(options.tenants.size(), *options.files);
@@ -32,7 +37,7 @@ std::vector<SharedFile::Rules> RulesOf(const RegionNames::Options& options) {
 
 }  // namespace
 
-// A name that its caller is making a region for; free again unless there is one in the end.
+// Reserves a name during registration; frees it unless Keep was called.
 class RegionNames::Reservation {
  public:
   Reservation(RegionNames& all, int tenant, Kind kind)
@@ -161,7 +166,7 @@ Status RegionNames::RegisterGpu(int tenant, const std::string& name, const std::
   region->name = name;
   region->bytes = static_cast<int64_t>(bytes);
   region->device_id = device_id;
-  // Last: what has been imported is not to be lost for want of memory.
+  // Last, so that no later allocation can fail and leak the imported memory.
   Result<std::string> token = options_.lent->Import(clients_[static_cast<size_t>(tenant)],
                                                     {gpu->uuid, handle, 0, bytes, {}});
   if (!token.ok()) return token.status();
@@ -177,7 +182,7 @@ void RegionNames::Unregister(int tenant, Kind kind, const std::string& name,
     const MutexLock lock(mutex_);
     Tenant& of = tenants_[static_cast<size_t>(tenant)];
     Names& names = of.names;
-    forgotten.reserve(names.size());  // so that none is lost on the way
+    forgotten.reserve(names.size());  // so that push_back cannot throw half way
     for (auto each = names.begin(); each != names.end();) {
       const NamedRegionRef& region = each->second;
       const bool meant =

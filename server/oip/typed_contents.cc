@@ -19,8 +19,8 @@ Status MalformedContents(const std::string& what) {
   return InvalidArgument(what + ".contents is not an InferTensorContents");
 }
 
-// Calls take(field, reader) for each field of the contents, with the reader at its value. Fields
-// that hold another type's values are refused, but empty ones.
+// Calls take(field, reader) for each field `number` of the contents, with the reader at its value.
+// Non-empty fields of other types are refused.
 template <class Take>
 Status ForEachField(std::span<const ByteSpan> slices, const MessagePart& contents, int number,
                     const std::string& what, const Take& take) {
@@ -91,7 +91,7 @@ Status TakeVarints(std::span<const ByteSpan> slices, const MessagePart& contents
                           return MalformedContents(what);
                         const size_t before = out.size();
                         Append(value, each.bytes, out);
-                        int length = 0;  // of the varint that has begun
+                        int length = 0;  // bytes of the current varint so far
                         for (size_t i = before; i < out.size(); ++i) {
                           constexpr int kVarintBytesMax = 10;
                           if (++length > kVarintBytesMax) return MalformedContents(what);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes of inputs as Protobuf's repeated numbers, or as raw ones to be made such. Pure.
+// Converts inputs to the bytes of Protobuf's repeated numbers. Pure.
 
 #pragma once
 
@@ -16,23 +16,23 @@
 
 namespace attend::oip {
 
-// Where the numbers of typed contents of FP32 are, if they are one run, as every common runtime
-// writes them.
+// The numbers of typed FP32 contents if they are one packed run, which is how every common runtime
+// encodes them.
 std::optional<MessagePart> FindRun(std::span<const ByteSpan> slices, const MessagePart& contents);
 
-// The same; those in several runs, which FindParts has counted, are appended to `tail`, which
-// follows the message.
+// Like FindRun. Numbers in several runs, whose size FindParts has bounded, are appended to `tail`,
+// which follows the message.
 Status FindFloats(std::span<const ByteSpan> slices, const MessagePart& contents,
                   const std::string& what, int64_t message_bytes, std::vector<uint8_t>& tail,
                   MessagePart& found);
 
-// Typed contents of integers, whose field has the number `field`: appends their varints to `out`
-// and counts them.
+// For typed integer contents in field number `field`: appends their varints to `out` and counts
+// them.
 Status TakeVarints(std::span<const ByteSpan> slices, const MessagePart& contents, int field,
                    const std::string& what, std::vector<uint8_t>& out, int64_t& entries);
 
-// Integers of `width` bytes, 4 or 8, little-endian, which `reader` is at: appends them to `out` as
-// varints. INVALID_ARGUMENT if one is negative, which none of a request may be.
+// Reads integers of `width` bytes (4 or 8, little-endian) at the reader's position and appends them
+// to `out` as varints. INVALID_ARGUMENT if one is negative, which no field of a request allows.
 Status EncodeVarints(SliceReader& reader, int64_t bytes, int width, const std::string& what,
                      std::vector<uint8_t>& out);
 
