@@ -29,9 +29,8 @@ class DeviceCopy {
   virtual ~DeviceCopy() = default;
 
   // Bytes of a tensor have arrived in the input block: enqueues copies of the pieces that are now
-  // complete. Thread-safe; each byte is reported once. Must not be called on gRPC's threads,
-  // because the device driver may be slow. All calls must return before Finish, Drop or the
-  // destructor.
+  // complete. Thread-safe; each byte is reported once. Must not be called on a loop, because the
+  // device driver may be slow. All calls must return before Finish, Drop or the destructor.
   virtual void Arrived(const char* data, int64_t bytes) = 0;
   // All tensors have arrived. Returns true if the copy is complete on the device, or will be before
   // a kernel launched after Apply runs; otherwise drops the copy. Called at most once.

@@ -188,8 +188,8 @@ inline Status CheckArrival(TimePoint deadline, TimePoint now) {
                  Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
 }
 
-// The code for a request cancelled by the client. gRPC reports a call at its deadline as if the
-// client had cancelled it.
+// The code for a request cancelled by the client. The transport reports a call at its deadline as
+// if the client had cancelled it.
 inline Code CancelCode(const Request& request, TimePoint now) {
   return request.deadline <= now ? Code::kDeadlineExceeded : Code::kCancelled;
 }
