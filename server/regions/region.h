@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A region: memory that a client shares with the server, on the server's host or one of its GPUs.
-// The registry finds regions by token; requests keep those that their tensors are in. Immutable,
-// except for the registry's own fields and for the bytes, which the client may write at any time.
+// The registry finds regions by token; requests keep those that their tensors are in.
 
 #pragma once
 
@@ -16,8 +15,8 @@
 
 namespace attend {
 
-// Immutable except for what is the registry's, and for its bytes, which the client may write at any
-// time.
+// Immutable, except for the registry's own fields and for the bytes, which the client may write at
+// any time.
 struct SharedRegion {
   static constexpr int kHost = -1;
   static constexpr int kAnyTenant = -1;

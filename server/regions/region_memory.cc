@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Every page is allocated with fallocate before the region is handed out, then the size is sealed
+// and the pages are locked. So nothing a client does to the file, and no lack of memory, can turn
+// an access by the server into SIGBUS.
 
 #include "server/regions/region_memory.h"
 

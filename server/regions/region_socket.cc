@@ -221,7 +221,7 @@ void RegionSocket::Serve(Connections::iterator connection) {
     if (request.has_identify()) Wipe(*request.mutable_identify()->mutable_token());
     return;
   }
-  // lent memory must be closed before the connection
+  // Lent memory must be closed before the connection.
   if (registry_.Lends(connection->second.client)) {
     if (!connection->second.ended) EndWith(connection, malformed);
     return;

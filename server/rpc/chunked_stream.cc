@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Advance is a loop: it determines the next step under the mutex and performs it after unlocking,
+// until there is none. Any thread that has changed the state of the stream or its transfer calls
+// it. Concurrent calls are harmless, because a step is marked as begun (`reading_`, `writing_`,
+// `finished_`) under the same lock.
 
 #include "server/rpc/chunked_stream.h"
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A watcher remembers the last status told and the current one; a change while a write is in
+// progress only updates the latter. Watches of unauthenticated connections are also in a list,
+// oldest first, from which MakeRoom ends the oldest one of the peer that has most.
 
 #include "server/rpc/health_service.h"
 

@@ -12,7 +12,6 @@
 
 namespace attend {
 
-// Its versions have the same messages.
 class ReflectionService final {
  public:
   // Lists `services`, and those that every server has, to callers with the scope info.

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Every event changes the state under the mutex, asks NextLocked for the one step that follows, and
+// performs it after unlocking. `unanswered_` both limits reading and keeps the object alive for
+// other threads: it counts each message from OnMessage until its answer is written or dropped, and
+// the call can finish only when it is 0.
 
 #include "server/rpc/stream_call.h"
 
@@ -107,7 +112,7 @@ void StreamCall::Do(Step step) {
     status = Draining();
   }
   TellLoad(context_, wire_);
-  hold_.Release();  // before the client hears of it and opens another
+  hold_.Release();  // before the client learns of the end and opens another stream
   wire_.End(status);
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A unary call with one attention problem. Deleted when both the transport and the request reader
-// are done with it.
+// A unary call with one attention problem.
 
 #pragma once
 
@@ -19,7 +18,7 @@
 
 namespace attend {
 
-// Deleted when the transport and the request reader are done with it.
+// Deleted when both the transport and the request reader are done with it.
 class UnaryCall final : public CallHandler, public Call {
  public:
   // Begins a call of the method, of which only the headers have arrived. Its message is read if its

@@ -83,7 +83,7 @@ const Request* QueueOrder::Peek() {
 void QueueOrder::Choose() {
   chosen_ = true;
   view_ = nullptr;
-  // all of its requests were skipped
+  // All of its requests were skipped.
   if (aged_ && !started_ && views_[*aged_].candidates.empty()) aged_.reset();
   if (aged_ && !started_) {
     view_ = &views_[*aged_];

@@ -4,7 +4,7 @@
 //
 // Every step re-validates under the table's lock, because sessions may be freed, truncated or
 // evicted between Hold and Reserve. Reserve pins the leaves, so from then on pages cannot change.
-// All allocations that may fail come before the first change; Commit and End allocate nothing.
+// All allocations that may fail come before the first change; Commit and End cannot fail.
 //
 // Invariant: an append is all or nothing across the sequences of a request. `changing` is set on
 // each appended layer from Reserve to Commit or End, so at most one append to a layer is in

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The certificate presented by the client of an open connection: its names, and whether it would
-// still be accepted. Belongs to one open connection. One thread at a time.
+// still be accepted.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace attend {
 
-// Belongs to one open connection. One thread at a time.
+// Belongs to one open connection. Used by one thread at a time.
 class ClientTrust {
  public:
   // `generation`: that of the certificates that accepted it, or an earlier one. `certificates` must

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Changes are detected by the stamps of all files, including those in a folder of revocation lists.
+// Stamps are taken before the files are read, so a change during a read is seen at the next check.
+// A set of files is used as a whole or not at all.
 
 #include "server/tls/tls_certificates.h"
 

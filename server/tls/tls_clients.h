@@ -28,7 +28,7 @@ struct TlsClient {
   int socket = -1;
   ino_t inode = 0;
   Certificate certificate;
-  // the intermediate certificates it presented; may be null
+  // The intermediate certificates it presented; may be null.
   std::unique_ptr<STACK_OF(X509), FreeChain> chain;
   std::atomic<bool> refused{false};  // so that it is reported once
 };

@@ -93,7 +93,7 @@ class SpanExporter {
   bool hurry_ ATTEND_GUARDED_BY(mutex_) = false;
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
-  // how many of stats_.dropped have been logged
+  // How many of stats_.dropped have been logged.
   int64_t said_dropped_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::thread thread_;
 };

@@ -3,7 +3,7 @@
 // Blocks that large messages are received into and stay in until they are used. They lie in one
 // mapping, which may be page-locked, so that a GPU can read a message's tensors where they arrived.
 // The most recently released block is reused first, and no memory is returned to the system. When
-// all blocks are in use, further ones come from the heap. Thread-safe. Must outlive its blocks.
+// all blocks are in use, further ones come from the heap.
 
 #pragma once
 

@@ -52,7 +52,7 @@ struct ConnectionOptions {
   Http2Session::Limits session;
   Duration handshake_timeout = std::chrono::seconds(20);  // until the first complete frame
   Duration idle_timeout = std::chrono::hours(24);         // without calls, before it is drained
-  // how long a client has to acknowledge the drain
+  // How long a client has to acknowledge the drain.
   Duration drain_timeout = std::chrono::seconds(10);
   // Randomized by up to a tenth for each connection, so that clients that connected together do not
   // all reconnect at once.
@@ -174,7 +174,7 @@ class Connection final : public Loop::Task,
   bool message_placed_ = false;
   ReadBlock block_;             // large messages are read into it
   bool reading_block_ = false;  // the current read went to `block_`
-  // messages used little of a block: no more blocks until all calls have ended
+  // Messages used little of a block: no more blocks until all calls have ended.
   bool block_wasted_ = false;
   uint32_t events_ = 0;   // registered with epoll
   bool blocked_ = false;  // the socket's buffer is full

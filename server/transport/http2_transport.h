@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server's end of the wire: loops and the connections they serve. Thread-safe, except for
-// destruction.
+// The server's end of the wire: loops and the connections they serve.
 
 #pragma once
 
@@ -20,7 +19,7 @@
 
 namespace attend {
 
-// Thread-safe, but for its end.
+// Thread-safe, except for destruction.
 class Http2Transport {
  public:
   struct Options {

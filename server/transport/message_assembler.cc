@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each byte goes the cheapest way it can: to its place, if the handler gave it one; else it is
+// referenced in the read block; else it is copied. Copies go to pieces whose capacity never exceeds
+// what is still missing, so an announced length reserves no memory. Invariant: gathered_bytes_ is
+// the position in the message, and place_ the first place that ends after it.
 
 #include "server/transport/message_assembler.h"
 
@@ -70,7 +75,7 @@ void MessageAssembler::Settle(std::string_view bytes) {
   char* const to = Room().data();
   if (bytes.data() != to) memcpy(to, bytes.data(), bytes.size());
   copied_.reset();
-  // not empty: it has at least the bytes that Place was called with
+  // Not empty: it has at least the bytes that Place was called with.
   std::string_view& last = pieces_.back().bytes;
   if (last.data() + last.size() == to && pieces_.back().owner == places_) {
     last = {last.data(), last.size() + bytes.size()};

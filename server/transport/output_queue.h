@@ -110,7 +110,7 @@ class OutputQueue {
 
   void AddBlock(size_t bytes) {
     std::string block = std::exchange(spare_, std::string());
-    // at least 64 bytes: on the heap, so it does not move
+    // At least 64 bytes: on the heap, so it does not move.
     block.reserve(std::max({block_bytes_, bytes, size_t{64}}));
     blocks_.push_back(std::move(block));
   }

@@ -81,7 +81,7 @@ class TlsChannel final : public Channel {
   bool ended_ = false;        // the client has announced that it sends no more
   bool failed_ = false;       // OpenSSL may not be called any more
   std::function<bool()> is_trusted_;
-  // received records; empty while handshaking_, when they stay in the socket
+  // Received records; empty while handshaking_, when they stay in the socket.
   std::string_view received_;
   std::span<char> records_;     // room for new records; overflow goes to unsent_
   size_t records_bytes_ = 0;    // how much of it is used

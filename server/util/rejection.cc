@@ -14,7 +14,7 @@ Rejection RejectionOf(const Status& status) {
     case Code::kOutOfRange:
     case Code::kFailedPrecondition:
       return Rejection::kInvalid;
-    // sessions without the scope, or a file that does not belong to the client
+    // Sessions without the scope, or a file that does not belong to the client.
     case Code::kPermissionDenied:
       return Rejection::kNoScope;
     case Code::kUnimplemented:

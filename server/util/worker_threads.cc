@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A thread takes the first job of the list, claims its next part, and puts the job back at the end
+// if parts are left: round robin, part by part. A job's list node moves with it, so running it
+// allocates nothing.
 
 #include "server/util/worker_threads.h"
 

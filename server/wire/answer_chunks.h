@@ -32,7 +32,7 @@ class AnswerChunks {
   // Skips tensors with no bytes left.
   void Skip();
 
-  // indexed by Output
+  // Indexed by Output.
   static constexpr std::array<v1::TensorName, kOutputsMax> kNames = {
       v1::TENSOR_NAME_O,   v1::TENSOR_NAME_LSE,    v1::TENSOR_NAME_D_Q,    v1::TENSOR_NAME_D_K,
       v1::TENSOR_NAME_D_V, v1::TENSOR_NAME_D_BIAS, v1::TENSOR_NAME_D_SINKS};

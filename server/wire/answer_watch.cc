@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The counters are atomics that the transport changes without a lock; the watch's thread samples
+// them. A call keeps up if nothing is waiting, or if taken_bytes_ has reached the goal set when its
+// timeout last restarted. The goal is at most what was waiting then, so a client is never asked for
+// more than it was sent.
 
 #include "server/wire/answer_watch.h"
 

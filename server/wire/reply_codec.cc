@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The message is assembled by hand around the generated class, so that tensors are never copied
+// into a Protobuf message. Sizes are summed first, because an outer message's length precedes its
+// contents; then text, prefixes and small tensors are written into head pieces, and large tensors
+// become pieces of the output block.
 
 #include "server/wire/reply_codec.h"
 

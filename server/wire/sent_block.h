@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The owner of a piece of an output block that is being sent. Keeps the block and the call's watch
-// until the transport releases the bytes.
+// The owner of a piece of an output block that is being sent.
 
 #pragma once
 
@@ -15,7 +14,7 @@
 
 namespace attend {
 
-// Holds the block, and the call's watch, until the transport lets go of the bytes.
+// Keeps the block and the call's watch alive until the transport releases the bytes.
 class SentBlock {
  public:
   SentBlock(std::shared_ptr<const HostBlock> block, WatchedRef call, int64_t bytes)

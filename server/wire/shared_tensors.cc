@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Places are validated from the message alone: token, alignment, bounds, overlap, device. Overlap
+// is checked for outputs only, against all inputs and earlier outputs; inputs may overlap each
+// other. Input spans are merged by a sweep in address order within each region.
 
 #include "server/wire/shared_tensors.h"
 #include "server/memory/range_allocator.h"
