@@ -21,7 +21,7 @@ struct RegionMapping {
   int64_t bytes = 0;
 };
 
-// What unmapping a region here does to its pages, which other processes may have mapped.
+// The effect of unmapping a region here on its pages, which other processes may have mapped.
 enum class Pages {
   kFreed,  // other mappings read zeros from then on
   kKept,   // contents stay as long as another process has the file or a mapping

@@ -59,7 +59,8 @@ Status MakeFolders(const Options& options, const fs::path& folder) {
   return FailedBySystem(options, "cannot make " + folder.string());
 }
 
-// Checks that only this user and root can create or replace a socket in the folder.
+// Checks that only this user and root can replace a socket in the folder. Others may write to a
+// folder with the sticky bit, such as /tmp.
 Status CheckFolder(const Options& options, const fs::path& folder, int opened) {
   struct stat about {};
   if (fstat(opened, &about) != 0) return FailedBySystem(options, folder.string());

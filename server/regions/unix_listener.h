@@ -25,7 +25,7 @@ struct UnixListenOptions {
   mode_t mode = 0600;                    // of the socket's file
   gid_t group = static_cast<gid_t>(-1);  // of the socket's file; -1: this process's
   // Creates missing folders, accessible to this user only, or traversable by all if others may
-  // connect. Refuses symbolic links, and folders in which other users could create a socket.
+  // connect. Refuses symbolic links, and folders in which other users could replace the socket.
   bool own_folder = false;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is known about a call before its first message, recorded when it ends.
+// Facts about a call that are known before its first message and recorded when it ends.
 
 #pragma once
 

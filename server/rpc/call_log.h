@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is recorded when a call ends: log lines for failures, access log lines, and the spans of
-// calls that are not engine requests (call_spans.h makes the others).
+// Records the end of a call: log lines for failures, access log lines, and the spans of calls that
+// are not engine requests (call_spans.h makes the others).
 
 #pragma once
 

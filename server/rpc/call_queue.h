@@ -56,7 +56,7 @@ class CallQueue {
   void Run();
   // Takes the next call. False: none waits, and this thread has left.
   bool Take(std::list<Job>& job, int& tenant, int64_t& floor);
-  // Charges the tenant. True: others wait.
+  // Charges the tenant. True: other calls are waiting.
   bool End(int tenant, Duration took, int64_t floor);
   void LeaveLocked() ATTEND_REQUIRES(mutex_);
 

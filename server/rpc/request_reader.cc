@@ -140,7 +140,7 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
   auto large = std::make_shared<LargeWork>(std::move(work));
   large->request = std::move(request);
   try {
-    // The rest runs on the worker threads: so many array elements take long.
+    // The rest runs on the worker threads, because this many array elements take long.
     workers_.Post([this, &call, large] { DecodeLarge(call, large); });
   } catch (const std::bad_alloc&) {
     request = std::move(large->request);

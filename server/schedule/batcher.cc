@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A batch is filled in one pass over the queue in QueueOrder. Late requests are skipped and
-// reported. A tenant whose next request would make one of its running batches late is skipped as a
-// whole. The pass stops at the first request that exceeds a budget, is large, or would miss its
-// deadline or make a request already taken miss its own. Invariant: the batch ends before the
-// earliest deadline in it, as far as the estimates hold.
+// reported. While the batch is empty, a tenant whose next request would make one of its running
+// batches late is skipped as a whole. The pass stops at a large request (which is taken if the
+// batch is empty), and at the first request that exceeds a budget or would make the batch late.
+// Invariant: the batch ends before the earliest deadline in it, as far as the estimates hold.
 
 #include "server/schedule/batcher.h"
 

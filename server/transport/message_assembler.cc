@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Each byte goes the cheapest way it can: to its place, if the handler gave it one; else it is
-// referenced in the read block; else it is copied. Copies go to pieces whose capacity never exceeds
-// what is still missing, so an announced length reserves no memory. Invariant: gathered_bytes_ is
-// the position in the message, and place_ the first place that ends after it.
+// referenced in the read block; else it is copied. The capacity of a copied piece is bounded, and
+// never exceeds what is still missing, so an announced length reserves little. Invariant:
+// gathered_bytes_ is the position in the message, and place_ the first place that ends after it.
 
 #include "server/transport/message_assembler.h"
 
