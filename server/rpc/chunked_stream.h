@@ -3,7 +3,6 @@
 // One stream of AttendChunked. It reads chunks, passes their bytes to the transfer that it began or
 // joined, and writes what the transfer has for it. Backpressure in both directions: at most two
 // chunks are read but not placed, and one write is in progress.
-// and one write is under way: backpressure on both sides.
 //
 //   asked --1--> in hand --2--> carrying --5--> finished
 //     |             |                               ^
@@ -28,8 +27,7 @@
 //   writes   idle --d--> writing --e--> idle
 //
 // a  NextLocked: the transfer wants bytes, the client has not half-closed, and fewer than two
-// chunks
-//    are being placed.
+//    chunks are being placed.
 // b  PlaceChunk: the chunk's bytes are reserved, so the next read may start. An unwanted or invalid
 //    chunk is dropped here.
 // c  ChunkPlaced: the bytes are copied, and the transfer counts them.

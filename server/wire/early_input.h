@@ -2,7 +2,7 @@
 //
 // Input blocks of requests whose messages are still arriving. The fields before a message's first
 // tensor determine where all of its tensors belong, so they can be received in place.
-// tensor tell where all of its tensors belong, so they are received where they are computed.
+//
 // This is a prediction from bytes that have not been validated as a whole: the complete message is
 // decoded like any other, and the block becomes the request's only if the tensors are where they
 // belong. Otherwise, and when no memory is free, they are copied.
