@@ -54,7 +54,7 @@ Decision Anyone(const ServiceContext& context, const WireCall& call, Scope scope
   const std::optional<int> bound = TenantOfSocket(context, call);
   if (bound) caller = CallerOfSocket(*bound);
   const Tenants& tenants = context.engine.options().tenants;
-  if (!bound && !tenants.single()) {  // otherwise a scan of the metadata is saved
+  if (!bound && !tenants.single()) {  // otherwise the metadata need not be scanned
     if (Status once = CheckOnceIn(call); !once.ok()) {
       return {{}, std::move(once), CallerRefusal::kUnknown};
     }

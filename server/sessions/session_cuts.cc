@@ -39,8 +39,8 @@ void SessionTable::PlanCopies(int64_t length, Cut& cut) {
     const Layer& of = cut.origin->layers[page.layer];
     char* const source = tree.data(page.from);
     char* const copy = tree.data(page.to);
-    if (!cut.arena->on_host()) {  // on a device fewer pieces are faster, and rows after the cut are
-                                  // never read
+    // On a device fewer pieces are faster, and rows after the cut are never read.
+    if (!cut.arena->on_host()) {
       cut.pieces.push_back({source, copy, of.layout.page_bytes});
       continue;
     }
