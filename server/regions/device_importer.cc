@@ -12,7 +12,7 @@
 namespace attend {
 namespace {
 
-// "GPU-6b1d0c2e-...", as nvidia-smi prints it.
+// As nvidia-smi prints it: "GPU-6b1d0c2e-...".
 std::string UuidText(const std::string& uuid) {
   std::string text = HexText(uuid);
   for (const size_t at : {20, 16, 12, 8}) text.insert(at, 1, '-');

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Imports GPU memory that clients lend (CUDA IPC): finds the device, has its backend open the
+// Imports GPU memory lent by clients (CUDA IPC): finds the device, lets its backend open the
 // handle, and checks the client's claims against the allocation. Thread-safe; calls may wait for a
 // device.
 
@@ -18,13 +18,13 @@ namespace attend {
 
 inline constexpr int kDeviceUuidBytes = 16;
 
-// What a client says of memory that it lends; nothing in it has been checked.
+// A client's description of the memory it lends. Unchecked.
 struct ImportRequest {
   std::string device_uuid;
   std::string memory_handle;
-  uint64_t offset = 0;  // of the lent bytes within the allocation
+  uint64_t offset = 0;  // of the lent bytes in the allocation
   uint64_t bytes = 0;
-  std::string event_handle;  // empty: requests wait for nothing
+  std::string event_handle;  // empty: requests need not wait
 };
 
 struct DeviceImport {
@@ -41,10 +41,10 @@ class DeviceImporter {
   // `backends` are in the engine's order and must outlive the importer.
   explicit DeviceImporter(std::vector<Backend*> backends) : backends_(std::move(backends)) {}
 
-  // Whether any device can import other processes' memory.
+  // Whether any device can import memory of other processes.
   bool usable() const;
 
-  // NOT_FOUND: this server does not have that GPU. INVALID_ARGUMENT names what is wrong. Otherwise
+  // NOT_FOUND: this server does not have that GPU. INVALID_ARGUMENT names the bad field. Otherwise
   // the backend's error about the handles.
   Result<DeviceImport> Import(const ImportRequest& request) const;
   // The memory must no longer be in use.

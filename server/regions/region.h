@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A region: memory on the server's host, or of one of its GPUs, that a client shares with the
-// server. The registry has them by token; requests keep those that their tensors are in.
+// A region: memory that a client shares with the server, on the server's host or one of its GPUs.
+// The registry finds regions by token; requests keep those that their tensors are in.
 
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace attend {
 
-// Immutable except for what is the registry's, and for its bytes, which the client may write at any
-// time.
+// Immutable, except for the registry's own fields and for the bytes, which the client may write at
+// any time.
 struct SharedRegion {
   static constexpr int kHost = -1;
   static constexpr int kAnyTenant = -1;
@@ -27,11 +27,11 @@ struct SharedRegion {
   uint64_t client = 0;
   int tenant = kAnyTenant;  // whose requests may name it
   int device = kHost;       // kHost, or the index of the GPU whose memory is lent
-  DeviceImport imported;    // if lent
-  CountHold counted;        // its bytes among its tenant's; lent ones are not counted
-  // The registry's.
-  Pages pages = Pages::kFreed;   // when it is closed
-  SharedRegion* next = nullptr;  // while it waits to be closed
+  DeviceImport imported;    // set for lent memory
+  CountHold counted;        // counts its bytes against its tenant; not for lent memory
+  // Used by the registry only.
+  Pages pages = Pages::kFreed;   // what closing it does to its pages
+  SharedRegion* next = nullptr;  // links regions waiting to be closed
 };
 // Keeps the memory alive.
 using RegionRef = std::shared_ptr<const SharedRegion>;

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which connections the regions' socket has: what the system says of a peer, what it says itself,
-// which has no place, and how a connection ends.
+// Admission and end of the region socket's connections: peer credentials, identification, limits on
+// connections, and revocation.
+//
+// Two counts bound the connections: unidentified ones, by user and in total, and identified ones,
+// by tenant (places_). At the bound an unidentified connection is dropped in favour of a newer one,
+// oldest first; an identified one never is.
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -20,7 +24,7 @@
 namespace attend {
 namespace {
 
-// How long not to accept after the process ran out of descriptors.
+// How long to stop accepting after running out of descriptors.
 constexpr int kAcceptRestMs = 100;
 
 }  // namespace
@@ -97,7 +101,7 @@ TimePoint RegionSocket::EndLate() {
 int RegionSocket::PollTime(TimePoint until) const {
   const int rest_ms = accepting_ ? -1 : kAcceptRestMs;
   if (until == kNever) return rest_ms;
-  // An hour at most: what comes later is looked at again.
+  // At most an hour at a time; later events are checked again.
   const Duration left = std::clamp<Duration>(until - clock_.Now(), {}, std::chrono::hours(1));
   const int wait_ms = static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
   return accepting_ ? wait_ms : std::min(wait_ms, rest_ms);
@@ -114,7 +118,7 @@ Result<uid_t> RegionSocket::CheckPeer(int socket) {
                                                ", must run as the server's, " +
                                                std::to_string(geteuid()));
   }
-  // Those that have said who they are have places of their own (CheckPlace).
+  // Identified connections are bounded separately (CheckPlace).
   int all = 0;
   int of_user = 0;
   for (const auto& [fd, connection] : connections_) {
@@ -147,7 +151,7 @@ Status RegionSocket::CheckPlace(int tenant) const {
                            std::to_string(places_.own(tenant)));
 }
 
-// Where callers are not authenticated, a token is taken and not looked at.
+// Without authentication, a token is accepted but not checked.
 v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identify& request) {
   v1::RegionReply reply;
   reply.mutable_identified();

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Every page is allocated with fallocate before the region is handed out, then the size is sealed
+// and the pages are locked. So nothing a client does to the file, and no lack of memory, can turn
+// an access by the server into SIGBUS.
 
 #include "server/regions/region_memory.h"
 
@@ -20,7 +24,7 @@ Status NoMemory(const char* call, int64_t bytes) {
                            " bytes: " + call + ": " + std::strerror(errno));
 }
 
-// The memory that the kernel reports as available now; 0 if it does not report it.
+// The memory available according to the kernel; 0 if it does not say.
 int64_t AvailableBytes() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -29,8 +33,8 @@ int64_t AvailableBytes() {
   return 0;
 }
 
-// Allocates every page now, so that lack of memory is an error here and not a signal at a later
-// read. Returns 0, or -1 with errno.
+// Allocates every page now, so that lack of memory is an error here rather than a signal on a later
+// access. Returns 0, or -1 with errno.
 int TakePages(int file, int64_t bytes) {
   int taken;
   do {
@@ -45,7 +49,7 @@ MemfdMemory::MemfdMemory(HostAllocator& allocator)
     : allocator_(allocator), page_bytes_(sysconf(_SC_PAGESIZE)) {}
 
 Result<RegionMapping> MemfdMemory::Map(int64_t bytes) {
-  // If asked for more than there is, the kernel would kill processes before it refused.
+  // If asked for more than is available, the kernel would kill processes before it refuses.
   const int64_t available = AvailableBytes();
   if (available > 0 && bytes > available) {
     return ResourceExhausted("no shared memory for a region of " + std::to_string(bytes) +
@@ -76,8 +80,8 @@ void MemfdMemory::Unlock(void* data, int64_t bytes) { allocator_.Unregister(data
 
 void MemfdMemory::Unmap(void* data, int64_t bytes, Pages pages) {
   const auto size = static_cast<size_t>(bytes);
-  // Otherwise they would stay as long as anybody has the file. They are not locked any more, and
-  // the file is not sealed against writing, so this does not fail.
+  // Otherwise they would stay as long as anyone has the file. They are not locked any more, and the
+  // file is not sealed against writing, so this cannot fail.
   if (pages == Pages::kFreed) madvise(data, size, MADV_REMOVE);
   munmap(data, size);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Allocates the memory of shared regions: a sealed memfd, with all of its pages present and
-// page-locked by the backend, so that neither a client's truncation nor lack of memory can make the
-// server's own reads fail.
+// Allocates the memory of shared regions: a sealed memfd whose pages are all present and
+// page-locked by the backend, so that neither truncation by a client nor lack of memory can make
+// the server's own reads fail.
 
 #pragma once
 
@@ -14,29 +14,28 @@
 
 namespace attend {
 
-// A region's memory in this process, and the file from which another process maps it.
+// A region's memory in this process, and the file by which another process maps it.
 struct RegionMapping {
   UniqueFd file;
   void* data = nullptr;  // page-aligned
   int64_t bytes = 0;
 };
 
-// What becomes of a region's pages, which other processes may have mapped, when it is unmapped
-// here.
+// The effect of unmapping a region here on its pages, which other processes may have mapped.
 enum class Pages {
-  kFreed,  // those processes' memory is zeros from then on
-  kKept,   // as it was, for as long as one of them has the file or a mapping
+  kFreed,  // other mappings read zeros from then on
+  kKept,   // contents stay as long as another process has the file or a mapping
 };
 
-// Thread-safe. Calls may take long, for page-locking or for a device's synchronisation.
+// Thread-safe. Calls may take long, for page-locking or device synchronisation.
 class RegionMemory {
  public:
   virtual ~RegionMemory() = default;
-  // `bytes` must be a multiple of page_bytes(). RESOURCE_EXHAUSTED if there is not enough memory.
+  // `bytes` must be a multiple of page_bytes(). RESOURCE_EXHAUSTED: not enough memory.
   virtual Result<RegionMapping> Map(int64_t bytes) = 0;
-  // The memory must no longer be in use here.
+  // The memory must no longer be in use in this process.
   virtual void Unlock(void* data, int64_t bytes) = 0;
-  // Once it is unlocked. Other processes' mappings of it stay.
+  // After Unlock. Mappings of other processes remain.
   virtual void Unmap(void* data, int64_t bytes, Pages pages) = 0;
   virtual int64_t page_bytes() const = 0;
 };

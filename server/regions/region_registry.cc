@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A region's shared_ptr has a deleter that queues it for the registry's thread, so the last user,
+// on any thread, never waits for a device. Bytes are reserved before the memory is allocated,
+// without holding the lock in between, and released only after it was closed, so the ledger never
+// counts less than is mapped.
 
 #include "server/regions/region_registry.h"
 
@@ -209,7 +214,7 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
     const bool found = owner != clients_.end();
     if (found && owner->second.tokens.contains(token)) {
       forgotten = ForgetLocked(regions_.find(token), Pages::kFreed);
-      // The client may free lent memory as soon as it is told. The server owns the memory it made.
+      // The client may free lent memory as soon as it is told; host memory is owned by the server.
       if (forgotten->device != SharedRegion::kHost) {
         if (closed) closed_.emplace(token, std::exchange(closed, {}));
       }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All shared regions, by token: host memory that the server made, and GPU memory that clients lend.
-// A region belongs to the client (the connection) that made or lent it. Its token is valid from
-// Create or Import to Release or RemoveClient, or until the server ends the client (EndClient). Its
-// memory lives until the last RegionRef is gone too, and only then are its bytes free for others.
-// Memory is closed on a thread of the registry's own, because that may wait for a device.
+// All shared regions, by token: host memory made by the server, and GPU memory lent by clients. A
+// region belongs to the client (connection) that made or lent it. Its token is valid from Create or
+// Import to Release or RemoveClient, or until the server ends the client (EndClient). Its memory
+// lives until the last RegionRef is gone; only then are its bytes available to others. Memory is
+// closed on the registry's own thread, because that may wait for a device.
 //
 //   Create, Import         Release, RemoveClient          the last RegionRef          Run
 //   --------------> open ------------------------> in use ------------------> unreaped ---> closed
 //
-// Tokens find what is open, unless its client has been ended. "In use" is passed at once where no
-// request holds the region.
+// Tokens find open regions, unless the client has been ended. A region that no request holds passes
+// through "in use" at once.
 //
-// A ledger says which tenant may have how many bytes. They count as its own until they are closed.
-// The registry takes no region from a client for another's. What a client has given up is emptied
-// when it is closed, because the client can keep the memory and nothing would count it any more. An
-// ended client's regions may hold an answer that it has not read: they stay as they are, and count,
-// until the client gives them up.
+// A ledger bounds each tenant's bytes, which count until they are closed. No region is taken from
+// one client for another. A region that its client has given up is emptied when it is closed,
+// because the client can keep the memory, which nothing counts any more. Regions of an ended client
+// may hold an answer that it has not read: they are left unchanged, and count, until the client
+// gives them up.
 //
-// Thread-safe. A client's calls are made by the socket's thread, or where memory is lent by name
-// (server/oip) by calls' threads, several at once; Find by gRPC's; and a RegionRef may be dropped
-// on any. Nothing waits for a request or for memory that is being closed: a client that wants that
-// room asks again. The registry must outlive every RegionRef.
+// Thread-safe. A client's calls are made by the socket's thread or, for memory lent by name
+// (server/oip), concurrently by the threads of calls. Find is called by the threads of calls, and a
+// RegionRef may be dropped on any thread. Nothing waits for a request or for memory that is being
+// closed: the client retries. The registry must outlive every RegionRef.
 
 #pragma once
 
@@ -49,12 +49,12 @@
 namespace attend {
 
 struct RegionLimits {
-  TenantWeights tenant_weights;  // by which bytes_max is divided
+  TenantWeights tenant_weights;  // divide bytes_max
   int64_t bytes_max = int64_t{4} << 30;
   int64_t client_bytes_max = int64_t{4} << 30;
-  int64_t client_regions_max = 64;  // lent ones too, whose bytes are not counted
-  // Tenants' limits besides; null: there are none. Must outlive the registry. Regions without a
-  // tenant count as the first one's, like calls that name none.
+  int64_t client_regions_max = 64;  // includes lent regions, whose bytes are not counted
+  // Further per-tenant limits; null: none. Must outlive the registry. Regions without a tenant
+  // count as the first tenant's, like calls that name none.
   TenantLimits* tenants = nullptr;
   // How long a client may wait for regions that are being closed.
   Duration return_wait = std::chrono::seconds(3);
@@ -69,12 +69,12 @@ class RegionRegistry {
   };
   struct Stats {
     int64_t clients = 0;
-    int64_t regions = 0;         // in host memory, that clients have not given up
+    int64_t regions = 0;         // in host memory, not given up by their clients
     int64_t bytes = 0;           // of these regions
-    int64_t changing_bytes = 0;  // being made, or on their way to be closed
+    int64_t changing_bytes = 0;  // being made, or waiting to be closed
     int64_t created = 0;         // since the start
     int64_t refused = 0;         // since the start
-    int64_t lent_regions = 0;    // of GPUs, from Import until they are closed
+    int64_t lent_regions = 0;    // on GPUs, from Import until closed
     int64_t lent_bytes = 0;
   };
 
@@ -82,38 +82,39 @@ class RegionRegistry {
   // not lend memory.
   RegionRegistry(const RegionLimits& limits, RegionMemory& memory, const Clock& clock,
                  TokenSource tokens, const DeviceImporter* importer = nullptr);
-  ~RegionRegistry();  // releases every region and waits until their memory is closed
+  ~RegionRegistry();  // releases every region and waits until all memory is closed
   RegionRegistry(const RegionRegistry&) = delete;
   RegionRegistry& operator=(const RegionRegistry&) = delete;
 
-  // Its regions are for requests of that tenant, or kAnyTenant, and do not exist for others.
+  // Its regions are for requests of `tenant` or, with kAnyTenant, of any; they do not exist for
+  // others.
   uint64_t AddClient(int tenant);
-  // Releases all of the client's regions. `pages` is kKept if it is the server that ends: the
-  // client may still read there, and nothing will count it.
+  // Releases all of the client's regions. `pages` is kKept when the server shuts down: the client
+  // may still read them, and nothing will count them.
   void RemoveClient(uint64_t client, Pages pages = Pages::kFreed);
-  // The client must go: it gets no more regions, and requests find none of those that it has. What
-  // it lent is closed; the rest stays until it gives it up, by Release or RemoveClient. Returns
-  // whether there is any left.
+  // Ends a client: it gets no more regions, and requests no longer find those it has. Lent regions
+  // are closed; the others stay until the client gives them up, by Release or RemoveClient. Returns
+  // whether any are left.
   bool EndClient(uint64_t client);
-  // Whether memory that the client lent is not closed yet.
+  // Whether memory lent by the client is not closed yet.
   bool Lends(uint64_t client) const;
-  // INVALID_ARGUMENT for sizes that no region may have, RESOURCE_EXHAUSTED for sizes that do not
-  // fit now; both name bytes, use and bound. If memory is being closed, `until` is set: ask again
-  // when a region was closed (OnClosed), and once more then. That is no refusal yet. Without
-  // `until` it is one.
+  // INVALID_ARGUMENT: a size that can never fit. RESOURCE_EXHAUSTED: a size that does not fit now.
+  // Both name bytes, use and bound. If memory is being closed and `until` is not null, sets it:
+  // retry when a region has been closed (OnClosed), and once more at that time. This does not count
+  // as a refusal yet. Without `until` it does.
   Result<Created> Create(uint64_t client, uint64_t bytes, TimePoint* until = nullptr);
   // Returns the region's token. UNIMPLEMENTED: clients may not lend memory. RESOURCE_EXHAUSTED: the
-  // client has as many regions as it may; `until` as above. Otherwise the importer's error.
+  // client has its maximum number of regions; `until` as in Create. Otherwise the importer's error.
   Result<std::string> Import(uint64_t client, const ImportRequest& request,
                              TimePoint* until = nullptr);
-  // NOT_FOUND unless the region is this client's. Does not wait. If OK, `closed` is
-  // called once: for host memory, before Release returns; for lent memory, on the registry's
-  // thread, when no request uses it any more and it was closed. `closed` must not wait, nor call
-  // the registry.
+  // NOT_FOUND unless the region is this client's. Does not wait. If OK, `closed` is called once:
+  // for host memory, before Release returns; for lent memory, on the registry's thread, after the
+  // last request has stopped using it and it was closed. `closed` must not wait or call the
+  // registry.
   Status Release(uint64_t client, const std::string& token, std::function<void()> closed = {});
 
-  // `closed` is called on the registry's thread whenever the memory of a region was closed. It must
-  // not wait, nor call the registry.
+  // `closed` is called on the registry's thread whenever a region's memory has been closed. It must
+  // not wait or call the registry.
   void OnClosed(std::function<void()> closed);
 
   // Null if no region for that tenant's requests has this token.
@@ -128,25 +129,25 @@ class RegionRegistry {
     bool ended = false;
     std::set<std::string> tokens;  // of open regions
     int64_t bytes = 0;             // until they are closed
-    int64_t regions = 0;           // the same
-    int64_t lent = 0;              // of these
-    TimePoint waits_since = {};    // none: it waits for no room
+    int64_t regions = 0;           // until they are closed
+    int64_t lent = 0;              // how many of these are lent
+    TimePoint waits_since = {};    // unset: not waiting for memory
   };
   using Regions = std::unordered_map<std::string, std::shared_ptr<SharedRegion>>;
-  // Regions without a tenant count as the first one's.
+  // Regions without a tenant count as the first tenant's.
   static int TenantOf(int tenant) { return tenant < 0 ? 0 : tenant; }
-  // The part of its tenant's limits that a region has while it is being made.
+  // A new region's use of its tenant's limits.
   struct TenantHold {
-    CountHold bytes;                        // as long as its memory is there
-    int tenant = SharedRegion::kAnyTenant;  // whose it is
+    CountHold bytes;                        // held as long as the memory exists
+    int tenant = SharedRegion::kAnyTenant;  // the region's tenant
   };
-  // These decide who gets room (region_room.cc). Reserve: with `until` as in Create.
+  // Admission of regions (region_room.cc). Reserve sets `until` as Create does.
   Status Reserve(uint64_t client, int64_t bytes, TenantHold& hold, TimePoint* until);
   Status CheckLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   // Until when the client may wait for memory that is being closed.
   TimePoint WaitLocked(Client& client) ATTEND_REQUIRES(mutex_);
 
-  // Adds the region and returns its token. From now on its memory is closed like any region's.
+  // Adds the region and returns its token. From then on its memory is closed like any other's.
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);
   // Counts a refusal, unless the client may wait.
   Status Refuse(Status status, const TimePoint* until = nullptr);
@@ -159,7 +160,7 @@ class RegionRegistry {
   std::function<void()> TakeClosedLocked(const SharedRegion& region) ATTEND_REQUIRES(mutex_);
   void CountOpenLocked(const SharedRegion& region, int sign) ATTEND_REQUIRES(mutex_);
   void Run();
-  // Unmaps it, or gives back what was lent, without the lock.
+  // Unmaps host memory or returns lent memory; releases the lock while doing so.
   void CloseLocked(SharedRegion* region) ATTEND_REQUIRES(mutex_);
 
   const RegionLimits limits_;
@@ -173,12 +174,12 @@ class RegionRegistry {
   Regions regions_ ATTEND_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
   uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
-  Ledger ledger_ ATTEND_GUARDED_BY(mutex_);  // bytes of host memory, until they are closed
-  Stats stats_ ATTEND_GUARDED_BY(mutex_);    // except clients and changing_bytes
+  Ledger ledger_ ATTEND_GUARDED_BY(mutex_);  // bytes of host memory, until closed
+  Stats stats_ ATTEND_GUARDED_BY(mutex_);    // without clients and changing_bytes
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
-  // From the first unreaped region until the last one's bytes are free.
+  // From the first unreaped region until the last one has been closed.
   bool reaping_ ATTEND_GUARDED_BY(mutex_) = false;
-  // While reaping_: when returning the current one began.
+  // While reaping_: when closing the current region began.
   TimePoint reaping_since_ ATTEND_GUARDED_BY(mutex_);
   std::function<void()> on_closed_ ATTEND_GUARDED_BY(mutex_);
   // Called when a lent region is closed, by token.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which client gets room for a region, and which may wait for it.
+// Admission of new regions, and how long a client may wait for memory that is being closed.
 
 #include <algorithm>
 #include <cassert>
@@ -32,16 +32,16 @@ Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
   }
   const int tenant = TenantOf(client.tenant);
   if (bytes <= ledger_.Room(tenant)) return Status();
-  // How much others use is told by the metrics alone.
+  // How much other tenants use is visible only in the metrics.
   return Full(bytes,
               "the bound of all regions (shared-memory-max), " + std::to_string(limits_.bytes_max) +
                   ", has too little left; the tenant has " + std::to_string(ledger_.held(tenant)) +
                   ", its own part is " + std::to_string(ledger_.own(tenant)));
 }
 
-// A client may take again what it has just released. The time counts from the start of the reaping:
-// a device that hangs costs a client this time once, not once for each region. But others may have
-// a region reaped at any time.
+// A client may want the bytes that it has just released. The wait counts from the start of the
+// current closing, so a hanging device costs a client this time once, not once per region; and from
+// the client's first attempt, because other clients may keep the registry closing regions.
 TimePoint RegionRegistry::WaitLocked(Client& client) {
   const TimePoint now = clock_.Now();
   if (client.waits_since == TimePoint()) client.waits_since = now;
@@ -57,7 +57,7 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold,
   Client& owner = found->second;
   const bool counts = limits_.tenants != nullptr && bytes > 0;
   const int tenant = TenantOf(owner.tenant);
-  if (bytes > ledger_.most(tenant)) {  // never, so that it must not come again
+  if (bytes > ledger_.most(tenant)) {  // never, so the client must not retry
     return InvalidArgument("a region of " + std::to_string(bytes) +
                            " bytes, the tenant may have at most " +
                            std::to_string(ledger_.most(tenant)) + " of shared-memory-max");

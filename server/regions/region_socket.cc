@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A poll loop over SOCK_SEQPACKET sockets: one packet is one request, answered before the next is
+// read. Requests that must wait are kept in the connection and retried when the registry closes
+// memory; replies that cannot be sent end the connection, so that no region exists that its client
+// does not know of.
 
 #include "server/regions/region_socket.h"
 
@@ -94,7 +99,7 @@ RegionSocket::~RegionSocket() { Stop(); }
 
 bool RegionSocket::Stop(TimePoint until) {
   if (!thread_.joinable()) {
-    if (listener_.socket.valid()) StopListening(&listener_);  // the thread never began
+    if (listener_.socket.valid()) StopListening(&listener_);  // the thread was never started
     return true;
   }
   eventfd_write(wake_.get(), 1);
@@ -119,7 +124,7 @@ void RegionSocket::Run() {
     polled.push_back({listener_.socket.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
     polled.push_back({done_->wake.get(), POLLIN, 0});
     for (const auto& [fd, connection] : connections_) {
-      // A connection that waits for an answer is polled only for its end.
+      // A connection that waits for an answer is polled only for hang-up.
       polled.push_back({fd, static_cast<short>(connection.busy() ? 0 : POLLIN), 0});
     }
     const int ready = poll(polled.data(), polled.size(), PollTime(next));
@@ -130,7 +135,7 @@ void RegionSocket::Run() {
     for (size_t i = 3; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
       const auto found = connections_.find(polled[i].fd);
-      if (found == connections_.end()) continue;  // one before it took its place
+      if (found == connections_.end()) continue;  // displaced by one before it
       if (found->second.busy()) {
         End(found);
       } else {
@@ -195,7 +200,7 @@ void RegionSocket::Accept() {
 void RegionSocket::Serve(Connections::iterator connection) {
   std::array<char, kPacketBytesMax> packet;
   iovec data{packet.data(), packet.size()};
-  msghdr message{};  // without room for descriptors: the system drops received ones
+  msghdr message{};  // without room for descriptors: the kernel drops received ones
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   const ssize_t bytes = recvmsg(connection->first, &message, MSG_TRUNC);
@@ -216,7 +221,8 @@ void RegionSocket::Serve(Connections::iterator connection) {
     if (request.has_identify()) Wipe(*request.mutable_identify()->mutable_token());
     return;
   }
-  if (registry_.Lends(connection->second.client)) {  // which is closed before its end
+  // Lent memory must be closed before the connection.
+  if (registry_.Lends(connection->second.client)) {
     if (!connection->second.ended) EndWith(connection, malformed);
     return;
   }
@@ -227,12 +233,12 @@ void RegionSocket::Serve(Connections::iterator connection) {
 void RegionSocket::ServePacket(Connections::iterator connection, const v1::RegionRequest& request) {
   Connection& from = connection->second;
   if (from.ended) {
-    // It may still release what it has; there are no answers any more.
+    // It may still release regions, but gets no replies.
     static_cast<void>(registry_.Release(from.client, request.release().token()));
     return Finish(connection);
   }
   if (const Status known = Recheck(from); !known.ok()) {
-    // The client will not say again what it has released.
+    // The client will not repeat this release.
     static_cast<void>(registry_.Release(from.client, request.release().token()));
     return EndWith(connection, known);
   }
@@ -246,9 +252,9 @@ void RegionSocket::Reply(Connections::iterator connection, const v1::RegionReply
   const int error = Send(connection->first, reply, file);
   if (error == 0) return;
   if (error == EPIPE || error == ECONNRESET) return End(connection);
-  // Nobody will ever know of a region that was in the reply.
+  // The client will never learn of a region in the reply.
   static_cast<void>(registry_.Release(connection->second.client, reply.created().token()));
-  if (error == ETOOMANYREFS && file.valid()) {  // others do not read theirs
+  if (error == ETOOMANYREFS && file.valid()) {  // other processes do not receive theirs
     return Reply(connection, Refuse(connection->second.client,
                                     ResourceExhausted("its descriptor cannot be sent: " +
                                                       std::string(std::strerror(error)))));
@@ -278,7 +284,7 @@ std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
       break;
     case v1::RegionRequest::kRelease:
       return Release(connection, request.release().token());
-    case v1::RegionRequest::kIdentify:  // above
+    case v1::RegionRequest::kIdentify:  // handled above
     case v1::RegionRequest::REQUEST_NOT_SET:
       return ErrorReply(Status(Code::kUnimplemented,
                                "the request is neither create nor release nor import_cuda"));

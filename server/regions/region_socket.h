@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The socket from which clients get shared regions: shared_memory.proto on one thread. A connection
-// is a client of the registry; once it is closed, its regions are released with it. A release of
-// lent memory is answered once that is closed, which may take as long as a device does; a region
-// for which memory is being closed, once there is room or the wait is over. Only that connection
-// waits, including its later packets.
+// The socket from which clients get shared regions: shared_memory.proto, served by one thread. A
+// connection is a client of the registry; when it is closed, its regions are released. The release
+// of lent memory is answered once the memory is closed, which may take as long as a device does. A
+// request for a region while memory is being closed is answered once there is room or the wait is
+// over. Only that connection waits, with its later packets.
 //
-// A connection that the server ends gets no more packets, and its regions no more requests. But its
-// client may still want to read what is in them. So they stay, and count, and the server's end of
-// the connection is only half closed, until the client has released them or closes its end. It is
-// not even that before what the client lent is closed.
+// When the server ends a connection, the connection gets no more regions and requests no longer
+// find its regions. But the client may still want to read them. So they stay, and count, and the
+// connection is only half-closed until the client has released them or closes its end. It is
+// half-closed only after the memory that the client lent has been closed.
 
 #pragma once
 
@@ -41,22 +41,23 @@ class RegionSocket {
  public:
   struct Options {
     std::string path;
-    bool any_user = false;  // otherwise only processes of this process's user
-    // If any user may connect, one of them has a quarter. If connections must say who they are,
-    // that is for those that have not, and there are as many places again for those that have.
+    bool any_user = false;  // otherwise only processes of the server's own user
+    // If any user may connect, one user may have a quarter. If connections must identify
+    // themselves, the bound applies to those that have not; identified ones have as many places
+    // again.
     int connections_max = 256;
-    // By which those are divided; what the tenants may have besides, or null.
+    // Weights that divide those places; further limits of the tenants, or null.
     TenantWeights tenant_weights;
     TenantLimits* limits = nullptr;
-    // The tenant of the token's caller, speaking for `tenant` if that is not empty. Set: each
-    // connection must say who it is before anything else. Empty: all regions are for any tenant.
+    // Returns the tenant of the token's caller, acting for `tenant` if that is not empty. If set, a
+    // connection must identify itself before anything else. If empty, regions are for any tenant.
     std::function<Result<int>(const std::string& token, const std::string& tenant)> identify = {};
-    // With it: called when a connection asked for something else, or for nothing, before it said
-    // who it is.
+    // With `identify`: called when a connection requests something else, or nothing in time, before
+    // it is identified.
     std::function<void()> on_nobody = {};
-    // With it: another number once what it says may be something else.
+    // With `identify`: a number that changes whenever its results may have changed.
     std::function<uint64_t()> generation = {};
-    // How long a connection may take for that. Until then a newer one may take its place.
+    // How long a connection may take to identify itself. Until then a newer one may displace it.
     Duration identify_time = std::chrono::seconds(10);
   };
 
@@ -68,42 +69,41 @@ class RegionSocket {
   RegionSocket(const RegionSocket&) = delete;
   RegionSocket& operator=(const RegionSocket&) = delete;
 
-  // Ends every connection and removes the socket. Returns whether that is done: it waits until
-  // `until` for a region that is being made, and then leaves the rest to the thread, or to another
-  // Stop.
+  // Ends every connection and removes the socket. Returns whether that is complete: waits until
+  // `until` for a region that is being made, then leaves the rest to the thread or to another Stop.
   bool Stop(TimePoint until = kNever);
-  // `generation` is another: those go that are no longer who they said. Does not wait.
+  // `generation` has changed: ends connections whose identity is no longer valid. Does not wait.
   void RecheckAll();
 
  private:
-  // A request that waits for room.
+  // A request that waits for memory.
   struct Wait {
     v1::RegionRequest request;
     TimePoint until;
   };
   struct Connection {
     UniqueFd socket;
-    uint64_t client = 0;  // 0: it has not said who it is
+    uint64_t client = 0;  // 0: not identified
     uid_t user = 0;
     TimePoint since = {};
-    // One of these must be answered before anything else is read.
+    // While one of these is pending, nothing more is read.
     bool releasing = false;
     std::optional<Wait> wait = {};
     bool busy() const { return releasing || wait; }
-    // With `identify`: what it said, for whom, and when that was looked at last.
+    // With `identify`: the credentials, their tenant, and the generation of the last check.
     v1::Identify said = {};
     int tenant = 0;
     uint64_t generation = 0;
-    CountHold place = {};  // among its tenant's connections
-    bool ended = false;    // by the server; its client has not closed it
+    CountHold place = {};  // counts among its tenant's connections
+    bool ended = false;    // ended by the server, but not yet closed by the client
   };
   using Connections = std::map<int, Connection>;  // by descriptor
-  // Completed releases: added by any thread, even when the socket is gone. Woken also when memory
-  // was closed.
+  // Completed releases, added by any thread, even after the socket is gone. `wake` is also
+  // signalled when memory has been closed.
   struct Done {
     struct Release {
       int fd = -1;
-      uint64_t client = 0;  // the descriptor may belong to another by then
+      uint64_t client = 0;  // the descriptor may have been reused
     };
     Mutex mutex;
     std::vector<Release> releases ATTEND_GUARDED_BY(mutex);
@@ -116,15 +116,14 @@ class RegionSocket {
   void Accept();
   // The user of the peer's process, if it may connect.
   Result<uid_t> CheckPeer(int socket);
-  // Ends the oldest connection that has not said who it is, of that user or of any. False: there
-  // is none.
+  // Ends the oldest unidentified connection, of `user` or of any user. False: there is none.
   bool EndUnknown(std::optional<uid_t> user);
-  // Ends those that are no longer who they said.
+  // Ends connections whose identity is no longer valid.
   void EndRevoked();
-  // Ends those whose time to say who they are is over; returns when the next one's is.
+  // Ends connections that did not identify themselves in time; returns the next deadline.
   TimePoint EndLate();
-  // Answers those that wait for room, if it may have come or their time is over; returns when the
-  // next one's is.
+  // Answers requests that wait for memory, if there may be some or their time is over; returns the
+  // next deadline.
   TimePoint Retry(bool room);
   int PollTime(TimePoint until) const;
   // These may end the connection.
@@ -132,23 +131,24 @@ class RegionSocket {
   void ServePacket(Connections::iterator connection, const v1::RegionRequest& request);
   void Reply(Connections::iterator connection, const v1::RegionReply& reply,
              const UniqueFd& file = {});
-  // The client has ended it.
+  // The client has ended the connection.
   void End(Connections::iterator connection);
-  // The server ends it, and says why.
+  // Ends the connection from the server's side, with a reason.
   void EndWith(Connections::iterator connection, const Status& status);
-  // The end of one that the server has ended: its client sees it once all that it lent is closed,
-  // and may free that then. It is closed once its client has no other regions either.
+  // Completes the end of a connection that the server has ended: half-closes it once all memory
+  // that the client lent is closed, so that the client may free it. Closes it once no region is
+  // left.
   void Finish(Connections::iterator connection);
-  void FinishEnded();  // all of them
-  // Takes a place among the tenant's connections.
+  void FinishEnded();  // for all of them
+  // Takes a place in the tenant's limit of connections.
   Status TakePlace(int tenant, CountHold& place);
-  // Whether one more of those that are known may have one, by the ledger.
+  // Whether the ledger has room for another identified connection.
   Status CheckPlace(int tenant) const;
-  // Nothing: AnswerReleases or Retry will answer.
+  // Empty: AnswerReleases or Retry will answer.
   std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
                                         UniqueFd& file);
   v1::RegionReply Identify(Connection& connection, const v1::Identify& request);
-  // Whether it still is who it said.
+  // Whether the connection's identity is still valid.
   Status Recheck(Connection& connection) const;
   std::optional<v1::RegionReply> Release(Connection& connection, const std::string& token);
   void AnswerReleases();
@@ -164,14 +164,14 @@ class RegionSocket {
   UnixListener listener_;
   UniqueFd wake_;  // readable when the thread must end
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
-  Connections connections_;   // the thread's
-  Ledger places_;             // the thread's: of connections that have said who they are
-  std::vector<int> waiting_;  // the thread's: those with a wait, in the order in which they came
-  uint64_t generation_ = 0;   // the thread's: when it last asked of all
-  bool accepting_ = true;     // the thread's; false while there are no descriptors
+  Connections connections_;   // used by the thread only
+  Ledger places_;             // used by the thread only: identified connections
+  std::vector<int> waiting_;  // used by the thread only: connections with a wait, oldest first
+  uint64_t generation_ = 0;   // used by the thread only: of the last check of all
+  bool accepting_ = true;     // used by the thread only; false while out of descriptors
   Mutex mutex_;
   CondVar changed_;
-  bool ended_ ATTEND_GUARDED_BY(mutex_) = false;  // the thread's last act
+  bool ended_ ATTEND_GUARDED_BY(mutex_) = false;  // set by the thread at its end
   std::thread thread_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All of the server's shared memory: the regions' memory, their registry, and the socket from which
+// The server's shared memory: the memory of regions, their registry, and the socket from which
 // clients get them.
 
 #pragma once
@@ -29,17 +29,18 @@ class SharedMemoryServer {
  public:
   // The socket is serving when this returns. `backends` are the engine's, in its order; they,
   // `allocator`, `logger` and `clock` must outlive the object, which must outlive every request.
-  // FAILED_PRECONDITION: CUDA IPC is asked for, and no device supports it.
+  // FAILED_PRECONDITION: CUDA IPC is enabled but no device supports it.
   static Result<std::unique_ptr<SharedMemoryServer>> Start(const SharedMemoryOptions& options,
                                                            std::vector<Backend*> backends,
                                                            HostAllocator& allocator, Logger& logger,
                                                            const Clock& clock);
 
   // Releases every region, ends every connection and removes the socket. Requests keep their
-  // memory. Returns whether that is done: a region that is being made may take longer than `until`.
+  // memory. Returns whether that is complete: a region that is being made may take longer than
+  // `until`.
   bool Stop(TimePoint until) { return socket_->Stop(until); }
 
-  // What callers may do has changed.
+  // Callers' rights have changed.
   void Recheck() { socket_->RecheckAll(); }
 
   const RegionRegistry& registry() const { return registry_; }

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Ownership of the path is an flock on `path`.lock, taken before anything at the path is touched.
+// All files are reached through a descriptor of their folder, so replacing the folder cannot
+// redirect an operation.
 
 #include "server/regions/unix_listener.h"
 
@@ -55,7 +59,8 @@ Status MakeFolders(const Options& options, const fs::path& folder) {
   return FailedBySystem(options, "cannot make " + folder.string());
 }
 
-// Checks that only this user and root can put or replace a socket in the folder.
+// Checks that only this user and root can replace a socket in the folder. Others may write to a
+// folder with the sticky bit, such as /tmp.
 Status CheckFolder(const Options& options, const fs::path& folder, int opened) {
   struct stat about {};
   if (fstat(opened, &about) != 0) return FailedBySystem(options, folder.string());
@@ -69,7 +74,7 @@ Status CheckFolder(const Options& options, const fs::path& folder, int opened) {
   return Status();
 }
 
-// Opens the folder. From here on its files are reached through the descriptor.
+// Opens the folder. From here on its files are accessed through the descriptor.
 Result<UniqueFd> OpenFolder(const Options& options) {
   fs::path folder = fs::path(options.path).parent_path();
   if (folder.empty()) folder = ".";
@@ -91,8 +96,8 @@ Result<UniqueFd> OpenFolder(const Options& options) {
 std::string LockFile(const UnixListener& listener) { return listener.file + ".lock"; }
 
 // Two servers must not both find a socket stale, so the process that listens at a path holds this
-// lock. The lock's holder removes its file with the socket: a lock on a file that is no longer the
-// one at the path does not count.
+// lock. Its holder removes the lock file together with the socket, so a lock counts only if its
+// file is still the one at the path.
 Status TakeLock(const Options& options, UnixListener& listener) {
   const std::string name = LockFile(listener);
   const std::string path = options.path + ".lock";
@@ -134,12 +139,12 @@ Status RemoveStale(const Options& options, const sockaddr_un& address,
   return unlinkat(folder, listener.file.c_str(), 0) == 0 ? Status() : FailedBySystem(options);
 }
 
-// Binds, and gives the file its group and mode before any client can connect.
+// Binds, and sets the file's group and mode before any client can connect.
 Status Listen(const Options& options, const sockaddr_un& address, UnixListener& listener) {
   listener.socket = UniqueFd(socket(AF_UNIX, options.type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const int socket = listener.socket.get();
-  // The socket's own mode, less the umask, becomes its file's. It is set before there is a file, so
-  // that the file's mode is never wider.
+  // The mode of the socket, minus the umask, becomes its file's. It is set before the file exists,
+  // so that the file's mode is never wider.
   if (socket < 0 || fchmod(socket, 0600) != 0 ||
       bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return FailedBySystem(options);
@@ -193,7 +198,7 @@ Result<UnixListener> ListenAt(const UnixListenOptions& options) {
 
 namespace {
 
-// Removes the file of that name, unless another one has replaced it.
+// Removes the file `name`, unless another file has replaced it.
 void RemoveOwn(int folder, const std::string& name, ino_t inode) {
   struct stat about {};
   if (fstatat(folder, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0 && about.st_ino == inode) {

@@ -20,31 +20,31 @@ std::string DefaultSocketPath();
 
 struct UnixListenOptions {
   std::string path;
-  std::string name;                      // how error messages begin: setting and path
+  std::string name;                      // prefix of error messages: setting and path
   int type = SOCK_STREAM;                // or SOCK_SEQPACKET
   mode_t mode = 0600;                    // of the socket's file
   gid_t group = static_cast<gid_t>(-1);  // of the socket's file; -1: this process's
-  // Creates missing folders, for this user alone or for all to pass. Refuses a folder into which
-  // others could put a socket of their own, and symbolic links.
+  // Creates missing folders, accessible to this user only, or traversable by all if others may
+  // connect. Refuses symbolic links, and folders in which other users could replace the socket.
   bool own_folder = false;
 };
 
-// What is needed to remove a listening socket again.
+// Needed to remove a listening socket.
 struct UnixListener {
   UniqueFd socket;
-  UniqueFd lock;    // of the file `path`.lock: its holder owns the path
-  UniqueFd folder;  // where both files are
+  UniqueFd lock;    // lock on the file `path`.lock: its holder owns the path
+  UniqueFd folder;  // contains both files
   std::string file;
   ino_t inode = 0;  // of the socket's file
 };
 
-// Makes a non-blocking socket that listens at the path. A stale socket, on which no process listens
-// any more, is replaced; anything else at the path is an error, as is another process's lock. Does
-// not wait.
+// Creates a non-blocking socket that listens at the path. Replaces a stale socket, on which no
+// process listens. Anything else at the path is an error, as is another process's lock. Does not
+// wait.
 Result<UnixListener> ListenAt(const UnixListenOptions& options);
 
-// Removes what ListenAt made, but nothing that another process has put in its place. The order lets
-// another process take over the path.
+// Removes what ListenAt created, but nothing that another process has put in its place. The order
+// allows another process to take over the path.
 void StopListening(UnixListener* listener);
 
 }  // namespace attend

@@ -5,7 +5,7 @@
 namespace attend {
 namespace {
 
-// Elements of the bias as it was sent: 1 for each dimension that it broadcasts.
+// Elements of the bias as sent: each broadcast dimension counts as 1.
 int64_t ElementsBias(const Attention& a) {
   const Problem& p = a.problem;
   return (a.bias.stride_b != 0 ? p.batch : 1) * (a.bias.stride_h != 0 ? p.heads_q : 1) *

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where and how a request runs, as engine/placement.h decides it. The decision is made once, when
-// the request is admitted, and travels with it. It is made again only if a device was lost since.
+// Where and how a request runs, as decided by engine/placement.h. The decision is made once, at
+// admission, and travels with the request. It is repeated only if a device has been lost since.
 
 #pragma once
 
@@ -12,13 +12,13 @@
 
 namespace attend {
 
-// The device of a request whose memory binds it to none.
+// The device of a request whose memory does not bind it to one.
 inline constexpr int kAnyDevice = -1;
 
-// The pass that a request asks for: O, or the gradients.
+// The pass that a request asks for: the output or the gradients.
 enum class Pass { kForward, kBackward };
 
-// A device that can run a request, and what the request costs it.
+// A device that can run a request, and the cost of running it there.
 struct Candidate {
   int device = 0;  // index into the engine's devices
   Selection selection;
@@ -29,14 +29,14 @@ struct Candidate {
 
 struct Placement {
   // The devices that can run the request; one of them is chosen when it is queued. Engine::Admit
-  // finds them with their selections, at least one. Engine::Place sets the rest of each and may
-  // drop some; if none is left, it refuses the request.
+  // finds at least one and its selection. Engine::Place fills in the rest and may drop some; if
+  // none is left, it refuses the request.
   std::vector<Candidate> candidates;
   // Every candidate can read tensors where their message arrived, and nothing else needs them in
   // the input block.
   bool may_gather = false;
-  // Devices that were lost when the candidates were chosen, and when the rest was decided; -1: that
-  // has not been done yet.
+  // The number of lost devices when the candidates were found, and when the rest was decided; -1:
+  // not done yet.
   int64_t candidates_lost = -1;
   int64_t decided_lost = -1;
 };

@@ -16,16 +16,16 @@
 namespace attend {
 namespace {
 
-constexpr size_t kAskedBytesMax = 200;  // of a request's fields, in the log
-constexpr int64_t kListed = 256;        // sessions in one answer
-constexpr int64_t kFreed = 1024;        // ids in one request
+constexpr size_t kAskedBytesMax = 200;  // bytes of a request's fields in the log
+constexpr int64_t kListed = 256;        // maximum number of sessions in a response
+constexpr int64_t kFreed = 1024;        // maximum number of ids in a request
 
 constexpr ServiceMethod kMethod{.event = "admin call failed",
                                 .scope = Scope::kAdmin,
                                 .charge = ServiceMethod::Charge::kNone,
                                 .audit = "admin call"};
 
-// For the log. Sessions' ids are their tenants' affair.
+// The request as logged. Session ids are left out: they are the tenants' secrets.
 template <class In>
 std::string Asked(const In& in) {
   if constexpr (std::is_same_v<In, v1::FreeSessionsRequest>) {
@@ -39,7 +39,7 @@ std::string Asked(const In& in) {
 Status AdminServiceImpl::MayComeThisWay(const WireCall& call) const {
   const bool local = IsLocal(call.Peer());
   if (context_.authenticator == nullptr) {
-    // The socket's file says who may.
+    // Access is controlled by the socket file's mode.
     if (private_sockets_) return Status();
     return Status(Code::kPermissionDenied,
                   "others than the server's own user may open its Unix sockets (socket-mode), and "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AdminService: what an operator does to a running server.
+// AdminService: an operator's actions on a running server.
 
 #pragma once
 
@@ -17,14 +17,14 @@ namespace attend {
 
 class AdminServiceImpl final {
  public:
-  // What the server does when it is asked. Any thread.
+  // The server's side of the calls. Called on any thread.
   struct Hooks {
     std::function<void()> drain;
     std::function<Status()> undrain;
     std::function<void(v1::GetStatusResponse*)> fill_status;
   };
-  // `sessions` is null if there are none. `private_sockets`: nobody but the server's own user, and
-  // root, may open any of its Unix sockets.
+  // `sessions` is null if there are none. `private_sockets`: only the server's own user and root
+  // may open its Unix sockets.
   AdminServiceImpl(ServiceContext& context, SessionTable* sessions, bool private_sockets,
                    Hooks hooks)
       : context_(context),
@@ -36,10 +36,10 @@ class AdminServiceImpl final {
   void AddTo(CallTable& table);
 
  private:
-  // Whether callers with the scope may come from where this one does.
+  // Whether admin calls are allowed over the call's transport, once the caller has the scope.
   Status MayComeThisWay(const WireCall& call) const;
-  // `answer(request, response)` fills the response, or says why not. The log has each call, and by
-  // whom.
+  // `answer(request, response)` fills the response or returns an error. Every call is logged with
+  // its caller.
   template <class In, class Out, class Answer>
   void Add(const Answer& answer, CallTable& table);
   Status SetLevel(const v1::SetLogLevelRequest& in, v1::SetLogLevelResponse& out);

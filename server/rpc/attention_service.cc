@@ -16,8 +16,8 @@
 namespace attend {
 namespace {
 
-// It says what the limits are, so none refuses it. More bytes than GetServerInfoRequest has, for
-// fields of its future.
+// Never refused by a limit, because it reports the limits. Accepts more bytes than
+// GetServerInfoRequest has, for its future fields.
 constexpr ServiceMethod kInfo{.event = "info call failed",
                               .scope = Scope::kAny,
                               .charge = ServiceMethod::Charge::kBytes,
@@ -47,7 +47,7 @@ void AddAttention(ServiceContext& context, CallTable& table) {
 Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::string& method,
                     const std::string& why) {
   return OrOutOfMemory([&]() -> Status {
-    // Strangers are not told which methods there are.
+    // Unauthenticated clients do not learn which methods exist.
     const Result<Caller> caller = CallerOf(context, call, method, Scope::kAny, /*came=*/0);
     if (!caller.ok()) return caller.status();
     Request request;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttentionService, and calls of methods that do not exist.
+// AttentionService, and calls of unknown methods.
 
 #pragma once
 
@@ -12,13 +12,13 @@
 
 namespace attend {
 
-// Refuses a call of a method that is not served, whose path is `method`: counts and logs that, and
-// returns what the call ends with, UNIMPLEMENTED unless its caller is refused. `method` must
-// outlive the call.
+// Refuses a call of the unknown method at path `method`. Counts and logs it, and returns the status
+// to end the call with: UNIMPLEMENTED, unless the caller is refused. `method` must outlive the
+// call.
 Status RefuseMethod(ServiceContext& context, const WireCall& call, const std::string& method,
                     const std::string& why);
 
-// Adds all methods of the service. `context` must outlive the calls.
+// Adds the service's methods. `context` must outlive the calls.
 void AddAttention(ServiceContext& context, CallTable& table);
 
 }  // namespace attend

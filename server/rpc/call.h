@@ -12,8 +12,8 @@
 
 namespace attend {
 
-// A call as RequestReader sees it. Reference-counted, because gRPC may end a call while
-// RequestReader still uses it.
+// A call as RequestReader sees it. Reference-counted, because the transport may end a call while
+// RequestReader is still using it.
 class Call : public Responder {
  public:
   void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
@@ -21,10 +21,10 @@ class Call : public Responder {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 
-  // The call's answers are no longer wanted. Once true, stays true.
+  // The call's responses are no longer wanted. Once true, stays true.
   bool cancelled() const { return cancelled_.load(std::memory_order_seq_cst); }
   bool unwanted() const override { return cancelled(); }
-  // The request is about to enter a queue.
+  // The request is about to be queued.
   virtual void OnQueueing(uint64_t id) = 0;
 
  protected:
@@ -36,7 +36,7 @@ class Call : public Responder {
   std::atomic<bool> cancelled_{false};
 };
 
-// A reference to a call, which keeps it alive.
+// A counted reference to a call.
 template <class T>
 class CallRef {
  public:
@@ -53,7 +53,7 @@ class CallRef {
   ~CallRef() {
     if (call_ != nullptr) call_->Unref();
   }
-  // Takes over a reference, such as the one with which a new call is made.
+  // Takes over an existing reference, such as that of a new call.
   static CallRef Adopt(T* call) {
     CallRef ref;
     ref.call_ = call;

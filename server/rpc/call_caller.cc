@@ -27,8 +27,8 @@ Status CheckOnceIn(const WireCall& call) {
   });
 }
 
-// The tenant to which the Unix socket is bound over which the call came. Its peer is the socket's
-// path and the number of the connection.
+// The tenant that the call's Unix socket is bound to, if any. The peer is the socket's path and the
+// connection's number.
 std::optional<int> TenantOfSocket(const ServiceContext& context, const WireCall& call) {
   if (context.socket_tenants.empty()) return std::nullopt;
   const std::string peer = call.Peer();
@@ -37,7 +37,7 @@ std::optional<int> TenantOfSocket(const ServiceContext& context, const WireCall&
   return found->second;
 }
 
-// Whom the modes of the socket's file, and --socket-users, let in.
+// A caller admitted by the socket file's mode and --socket-users.
 Caller CallerOfSocket(int tenant) {
   static const auto* const name = new std::shared_ptr(std::make_shared<const std::string>("unix"));
   Caller caller;
@@ -46,15 +46,15 @@ Caller CallerOfSocket(int tenant) {
   return caller;
 }
 
-// Of a server that does not ask who calls. Its Unix sockets are guarded by their files' modes, so
-// whoever comes in there may operate it.
+// The decision of a server without authentication. File modes guard its Unix sockets, so callers on
+// them may operate it.
 Decision Anyone(const ServiceContext& context, const WireCall& call, Scope scope) {
   Decision decision;
   Caller& caller = decision.caller;
   const std::optional<int> bound = TenantOfSocket(context, call);
   if (bound) caller = CallerOfSocket(*bound);
   const Tenants& tenants = context.engine.options().tenants;
-  if (!bound && !tenants.single()) {  // reading metadata makes a map of it
+  if (!bound && !tenants.single()) {  // otherwise the metadata need not be scanned
     if (Status once = CheckOnceIn(call); !once.ok()) {
       return {{}, std::move(once), CallerRefusal::kUnknown};
     }
@@ -126,13 +126,13 @@ Decision Decide(const ServiceContext& context, const WireCall& call, Scope scope
   return decision;
 }
 
-// Counts, logs and tells it.
+// Counts, logs and reports a refusal.
 Status Refuse(ServiceContext& context, const WireCall& call, std::string_view method,
               Decision decision, Rejection rejection) {
   context.metrics.RecordRejection(rejection);
   RefusedCall refused;
   refused.method = method;
-  // Known where what it asks for is not its to ask for.
+  // The caller is known if only its request goes beyond its rights.
   if (decision.caller.name != nullptr) refused.caller = *decision.caller.name;
   refused.peer = call.Peer();
   LogRefused(context.logger, context.access_log, decision.status, refused);
@@ -149,14 +149,14 @@ Result<Caller> CallerOf(ServiceContext& context, const WireCall& call, std::stri
   if (decision.status.ok() && context.connections != nullptr) {
     std::string room;
     const std::string& peer = call.PeerIn(room);
-    // Operators are heard, whatever else their tenant has open.
+    // Operators are admitted however many connections their tenant has.
     if (scope == Scope::kAdmin) {
       context.connections->CallUncounted(peer, decision.credential);
     } else {
       decision.status =
           context.connections->Call(peer, decision.caller.tenant, decision.credential);
       rejection = Rejection::kTenantLimit;
-      if (!decision.status.ok()) {  // nobody has looked whether it is a request
+      if (!decision.status.ok()) {  // it has not been determined whether this is a request
         context.metrics.RecordSmallCall(decision.caller.tenant, decision.status.code());
       }
     }

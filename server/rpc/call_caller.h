@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who makes a call: the first question that every call is asked, before it is read, answered or
-// given memory.
+// Identifies the caller of a call: checked for every call before it is read, answered or given
+// memory.
 
 #pragma once
 
@@ -18,11 +18,11 @@
 
 namespace attend {
 
-// Whether the client is on this host: loopback or a Unix socket. `peer` is that of a WireCall.
+// Whether the client is on this host: loopback or a Unix socket. `peer` is from WireCall::Peer.
 bool IsLocal(std::string_view peer);
 
-// UNAUTHENTICATED if metadata that says who calls, or for whom, came more than once: which counts
-// could not be said. `count(key)` says how often it came.
+// UNAUTHENTICATED if metadata that identifies the caller or its tenant is repeated, because it
+// would be ambiguous. `count(key)` returns the number of values.
 template <class Count>
 Status CheckOnce(const Count& count) {
   for (const char* const key : {kAuthorizationMetadataKey, kTenantMetadataKey}) {
@@ -32,26 +32,26 @@ Status CheckOnce(const Count& count) {
   return Status();
 }
 
-// The caller, if it may make a call that needs `scope`; the call's connection then counts among its
-// tenant's. Otherwise what the call ends with, which is counted and logged: UNAUTHENTICATED,
-// PERMISSION_DENIED, or RESOURCE_EXHAUSTED for one connection too many. `method` is the call's, for
-// the log. `came`: bytes that came with it; a refused caller that is known is charged them. May
-// throw std::bad_alloc.
+// Returns the caller if it may make a call that needs `scope`, and counts the call's connection as
+// its tenant's. Otherwise returns the status to end the call with, already counted and logged:
+// UNAUTHENTICATED, PERMISSION_DENIED, or RESOURCE_EXHAUSTED for one connection too many. `method`
+// is for the log. `came`: bytes received with the call; a refused but known caller is charged for
+// them. May throw std::bad_alloc.
 Result<Caller> CallerOf(ServiceContext& context, const WireCall& call, std::string_view method,
                         Scope scope, int64_t came);
-// For a call that stays open, whose caller was `before`: whether it still may what it could then.
-// Another generation of the authenticator's is the time to ask. As CallerOf otherwise.
+// For a call that stays open: whether its caller, `before`, still has the rights it had. Call it
+// when the authenticator's generation has changed. Otherwise like CallerOf.
 Status RecheckCaller(ServiceContext& context, const WireCall& call, std::string_view method,
                      Scope scope, const Caller& before);
-// The same for a unary call that `finish` ends, which it does if there is no caller.
+// CallerOf for a unary call. If the caller is refused, ends the call with `finish`.
 std::optional<Caller> AdmitCaller(ServiceContext& context, const WireCall& call,
                                   std::string_view method, Scope scope, const std::string& request,
                                   const std::function<void(const Status&)>& finish);
 
-// What a caller's refusal counts as.
+// The rejection that a caller's refusal is counted as.
 Rejection RejectionOf(CallerRefusal refusal);
 
-// The request is the caller's.
+// Sets the request's caller and its tenant.
 void SetCaller(const Caller& caller, Request& request);
 
 }  // namespace attend

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Registers long-lived calls, and records the end of each request: limits are settled first, then
+// metrics, log and span see the final status.
 
 #include "server/rpc/call_context.h"
 
@@ -21,9 +24,9 @@ namespace {
 constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
 constexpr char kStatusKey[] = "attend-status-bin";
 
-// Gives back to its tenant what the request did not use: its cost unless it has started; its bytes
-// only if the server refused it, and of them only what has not come. What a client gives up while
-// it uploads counts in full, as parts of it may have run.
+// Refunds to the tenant what the request did not use: its cost unless it started; its bytes only if
+// the server refused it, and only those that had not arrived. An upload given up by its client is
+// charged in full, as parts of it may have run.
 void EndLimits(TenantLimits& limits, Request& request) {
   if (!request.limits.has_place()) {
     return limits.Came(request.tenant, request.message_bytes);
@@ -56,7 +59,7 @@ void OpenStreams::Remove(OpenCall* stream) {
 void OpenStreams::EndAll() {
   const MutexLock lock(mutex_);
   ending_ = true;
-  // Under the lock, so that no stream is deleted meanwhile: Remove() waits.
+  // Under the lock, so that no stream is deleted: Remove() waits.
   for (OpenCall* stream : streams_) stream->EndWhenIdle();
 }
 
@@ -107,7 +110,7 @@ void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const std::vector<FilePiece> files = format.OutputFiles(*request);
     if (!StaysOnThread(request->file_bytes.output)) {
-      // A function must be one that can be copied.
+      // std::function requires a copyable callable.
       const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
       try {
         return CopyPieces(workers, {}, files, [held, then](const Status& copied) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all calls share, and what is done at the start and at the end of each.
+// State shared by all calls, and the work common to their beginnings and ends.
 
 #pragma once
 
@@ -42,29 +42,29 @@ class GetServerInfoResponse;
 class OpenCall {
  public:
   virtual ~OpenCall() = default;
-  // Ends the call with UNAVAILABLE once everything accepted on it is answered.
+  // Ends the call with UNAVAILABLE once everything accepted on it has been answered.
   virtual void EndWhenIdle() = 0;
-  // Ends the call so as its next request would end it, if its caller may no longer do what it could
-  // when the call began. What was accepted is answered first.
+  // Ends the call, as its next request would, if its caller has lost rights it had when the call
+  // began. Accepted requests are answered first.
   virtual void Recheck() = 0;
 };
 
 // The calls that stay open between requests. Thread-safe.
 class OpenStreams {
  public:
-  // A preallocated entry, so that nothing can fail once the stream is made.
+  // A preallocated entry, so that Add cannot fail once the stream exists.
   using Place = std::set<OpenCall*>::node_type;
   static Place MakePlace();
 
-  // Returns whether streams must end: then this one must too, before it accepts anything.
+  // Returns whether streams must end: then the caller must end this one before it accepts anything.
   bool Add(Place place, OpenCall* stream);
-  // The stream is about to be destroyed.
+  // Call before the stream is destroyed.
   void Remove(OpenCall* stream);
-  // Every stream, present or new, ends with UNAVAILABLE once its last answer has left.
+  // Ends every stream, present or future, with UNAVAILABLE once its last response has left.
   void EndAll();
-  // What callers may do has changed: those go that have lost their right.
+  // Call when callers' rights have changed: ends streams that have lost theirs.
   void RecheckAll();
-  // New streams may stay again.
+  // Undoes EndAll for new streams.
   void Resume();
 
  private:
@@ -73,36 +73,35 @@ class OpenStreams {
   bool ending_ ATTEND_GUARDED_BY(mutex_) = false;
 };
 
-// What every call uses. All of it outlives every call.
+// Everything a call uses. Outlives every call.
 struct ServiceContext {
   Engine& engine;
   RequestReader& reader;
   Metrics& metrics;
   WorkerThreads& workers;
-  CallQueue& queue;  // of small calls
+  CallQueue& queue;  // for small calls
   ChunkedRegistry& chunked;
   AnswerWatch& answers;
   const Clock& clock;
   Logger& logger;
   TenantLimits& limits;
   int64_t stream_requests_max;
-  // What a caller is told.
+  // Fills in what the caller may know about the server.
   std::function<void(const Caller&, v1::GetServerInfoResponse*)> fill_info;
   const Authenticator* authenticator;  // null: callers are not authenticated
-  // The tenants of Unix sockets that are bound to one, by what their calls' peers have before the
-  // last colon.
+  // Tenants of Unix sockets that are bound to one, by the part of the peer before the last colon.
   std::map<std::string, int, std::less<>> socket_tenants;
   AccessLog* access_log;         // null: off
   Tracer* tracer;                // null: off
-  ConnectionHolds* connections;  // null: they are not counted
+  ConnectionHolds* connections;  // null: not counted
   LoadMeter* load;               // null: off
   std::string server_id;
 
   OpenStreams streams{};
 
   std::atomic<uint64_t> next_id{1};
-  std::atomic<uint64_t> small_calls{0};  // that have ended
-  // Calls with an admitted request, until their last answer has left.
+  std::atomic<uint64_t> small_calls{0};  // number of small calls that have ended
+  // Calls with an admitted request whose last response has not left yet.
   std::atomic<int64_t> admitted_calls{0};
 };
 
@@ -110,23 +109,23 @@ struct ServiceContext {
 std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
                                     TimePoint deadline);
 // Counts and logs the end of a request. `total_ns` is the time since its arrival. The transport
-// reports a client's deadline as a cancellation, so a cancellation at the deadline ends with
+// reports a client's deadline as a cancellation, so a cancellation at the deadline becomes
 // DEADLINE_EXCEEDED, as in the client: this may change the request's status. Keep the span until
-// the answer is written; null if there is none.
+// the response is written; null: no span.
 std::unique_ptr<OpenSpan> RecordEnd(ServiceContext& context, Request& request, int64_t total_ns,
                                     int64_t response_bytes, const WireCall& call,
                                     const CallFacts& facts,
                                     const MessageFormat& format = AttendFormat());
 
-// Copies what of a successful answer goes to files, as `format` says, and then calls `then`: here,
-// or on a thread of `workers` if that is much. The request's status says if it failed.
+// Copies the parts of a successful answer that `format` writes to files, then calls `then`: here,
+// or on a thread of `workers` if there are many bytes. On failure the request's status says so.
 void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
                 std::unique_ptr<Request> request,
                 const std::function<void(std::unique_ptr<Request>)>& then);
 
-// When the client of a refused request should retry; 0 if that is of no use.
+// How long the client of a refused request should wait before a retry; 0: a retry cannot help.
 int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& refusal);
-// Tells the call's client that, and what else a program needs to know of a refused request.
+// Sends that delay and the machine-readable details of a refusal to the client.
 void AddRefusal(ServiceContext& context, Code code, const Refusal& refusal, const WireCall& call);
 
 }  // namespace attend

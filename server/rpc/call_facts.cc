@@ -24,7 +24,7 @@ void TellLoad(const ServiceContext& context, const WireCall& call) {
   if (context.load != nullptr) TryAllocating([&] { context.load->Tell(call); });
 }
 
-// Two that disagree are none.
+// Two values are ambiguous and count as none.
 TraceParent ParentOf(const WireCall& call) {
   std::string_view text;
   if (call.Find(kTraceParentKey, text) != 1) return {};
@@ -41,7 +41,7 @@ CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Call
   facts.caller = caller;
   if (context.access_log == nullptr && context.tracer == nullptr) return facts;
   facts.read = true;
-  TryAllocating([&] { facts.parent = ParentOf(call); });  // else it is traced no further
+  TryAllocating([&] { facts.parent = ParentOf(call); });  // on failure the trace ends here
   return facts;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is known of a call before its first message, and is written down when it ends.
+// Facts about a call that are known before its first message and recorded when it ends.
 
 #pragma once
 
@@ -16,35 +16,34 @@ namespace attend {
 struct ServiceContext;
 
 struct CallFacts {
-  // As in its :path, "/attend.v1.AttentionService/Attend". Lives as long as the call.
+  // The :path, such as "/attend.v1.AttentionService/Attend". Lives as long as the call.
   std::string_view method;
-  bool known_method = true;  // false: a name that its client made up
+  bool known_method = true;  // false: the client made the name up
   TimePoint began{};
   Caller caller = {};
-  bool stream = false;      // each of its requests has a span of its own
-  bool read = false;        // the metadata was looked at for the next
-  TraceParent parent = {};  // the client's span; invalid: it said none
-  TraceParent own = {};     // the call's; invalid: it has none
+  bool stream = false;      // each of its requests has its own span
+  bool read = false;        // the metadata was searched for `parent`
+  TraceParent parent = {};  // the client's span; invalid: none
+  TraceParent own = {};     // the call's span; invalid: none
 };
 
-// What the call's metadata says, if it does so once and is valid. Makes a map of the metadata: one
-// thread at a time.
+// The client's span from the metadata, if it is valid and given once.
 TraceParent ParentOf(const WireCall& call);
 
-// How busy the server is, if it says so, to a call's client. For streams, when they end.
+// Reports the load to the client, if the server is configured to. For streams, when they end.
 void TellLoad(const ServiceContext& context, const WireCall& call);
 
-// Tells the call's client which server this is, and how busy. Reads the call's metadata if there is
-// an access log or a tracer; else only a failure is written down, and that reads it then.
+// Tells the client the server's id and load. Reads the metadata only if there is an access log or a
+// tracer; otherwise only failures are recorded, and they read it later.
 CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Caller& caller,
                     const WireCall& call);
-// Gives the call a span, if it is to have one, and tells its client, before anything is written.
+// Gives the call a span, if tracing selects it, and tells the client, before anything is written.
 void GiveSpan(ServiceContext& context, CallFacts& facts, const WireCall& call);
-// Both.
+// ReadFacts, then GiveSpan.
 CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller& caller,
                   const WireCall& call);
-// Of a stream, whose metadata is read in any case. Its client is told of its own span, and of the
-// load when the stream ends.
+// For a stream, whose metadata is always read. Its requests get spans of their own, and the load is
+// reported when the stream ends.
 CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const Caller& caller,
                         const WireCall& call);
 

@@ -16,12 +16,12 @@
 namespace attend {
 namespace {
 
-// With these, a line of the access log has at most PIPE_BUF bytes, however its text is escaped, so
-// that a pipe takes it whole.
+// These bound a line of the access log to PIPE_BUF bytes, however its text is escaped, so that a
+// write to a pipe is atomic.
 constexpr size_t kMethodBytesMax = 96;
 constexpr size_t kErrorBytesMax = 160;
 
-// The fields of one line. What they refer to must outlive them.
+// The fields of one line. The values they refer to must outlive them.
 class Fields {
  public:
   void Add(std::string_view name, decltype(LogField::value) value) {
@@ -43,7 +43,7 @@ const std::string& TenantName(const ServiceContext& context, int tenant) {
 
 void AddProblem(const Request& request, Fields& fields) {
   const Problem& problem = request.attention.problem;
-  if (problem.dim == 0) return;  // it was refused before it was understood
+  if (problem.dim == 0) return;  // refused before it was parsed
   fields.Add("pass", request.backward ? "backward" : "forward");
   fields.Add("dtype", DTypeName(problem.dtype));
   fields.Add("batch", problem.batch);
@@ -69,7 +69,7 @@ bool WantsLine(ServiceContext& context, const Status& status, int64_t total_ns) 
   return context.access_log != nullptr && context.access_log->Wants(number, !status.ok(), total_ns);
 }
 
-// The ids of a call's trace as text, which fields refer to.
+// The ids of a call's trace as text that fields can refer to.
 struct TraceText {
   TraceText(const CallFacts& facts, const WireCall& call) {
     const TraceParent from = facts.read ? facts.parent : ParentOf(call);
@@ -86,7 +86,7 @@ struct TraceText {
   std::string trace, own, parent;
 };
 
-// What it has come to of them.
+// Adds the times of the phases that the request reached.
 void AddTimes(const Request& request, int64_t total_ns, Fields& fields) {
   const bool queued = request.enqueued != TimePoint();
   if (queued) fields.Add("receive_us", Microseconds(request.received, request.enqueued));
@@ -120,7 +120,7 @@ void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
       context.access_log != nullptr && context.access_log->Wants(request.id, !ok, total_ns);
   if (!event && !line) return;
   const std::string& tenant = TenantName(context, request.tenant);
-  const std::string peer = call.Peer();  // builds a string, so only where it is written down
+  const std::string peer = call.Peer();  // builds a string, so only for a line
   const TraceText trace(facts, call);
   if (line) {
     Fields fields;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is written down of each call when it ends: in the log, if it failed, and in the access log;
-// and the spans of calls that are no request to the engine (call_spans.h has the others').
+// Records the end of a call: log lines for failures, access log lines, and the spans of calls that
+// are not engine requests (call_spans.h makes the others).
 
 #pragma once
 
@@ -17,21 +17,21 @@
 
 namespace attend {
 
-// Of a request to the engine. `response_bytes` and `total_ns` as RecordEnd has them.
+// For an engine request. `response_bytes` and `total_ns` are as in RecordEnd.
 void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
             int64_t response_bytes, const WireCall& call, const CallFacts& facts);
 
-// Of a call whose caller is unknown, or may not make it. `access_log`: null if off. What it brought
-// to say who it is, is written nowhere.
+// A call whose caller is unknown or lacks the right. `access_log`: null if off. Its credentials are
+// never logged.
 struct RefusedCall {
   std::string_view method;
   std::string_view caller;  // its name in --tokens; empty: unknown
-  std::string peer;         // empty: nobody says
+  std::string peer;         // empty: unknown
 };
 void LogRefused(Logger& logger, AccessLog* access_log, const Status& status,
                 const RefusedCall& call);
 
-// Of any other call, which is counted here too. `event` is the log line's, if it failed.
+// For any other call; also counts it. `event` is the log line's if the call failed.
 struct SmallCallEnd {
   const char* event;
   int64_t request_bytes = 0;

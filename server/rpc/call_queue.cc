@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// `running_` counts the Run loops, at most running_max_. A loop runs one call and posts itself
+// again, so copies and other work of the threads get their turn; it ends when nothing waits.
+// Invariant: while calls wait, at least one loop runs.
 
 #include "server/rpc/call_queue.h"
 
@@ -21,13 +25,13 @@ CallQueue::CallQueue(WorkerThreads& workers, const TenantWeights& weights, const
       tenants_(weights.size()) {}
 
 Status CallQueue::Post(int tenant, int64_t bytes, std::function<void()> work) {
-  // Nothing is allocated under the lock, or once the call is queued.
+  // Allocated here, so that nothing is allocated under the lock or after the call is queued.
   std::list<Job> job;
   job.push_back({std::move(work), bytes});
   bool start = false;
   ATTEND_RETURN_IF_ERROR(Place(tenant, job, start));
   if (!start) return Status();
-  // Where it cannot be handed over, this thread does it.
+  // If it cannot be posted, this thread runs the calls.
   if (!TryAllocating([this] { workers_.Post([this] { Run(); }); })) Run();
   return Status();
 }
@@ -61,7 +65,7 @@ void CallQueue::Run() {
     if (!Take(job, tenant, floor)) return;
     const TimePoint began = clock_.Now();
     job.front().work();
-    job.clear();  // with what it held
+    job.clear();  // releases what it captured
     if (!End(tenant, clock_.Now() - began, floor)) return;
     if (TryAllocating([this] { workers_.Post([this] { Run(); }); })) return;
   }

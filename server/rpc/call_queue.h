@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small calls that wait for a thread, in an order that is fair between tenants and priced by what
-// each takes: start-time fair queueing (schedule/fair_share.h) of the time for which a call has
-// held a thread. A call has no price before it has run, so a tenant is charged when its call ends,
-// and may be ahead of others by as many calls as run at once.
+// Small calls that wait for a thread, shared fairly between tenants by the thread time they use:
+// start-time fair queueing (schedule/fair_share.h). A call's cost is known only after it has run,
+// so a tenant is charged when its call ends, and may be ahead by as many calls as run concurrently.
 //
-// They run on threads that have other work too, and hold one of those, or as many as half of
-// them. A thread takes its turn at the other work after each call. Calls of one tenant begin in the
-// order in which they came.
+// They run on worker threads that have other work too, on at most half of them (at least one).
+// After each call a thread yields to the other work. Calls of one tenant start in order of arrival.
 //
 // Thread-safe. No lock is held while a call runs.
 
@@ -29,18 +27,17 @@ namespace attend {
 
 class CallQueue {
  public:
-  // The most of one tenant that may wait.
+  // Bounds on one tenant's waiting calls.
   static constexpr int64_t kCallsMax = 1024;
   static constexpr int64_t kBytesMax = int64_t{4} << 20;
 
-  // `workers` and `clock` must outlive the queue, which must outlive what was posted.
+  // `workers` and `clock` must outlive the queue, and the queue everything posted.
   CallQueue(WorkerThreads& workers, const TenantWeights& weights, const Clock& clock);
   CallQueue(const CallQueue&) = delete;
   CallQueue& operator=(const CallQueue&) = delete;
 
-  // Calls `work` once, on one of the threads. `bytes`: of the message that waits with it.
-  // RESOURCE_EXHAUSTED, and it is not called: as much of the tenant's waits as may. May throw
-  // std::bad_alloc, and then it is not called either.
+  // Runs `work` once, on one of the threads. `bytes`: size of the message that waits with it. On
+  // RESOURCE_EXHAUSTED (the tenant's bound is reached) or std::bad_alloc it is not run.
   Status Post(int tenant, int64_t bytes, std::function<void()> work);
 
  private:
@@ -50,16 +47,16 @@ class CallQueue {
   };
   struct Tenant {
     std::list<Job> waiting;
-    int64_t bytes = 0;    // of those
-    int64_t running = 0;  // calls
+    int64_t bytes = 0;    // of the waiting calls
+    int64_t running = 0;  // number of calls
   };
 
   Status Place(int tenant, std::list<Job>& job, bool& start);
-  // Runs calls until none waits, or another job of the threads is to take its turn.
+  // Runs calls until none waits, or yields the thread after one and posts itself again.
   void Run();
-  // Takes the call that is next. False: none waits, and this thread runs none any more.
+  // Takes the next call. False: none waits, and this thread has left.
   bool Take(std::list<Job>& job, int& tenant, int64_t& floor);
-  // Charges for it. True: others wait.
+  // Charges the tenant. True: other calls are waiting.
   bool End(int tenant, Duration took, int64_t floor);
   void LeaveLocked() ATTEND_REQUIRES(mutex_);
 

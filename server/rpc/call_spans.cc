@@ -12,7 +12,7 @@
 namespace attend {
 namespace {
 
-// Turns times of the server's clock into the wall's, which collectors want.
+// Converts the server's clock to wall-clock time, which collectors expect.
 class WallTimes {
  public:
   explicit WallTimes(const Clock& clock) : steady_(clock.Now()) {}
@@ -29,7 +29,7 @@ CallSpan BeginSpan(ServiceContext& context, const Status& status, const CallFact
   CallSpan span;
   span.own = facts.own;
   span.parent = facts.parent.span;
-  // Names that clients make up would be without number.
+  // Names made up by clients would be unbounded.
   span.method = facts.known_method ? facts.method : "unknown method";
   span.code = status.code();
   span.error = status.message();
@@ -37,7 +37,7 @@ CallSpan BeginSpan(ServiceContext& context, const Status& status, const CallFact
   return span;
 }
 
-// One after the other, as a batch does them: what overlapped ends where the batch did.
+// Phases are shown one after the other, as in the batch; what overlapped ends where the batch did.
 void AddPhases(const Request& request, const WallTimes& wall, Tracer& tracer, CallSpan& span) {
   const auto add = [&](std::string_view name, TimePoint from, TimePoint to) {
     span.AddPhase(name, tracer.NextSpan(), wall(from), wall(std::max(from, to)));

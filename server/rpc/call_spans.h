@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes the spans of calls that have ended.
+// Builds the spans of calls that have ended.
 
 #pragma once
 
@@ -14,18 +14,18 @@
 
 namespace attend {
 
-// The tensor bytes of a request and of its answer, wherever they went.
+// Tensor bytes of a request and of its answer, over all transports.
 struct TensorBytes {
   int64_t in = 0;
   int64_t out = 0;
 };
 TensorBytes BytesOf(const Request& request, int64_t response_bytes);
 
-// The span of a request that is about to be answered; it ends with the object. Null: the call has
-// none, or there is no memory for it.
+// The span of a request that is about to be answered; it ends with the object. Null: not traced, or
+// no memory.
 std::unique_ptr<OpenSpan> SpanOf(ServiceContext& context, const Request& request,
                                  int64_t response_bytes, const CallFacts& facts);
-// The same of a call that is no request to the engine.
+// The same for a call that is not an engine request.
 void EndSpan(ServiceContext& context, const Status& status, const CallFacts& facts);
 
 }  // namespace attend

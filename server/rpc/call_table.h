@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The methods that are served, by path. Each service adds its own; h2_calls.h serves all that are
-// there.
+// The served methods, by path. Each service adds its own; h2_calls.h dispatches to them.
 
 #pragma once
 
@@ -17,14 +16,14 @@
 namespace attend {
 
 struct CallTable {
-  // Unary calls that bring tensors.
+  // Unary calls with tensors.
   struct Data {
     const MessageFormat* format = nullptr;
     Pass pass = Pass::kForward;
   };
   // Answers a call with one small message each way.
   using Small = std::function<void(ServiceCall::Wire)>;
-  // Begins a stream, and returns what handles its call.
+  // Begins a stream and returns its handler.
   using Stream = std::function<CallHandler*(ServerCall&)>;
 
   std::map<std::string, Data> data;
@@ -32,8 +31,8 @@ struct CallTable {
   std::map<std::string, Stream> streams;
 };
 
-// Adds the method that takes an In. `answer` and `may` as ServiceCall::Run has them; `context` and
-// `method` must outlive every call.
+// Adds the method whose request type is In. `answer` and `may` are as in ServiceCall::Run.
+// `context` and `method` must outlive every call.
 template <class In, class Out, class Answer, class May = ServiceCall::Anyone>
 void AddSmall(ServiceContext& context, const ServiceMethod& method, Answer answer, CallTable& table,
               May may = May()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The AttendChunked requests that further streams may join, by token, and the thread that ends
-// those whose client stopped sending. Thread-safe.
+// AttendChunked requests that further streams may join, by token, and a thread that ends stalled
+// uploads. Thread-safe.
 
 #pragma once
 
@@ -24,13 +24,13 @@
 namespace attend {
 
 struct ChunkedOptions {
-  int64_t streams_max = 16;                    // of one request
-  int64_t chunk_bytes_max = int64_t{4} << 20;  // of a chunk's data, and of a header
+  int64_t streams_max = 16;                    // per request
+  int64_t chunk_bytes_max = int64_t{4} << 20;  // size of a chunk's data, and of a header
   Duration idle_timeout = std::chrono::seconds(30);
 };
 
-// A registry of ChunkedTransfers, a template because they use it. A Transfer is a Call with
-// EndIfIdle(now).
+// A registry of ChunkedTransfers. A template, because they use it themselves. A Transfer is a Call
+// with EndIfIdle(now).
 template <class Transfer>
 class TransferRegistry {
  public:
@@ -50,7 +50,7 @@ class TransferRegistry {
   const ChunkedOptions& options() const { return options_; }
 
  private:
-  // How often the thread checks per idle timeout: a request ends at most a quarter of it too late.
+  // Checks per idle timeout: a request ends at most a quarter of it late.
   static constexpr int kLooksPerTimeout = 4;
 
   void Run();
@@ -117,7 +117,7 @@ void TransferRegistry<Transfer>::Run() {
     lock.Unlock();
     EndIdle();
     lock.Lock();
-    // A transfer that is added meanwhile wakes the thread, too, but does not make the pause longer.
+    // Adding a transfer wakes the thread too, but does not shorten the pause.
     while (!stop_ && clock_.WaitUntil(wake_, mutex_, until)) {
     }
   }

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Advance is a loop: it determines the next step under the mutex and performs it after unlocking,
+// until there is none. Any thread that has changed the state of the stream or its transfer calls
+// it. Concurrent calls are harmless, because a step is marked as begun (`reading_`, `writing_`,
+// `finished_`) under the same lock.
 
 #include "server/rpc/chunked_stream.h"
 
@@ -86,12 +91,12 @@ ChunkedStream::Step ChunkedStream::NextLocked() {
 
 ChunkedStream::Step ChunkedStream::NextWriteLocked() {
   if (writing_) {
-    // A chunk that is not read would keep a failed request's answer.
+    // A chunk that is not read would keep a failed request's answer in memory.
     if (!writing_chunk_ || aborted_ || !transfer_->CutsOff()) return Step::kNone;
     aborted_ = true;
     return Step::kCancel;
   }
-  // The transfer counts on what it hands out being written, so this asks only if it can write.
+  // Only if it can write, because the transfer relies on everything it hands out being written.
   StreamStep step = transfer_->Next(first_, granted_, watched_);
   switch (step.kind) {
     case StreamStep::Kind::kNone:
@@ -103,7 +108,7 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
       outgoing_ = std::move(step.message);
       return Step::kWrite;
     case StreamStep::Kind::kFinish:
-      if (starting_ > 0) return Step::kNone;  // the thread in the wire looks again afterwards
+      if (starting_ > 0) return Step::kNone;  // the thread in the wire checks again afterwards
       finished_ = true;
       end_ = std::move(step.status);
       end_refusal_ = std::move(step.refusal);
@@ -114,7 +119,7 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
 
 void ChunkedStream::End(const Status& status, const Refusal& refusal) {
   AddRefusal(context_, status.code(), refusal, wire_);
-  hold_.Release();  // before the client hears of it and opens another
+  hold_.Release();  // before the client learns of the end and opens another stream
   wire_.End(status);
 }
 
@@ -134,7 +139,7 @@ void ChunkedStream::EndWhenIdle() {
   TransferRef transfer;
   {
     const MutexLock lock(mutex_);
-    if (TakesFirstLocked()) return;  // a header is refused as usual, a token joins
+    if (TakesFirstLocked()) return;  // a header is refused as usual; a token joins
     transfer = transfer_;
     RefuseLocked(Draining());
   }
@@ -152,7 +157,7 @@ void ChunkedStream::Recheck() {
   TransferRef transfer;
   {
     const MutexLock lock(mutex_);
-    if (TakesFirstLocked()) return;  // SetTransfer asks again
+    if (TakesFirstLocked()) return;  // SetTransfer checks again
     transfer = transfer_;
     RefuseLocked(may);
   }
@@ -162,8 +167,8 @@ void ChunkedStream::Recheck() {
 
 bool ChunkedStream::TakeRead(bool message, TransferRef& transfer) {
   const MutexLock lock(mutex_);
-  // A chunk counts as being read until its bytes are reserved: a half-close read meanwhile would
-  // find them missing.
+  // A chunk counts as being read until its bytes are reserved: otherwise a half-close read in
+  // between would find them missing.
   reading_ = message && transfer_ && !finished_;
   if (finished_ || !refusal_.ok()) return false;
   half_closed_ |= !message;
@@ -204,7 +209,7 @@ void ChunkedStream::EndUnread() {
 }
 
 // Reads also end without a message if the call was cancelled, for example by a client whose answer
-// came over other streams. Then there was no request. Only in OnDone is it known which it was.
+// arrived on other streams. Then there was no request. Which it was is known only in OnDone.
 void ChunkedStream::RecordUnread() {
   if (wire_.Cancelled()) return;
   Request request;
@@ -220,7 +225,7 @@ void ChunkedStream::ParseFirst(InMessage message) {
   auto first = std::make_shared<FirstMessage>();
   Status status = first->Parse(std::move(message), context_.chunked.options().chunk_bytes_max);
   if (status.ok() && first->has_token()) {
-    // Whatever the request it joins is charged, the message came.
+    // Charged for the message itself; the request it joins is charged separately.
     context_.limits.Came(facts_.caller.tenant, first->message_bytes());
     return JoinTransfer(first->token());
   }
@@ -229,7 +234,7 @@ void ChunkedStream::ParseFirst(InMessage message) {
 
 void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
   CallFacts facts = facts_;
-  GiveSpan(context_, facts, wire_);  // the request's: streams that join it have none
+  GiveSpan(context_, facts, wire_);  // the request's span; joining streams have none
   const TransferRef transfer = TransferRef::Adopt(
       new ChunkedTransfer(context_, facts, wire_, wire_.Deadline(), shared_from_this()));
   SetTransfer(transfer, true);
@@ -239,8 +244,8 @@ void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status pa
 
 void ChunkedStream::JoinTransfer(const std::string& token) {
   TransferRef transfer = context_.chunked.Find(token);
-  // To others it does not exist. Where callers are not authenticated, what a joining stream says of
-  // its tenant is ignored.
+  // For other tenants it does not exist. Without authentication, the tenant named by a joining
+  // stream is ignored.
   const bool anothers =
       transfer && facts_.caller.authenticated() && transfer->tenant() != facts_.caller.tenant;
   if (anothers) transfer = TransferRef();
@@ -291,13 +296,13 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t mess
     if (place.data == nullptr) return;  // no further chunk is wanted either
     ++unplaced_;
   }
-  Advance();  // the next read is under way before this chunk is copied
+  Advance();  // the next read starts before this chunk is copied
   const int64_t bytes = chunk->bytes();
   if (place.copy == nullptr && StaysOnThread(bytes)) {
     for (const HostPiece& piece : chunk->Pieces(place.data)) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     }
-    chunk.reset();  // the transport gets its memory back
+    chunk.reset();  // returns the memory to the transport
     return ChunkPlaced(bytes);
   }
   chunk->Own();
@@ -342,7 +347,7 @@ void ChunkedStream::OnCancel() {
     const MutexLock lock(mutex_);
     if (finished_) return;
     cancelled_ = true;
-    if (TakesFirstLocked()) return;  // SetTransfer looks at cancelled_
+    if (TakesFirstLocked()) return;  // SetTransfer checks cancelled_
     transfer = transfer_;
     RefuseLocked(Status(Code::kCancelled, "the call was cancelled"));
   }

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Every public function follows one pattern: change the state under the mutex, compute the single
+// consequence (Rest) there, and carry it out in Do() after unlocking. So callbacks from streams and
+// the engine cannot deadlock. The request's memory is freed only after in_hand_ has dropped to 0,
+// since copies may still be writing to it.
 
 #include "server/rpc/chunked_transfer.h"
 
@@ -27,14 +32,14 @@ ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const CallFacts& facts
 }
 
 ChunkedTransfer::~ChunkedTransfer() {
-  span_.reset();  // before a drain takes the call for ended
+  span_.reset();  // before a drain considers the call ended
   if (queued_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
 }
 
 void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
   const TransferRef self(this);
   MutexLock lock(mutex_);
-  Request& request = *request_;  // not shared while the header is in hand
+  Request& request = *request_;  // not shared until the header has been processed
   lock.Unlock();
   request.message_bytes = first.message_bytes();
   if (!parsed.ok()) {
@@ -48,7 +53,7 @@ void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
 
 Status ChunkedTransfer::Admit(const RequestMessage& header, Request& request) {
   {
-    // Do not take memory for a request that was cancelled while it waited for this thread.
+    // Take no memory for a request that was cancelled while it waited for this thread.
     const MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
   }
@@ -189,11 +194,11 @@ ChunkedTransfer::Rest ChunkedTransfer::FailLocked(Status status) {
   if (phase_ == Phase::kEnded || !failure_.ok()) return {};
   failure_ = std::move(status);
   switch (phase_) {
-    case Phase::kAdmitting:  // Begin's Placed() ends it
-    case Phase::kUploading:  // a copy may still write there: then the last Placed() ends it
+    case Phase::kAdmitting:  // ended by Begin's Placed()
+    case Phase::kUploading:  // a copy may still be writing: ended by the last Placed()
       return in_hand_ == 0 ? LeaveLocked() : Rest();
     case Phase::kRunning:
-      SetCancelled();  // before Submit checks for the last time
+      SetCancelled();  // before Submit's last check
       return {.kind = Rest::kCancel};
     default:  // kAnswering
       phase_ = Phase::kEnded;
@@ -218,7 +223,7 @@ void ChunkedTransfer::Do(Rest rest) {
       return context_.reader.Submit(*this, std::move(rest.request));
     }
     case Rest::kCancel:
-      return context_.engine.Cancel(id_);  // if it is not yet queued, Submit sees it
+      return context_.engine.Cancel(id_);  // if it is not queued yet, Submit sees the cancellation
     case Rest::kAdvance:
       return AdvanceAll();
   }
@@ -281,11 +286,11 @@ void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
   }
   const bool computed = request->status.ok();
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-  // Before any stream may finish: call_, whose peer the record names, is the first one's.
+  // Before any stream may finish: call_, whose peer is recorded, belongs to the first one.
   span_ =
       RecordEnd(context_, *request, total_ns, computed ? AnswerBytes(*request) : 0, call_, facts_);
   OutMessage header;
-  AnswerChunks answer;  // freed outside the lock, if it is not wanted any more
+  AnswerChunks answer;  // freed outside the lock, if it is no longer wanted
   if (computed) {
     v1::AttendResponse response;
     FillResponse(*request, total_ns, &response);
@@ -294,7 +299,7 @@ void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
     answer = AnswerChunks(OutputsOf(*request), std::move(request->output));
   }
   Refusal refusal = std::move(request->refusal);
-  request.reset();  // frees its memory before the answer is sent, or the client retries
+  request.reset();  // frees its memory before the answer is sent or the client retries
   {
     const MutexLock lock(mutex_);
     refusal_ = std::move(refusal);

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One request of AttendChunked and the streams that carry it. It is admitted by its header, filled
-// by chunks, run, and answered in chunks, each of which goes to whichever stream is ready.
+// One AttendChunked request and the streams that carry it. It is admitted by its header, filled by
+// chunks, run, and answered in chunks, each sent on any stream that is ready.
 //
 //   kAdmitting --1--> kUploading --2--> kRunning --3--> kAnswering
 //        |                                ^   |              |
 //        +---------------2----------------+   4              5
 //                                             +-> kEnded <---+
 //
-//   1  Admit: the header is admitted.
-//   2  LeaveLocked: all bytes are placed, and the engine gets the request. Or it has failed, and
-//      neither the header nor a chunk is in hand: then it ends without the engine.
-//   3  Finish: it was computed, and nothing has failed.
-//   4  Finish: it has failed.
-//   5  Next: the header and all chunks are written, so the first stream may finish. FailLocked: or
-//      the request has failed.
+// 1  Admit: the header is admitted.
+// 2  LeaveLocked: all bytes are placed, and the request goes to the engine. Or it has failed, and
+//    neither the header nor a chunk is in hand: then it ends without the engine.
+// 3  Finish: it was computed, and nothing has failed.
+// 4  Finish: it has failed.
+// 5  Next: the header and all chunks are written, so the first stream may finish. FailLocked: the
+//    request has failed.
 //
-// The first failure sets failure_ at once; the phase follows by an arrow above. In kEnded every
-// stream finishes with failure_, and the request's memory is free again.
+// The first failure sets failure_ at once; the phase follows by one of the arrows. In kEnded every
+// stream finishes with failure_, and the request's memory has been freed.
 //
-// The streams live on gRPC's threads and call in; the copy threads, the engine and the registry
-// call in from theirs. A mutex guards the state. It is never held while a stream, the engine or the
-// registry is called. Streams call in with their own mutex held, so theirs is locked first.
+// Called by the streams on the transport's loops, and by the copy threads, the engine and the
+// registry. A mutex guards the state; it is never held while a stream, the engine or the registry
+// is called. Lock order: a stream's mutex before this one, because streams call in with theirs
+// held.
 
 #pragma once
 
@@ -45,8 +46,8 @@ namespace attend {
 class TransferStream {
  public:
   virtual ~TransferStream() = default;
-  // Something has changed: does what there is to do now. Any thread that holds a reference to the
-  // stream.
+  // The transfer's state has changed: do what is possible now. Any thread that holds a reference to
+  // the stream.
   virtual void Advance() = 0;
 };
 
@@ -57,67 +58,67 @@ struct StreamStep {
   OutMessage message{};  // kWrite
   bool chunk = false;    // kWrite: Written() must follow
   Status status{};       // kFinish
-  Refusal refusal{};     // with it
+  Refusal refusal{};     // with `status`
 };
 
-// Where a chunk's bytes go. Valid until Placed().
+// The destination of a chunk's bytes. Valid until Placed().
 struct ChunkPlace {
   char* data = nullptr;        // null: the bytes are not wanted
-  DeviceCopy* copy = nullptr;  // to be told once they are there; null: there is none
+  DeviceCopy* copy = nullptr;  // must be notified when they have arrived; null: none
 };
 
 class ChunkedTransfer final : public Call {
  public:
-  // `first` is the stream that brought the header; `call` lives until that stream is finished.
+  // `first` is the stream that brought the header; `call` must live until that stream has finished.
   ChunkedTransfer(ServiceContext& context, const CallFacts& facts, const WireCall& call,
                   TimePoint deadline, std::shared_ptr<TransferStream> first);
 
-  // Whose it is.
+  // The owning tenant.
   int tenant() const { return facts_.caller.tenant; }
 
-  // Call once, not on a loop: admits the header, or ends the request. `parsed` says whether
-  // there is a header.
+  // Call once, not on a loop: admits the header or ends the request. `parsed`: whether the header
+  // is valid.
   void Begin(const FirstMessage& first, Status parsed);
 
   // Adds a stream, if it may join. INVALID_ARGUMENT names the bound.
   Status Join(std::shared_ptr<TransferStream> stream);
-  // A stream is about to be destroyed.
+  // Call before a stream is destroyed.
   void Leave(const TransferStream* stream);
 
-  // Whether streams should go on reading.
+  // Whether streams should continue reading.
   bool WantsBytes() {
     const MutexLock lock(mutex_);
     return phase_ == Phase::kUploading && failure_.ok();
   }
   // Reserves the chunk's place. If its bytes are wanted, Placed() must follow. INVALID_ARGUMENT if
-  // no byte may go there: the caller then fails the upload.
+  // the bytes may not go there: the caller then fails the upload.
   Status Reserve(const ChunkMessage& chunk, ChunkPlace* place);
   void Placed(int64_t bytes);
-  // The client sends nothing more on one of the streams.
+  // The client has half-closed one of the streams.
   void HalfClosed();
 
   // Ends the request with `status`, unless it has ended. Its memory is freed once the copies and
   // the batch that use it are done.
   void Fail(Status status);
-  // A stream was cancelled, or its connection lost.
+  // A stream was cancelled or its connection lost.
   void FailCancelled();
-  // The same, but only if bytes are missing. For bad chunks, which are ignored after that, for
-  // draining, which ends no other requests, and for callers that have lost their right.
-  // `message_bytes`: of the message that is why.
+  // Like Fail, but only while bytes are missing: for bad chunks, which are ignored later; for
+  // draining, which ends no other requests; and for callers that lost their right. `message_bytes`:
+  // size of the message that caused it.
   void FailUpload(Status status, int64_t message_bytes = 0);
   // Ends a stalled upload.
   void EndIfIdle(TimePoint now);
-  // Whether to cut off a chunk that is still being written: a stream was cancelled or lost, and the
-  // chunk keeps the request's answer in memory.
+  // Whether a chunk that is still being written should be aborted: the request has failed, and the
+  // chunk keeps its answer in memory.
   bool CutsOff() {
     const MutexLock lock(mutex_);
     return phase_ == Phase::kEnded;
   }
 
-  // The next write of the stream, or that it should finish. `granted`: it has been sent its
-  // grant. `call` is the stream's.
+  // The stream's next write, or that it should finish. `granted`: its grant has been sent. `call`
+  // is the stream's.
   StreamStep Next(bool first, bool granted, const WatchedRef& call);
-  // A result chunk was written, or failed to be.
+  // A result chunk has been written, or could not be.
   void Written(bool ok);
 
   // Call
@@ -128,16 +129,16 @@ class ChunkedTransfer final : public Call {
  private:
   enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnded };
 
-  // The consequence of a change of the state: Do() does it, without the lock.
+  // A consequence of a state change, carried out by Do() without the lock.
   struct Rest {
     enum Kind { kNone, kLeave, kCancel, kAdvance };
     Kind kind = kNone;
     std::unique_ptr<Request> request{};  // kLeave: goes to the engine, or ends if it has failed
-    AnswerChunks dropped{};              // kAdvance: freed with this
+    AnswerChunks dropped{};              // kAdvance: freed with this object
   };
 
   ~ChunkedTransfer() override;
-  // `request` is request_, which stays while the header is in hand.
+  // `request` is request_, which stays in place while the header is in hand.
   Status Admit(const RequestMessage& header, Request& request);
   Rest FailLocked(Status status) ATTEND_REQUIRES(mutex_);
   Rest FailUploadLocked(Status status) ATTEND_REQUIRES(mutex_);
@@ -150,35 +151,35 @@ class ChunkedTransfer final : public Call {
   const CallFacts facts_;
   const WireCall& call_;
   const TimePoint deadline_;
-  uint64_t id_ = 0;  // set once, when the transfer is made
+  uint64_t id_ = 0;  // set once, in the constructor
 
   Mutex mutex_;
   Phase phase_ ATTEND_GUARDED_BY(mutex_) = Phase::kAdmitting;
   // Why the request ends; OK while nothing has failed.
   Status failure_ ATTEND_GUARDED_BY(mutex_);
-  Refusal refusal_ ATTEND_GUARDED_BY(mutex_);  // with it
+  Refusal refusal_ ATTEND_GUARDED_BY(mutex_);  // with failure_
   std::vector<std::shared_ptr<TransferStream>> streams_ ATTEND_GUARDED_BY(mutex_);
-  int64_t joined_ ATTEND_GUARDED_BY(mutex_) = 1;  // streams that ever joined
+  int64_t joined_ ATTEND_GUARDED_BY(mutex_) = 1;  // streams that have joined so far
   int64_t open_ ATTEND_GUARDED_BY(mutex_) = 1;    // streams on which the client may still send
   std::string token_ ATTEND_GUARDED_BY(mutex_);   // empty until admitted
 
   std::unique_ptr<Request> request_ ATTEND_GUARDED_BY(mutex_);  // until kRunning
   UploadPlaces places_ ATTEND_GUARDED_BY(mutex_);
   int64_t placed_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
-  // Chunks being copied; at first, the header.
+  // Chunks being copied; initially the header.
   int64_t in_hand_ ATTEND_GUARDED_BY(mutex_) = 1;
   // When the last progress_step_bytes_ were complete.
   TimePoint progress_ ATTEND_GUARDED_BY(mutex_);
   int64_t progress_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
-  // Bytes that must arrive in one idle timeout.
+  // Bytes that must arrive per idle timeout.
   int64_t progress_step_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
 
-  // The engine may have, or has had, the request.
+  // The request may have been queued in the engine.
   bool queued_ ATTEND_GUARDED_BY(mutex_) = false;
 
   OutMessage header_ ATTEND_GUARDED_BY(mutex_);  // of the answer, until written
   bool header_due_ ATTEND_GUARDED_BY(mutex_) = false;
-  AnswerChunks answer_ ATTEND_GUARDED_BY(mutex_);  // until all of it is handed to streams
+  AnswerChunks answer_ ATTEND_GUARDED_BY(mutex_);  // until all of it has been handed to streams
   int64_t writing_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks being written
   std::unique_ptr<OpenSpan> span_;                 // ends with the last stream
 };

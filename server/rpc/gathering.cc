@@ -11,12 +11,12 @@
 namespace attend {
 namespace {
 
-// One part in so many of a message may lie elsewhere than in receive memory.
+// At most 1 / kElsewhereShare of a message may lie outside receive memory.
 constexpr int64_t kElsewhereShare = 8;
 
 }  // namespace
 
-// A message that was kept, and its part of held_bytes_max_.
+// A kept message and its part of held_bytes_max_.
 struct Gathering::HeldMessage {
   HeldMessage(std::vector<MessagePiece> message, std::shared_ptr<std::atomic<int64_t>> sum,
               int64_t bytes)
@@ -56,7 +56,8 @@ bool Gathering::Keep(MessageSlices& slices, std::vector<HostPiece> pieces, Reque
     held_->fetch_sub(bytes, std::memory_order_relaxed);
     return false;
   }
-  // The transport has copied what lay at the edges of blocks. The input block is readable too.
+  // Pieces at block edges were copied by the transport. Copy them to the input block, which devices
+  // can read.
   for (HostPiece& piece : pieces) {
     if (Readable(piece)) continue;
     std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Leaves a request's tensors where their message arrived, if the device that computes it can read
-// them there and that pays. Thread-safe.
+// them there and it pays off. Thread-safe.
 
 #pragma once
 
@@ -19,15 +19,15 @@ namespace attend {
 
 class Gathering {
  public:
-  // `receive_memory` is null if messages arrive in memory that no device reads. Above
-  // `held_bytes_max` bytes of kept messages, further ones are not kept.
+  // `receive_memory` is null if messages arrive in memory that no device can read. Once messages of
+  // `held_bytes_max` bytes are kept, further ones are not.
   Gathering(const ReceiveMemory* receive_memory, int64_t held_bytes_max);
 
   // Whether a device reads messages where they arrive.
   bool is_on() const { return receive_memory_ != nullptr; }
-  // Whether it is worth asking for the pieces. The request must have its place.
+  // Whether it is worth collecting the pieces. The request's placement must be decided.
   bool MayKeep(const Request& request) const;
-  // Gives `request` the message, whose tensors are the pieces. False, if nothing is kept.
+  // Gives the message to `request`; `pieces` are its tensors. False: nothing was kept.
   bool Keep(MessageSlices& slices, std::vector<HostPiece> pieces, Request& request) const;
 
  private:

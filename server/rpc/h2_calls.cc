@@ -14,7 +14,7 @@
 namespace attend {
 namespace {
 
-// One small message each way.
+// A call with one small message each way.
 class SmallCallHandler final : public CallHandler {
  public:
   SmallCallHandler(ServerCall& call, const CallTable::Small& answer)
@@ -22,7 +22,7 @@ class SmallCallHandler final : public CallHandler {
     wire_->Read();
   }
 
-  // Whatever follows the first message is dropped as it comes, so that none of it is kept.
+  // Further messages are read and dropped, so that none is kept.
   void OnMessage(InMessage message) override {
     wire_->Read();
     if (std::exchange(begun_, true)) return;
@@ -47,7 +47,7 @@ class SmallCallHandler final : public CallHandler {
   const CallTable::Small& answer_;
   std::string request_;
   std::string response_;
-  bool begun_ = false;  // its message has come
+  bool begun_ = false;  // its message has arrived
 };
 
 int64_t Smallest(const H2Methods::Bounds& bounds) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The methods of a table, as the transport calls them. Who calls is asked before any message of a
-// call that brings tensors is read.
+// The methods of a table, as called by the transport. For a call with tensors, the caller is
+// checked before any message is read.
 
 #pragma once
 
@@ -19,16 +19,15 @@ namespace attend {
 
 class H2Methods final : public CallMethods {
  public:
-  // The most bytes of a message, by path, of every method that a server may have.
+  // Maximum message size by path, for every method a server may have.
   using Bounds = std::map<std::string, int64_t, std::less<>>;
 
-  // Serves the table's methods. `bounds` has one method at least. The references must outlive every
-  // call.
+  // Serves the table's methods. `bounds` must not be empty. The references must outlive every call.
   H2Methods(ServiceContext& context, const CallTable& table, Bounds bounds);
 
   int64_t MessageBytesMax(std::string_view path) const override;
   CallHandler* Begin(ServerCall& call) override;
-  // Requests that came together run together.
+  // Plans, so that requests that arrived together run together.
   void OnTaken() override;
 
  private:

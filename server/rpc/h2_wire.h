@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call that the transport carries.
+// A WireCall for a call of the server's own transport.
 
 #pragma once
 
@@ -16,8 +16,8 @@ namespace attend {
 
 class H2Wire final : public WireCall {
  public:
-  // The call must outlive it. What is added to the end of the call stays with this object, so a
-  // call has one at a time.
+  // The call must outlive it. Trailers are stored here, so a call may have only one H2Wire at a
+  // time.
   explicit H2Wire(ServerCall& call) : call_(call) {}
 
   std::string Peer() const override { return call_.peer().address; }
@@ -36,7 +36,8 @@ class H2Wire final : public WireCall {
   }
   void Cancel() const override { call_.Cancel(); }
 
-  // As ServerCall has them. End sends what was added, and of the status' message what fits.
+  // As in ServerCall. End sends the trailers, and truncates the status message to the size that
+  // fits.
   void Read() const { call_.Read(); }
   void Write(OutMessage message) const { call_.Write(std::move(message)); }
   void End(const Status& status) const;
@@ -46,8 +47,7 @@ class H2Wire final : public WireCall {
   mutable CallMetadata trailers_;
 };
 
-// Ends a call that is refused. Returns its handler. May throw std::bad_alloc, and has then not
-// ended it.
+// Ends a refused call and returns its handler. If it throws std::bad_alloc, the call has not ended.
 CallHandler* RefuseCall(const H2Wire& wire, const Status& status);
 
 }  // namespace attend

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A watcher remembers the last status told and the current one; a change while a write is in
+// progress only updates the latter. Watches of unauthenticated connections are also in a list,
+// oldest first, from which MakeRoom ends the oldest one of the peer that has most.
 
 #include "server/rpc/health_service.h"
 
@@ -19,10 +23,10 @@ namespace health = grpc::health::v1;
 using health::HealthCheckResponse;
 using ServingStatus = HealthCheckResponse::ServingStatus;
 
-// No service has so long a name.
+// Longer than any service name.
 constexpr size_t kHealthBytesMax = 4096;
 
-// The message that says so. Two bytes, so it takes no memory.
+// The encoded status. Two bytes, so it allocates nothing.
 std::string MessageOf(ServingStatus status) {
   constexpr char kField = 0x08;
   return {kField, static_cast<char>(status)};
@@ -34,8 +38,8 @@ ServingStatus StatusOf(bool serving) {
 
 }  // namespace
 
-// Tells its client each change, and only the last where it reads slowly. All but Begin and the
-// transport's callbacks is used with the service's mutex held.
+// Sends each change to its client, skipping intermediate ones if the client reads slowly. Except
+// for Begin and the transport's callbacks, used with the service's mutex held.
 class HealthService::Watcher final : public CallHandler {
  public:
   Watcher(HealthService& service, ServerCall& call) : service_(service), wire_(call) {}
@@ -86,8 +90,8 @@ class HealthService::Watcher final : public CallHandler {
 
   HealthService& service_;
   const H2Wire wire_;
-  bool known_ = false;  // the service that is watched
-  Marks marks_;         // of its connection, or null
+  bool known_ = false;  // the watched service exists
+  Marks marks_;         // of its connection; may be null
   ServingStatus now_ = HealthCheckResponse::UNKNOWN;
   ServingStatus told_ = HealthCheckResponse::UNKNOWN;
   bool writing_ = false;
@@ -136,7 +140,7 @@ Status HealthService::Begin(Watcher& watcher, const std::string& request) {
   const Marks marks = connections_ == nullptr ? nullptr : connections_->MarksOf(peer);
   std::set<Watcher*> made = {&watcher};
   const MutexLock lock(mutex_);
-  if (watcher.ended_) return Status();  // it was cancelled meanwhile
+  if (watcher.ended_) return Status();  // cancelled in the meantime
   ATTEND_RETURN_IF_ERROR(TakePlace(marks, &watcher));
   watchers_.insert(made.extract(made.begin()));
   watcher.known_ = services_.contains(*service);
@@ -177,7 +181,7 @@ Status HealthService::TakePlace(const Marks& marks, Watcher* watcher) {
 }
 
 void HealthService::MakeRoom() {
-  std::erase_if(strangers_, [](const Stranger& each) {  // a caller's by now
+  std::erase_if(strangers_, [](const Stranger& each) {  // has an accepted call by now
     return each.marks->called.load(std::memory_order_relaxed);
   });
   if (std::ssize(strangers_) < kWatchesOfStrangersMax) return;

@@ -20,16 +20,16 @@ namespace attend {
 
 class HealthService final {
  public:
-  // Watches on one connection on which a call has been let in, on another, and on all such others.
-  // Beyond the first two a watch is refused; beyond the third the one is ended that has been open
-  // for longest, of those of the peer that has most.
+  // Bounds on watches: per connection with an accepted call; per other (unauthenticated)
+  // connection; and over all of the latter. At the first two a new watch is refused. At the third,
+  // the oldest watch of the peer with the most watches is ended.
   static constexpr int64_t kWatchesOfCallersMax = 64;
   static constexpr int64_t kWatchesOfStrangerMax = 8;
   static constexpr int64_t kWatchesOfStrangersMax = 1024;
 
-  // Of these services, and of "", the whole server; none serves until SetServing. `connections`
-  // tells which are strangers'; null: none, and a connection may have any number. It must outlive
-  // the server.
+  // Serves `services` and "", the whole server; not serving until SetServing. `connections` tells
+  // which connections are unauthenticated; null: all are trusted, without bounds. It must outlive
+  // the service.
   HealthService(const std::vector<std::string>& services, const ConnectionHolds* connections);
 
   void SetServing(bool serving);  // any thread
@@ -45,11 +45,11 @@ class HealthService final {
   };
 
   Status Check(const std::string& request, std::string& response);
-  // The watch begins for which the request asks. May throw std::bad_alloc.
+  // Begins the watch that the request asks for. May throw std::bad_alloc.
   Status Begin(Watcher& watcher, const std::string& request);
-  // Which service the request names.
+  // The service that the request names.
   static Result<std::string> ServiceOf(const std::string& request);
-  // A watch on this connection may begin, whose place is made.
+  // Counts the new watch against its connection's bounds.
   Status TakePlace(const Marks& marks, Watcher* watcher) ATTEND_REQUIRES(mutex_);
   void MakeRoom() ATTEND_REQUIRES(mutex_);
   void Remove(Watcher* watcher);
@@ -59,7 +59,7 @@ class HealthService final {
   Mutex mutex_;
   bool serving_ ATTEND_GUARDED_BY(mutex_) = false;
   std::set<Watcher*> watchers_ ATTEND_GUARDED_BY(mutex_);
-  std::list<Stranger> strangers_ ATTEND_GUARDED_BY(mutex_);  // the oldest first
+  std::list<Stranger> strangers_ ATTEND_GUARDED_BY(mutex_);  // oldest first
 };
 
 }  // namespace attend

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Duration kWindow = std::chrono::seconds(1);
 
-// Fields of OrcaLoadReport.
+// Field numbers of OrcaLoadReport.
 constexpr int kRpsFractional = 6;
 constexpr int kApplicationUtilization = 9;
 
@@ -47,7 +47,7 @@ std::string LoadMeter::Report() {
     LoadReport report;
     report.requests_per_s = (totals.answered - before_.answered) / seconds;
     if (totals.lanes > 0) {
-      // Less than before where a device was lost since.
+      // Can decrease if a device was lost.
       const Duration busy = std::max(Duration::zero(), totals.busy - before_.busy);
       report.utilization = Seconds(busy) / (seconds * static_cast<double>(totals.lanes));
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How busy the server is, for clients that choose among several by it: an ORCA load report
-// (xds.data.orca.v3.OrcaLoadReport), which clients of gRPC with weighted round robin read from the
+// The server's load, for clients that balance over several servers: an ORCA load report
+// (xds.data.orca.v3.OrcaLoadReport). gRPC clients with weighted round robin read it from the
 // trailing metadata of any call.
 
 #pragma once
@@ -17,28 +17,28 @@
 namespace attend {
 
 struct LoadReport {
-  double utilization = 0;     // busy lanes by lanes, on average
-  double requests_per_s = 0;  // that were answered
+  double utilization = 0;     // average share of lanes that are busy
+  double requests_per_s = 0;  // answered requests
 
-  // As application_utilization and rps_fractional of an OrcaLoadReport. Zeros are left out.
+  // Encodes application_utilization and rps_fractional. Zeros are omitted.
   std::string Encode() const;
 };
 
-// Averages of about a second, made by whoever asks next. Thread-safe.
+// Averages over about a second, updated by the next caller that asks. Thread-safe.
 class LoadMeter {
  public:
   // Totals since the start.
   struct Totals {
-    double answered = 0;  // requests
-    Duration busy{0};     // of all lanes together
+    double answered = 0;  // number of requests
+    Duration busy{0};     // summed over lanes
     int64_t lanes = 0;
   };
   // `totals` is called at most once a second. The arguments must outlive it.
   LoadMeter(std::function<Totals()> totals, const Clock& clock);
 
-  // Encoded; empty in the first second.
+  // The encoded report; empty during the first second.
   std::string Report() ATTEND_EXCLUDES(mutex_);
-  // Gives the report to a call that has not ended.
+  // Adds the report to the trailers of a call that has not ended.
   void Tell(const WireCall& call);
 
  private:

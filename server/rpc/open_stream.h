@@ -18,14 +18,14 @@
 
 namespace attend {
 
-// Takes one of the streams that the caller's tenant may have open. A refusal is counted, logged and
-// told to the call's client, but for its status.
+// Takes one of the tenant's open streams. A refusal is counted and logged, and its details are sent
+// to the client, except for the status.
 Status TakeStream(ServiceContext& context, std::string_view method, const Caller& caller,
                   const WireCall& call, CountHold& hold);
 
-// Begins the stream that `make` makes for the caller of that method, which holds its place among
-// its tenant's, and ends it if streams are no longer accepted. Returns what handles the call: the
-// stream, unless it is refused.
+// Begins the stream made by `make` for the method's caller, with its place among the tenant's
+// streams. Ends it at once if streams are not accepted any more. Returns the call's handler: the
+// stream, or a handler of the refused call.
 template <class Make>
 CallHandler* BeginStream(ServiceContext& context, std::string_view method, const H2Wire& wire,
                          const Make& make, Scope scope = Scope::kCompute) {
@@ -46,7 +46,7 @@ CallHandler* BeginStream(ServiceContext& context, std::string_view method, const
   });
   if (!status.ok()) return RefuseCall(wire, status);
   if (context.streams.Add(std::move(place), stream)) stream->EndWhenIdle();
-  // What callers may do changed before the stream was among those that are asked then.
+  // Rights changed before the stream was registered, so RecheckAll may have missed it.
   if (generation() != known) stream->Recheck();
   stream->Begin();
   return stream;

@@ -29,11 +29,11 @@ using google::protobuf::DescriptorPool;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::FileDescriptor;
 
-// What it has is no secret; who may call it is another question.
+// Its existence is not secret; calling it needs the scope.
 constexpr char kAdmin[] = "attend.v1.AdminService";
 constexpr char kReflection[] = "grpc.reflection.v1alpha.ServerReflection";
 constexpr char kReflectionV1[] = "grpc.reflection.v1.ServerReflection";
-// Nothing that there is to ask for has a name that comes near it.
+// Far longer than any name that could be requested.
 constexpr size_t kReflectionBytesMax = size_t{64} << 10;
 
 void NotFound(const std::string& what, proto::ServerReflectionResponse& response) {
@@ -41,7 +41,7 @@ void NotFound(const std::string& what, proto::ServerReflectionResponse& response
   response.mutable_error_response()->set_error_message(what + " not found");
 }
 
-// The file, after those that it needs.
+// Adds the file after its dependencies.
 void AddFile(const FileDescriptor& file, std::set<const FileDescriptor*>& added,
              proto::FileDescriptorResponse& response) {
   if (!added.insert(&file).second) return;
@@ -110,7 +110,7 @@ void Describe(const proto::ServerReflectionRequest& request,
   }
 }
 
-// Answers one stream's requests, one after the other.
+// Answers the requests of one stream, one at a time.
 class Stream final : public CallHandler, public OpenCall {
  public:
   Stream(ServiceContext& context, const std::vector<std::string>& services, const CallFacts& facts,
@@ -158,7 +158,7 @@ class Stream final : public CallHandler, public OpenCall {
   }
 
  private:
-  // False: it crossed the end of the call.
+  // False: the message crossed the end of the call.
   bool TakeRead(bool message) {
     const MutexLock lock(mutex_);
     if (finished_) return false;
@@ -188,7 +188,7 @@ class Stream final : public CallHandler, public OpenCall {
     if (stopped) return Stop(Status());
     wire_.Read();
   }
-  // Ends with the first status that this is called with, once no answer is under way.
+  // Ends the stream with the first status passed, once no response is in progress.
   void Stop(const Status& status) {
     Status end;
     bool served;
@@ -198,18 +198,18 @@ class Stream final : public CallHandler, public OpenCall {
       if (answering_ || finished_) return;
       finished_ = true;
       end = *stopped_;
-      // A drain refuses streams that begin after it; the others have had all their answers.
+      // A drain refuses streams that begin after it; older ones have received all their responses.
       served = begun_ && RejectionOf(end) == Rejection::kDraining;
     }
     LogEnd(context_, served ? Because(Rejection::kCounted, end) : end,
            {served ? "reflection ended" : "reflection refused", request_bytes_, response_bytes_},
            wire_, facts_);
-    hold_.Release();  // before the client hears of it and opens another
+    hold_.Release();  // before the client learns of the end and opens another stream
     wire_.End(end);
   }
   // May throw std::bad_alloc.
   Status Respond(OutMessage& answer) {
-    // It says how to call the server, so no rate refuses it.
+    // Never refused by a rate, because it describes how to call the server.
     context_.limits.Came(facts_.caller.tenant, std::ssize(request_));
     ATTEND_RETURN_IF_ERROR(caller_.Check());
     if (request_.size() > kReflectionBytesMax) {
@@ -221,7 +221,7 @@ class Stream final : public CallHandler, public OpenCall {
     if (!request.ParseFromString(request_)) {
       return InvalidArgument("the message is not a reflection request");
     }
-    // On an arena: Protobuf's messages lose what they hold where an allocation fails.
+    // On an arena, because Protobuf messages leak if an allocation fails.
     google::protobuf::Arena arena;
     auto* const response =
         google::protobuf::Arena::CreateMessage<proto::ServerReflectionResponse>(&arena);
@@ -237,13 +237,13 @@ class Stream final : public CallHandler, public OpenCall {
   const CallFacts facts_;
   const H2Wire wire_;
   StandingCaller caller_{context_, wire_, facts_, Scope::kInfo};
-  CountHold hold_;  // its place among its tenant's streams
-  // Of the thread that answers, or ends the stream when none does.
+  CountHold hold_;  // counts against the tenant's streams
+  // Used by the thread that answers, or that ends the stream when none does.
   std::string request_;
   int64_t request_bytes_ = 0;
   int64_t response_bytes_ = 0;
   Mutex mutex_;
-  bool answering_ ATTEND_GUARDED_BY(mutex_) = false;  // a message was read and is not yet answered
+  bool answering_ ATTEND_GUARDED_BY(mutex_) = false;  // a message was read and is not answered yet
   std::optional<Status> stopped_ ATTEND_GUARDED_BY(mutex_);
   bool begun_ ATTEND_GUARDED_BY(mutex_) = false;
   bool finished_ ATTEND_GUARDED_BY(mutex_) = false;

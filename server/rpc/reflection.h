@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Server reflection (grpc.reflection.v1 and v1alpha); gRPC's own takes a thread for each open
-// stream.
+// Server reflection (grpc.reflection.v1 and v1alpha, which have the same messages).
 
 #pragma once
 
@@ -13,13 +12,12 @@
 
 namespace attend {
 
-// Its versions have the same messages.
 class ReflectionService final {
  public:
   // Lists `services`, and those that every server has, to callers with the scope info.
   ReflectionService(ServiceContext& context, std::vector<std::string> services);
 
-  // Both versions. This must outlive the streams.
+  // Adds both versions. This must outlive the streams.
   void AddTo(CallTable& table);
 
  private:

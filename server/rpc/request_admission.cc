@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What RequestReader takes for a request before its bytes: a place among its tenant's requests,
-// memory, and what its tenant is charged beyond its message.
+// Admission of a request before its bytes are copied: its place among the tenant's requests,
+// memory, and charges beyond its message.
+//
+// Checks that can never succeed come first and are INVALID_ARGUMENT (do not retry); only then are
+// the upload budget and memory taken, whose shortage is RESOURCE_EXHAUSTED.
 
 #include <algorithm>
 #include <limits>
@@ -15,7 +18,7 @@
 namespace attend {
 namespace {
 
-// A request that can never have memory.
+// For a request that can never fit.
 Status TooLarge(const MemoryPlan& plan, const std::string& bound) {
   return InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
                          " bytes and its answer " + std::to_string(plan.output_bytes) + ", " +
@@ -50,7 +53,7 @@ Status RequestReader::ChargeTenant(const Validated& validated, Request& request)
   for (const OutputTensor& each : OutputsOf(request)) {
     bytes += each.bytes;
   }
-  // Of several devices, the one that needs least: which it will be, is not the tenant's choice.
+  // The cheapest device, because the tenant does not choose which one it will be.
   double cost = std::numeric_limits<double>::max();
   for (const Candidate& each : request.placement.candidates) {
     cost = std::min(cost, each.kernel_cost);
@@ -60,7 +63,7 @@ Status RequestReader::ChargeTenant(const Validated& validated, Request& request)
 
 Status RequestReader::Admit(const RequestMessage& message, Request& request,
                             const Validated& validated, const MemoryPlan& plan) {
-  // The bound of one message; chunks are bounded by the budget alone.
+  // The bound of one message; chunked answers are bounded by the budget alone.
   const int64_t answer_bytes =
       plan.output_bytes -
       (request.lse_for_check ? BytesLse(validated.attention.problem) : int64_t{0});
@@ -75,10 +78,10 @@ Status RequestReader::Admit(const RequestMessage& message, Request& request,
   const int64_t bound = chunked ? uploads_.bytes_max(request.tenant) : pool.budget_bytes();
   const int64_t input = HostPool::BlockBytes(plan.input_bytes);
   const int64_t output = HostPool::BlockBytes(plan.output_bytes);
-  // The sizes are whatever a chunked request's header claims: their sum may overflow.
+  // Sizes are claimed by a chunked request's header: their sum may overflow.
   const bool beyond = input > bound || output > bound - input;
   if (beyond || !pool.CouldTake(request.tenant, plan.input_bytes, plan.output_bytes)) {
-    // Never, not later: a client must not try again.
+    // Never, rather than later: the client must not retry.
     const std::string uploads = "together more than the tenant's " + std::to_string(bound) +
                                 " for incomplete uploads of the memory budget of " +
                                 std::to_string(pool.budget_bytes());

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The steps from message to queue: checks that need only the size; a scan of the wire format for
+// the small fields; validation; admission and memory; then the tensor bytes, which are kept in
+// place, copied here if they are few, or copied by the copy threads. Everything that can refuse a
+// request comes before its bytes are copied. Exactly one owner holds the request at any time, so a
+// std::bad_alloc anywhere still ends it exactly once.
 
 #include "server/rpc/request_reader.h"
 
@@ -20,16 +26,16 @@
 namespace attend {
 namespace {
 
-// Requests whose messages are still coming may hold one part in so many of the memory budget.
+// Requests whose messages are still arriving may hold 1 / kEarlyShare of the memory budget.
 constexpr int64_t kEarlyShare = 8;
 
-// Ends the request where Finish may not throw.
+// Ends the request where an exception may not be thrown.
 void End(std::unique_ptr<Request> request, Status status) {
   const OnNoMemory wait(OnNoMemory::kWait);
   Finish(std::move(request), std::move(status));
 }
 
-// So that whatever it ends with names the client's request.
+// Called early, so that any error carries the client's request id.
 void NameRequest(std::string id, Request& request) {
   if (id.size() > kRequestIdBytesMax) id.resize(kRequestIdBytesMax);
   request.request_id = id.empty() ? "server-" + std::to_string(request.id) : std::move(id);
@@ -46,7 +52,7 @@ struct RequestReader::Work {
   Validated validated;
   MemoryPlan plan;
 
-  std::shared_ptr<MessagePlaces> places;  // message.early
+  std::shared_ptr<MessagePlaces> places;  // owns message.early
 
   void Take(InMessage&& bytes) {
     places = std::move(bytes.places);
@@ -54,14 +60,14 @@ struct RequestReader::Work {
     slices.Take(std::move(bytes));
     message.slices = slices.spans();
   }
-  // Its tensors are in the request's block, but for those few bytes that came with its fields.
+  // Its tensors are in the request's block, except the few bytes that arrived with its fields.
   bool placed() const { return message.early != nullptr && message.early->taken(); }
-  // The message stays when the function returns that it was given to.
+  // Makes the message outlive the function it was passed to.
   void Own() {
     slices.Own();
     message.slices = slices.spans();
   }
-  // The transport gets its memory back before the request runs.
+  // Returns the memory to the transport before the request runs.
   void ReleaseSlices() {
     message.slices = {};
     slices.Release();
@@ -116,7 +122,7 @@ void RequestReader::Accept(Call& call, const MessageFormat& format,
 bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
                          InMessage&& message) {
   Work work(format);
-  request->message_bytes = message.size();  // whatever becomes of it
+  request->message_bytes = message.size();  // counted whatever becomes of it
   Status status = CheckEarly(call, *request);
   if (status.ok()) {
     work.Take(std::move(message));
@@ -134,7 +140,7 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
   auto large = std::make_shared<LargeWork>(std::move(work));
   large->request = std::move(request);
   try {
-    // On the pool's threads from here on: so many numbers take long.
+    // The rest runs on the worker threads, because this many array elements take long.
     workers_.Post([this, &call, large] { DecodeLarge(call, large); });
   } catch (const std::bad_alloc&) {
     request = std::move(large->request);
@@ -177,7 +183,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
       Submit(call, std::move(request));
     }
   } else {
-    // Its tensors are found by the scan alone, so the arena may go.
+    // Tensors are found by the scan alone, so the arena may be destroyed.
     work.message.fields = nullptr;
     work.Own();
     auto large = std::make_shared<LargeWork>(std::move(work));
@@ -257,7 +263,7 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
     places.data[i] = input == nullptr ? nullptr : input + plan.tensors[i];
     tensors.push_back({places.data[i], places.bytes[i]});
   }
-  const OnNoMemory wait(OnNoMemory::kWait);  // a device's copies are begun in several steps
+  const OnNoMemory wait(OnNoMemory::kWait);  // a device's copies are started in several steps
   if (input != nullptr) engine_.Stage(request, tensors);
   return Status();
 }
@@ -269,7 +275,7 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   request.kernel = fields.kernel();
   if (fields.check()) request.check = AnswerCheck::kAsked;
   request.priority = fields.priority();
-  // Submit asks again, for what was on its way.
+  // Submit checks again, for requests on their way.
   if (engine_.draining()) return fields.sessions_size() > 0 ? SessionsAreEnding() : Draining();
   ATTEND_RETURN_IF_ERROR(EnterTenant(request));
 
@@ -293,7 +299,7 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   ATTEND_RETURN_IF_ERROR(engine_.Place(request));
   ATTEND_RETURN_IF_ERROR(engine_.CheckInTime(request));
   ATTEND_RETURN_IF_ERROR(ChargeTenant(validated, request));
-  // Last, so that no session loses pages to a request that is refused.
+  // Last, so that no session loses pages to a refused request.
   return ReservePages(plan, request);
 }
 
@@ -308,7 +314,7 @@ Status RequestReader::FindShared(const v1::AttendRequest& message, const Validat
     }
     return status;
   }
-  // Draining forgets every region, and a client must learn that it may try elsewhere.
+  // Draining drops every region; the client must learn that it may retry elsewhere.
   return status.code() == Code::kNotFound && engine_.draining() ? Draining() : status;
 }
 
@@ -323,10 +329,10 @@ void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
   });
   const OnNoMemory wait(OnNoMemory::kWait);
   if (!status.ok()) {
-    if (request == nullptr) std::terminate();  // it was accepted, and can no longer be ended
+    if (request == nullptr) std::terminate();  // it was accepted, and can no longer be ended here
     return Finish(std::move(request), std::move(status));
   }
-  // A cancellation that came before the request was queued found nothing to cancel.
+  // A cancellation before the request was queued found nothing to cancel.
   if (call.cancelled()) engine_.Cancel(id);
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call with one small message each way, from its caller's admission to its end. It is answered in
-// the queue of small calls (call_queue.h), as no thread that moves bytes may wait for its work.
-// SessionService, AdminService and the Open Inference Protocol's small calls differ in a
-// ServiceMethod alone: each service has a few.
+// A call with one small message each way, from its caller's admission to its end. It is answered on
+// the queue of small calls (call_queue.h), because threads that move bytes must not wait for it.
+// SessionService, AdminService and the small calls of the Open Inference Protocol differ only in
+// their ServiceMethods.
 
 #pragma once
 
@@ -22,17 +22,17 @@
 
 namespace attend {
 
-// How calls of a method are charged.
+// How a method's calls are admitted and charged.
 struct ServiceMethod {
   enum class Charge {
-    kPlace,  // a place among their tenant's requests in flight, and their bytes
-    kBytes,  // for calls that a tenant at its limits may make all the same
+    kPlace,  // a place among the tenant's requests in flight, and bytes
+    kBytes,  // bytes only: allowed at the tenant's limits
     kNone,
   };
-  const char* event;  // the log line's, if a call fails
+  const char* event;  // of the log line, if a call fails
   Scope scope = Scope::kInfo;
   Charge charge = Charge::kPlace;
-  // The log has each call, under this name, with its caller and what it asked for; null: failures.
+  // Every call is logged under this name, with its caller and its request; null: only failures.
   const char* audit = nullptr;
   int64_t request_bytes_max = int64_t{64} << 10;
 };
@@ -41,7 +41,7 @@ class ServiceCall {
  public:
   using Ref = std::shared_ptr<ServiceCall>;
 
-  // The carrier of one. The messages live until `finish`, which ends the call.
+  // The carrier of a call. The messages live until `finish`, which ends the call.
   struct Wire {
     std::shared_ptr<const WireCall> call;
     const std::string* request;
@@ -49,19 +49,19 @@ class ServiceCall {
     std::function<void(const Status&)> finish;
   };
 
-  // Admits the caller and takes what the method takes. Null: the call has ended. `method` must
-  // outlive the call, and so must `name`, which is as gRPC's paths have it.
+  // Admits the caller and takes what the method charges. Null: the call has ended. `method` and
+  // `name`, the call's path, must outlive the call.
   static Ref Begin(ServiceContext& context, const ServiceMethod& method, const std::string& name,
                    Wire wire);
 
-  // Lets in any call that its caller's scope lets in.
+  // Allows every call that the scope allows.
   struct Anyone {
     Status operator()(const WireCall&) const { return Status(); }
   };
 
-  // A whole call. `may(wire_call)` is asked before the message is parsed, and may refuse it.
-  // `answer(caller, request, response, refusal)`, `answer(request, response)` or `answer(call,
-  // request, response)` fills the response, or says why not.
+  // Handles a whole call. `may(wire_call)` is called before the message is parsed, and may refuse
+  // it. `answer(caller, request, response, refusal)`, `answer(request, response)` or `answer(call,
+  // request, response)` fills the response or returns an error.
   template <class In, class Out, class Answer, class May = Anyone>
   static void Run(ServiceContext& context, const ServiceMethod& method, Wire wire,
                   const Answer& answer, const May& may = May()) {
@@ -74,10 +74,10 @@ class ServiceCall {
 
   const CallFacts& facts() const { return facts_; }
   const WireCall& call() const { return *wire_.call; }
-  // For the audit, what the caller asked for.
+  // Sets the description of the request for the audit log.
   void set_asked(std::string asked) { asked_ = std::move(asked); }
 
-  // Parses the request and has `answer(request, response)` fill the response, or say why not.
+  // Parses the request; `answer(request, response)` fills the response or returns an error.
   template <class In, class Out, class Answer>
   Status Try(const Answer& answer) {
     return OrOutOfMemory([&] {
@@ -86,7 +86,7 @@ class ServiceCall {
     });
   }
 
-  // Calls `work` in its tenant's turn. An error: the call is to end so.
+  // Runs `work` when the tenant's turn comes. On error the call should end with it.
   template <class Work>
   Status Post(Work work) {
     return OrOutOfMemory([&] {
@@ -94,9 +94,9 @@ class ServiceCall {
     });
   }
 
-  // Gives back what was taken, counts and logs the end, and tells the client.
+  // Releases what was taken, counts and logs the end, and answers the client.
   void End(const Status& status, const Refusal& refusal = {});
-  // All of it but the last.
+  // Like End, without answering the client.
   void Note(const Status& status);
 
   ServiceCall(ServiceContext& context, const ServiceMethod& method, CallFacts facts, Wire wire)

@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-// Sessions in one answer.
+// Maximum number of sessions in a response.
 constexpr int64_t kListed = 256;
 
 constexpr char kEvent[] = "session call failed";
@@ -73,7 +73,7 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
   ATTEND_RETURN_IF_ERROR(MayBegin());
   SessionSpec spec;
   spec.pinned = request.pinned();
-  // What a Duration holds; the table has the bounds.
+  // The range of Duration; the table checks the real bounds.
   const double lease = request.lease_seconds();
   constexpr double kCountable = 1e9;
   if (!(lease >= -kCountable && lease <= kCountable)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionService. A call is answered in the queue of small calls: forks and truncations may copy a
-// page of each layer, and a list describes many.
+// SessionService. Calls are answered on the queue of small calls: forks and truncations may copy a
+// page of each layer, and a list may be long.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace attend {
 
-// What a client is told of a session.
+// Fills in the description of a session for its client.
 void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& response);
 
 class SessionServiceImpl final {
@@ -25,7 +25,7 @@ class SessionServiceImpl final {
   void AddTo(CallTable& table);
 
  private:
-  // `answer(tenant, request, response, refusal)` fills the response, or says why not.
+  // `answer(tenant, request, response, refusal)` fills the response or returns an error.
   template <class In, class Out, class Answer>
   void Add(const ServiceMethod& method, const Answer& answer, CallTable& table);
   // UNAVAILABLE while the server drains: a new session would end at once.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls whose messages are small: parsed by the generated class, answered on the spot.
+// Calls with small messages: parsed by the generated classes and answered on the spot.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace attend {
 
-// The method of the messages' file that takes an In, as calls name it.
+// The path of the method, in the file that defines In, whose request type is In.
 template <class In>
 const std::string& MethodOf() {
   static const std::string method = [] {
@@ -32,8 +32,8 @@ const std::string& MethodOf() {
   return method;
 }
 
-// Has `answer(request, response)` fill the response, or say why not. Messages above `bytes_max`
-// bytes are refused. May throw std::bad_alloc.
+// `answer(request, response)` fills the response or returns an error. Messages above `bytes_max`
+// are refused. May throw std::bad_alloc.
 template <class In, class Out, class Answer>
 Status AnswerSmallCall(const std::string& request, int64_t bytes_max, const Answer& answer,
                        std::string& response) {
@@ -42,7 +42,7 @@ Status AnswerSmallCall(const std::string& request, int64_t bytes_max, const Answ
     return InvalidArgument("the message has " + std::to_string(request.size()) +
                            " bytes, must have at most " + std::to_string(bytes_max));
   }
-  google::protobuf::Arena arena;  // Protobuf's messages lose what they hold where one fails
+  google::protobuf::Arena arena;  // Protobuf messages leak if an allocation fails
   auto* const in = google::protobuf::Arena::CreateMessage<In>(&arena);
   auto* const out = google::protobuf::Arena::CreateMessage<Out>(&arena);
   if (!in->ParseFromString(request)) return InvalidArgument("the message cannot be parsed");

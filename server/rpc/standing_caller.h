@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The caller of a call that stays open: whether it may still do what it could when the call began.
+// The caller of a call that stays open: whether it still has the rights it had when the call began.
+// Thread-safe. The call and its facts must outlive it.
 
 #pragma once
 
@@ -20,8 +21,8 @@ class StandingCaller {
   StandingCaller(ServiceContext& context, const WireCall& call, const CallFacts& facts, Scope scope)
       : context_(context), call_(call), facts_(facts), scope_(scope) {}
 
-  // Looks again if what callers may do has changed. What was refused once stays refused, and is
-  // counted and logged once. May throw std::bad_alloc.
+  // Checks again if rights have changed. A refusal is permanent, and is counted and logged once.
+  // May throw std::bad_alloc.
   Status Check() {
     if (context_.authenticator == nullptr) return Status();
     const uint64_t generation = context_.authenticator->generation();
@@ -39,7 +40,7 @@ class StandingCaller {
   const WireCall& call_;
   const CallFacts& facts_;
   const Scope scope_;
-  std::atomic<uint64_t> generation_{0};  // the authenticator's when it last knew the caller
+  std::atomic<uint64_t> generation_{0};  // the authenticator's, when the caller was last accepted
   Mutex mutex_;
   Status refused_ ATTEND_GUARDED_BY(mutex_);
 };

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Every event changes the state under the mutex, asks NextLocked for the one step that follows, and
+// performs it after unlocking. `unanswered_` both limits reading and keeps the object alive for
+// other threads: it counts each message from OnMessage until its answer is written or dropped, and
+// the call can finish only when it is 0.
 
 #include "server/rpc/stream_call.h"
 
@@ -107,7 +112,7 @@ void StreamCall::Do(Step step) {
     status = Draining();
   }
   TellLoad(context_, wire_);
-  hold_.Release();  // before the client hears of it and opens another
+  hold_.Release();  // before the client learns of the end and opens another stream
   wire_.End(status);
 }
 
@@ -132,10 +137,11 @@ void StreamCall::OnMessage(InMessage message) {
     if (finished_) return;  // it crossed the end of the call
     ++unanswered_;
     place = read_++;
-    step = NextLocked();  // the next read is under way before this message is copied
+    step = NextLocked();  // the next read starts before this message is copied
   }
   Do(step);
-  // The unanswered message keeps the call from finishing, so `this` stays until it is answered.
+  // The unanswered message keeps the call from finishing, so `this` stays alive until it is
+  // answered.
   std::unique_ptr<Request> request;
   const Status may = OrOutOfMemory([&] {
     Status checked = caller_.Check();
@@ -186,7 +192,7 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
 
 void StreamCall::Respond(std::unique_ptr<Request> request) {
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-  const bool ok = request->status.ok();  // RecordEnd changes failures alone
+  const bool ok = request->status.ok();  // RecordEnd changes only failures
   const int64_t bytes = ok ? AnswerBytes(*request) : 0;
   const std::unique_ptr<OpenSpan> span =
       RecordEnd(context_, *request, total_ns, bytes, wire_, facts_, format_);
@@ -200,8 +206,8 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
     Step step;
     {
       const MutexLock lock(mutex_);
-      // OnCancel may be on its way to say so. Until it has, a read begun here could meet the call's
-      // end: this thread is not the call's loop, so nothing would keep the call alive.
+      // OnCancel may be about to run. Until it has, a read begun here could meet the end of the
+      // call: this is not the call's loop, so nothing would keep the call alive.
       BreakLocked(dropped);
       --unanswered_;
       step = NextLocked();
@@ -221,7 +227,7 @@ void StreamCall::Respond(std::unique_ptr<Request> request) {
     if (status.ok()) return Answer(place, std::move(answer));
   }
   const Refusal refusal = request == nullptr ? Refusal() : request->refusal;
-  request.reset();  // its memory before the client hears of it and tries again
+  request.reset();  // frees its memory before the client learns of the failure and retries
   Answer(place, format_.EncodeFailure(id, status, refusal,
                                       RetryAfterMs(context_, status.code(), refusal)));
 }
@@ -280,7 +286,7 @@ void StreamCall::Answer(uint64_t place, OutMessage answer) {
 void StreamCall::OnWritten(bool ok) {
   watched_->Release(1);
   std::optional<OutMessage> next;
-  std::deque<OutMessage> dropped;  // let go of outside the lock
+  std::deque<OutMessage> dropped;  // released outside the lock
   std::map<uint64_t, std::optional<OutMessage>> dropped_early;
   Step step;
   {

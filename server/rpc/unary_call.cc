@@ -43,7 +43,7 @@ std::unique_ptr<Request> UnaryCall::MakeRequest() {
   return request;
 }
 
-// Whatever follows the message is dropped as it comes, so that none of it is kept.
+// Further messages are read and dropped, so that none is kept.
 void UnaryCall::OnMessage(InMessage message) {
   wire_.Read();
   if (begun_) return;
@@ -95,7 +95,7 @@ void UnaryCall::Answer(std::unique_ptr<Request> request) {
     }
   }
   const Refusal refusal = request == nullptr ? Refusal() : std::move(request->refusal);
-  request.reset();  // its memory before the client hears of it and tries again
+  request.reset();  // frees its memory before the client learns of the failure and retries
   AddRefusal(context_, status.code(), refusal, wire_);
   wire_.End(status);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One unary call for one attention.
+// A unary call with one attention problem.
 
 #pragma once
 
@@ -18,11 +18,11 @@
 
 namespace attend {
 
-// Deleted when the transport and the request reader are done with it.
+// Deleted when both the transport and the request reader are done with it.
 class UnaryCall final : public CallHandler, public Call {
  public:
-  // A call of that method, whose headers are all that has come; its message is asked for if its
-  // caller may make it. `method` and `data` must outlive the call. May throw std::bad_alloc.
+  // Begins a call of the method, of which only the headers have arrived. Its message is read if its
+  // caller may make the call. `method` and `data` must outlive the call. May throw std::bad_alloc.
   static CallHandler* Begin(ServiceContext& context, std::string_view method,
                             const CallTable::Data& data, ServerCall& call);
 
@@ -45,18 +45,18 @@ class UnaryCall final : public CallHandler, public Call {
       : context_(context), method_(method), data_(data), wire_(call) {}
   ~UnaryCall() override = default;
   Status Admit();
-  // Once its message has come, or it has none. Null, and the call has ended: there is no memory.
+  // Called once the message has arrived, or cannot. Null: no memory, and the call has ended.
   std::unique_ptr<Request> MakeRequest();
   void Answer(std::unique_ptr<Request> request);
-  // The client sent no message; or it went, or was cut off, before the message was whole. Only in
-  // the first case is it there to hear an answer; which it was is not known before OnDone.
+  // The client sent no message, or left or was cut off in the middle of one. Only in the first case
+  // can it receive an answer. Which case it was is known only in OnDone.
   void RecordUnread();
 
   ServiceContext& context_;
   const std::string_view method_;
   const CallTable::Data& data_;
   const H2Wire wire_;
-  CallFacts facts_;  // at first the caller alone
+  CallFacts facts_;  // initially only the caller
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
   bool begun_ = false;
   uint64_t id_ = 0;  // of its request

@@ -15,7 +15,7 @@ std::string ChunkText(int tensor, const ChunkMessage& chunk) {
          std::to_string(chunk.offset()) + ", " + std::to_string(chunk.bytes()) + " bytes, ";
 }
 
-// "Q (1), K (2) or V (3)": the tensors that chunks may belong to.
+// The tensors that chunks may belong to: "Q (1), K (2) or V (3)".
 std::string NamesText(const TensorPlaces& places) {
   constexpr std::array<const char*, kTensorsMax> kNames = {"Q", "K",   "V",   "BIAS",
                                                            "O", "LSE", "D_O", "D_LSE"};
@@ -37,7 +37,7 @@ UploadPlaces::UploadPlaces(const TensorPlaces& places) : places_(places) {
 }
 
 Result<char*> UploadPlaces::Reserve(const ChunkMessage& chunk) {
-  // Any 32 bits may come: compared before they are computed with.
+  // Arbitrary values may arrive: compare before computing with them.
   const bool known =
       chunk.tensor() >= v1::TENSOR_NAME_Q && chunk.tensor() < v1::TENSOR_NAME_Q + kTensorsMax;
   if (!known || !places_.present[chunk.tensor() - v1::TENSOR_NAME_Q]) {

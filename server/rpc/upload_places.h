@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the bytes of a chunked request's tensors belong, and which have arrived. Not thread-safe.
+// The destinations of a chunked request's bytes, and which have arrived. Not thread-safe.
 
 #pragma once
 
@@ -21,10 +21,10 @@ class UploadPlaces {
 
   int64_t total_bytes() const { return total_bytes_; }
 
-  // Reserves the chunk's place. INVALID_ARGUMENT: there is no such place, or it is taken; or the
-  // arrived bytes are in too many separate pieces, whose list is memory outside the budget.
+  // Reserves the chunk's place. INVALID_ARGUMENT: no such place, or it is already taken; or the
+  // bytes are in too many separate ranges, whose list is memory outside the budget.
   Result<char*> Reserve(const ChunkMessage& chunk);
-  // The missing bytes, in words: "3 of q's 64 bytes, ...".
+  // Describes the missing bytes: "3 of q's 64 bytes, ...".
   std::string MissingText() const;
 
  private:

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A batch is filled in one pass over the queue in QueueOrder. Late requests are skipped and
+// reported. While the batch is empty, a tenant whose next request would make one of its running
+// batches late is skipped as a whole. The pass stops at a large request (which is taken if the
+// batch is empty), and at the first request that exceeds a budget or would make the batch late.
+// Invariant: the batch ends before the earliest deadline in it, as far as the estimates hold.
 
 #include "server/schedule/batcher.h"
 
@@ -12,7 +18,7 @@ int64_t Batcher::Cost(double kernel_cost, int64_t bytes) const {
       std::max(kernel_cost / options_.batch_flops_max,
                static_cast<double>(bytes) / static_cast<double>(options_.batch_bytes_max));
   const double cost = std::ceil(share * static_cast<double>(kBatchCost));
-  if (!(cost < static_cast<double>(kCostMax))) return kCostMax;  // also 0 / 0
+  if (!(cost < static_cast<double>(kCostMax))) return kCostMax;  // also catches 0 / 0
   return std::max(kCostMin, static_cast<int64_t>(cost));
 }
 
@@ -21,7 +27,7 @@ void Batcher::Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& dec
   double kernel_cost = 0;
   int64_t bytes = 0;
   Duration time{0};
-  TimePoint due = kNever;  // the earliest deadline of what is taken
+  TimePoint due = kNever;  // the earliest deadline in the batch
   while (const Request* request = order.Peek()) {
     if (outlook.End(Duration::zero(), request->expected) > request->deadline) {
       decision.late.push_back(request->id);
@@ -60,7 +66,7 @@ void Batcher::Fill(QueueOrder& order, const Outlook& outlook, BatchDecision& dec
       return;
     }
     time += request->expected;
-    // It waits for company for at most half of the time that it can spare.
+    // A request is held back for at most half of its slack.
     const Duration spare = request->deadline - request->expected - request->enqueued;
     until = std::min(until, request->enqueued + std::min(options_.batch_delay, spare / 2));
     decision.take.push_back(order.Take());
@@ -76,10 +82,10 @@ BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
   decision.wake = queue.earliest_hopeless();
   if (lanes.free == 0 || queue.empty()) return decision;
 
-  // With one lane only there is nothing to keep free.
+  // With a single lane there is none to keep free.
   const bool large_may_run = lanes.total == 1 || lanes.large + 1 < lanes.total;
   QueueOrder order(queue, large_may_run, now);
-  TimePoint until = kNever;  // more requests may be waited for
+  TimePoint until = kNever;  // how long the batch may be held back for more requests
   decision.take.reserve(static_cast<size_t>(std::min(queue.size(), options_.batch_requests_max)));
   Fill(order, outlook, decision, until);
   decision.aged = order.aged() && !decision.take.empty();

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides what runs next. Pure: from the queue, the time and the lanes' state it returns what to
-// take or when to ask again; it owns no thread and changes nothing.
+// Decides what runs next. Pure: given the queue, the time and the lanes' state, it returns the
+// requests to take, or when to ask again. It owns no thread and changes nothing.
 //
 // Work-conserving: a free lane takes waiting requests, in QueueOrder, up to a budget of requests,
-// cost and bytes. There is no artificial delay unless one is configured. A request above the budget
-// of cost or bytes is large. So is one that its device computes in parts or that begins by waiting,
-// because the rest of its batch would wait too. A large request runs alone, and never on the last
-// free lane of several: that is left to small ones, which thus wait for at most one bounded batch.
-// The problems of a batch may differ in everything: the device groups them into launches.
+// cost and bytes. There is no artificial delay unless one is configured. A request above the cost
+// or byte budget is large. So is one that its device computes in parts, or that begins by waiting
+// for an event, because the rest of its batch would wait too. A large request runs alone, and never
+// on the last free lane of several: that lane is left to small requests, which thus wait for at
+// most one bounded batch. The problems of a batch need not have anything in common: the device
+// groups them into launches.
 //
-// A request that could not end before its deadline, beside what runs, is not started, and none that
-// would make what is about to run late, or what runs of the same tenant (Outlook::Spares).
+// A request that cannot finish before its deadline, given what is running, is not started. Neither
+// is one that would make the batch being formed late, or a running batch of its own tenant
+// (Outlook::Spares).
 
 #pragma once
 
@@ -27,9 +29,9 @@ namespace attend {
 
 struct BatcherOptions {
   int64_t batch_requests_max = 64;
-  double batch_flops_max = 2e9;  // of kernel cost (kernels/contract/cost.h)
+  double batch_flops_max = 2e9;  // kernel cost (kernels/contract/cost.h)
   int64_t batch_bytes_max = int64_t{64} << 20;
-  Duration batch_delay{0};  // how long to wait for more requests although a lane is free
+  Duration batch_delay{0};  // how long to wait for more requests while a lane is free
 };
 
 struct LaneState {
@@ -38,26 +40,26 @@ struct LaneState {
   int large = 0;  // lanes that are running a large request
 };
 
-// Why a batch took no more.
+// Why a batch stopped growing.
 enum class BatchClosed {
-  kEmpty = 0,  // it took all that waited for the free lane
-  kDelay,      // the same, once batch_delay had passed
-  kRequests,   // a budget was full
+  kEmpty = 0,  // took everything that was waiting
+  kDelay,      // the same, after batch_delay
+  kRequests,   // a budget was exhausted, also the next two
   kFlops,
   kBytes,
-  kLarge,      // a large request came next, or the batch is one
-  kDeadlines,  // one more would have made it late
+  kLarge,      // the next request is large, or the batch is one large request
+  kDeadlines,  // one more request would have made the batch late
 };
 inline constexpr int kBatchClosedCount = 7;
 
 struct BatchDecision {
   std::vector<QueuePick> take;  // empty: take nothing now
-  std::vector<uint64_t> late;   // cannot be in time any more, and must not start
+  std::vector<uint64_t> late;   // can no longer meet their deadlines; must not start
   bool large = false;           // the batch is one large request
-  bool aged = false;            // QueueOrder's rule 5 chose the first
+  bool aged = false;            // the first request was chosen by rule 5 of QueueOrder
   BatchClosed closed = BatchClosed::kEmpty;
-  TimePoint wake = kNever;  // when to ask again if nothing happens before
-  TimePoint delayed{};      // until then what waits does so for company
+  TimePoint wake = kNever;  // when to ask again if nothing happens first
+  TimePoint delayed{};      // set while the batch is held back by batch_delay: until when
 };
 
 class Batcher {
@@ -67,12 +69,12 @@ class Batcher {
   BatchDecision Next(const RequestQueue& queue, const LaneState& lanes, const Outlook& outlook,
                      TimePoint now) const;
 
-  // Whether it is large by its size; one that runs in parts is large whatever its size.
+  // Whether a request is large by size. One that runs in parts is large whatever its size.
   bool IsLarge(double kernel_cost, int64_t bytes) const {
     return kernel_cost > options_.batch_flops_max || bytes > options_.batch_bytes_max;
   }
-  // What a tenant is charged: the larger of the request's shares of a batch's kernel cost and
-  // bytes, in units of kBatchCost, within [kCostMin, kCostMax].
+  // The charge to the tenant: the larger of the request's shares of a batch's kernel-cost and byte
+  // budgets, in units of kBatchCost, within [kCostMin, kCostMax].
   int64_t Cost(double kernel_cost, int64_t bytes) const;
 
  private:

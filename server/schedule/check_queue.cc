@@ -11,7 +11,7 @@ namespace attend {
 CheckQueue::CheckQueue(const TenantWeights& weights) : share_(weights), lines_(weights.size()) {}
 
 void CheckQueue::Push(std::unique_ptr<Request>& request, int64_t cost) {
-  Line one(1);  // all that is allocated
+  Line one(1);  // the only allocation
   Line& line = lines_[request->tenant];
   if (line.empty()) share_.Arrive(request->tenant);
   one.front() = {std::move(request), std::clamp(cost, kCostMin, kBatchCost)};

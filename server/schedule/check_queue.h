@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Answers waiting for their reference check: fair between tenants by the cost of their checks
-// (fair_share.h), and first come, first served within one. The caller bounds its size, to some
-// hundreds, so searches by id or deadline are linear.
+// Answers waiting for their reference check: fair between tenants by the cost of the checks
+// (fair_share.h), FIFO within a tenant. The caller bounds the size to some hundreds, so searches by
+// id or deadline are linear.
 //
-// Not thread-safe: the checker guards it.
+// Not thread-safe: guarded by the checker.
 
 #pragma once
 
@@ -25,19 +25,19 @@ class CheckQueue {
   // One weight for each tenant.
   explicit CheckQueue(const TenantWeights& weights);
 
-  // `cost` is the check's: kBatchCost for one that takes its whole budget of work. May throw
-  // std::bad_alloc, and then has not taken the request.
+  // `cost` is that of the check: kBatchCost for one that uses its whole work budget. May throw
+  // std::bad_alloc; the caller then still owns the request.
   void Push(std::unique_ptr<Request>& request, int64_t cost);
 
-  // Takes the answer to be checked next, and charges its tenant; null if none waits.
+  // Takes the answer to check next and charges its tenant; null if none waits.
   std::unique_ptr<Request> TakeNext();
-  // The methods below charge no tenant. Null if the request is not here.
+  // The methods below charge no tenant. Null if the request is not queued.
   std::unique_ptr<Request> TakeById(uint64_t id);
   // Takes an answer whose deadline is at or before `now`; null if there is none.
   std::unique_ptr<Request> TakeExpired(TimePoint now);
   // Takes the oldest answer of any one tenant; null if none waits.
   std::unique_ptr<Request> TakeAny();
-  // Call when nothing waits and nothing is being checked: no tenant is owed anything then.
+  // Call when nothing waits and no check runs: no tenant is owed anything then.
   void ForgetShares() { share_.Reset(); }
 
   TimePoint earliest_deadline() const;  // kNever if none

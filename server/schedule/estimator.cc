@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each (kernel, pass, size class) has one time per cost, moved towards every observation. A batch
+// is a single observation: the ratio of its time to the sum of its requests' estimates, applied to
+// each request by its share of that sum. Slower observations are capped and have a small gain,
+// faster ones a large one, since noise only makes work slower. A batch stopped at a deadline gives
+// a lower bound: it can raise an estimate, never lower it.
 
 #include "server/schedule/estimator.h"
 
@@ -10,13 +16,13 @@
 namespace attend {
 namespace {
 
-// Below it, what a request takes has nothing to do with its cost.
+// Below this cost, the time of a request no longer depends on it.
 constexpr double kCostLeast = 1024;
 
 double CostOf(const Request& request) { return std::max(request.kernel_cost, kCostLeast); }
 
 Duration Nanoseconds(double ns) {
-  constexpr double kMost = 1e13;  // three hours; sums of many must not overflow
+  constexpr double kMost = 1e13;  // about three hours; sums of many must not overflow
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(ns, kMost)));
 }
 
@@ -78,7 +84,7 @@ void Estimator::Learn(std::span<Request* const> batch, BatchEnd end, Duration to
   if (ns <= 0 || batch.empty()) return;
   for (const Request* const request : batch) {
     Entry& entry = entries_[IndexOf(*request)];
-    // A tried one that ran to its end, but after its deadline, was in vain too.
+    // A probe that ran to completion, but after its deadline, failed too.
     if (!late) entry.in_vain = request->tried && now > request->deadline ? took : Duration::zero();
     if (!all_known) {
       if (entry.ns_per_cost == 0) {
@@ -87,9 +93,9 @@ void Estimator::Learn(std::span<Request* const> batch, BatchEnd end, Duration to
       }
       continue;
     }
-    // All of the batch's requests together count as one observation. One that took less is
-    // believed sooner, as work is often slower by accident and never faster, and at once if the
-    // estimate had called it hopeless.
+    // The whole batch is one observation. A faster one is trusted sooner, because work is often
+    // slower by accident but never faster; and at once if the estimate had called the request
+    // hopeless.
     const double ratio = std::min(ns / expected, thresholds::kSlowerMost);
     if (late && ratio <= 1) continue;
     const double gain = ratio > 1        ? thresholds::kSlowerGain

@@ -8,7 +8,7 @@
 namespace attend {
 namespace {
 
-// The largest charge, kCostMax at weight 1, is under 2^50: far from the end of 63 bits.
+// The largest charge, kCostMax at weight 1, is below 2^50, so adding one cannot overflow.
 constexpr int64_t kRebaseAt = int64_t{1} << 61;
 
 int64_t VirtualCost(int64_t cost, int32_t weight) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When a device would be done with something, beside what it runs. Lanes share it evenly, as
-// estimator.h counts: each has as much of it as the others until its batch ends. To what lies
-// between a request and its own time a reserve of a quarter is added: an expectation is right on
-// average only. Pure.
+// Predicts when work would be done on a device, given what is running. Lanes share the device
+// evenly, as in estimator.h: each running batch gets an equal part of it until it ends. Everything
+// ahead of a request is padded by a quarter, because estimates are right only on average. Pure.
 
 #pragma once
 
@@ -21,8 +20,8 @@ class Outlook {
  public:
   static constexpr int kNoTenant = -1;
 
-  // A batch that runs: device time that it still needs, the earliest deadline in it, and the tenant
-  // and the lowest priority of its requests. A large one, or one of several tenants, has kNoTenant.
+  // A running batch: the device time it still needs, its earliest deadline, and its requests'
+  // tenant and lowest priority. A large batch, or one of several tenants, has kNoTenant.
   struct Running {
     Duration left{0};
     TimePoint deadline = kNever;
@@ -30,7 +29,7 @@ class Outlook {
     int32_t priority = 0;
   };
 
-  // `running` must outlive it. `lane_free`: something could start at once.
+  // `running` must outlive it. `lane_free`: a batch could start at once.
   Outlook(std::span<const Running> running, bool lane_free, TimePoint now)
       : running_(running), now_(now) {
     if (lane_free || running.empty()) return;
@@ -38,16 +37,16 @@ class Outlook {
     for (const Running& each : running) until_free_ = std::min(until_free_, each.left);
   }
 
-  // When something that takes `own` is done if it comes after `ahead`, and a lane begins with both
-  // now, or as soon as one is free. Times are the device's.
+  // When work of length `own` would be done behind work of length `ahead`, on a lane that starts
+  // both now, or as soon as a lane is free. Both are device times.
   TimePoint End(Duration ahead, Duration own) const {
     const Duration bound = std::max(ahead + own, until_free_);
     for (const Running& each : running_) ahead += std::min(each.left, bound);
     return After(ahead, own);
   }
-  // Whether a batch of `work` in all may begin with `request`, or go on with it: what runs of its
-  // tenant, with no lower priority, would be in time, and still is beside it. Other tenants and
-  // higher priorities wait for no batch but their own.
+  // Whether a batch of `work` in total may contain `request`: no running batch of its tenant with
+  // at least its priority that would meet its deadline may miss it because of this one. Batches of
+  // other tenants and of lower priorities are not considered.
   bool Spares(const Request& request, Duration work) const {
     for (const Running& one : running_) {
       if (one.deadline == kNever || one.tenant != request.tenant) continue;

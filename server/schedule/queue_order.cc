@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A merge of sorted lines. Each tenant of a priority has up to four lines (small and large, by kind
+// of due time) whose least head is the tenant's candidate (rule 4). Choose picks among the
+// candidates of one priority: those within a batch of the fair floor compete by deadline, then tag,
+// then arrival (rules 2 and 3). Charges go to a copy of the priority's FairShare, so that the walk
+// leaves the queue as it is and the queue can repeat them with the recorded floors.
 
 #include "server/schedule/queue_order.h"
 
@@ -77,7 +83,8 @@ const Request* QueueOrder::Peek() {
 void QueueOrder::Choose() {
   chosen_ = true;
   view_ = nullptr;
-  if (aged_ && !started_ && views_[*aged_].candidates.empty()) aged_.reset();  // all were skipped
+  // All of its requests were skipped.
+  if (aged_ && !started_ && views_[*aged_].candidates.empty()) aged_.reset();
   if (aged_ && !started_) {
     view_ = &views_[*aged_];
   } else {

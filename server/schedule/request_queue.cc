@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each request is in up to five maps: by id, by arrival, by latest start, and in its tenant's lines
+// by due time and newest first. All are updated together in Push and Remove. Push makes every
+// allocation before it changes a sum, so a std::bad_alloc leaves the queue as it was.
 
 #include "server/schedule/request_queue.h"
 
@@ -169,7 +173,7 @@ std::vector<std::unique_ptr<Request>> RequestQueue::TakeAll() {
   std::vector<std::unique_ptr<Request>> all;
   all.reserve(by_id_.size());
   while (!by_id_.empty()) all.push_back(Remove(*by_id_.begin()->second));
-  // In the order of arrival: the request that waited longest is answered first.
+  // In order of arrival, so that the longest-waiting request is answered first.
   std::sort(all.begin(), all.end(),
             [](const auto& a, const auto& b) { return a->sequence < b->sequence; });
   return all;

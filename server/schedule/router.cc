@@ -17,7 +17,7 @@ double SpeedOf(const DeviceInfo& info) {
   return info.kind == DeviceKind::kCuda ? thresholds::kThreadsPerMultiprocessor * units : units;
 }
 
-// The cost as it is counted: the sum of as many as any queue can hold fits 64 bits.
+// Bounded so that the sum over every request a queue can hold fits in 64 bits.
 int64_t BoundedCost(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
 
 }  // namespace

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Plan alternates between the batcher and the lanes until the batcher takes nothing more; each
+// launch changes the outlook for the next. Time is accounted as device time: ShareTime divides
+// every interval evenly among the busy lanes, so the estimator learns times that add up whatever
+// ran beside them. Invariant: a lane is busy from StartLaunch to LaneDone, and its requests are
+// valid only until LaneEnded.
 
 #include "server/schedule/scheduler.h"
 
@@ -27,9 +33,9 @@ int64_t RetryAfterMs(Duration duration) {
   return std::clamp(ms, thresholds::kRetryAfterMsMin, thresholds::kRetryAfterMsMax);
 }
 
-// The status of a request that would be done at `end`, which is too late. DEADLINE_EXCEEDED says
-// that another try is of no use: it would come after the deadline, or the request was too late when
-// it came, even for a device that did nothing else.
+// The status of a request that would be done at `end`, which is too late. DEADLINE_EXCEEDED means
+// that a retry cannot help: it would come after the deadline, or the request alone takes longer
+// than its deadline left on arrival.
 Status Late(Request& request, TimePoint now, TimePoint end) {
   const std::string why = "deadline: it is in " + Ms(request.deadline - now) +
                           " ms, and the request would be done in " + Ms(end - now) +
@@ -43,8 +49,8 @@ Status Late(Request& request, TimePoint now, TimePoint end) {
   return ResourceExhausted(Rejection::kLate, why);
 }
 
-// Whether a client gives up at its own deadline, when the answer was about to come at best. One
-// that goes when there was time left says nothing of the line.
+// Whether the client gave up at its own deadline, at a point where the answer was at best about to
+// come. A client that leaves earlier says nothing about the line.
 bool GivenUpLate(const Request& request, TimePoint now) {
   return CancelledLate(request, now) && request.deadline - now <= 2 * request.expected;
 }
@@ -65,7 +71,7 @@ void Scheduler::ShareTime(TimePoint now) {
   for (LaneSlot& slot : lanes_) {
     if (!slot.running.empty()) slot.had += (now - shared_until_) / busy;
   }
-  // The time until a woken thread runs counts as well.
+  // Includes the time until a woken thread runs.
   if (busy == 0 && !queue_.empty()) {
     idle_ += std::max(Duration::zero(), now - std::max(shared_until_, delayed_));
   }
@@ -79,7 +85,7 @@ Outlook Scheduler::OutlookAt(TimePoint now) {
   for (const LaneSlot& slot : lanes_) {
     lane_free |= !slot.busy;
     if (slot.running.empty()) continue;
-    // A batch that takes longer than expected may not be about to end.
+    // A batch that overruns its estimate is not assumed to be about to end.
     running_.push_back({std::max(slot.expected - slot.had, slot.expected / 8), slot.deadline,
                         slot.tenant, slot.priority});
   }
@@ -87,8 +93,8 @@ Outlook Scheduler::OutlookAt(TimePoint now) {
 }
 
 void Scheduler::Classify(Request& request) const {
-  // A request that waits for an event holds its lane; a client's event may take as long as the
-  // client likes. So such a request runs alone, and these never take all lanes.
+  // A request that waits for an event occupies its lane for as long as the client likes. So it runs
+  // alone, and such requests never take all lanes.
   request.large = request.in_parts || batcher_.IsLarge(request.kernel_cost, request.batch_bytes) ||
                   request.source.Awaits();
   request.cost = batcher_.Cost(request.kernel_cost, request.batch_bytes);
@@ -141,7 +147,7 @@ std::unique_ptr<Request> Scheduler::Cancel(uint64_t id, TimePoint now) {
   request->status = CancelCode(*request, now) == Code::kDeadlineExceeded
                         ? Expired()
                         : Status(Code::kCancelled, "cancelled by the client while queued");
-  // It came and went in one read, before anything could be done for it.
+  // It arrived and was cancelled in one read, before anything could be planned.
   if (request->planner && request->enqueued > planned_) request->enqueued = TimePoint();
   return request;
 }
@@ -237,7 +243,7 @@ TimePoint Scheduler::running_deadline() const {
 void Scheduler::LaneEnded(int lane, BatchEnd end, TimePoint now) {
   ShareTime(now);
   LaneSlot& slot = lanes_[lane];
-  // How long a lane waited for a client's event, or an upload, says nothing.
+  // Time spent waiting for a client's event or an upload is not the request's own.
   const bool awaited = std::any_of(slot.running.begin(), slot.running.end(),
                                    [](const Request* each) { return each->source.Awaits(); });
   if (!awaited) estimator_.Learn(slot.running, end, slot.had, now);
@@ -251,7 +257,7 @@ void Scheduler::LaneDone(int lane) {
   LaneEnded(lane, BatchEnd::kFailed, shared_until_);
   slot.busy = false;
   const LaneState state = lanes();
-  // An empty queue alone is not enough: a tenant's running requests count when others arrive.
+  // An empty queue alone is not enough: charges for running requests count when others arrive.
   if (state.free == state.total && queue_.empty()) queue_.ForgetShares();
 }
 

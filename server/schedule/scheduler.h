@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one device does next: its queue, the state of its lanes, and the plan that moves requests
-// from the queue to the lanes and stops those that run past their deadline. It has no thread, clock
-// or device of its own: the device worker drives it with the time and real lanes, a simulation with
-// simulated ones.
+// Decides what one device does next. Holds its queue, the state of its lanes, and the plan that
+// moves requests from the queue to the lanes and stops those that run past their deadline. It has
+// no thread, clock or device of its own: the device worker drives it with real time and lanes, a
+// simulation with simulated ones.
 //
-// It learns how long requests take (estimator.h), and does not run what would be late: such a
-// request is refused when it comes, by what waits and runs, or ended while it waits. Either way it
-// has Refusal::late and RESOURCE_EXHAUSTED, since elsewhere, or later, one like it might be in
-// time; or DEADLINE_EXCEEDED if it could not be in time even alone.
+// It learns how long requests take (estimator.h) and does not run requests that would be late. Such
+// a request is refused on arrival, judged by what waits and runs, or ended while it waits. Its
+// rejection is kLate. The code is RESOURCE_EXHAUSTED with a retry time, because a retry here or
+// elsewhere may succeed, or DEADLINE_EXCEEDED if a retry cannot be in time.
 //
-// Not thread-safe: the device worker guards it. Every pushed request comes out exactly once: from
-// Plan, in a launch or among the ended; from Cancel; or from Close.
+// Not thread-safe: guarded by the device worker. Every pushed request comes out exactly once: from
+// Plan, in a launch or in `ended`; from Cancel; or from Close.
 
 #pragma once
 
@@ -33,7 +33,7 @@ struct SchedulerOptions {
   int lanes = 1;
   QueueOptions queue;
   BatcherOptions batcher;
-  double cost_per_s = 0;  // Estimator's
+  double cost_per_s = 0;  // for Estimator
 };
 
 class Scheduler {
@@ -48,10 +48,10 @@ class Scheduler {
     std::vector<std::unique_ptr<Request>> requests;
   };
   struct Step {
-    // With their status: they were too late, or would have been.
+    // Too late, or would have been; their status is set.
     std::vector<std::unique_ptr<Request>> ended;
     std::vector<Launch> launches;
-    TimePoint wake = kNever;  // when to plan again, if nothing happens before
+    TimePoint wake = kNever;  // when to plan again, if nothing happens first
 
     bool empty() const { return ended.empty() && launches.empty(); }
   };
@@ -59,22 +59,22 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   // Whether the request, whose selection, kernel_cost, batch_bytes and in_parts are set, would be
-  // in time if it were pushed now, or is to be tried; if not, the status that it is refused with,
-  // which is in the request's refusal too.
+  // in time if it were pushed now, or may run as a probe. Otherwise returns the status to refuse it
+  // with, and sets request.refusal.retry_after_ms if a retry may help.
   Status Judge(Request& request, TimePoint now);
-  // Takes `request`, with the same fields set, if and only if OK. RESOURCE_EXHAUSTED when the queue
-  // is full, Judge's status, or Close's. Plan should follow.
+  // Takes `request`, with the same fields set, if and only if OK. Fails with RESOURCE_EXHAUSTED
+  // when the queue is full, or with the status of Judge or of Close. Plan should follow.
   Status Push(std::unique_ptr<Request>& request, TimePoint now);
-  // Takes the request out of the queue, with its status CANCELLED or DEADLINE_EXCEEDED; null if it
-  // is not queued. If it is running, it is told to stop. One that has a planner, and for which no
-  // plan was made yet, is as if it had never been queued.
+  // Removes the request from the queue with status CANCELLED or DEADLINE_EXCEEDED; null if it is
+  // not queued. If it is running, tells it to stop. A request with a planner that has not been
+  // planned yet counts as never queued.
   std::unique_ptr<Request> Cancel(uint64_t id, TimePoint now);
-  // Another thread is about to call Plan for what is queued.
+  // Another thread is about to call Plan.
   void WillPlan(TimePoint now) { planned_ = now; }
-  // Ends queued requests past their deadline, tells running ones past theirs to stop, and fills the
-  // free lanes.
+  // Ends queued requests that are or would be late, tells running ones past their deadline to stop,
+  // and fills the free lanes.
   Step Plan(TimePoint now);
-  // The launch on this lane has ended, and its requests are about to be destroyed.
+  // The lane's batch has ended, and its requests are about to be destroyed.
   void LaneEnded(int lane, BatchEnd end, TimePoint now);
   // The lane is free. Plan should follow.
   void LaneDone(int lane);
@@ -82,11 +82,11 @@ class Scheduler {
   void StopAll(Code code);
   // The earliest deadline of running requests that were not told to stop; kNever if none.
   TimePoint running_deadline() const;
-  // Refuses requests with `status` from now on, and returns the queued ones, which end with it too.
-  // Running ones continue. Only the first call's status counts.
+  // Refuses new requests with `status` and returns the queued ones, which end with it too. Running
+  // ones continue. Only the first call's status counts for new requests.
   std::vector<std::unique_ptr<Request>> Close(const Status& status);
 
-  // How long the device is expected to need for all that waits and runs.
+  // Expected time until all queued and running work is done.
   Duration Backlog(TimePoint now);
   LaneState lanes() const;
   std::vector<const Request*> running() const;
@@ -96,19 +96,19 @@ class Scheduler {
   struct LaneSlot {
     bool busy = false;
     bool large = false;
-    std::vector<Request*> running;  // until LaneEnded
-    TimePoint deadline = kNever;    // the earliest of theirs, except stopped ones
-    int tenant = 0;                 // Outlook::Running's
-    int32_t priority = 0;           // likewise
-    Duration expected{0};           // device time
-    Duration had{0};                // of it
+    std::vector<Request*> running;  // cleared by LaneEnded
+    TimePoint deadline = kNever;    // the earliest of theirs, without stopped ones
+    int tenant = 0;                 // for Outlook::Running
+    int32_t priority = 0;           // for Outlook::Running
+    Duration expected{0};           // estimated device time
+    Duration had{0};                // device time used so far
   };
 
   void StopExpired(LaneSlot& slot, TimePoint now);
-  // Shares the device's time since the last call among the lanes that were busy; if none was and
-  // something waited, but not for company, it is the next one's.
+  // Divides the device time since the last call among the busy lanes. If none was busy although
+  // requests waited, other than for batch_delay, the time is charged to the next launch.
   void ShareTime(TimePoint now);
-  // Valid until a lane's state changes.
+  // Valid until a lane changes state.
   Outlook OutlookAt(TimePoint now);
   void Classify(Request& request) const;
   void StartLaunch(const BatchDecision& decision, TimePoint now, Step* step);
@@ -118,12 +118,12 @@ class Scheduler {
   RequestQueue queue_;
   std::vector<LaneSlot> lanes_;
   Estimator estimator_;
-  std::vector<Outlook::Running> running_;  // OutlookAt's
-  TimePoint shared_until_{};               // ShareTime's
-  Duration idle_{0};                       // while something waited, since the last launch
-  TimePoint delayed_{};                    // BatchDecision's
-  TimePoint planned_{};                    // when Plan or WillPlan was called last
-  Status closed_;                          // OK: open
+  std::vector<Outlook::Running> running_;  // storage for OutlookAt
+  TimePoint shared_until_{};               // up to when ShareTime has divided time
+  Duration idle_{0};     // device time lost while requests waited, since the last launch
+  TimePoint delayed_{};  // of the last BatchDecision
+  TimePoint planned_{};  // the last call of Plan or WillPlan
+  Status closed_;        // OK: open
 };
 
 }  // namespace attend

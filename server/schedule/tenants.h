@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tenants that share the server, and their weights. Callers name their tenant in the call's
-// metadata. Only names from the settings count, so an unknown name adds no tenant, no metric and no
-// memory. Immutable once made; thread-safe.
+// metadata. Only configured names count, so an unknown name adds no tenant, metric or memory.
+// Immutable once made, hence thread-safe.
 
 #pragma once
 
@@ -25,25 +25,26 @@ inline constexpr int32_t kTenantWeightMax = 1000;
 
 struct Tenant {
   std::string name;
-  int32_t weight = 1;  // in [1, kTenantWeightMax]; 0: see Tenants::ForKnownCallers
+  int32_t weight = 1;  // in [1, kTenantWeightMax]; 0: see ForKnownCallers
 };
 
-// Parses "NAME=WEIGHT". INVALID_ARGUMENT says what is wrong with which part.
+// Parses "NAME=WEIGHT". INVALID_ARGUMENT says which part is wrong.
 Result<Tenant> ParseTenant(std::string_view text);
 
 class Tenants {
  public:
-  Tenants();  // "default" alone, with weight 1
+  Tenants();  // only "default", with weight 1
 
-  // Each setting is "NAME=WEIGHT", no name twice. "default" is added with weight 1 unless it is
+  // Each setting is "NAME=WEIGHT"; names must be unique. "default" is added with weight 1 unless
   // given.
   static Result<Tenants> Parse(const std::vector<std::string>& settings);
 
-  // The same where nobody is "default" for want of a name. Unless it was given, or is alone, its
-  // weight is 0: it has no part of its own of what is divided, and in the queue it has weight 1.
+  // For a server on which every caller is known, so that no one is "default" for lack of a name.
+  // Unless "default" was configured or is the only tenant, its weight becomes 0: it has no
+  // guaranteed share of any resource, and weight 1 in the queue.
   Tenants ForKnownCallers() const;
 
-  // The index of the tenant with this name; 0, which is "default", if there is none.
+  // The index of the tenant with this name; 0 ("default") if there is none.
   int Find(std::string_view name) const;
   // True if all callers are one tenant, whatever name they send.
   bool single() const { return list_.size() == 1; }

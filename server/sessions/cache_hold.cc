@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests on sessions: they hold caches, append to them and let them go.
+// How requests use sessions: hold, reserve, commit, end.
+//
+// Every step re-validates under the table's lock, because sessions may be freed, truncated or
+// evicted between Hold and Reserve. Reserve pins the leaves, so from then on pages cannot change.
+// All allocations that may fail come before the first change; Commit and End cannot fail.
+//
+// Invariant: an append is all or nothing across the sequences of a request. `changing` is set on
+// each appended layer from Reserve to Commit or End, so at most one append to a layer is in
+// progress.
 
 #include "server/sessions/cache_hold.h"
 
@@ -17,8 +25,8 @@ namespace {
 
 std::string NameOf(int64_t index) { return "sessions[" + std::to_string(index) + "]"; }
 
-// The client's last tokens may have been evicted: then it asks for an append, or a length, that
-// ends after the layer's last token.
+// If the client's last tokens were evicted, it asks for an append at, or a length of, more tokens
+// than the layer has left.
 Status WrongLength(const Layer& layer, const CacheUse& use, int64_t new_rows,
                    const std::string& name) {
   const std::string lengths = name + ".length is " + std::to_string(use.length) +
@@ -101,8 +109,8 @@ void SessionTable::Explain(const Status& status, int tenant, std::span<const Cac
   }
 }
 
-// However many pages are evicted, a sequence needs all of its own at once, and all sequences the
-// new ones.
+// Whether the append could fit if everything else were evicted: each sequence needs all of its
+// pages at once, and the new pages of all sequences are needed at once.
 Status SessionTable::CheckFits(const HeldCaches& hold) const {
   const PageTree& tree = *devices_[hold.device].pages;
   const int64_t bytes = tree.ledger().most(hold.sessions[0]->tenant);
@@ -121,7 +129,7 @@ Status SessionTable::CheckFits(const HeldCaches& hold) const {
   return Status();
 }
 
-// Changes nothing, except that its sessions are in use.
+// Changes nothing but the sessions' use counts.
 Status SessionTable::FillHold(int tenant, int64_t new_rows, HeldCaches& hold) {
   int64_t there_count = 0;
   std::vector<SessionRef> sessions;
@@ -152,7 +160,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, HeldCaches& hold) {
     hold.sequences.push_back({{}, layer.length});
     sessions.push_back(session);
   }
-  // All sequences' appends are committed at once, so a repeated request finds all of them or none.
+  // Appends of all sequences commit at once, so a retried request finds either all of them or none.
   if (there_count > 0 && there_count < std::ssize(hold.uses)) {
     return Status(Code::kFailedPrecondition,
                   "sessions: some have been appended to under their append_id, others not");
@@ -162,7 +170,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, HeldCaches& hold) {
   for (HeldCaches::Sequence& sequence : hold.sequences) sequence.length += hold.append_rows;
   holds_.insert(&hold);
   for (const SessionRef& session : sessions) Use(*session, 1);
-  hold.sessions = std::move(sessions);  // from now on the hold has something to give back
+  hold.sessions = std::move(sessions);  // from here on the hold has something to release
   assert(ConsistentLocked());
   return Status();
 }
@@ -211,8 +219,7 @@ Status SessionTable::TakeFor(HeldCaches& hold, PageNumber* table, int64_t stride
     needed += hold.PagesOf(n) - pages;
   }
   ATTEND_RETURN_IF_ERROR(CheckTables(hold.sessions[0]->tenant, needed * kPageEntryBytes));
-  // Large allocations, which may fail, are made before anything is changed. End gives back what
-  // remains unused of them.
+  // Large allocations, which may fail, come before any change. End releases what stays unused.
   for (size_t n = 0; n < count; ++n) {
     PageTree::Reserve(*hold.sessions[n]->leaf, hold.uses[n].layer,
                       hold.PagesOf(n) - static_cast<int64_t>(own[n]));
@@ -220,7 +227,7 @@ Status SessionTable::TakeFor(HeldCaches& hold, PageNumber* table, int64_t stride
   hold.leaves.reserve(count);
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
-  // All sessions are one tenant's, and none of them is evicted for another.
+  // All sessions belong to one tenant and are in use, so none is evicted for another.
   ATTEND_RETURN_IF_ERROR(
       TakePages(*hold.sessions[0], hold.layout.page_bytes, needed, 0, fresh, refusal));
   auto next = fresh.begin();
@@ -252,12 +259,12 @@ void SessionTable::Commit(HeldCaches& hold) {
     Layer& layer = session.layers[hold.uses[n].layer];
     assert(layer.changing);
     layer.changing = false;
-    if (session.leaf == nullptr) continue;  // as if it were freed after the commit
+    if (session.leaf == nullptr) continue;  // as if it had been freed after the commit
     assert(layer.length + hold.append_rows == hold.sequences[n].length);
     TreeOf(session).Append(*session.leaf, hold.uses[n].layer, hold.OwnPages(n));
     hold.own[n] = hold.sequences[n].pages.size();
     layer.append_begin = layer.length;
-    layer.append_id.swap(hold.uses[n].append_id);  // an assignment might allocate
+    layer.append_id.swap(hold.uses[n].append_id);  // swapped, because an assignment might allocate
     layer.length = hold.sequences[n].length;
     layer.evicted_from = -1;
     stats_.appended_tokens[session.tenant] += hold.append_rows;
@@ -277,7 +284,7 @@ void SessionTable::End(HeldCaches& hold) {
       if (given_up) layer.changing = false;
       tree.Give(session.tenant, hold.OwnPages(n));
     }
-    // Another append to the layer has reserved what it needs there.
+    // If another append to the layer is in progress, it has reserved capacity there.
     if (given_up && session.leaf != nullptr && !layer.changing) {
       PageTree::Fit(*session.leaf, hold.uses[n].layer);
     }

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Evicting pages from a tree of them, and the check of what is always true of it.
+// Eviction from a tree of pages, and the audit of its invariants.
+//
+// MakeRoom repeatedly takes the idle branch that was used longest ago, of the needy tenant or of
+// one beyond its own part, and frees its pages from the end, the same number of rows in all layers,
+// until enough is free. A branch of another tenant stops losing pages when its tenant is within its
+// part. Only branches without successors are idle, so a sequence always loses its tail first and
+// what is left is a prefix. Nothing is evicted if even the upper bound (MayMakeRoom) is too small.
 
 #include <algorithm>
 #include <cassert>
@@ -104,7 +110,7 @@ void PageTree::Evict(Branch& branch, int tenant, const std::function<int64_t()>&
   Update(branch);
 }
 
-// Whether all that one branch says of itself, and of those after it, is true.
+// Whether the cached fields of a branch agree with the branch and its children.
 bool PageTree::Consistent(const Branch& branch) const {
   int64_t children = 0, blockers = 0, stayers = 0, bytes = 0;
   const Branch* previous = nullptr;

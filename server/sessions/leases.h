@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When sessions end that are not used: each `lease` after its last use, unless it is in use then.
+// When unused sessions end: each one `lease` after its last use, unless it is in use at that time.
 //
-// Invariant: a session that is there is looked at no earlier than its lease ends, and not long
-// after. To renew a lease takes no memory. Not thread-safe: under the session table's lock. Every
-// call is O(log n).
+// Invariant: a session is looked at no earlier than the end of its lease, and not long after.
+// Renewing a lease allocates nothing. Not thread-safe: guarded by the session table's lock. Every
+// call but Consistent is O(log n).
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace attend {
 
 class Leases {
  public:
-  // The session's last use is `now`.
+  // Starts the lease; the last use is `now`.
   void Begin(Session& session, TimePoint now) {
     session.last_used = now;
     session.look_again = now + session.lease;
@@ -29,15 +29,15 @@ class Leases {
     session.last_used = now;
     LookAgain(session, now + session.lease);
   }
-  // One whose lease ends while it is in use is looked at again later, so that those of many
-  // requests that take their time do not make each call look at them.
+  // Postpones a session whose lease ends while it is in use, so that slow requests on many sessions
+  // do not make every call look at them again.
   void LookAgain(Session& session, TimePoint when) {
     auto entry = order_.extract({session.look_again, &session});
     entry.value().first = session.look_again = when;
     order_.insert(std::move(entry));
   }
   void End(Session& session) { order_.erase({session.look_again, &session}); }
-  // One that is to be looked at; null: there is none.
+  // A session that is due to be looked at; null: none.
   Session* Due(TimePoint now) const {
     return order_.empty() || order_.begin()->first > now ? nullptr : order_.begin()->second;
   }

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A slab allocator. The lowest slab with a free page is used first, so that the others can drain
+// and be reused for another page size. Set nodes move between `unused_`, `with_room_` and
+// `Slab::entry` instead of being allocated, so Give cannot fail. Page 1 is the first unit of slab
+// 0.
 
 #include "server/sessions/page_pool.h"
 
@@ -13,8 +18,8 @@ namespace attend {
 PagePool::PagePool(HostSpan memory, int64_t slab_bytes, std::function<void(char*, int64_t)> on_free)
     : memory_(memory), slab_bytes_(slab_bytes), on_free_(std::move(on_free)) {
   assert(slab_bytes % kPageUnitBytes == 0);
-  // The first slab begins one unit late, so that no page has the number 0; and no page's number is
-  // beyond what PageNumber holds.
+  // The first slab begins one unit late, so that no page has number 0. Page numbers must also fit
+  // PageNumber.
   const int64_t numbered = int64_t{std::numeric_limits<PageNumber>::max()} * kPageUnitBytes;
   const int64_t bytes = std::min(memory.bytes, numbered) - kPageUnitBytes;
   const int64_t count = bytes < slab_bytes ? 0 : bytes / slab_bytes;
@@ -69,7 +74,7 @@ PageNumber PagePool::TakeOne(int64_t page_bytes) {
 }
 
 void PagePool::Open(int64_t slab, int64_t page_bytes) {
-  // Steps that may fail come first.
+  // Steps that may throw come first.
   const int64_t count = PagesOf(page_bytes);
   Slab opened;
   opened.page_bytes = page_bytes;
@@ -107,7 +112,7 @@ void PagePool::GiveOne(PageNumber page) {
 }
 
 bool PagePool::Consistent(std::vector<PageNumber> taken) const {
-  std::sort(taken.begin(), taken.end());  // as the slabs have them
+  std::sort(taken.begin(), taken.end());  // in slab order
   auto next = taken.cbegin();
   Stats sums;
   std::map<int64_t, int64_t> free_pages;

@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How branches grow, are split and joined. What is evicted, and what is always true, is in
-// eviction.cc.
+// How branches grow, split and join. Eviction and the audit are in eviction.cc.
+//
+// Each branch caches whether it stays (something in or after it is in use) and whether it blocks
+// its parent (it has pages, or something after it has). Update recomputes both, the sums and the
+// idle order, and moves up only while a flag changes; that is what keeps calls independent of the
+// number of sessions. Order nodes are kept in Branch::entry while a branch is not in the order, so
+// that filing it never allocates.
+//
+// Split moves the first pages into a new parent, so that a leaf keeps its address. Cut makes a new
+// leaf if the old one is being read: the readers keep the cut-off pages in the old branch.
 
 #include "server/sessions/page_tree.h"
 
@@ -91,7 +99,7 @@ PageTree::Branch* PageTree::Split(Branch& branch, int64_t pages) {
   std::unique_ptr<Branch> before = NewBranch(branch);
   const int64_t moved = pages - branch.begin;
   for (size_t n = 0; n < branch.pages.size(); ++n) {
-    // The shorter part gets a new list; what comes after has room for as many more as it had.
+    // The shorter part gets a new list. The later part keeps as much spare capacity as there was.
     const std::vector<PageNumber>& all = branch.pages[n];
     const auto after = std::ssize(all) - moved;
     assert(moved > 0 && after >= 0);
@@ -130,7 +138,7 @@ void PageTree::Join(Branch& branch) {
       branch.pages[n].reserve(branch.pages[n].size() + child.pages[n].capacity());
     }
   });
-  if (!reserved) return;  // until Settle of a leaf after it
+  if (!reserved) return;  // retried by Settle of a later leaf
   for (size_t n = 0; n < branch.pages.size(); ++n) {
     std::vector<PageNumber>& pages = branch.pages[n];
     pages.insert(pages.end(), child.pages[n].begin(), child.pages[n].end());
@@ -158,7 +166,7 @@ PageTree::Branch* PageTree::Cut(Branch& leaf, std::span<const int64_t> kept, int
   }
   Branch* const before = leaf.parent;
   Branch* const parent = within ? before : least == 0 ? &root_ : EndingAt(*before, least);
-  for (size_t n = 0; n < kept.size(); ++n) {  // nothing fails any more
+  for (size_t n = 0; n < kept.size(); ++n) {  // nothing fails from here on
     std::vector<PageNumber>& pages = leaf.pages[n];
     const auto rest = pages.begin() + (within ? kept[n] - leaf.begin : 0);
     if (!read) {
@@ -180,7 +188,7 @@ PageTree::Branch* PageTree::Cut(Branch& leaf, std::span<const int64_t> kept, int
     leaf.leaf = leaf.kept = false;
     end.begin = within ? leaf.begin : least;
     Link(end, *parent);
-    if (read && within) Link(leaf, end);  // what was cut off, for those who read it
+    if (read && within) Link(leaf, end);  // the pages cut off, for their readers
   }
   end.leaf = true;
   end.kept = is_kept;
@@ -189,7 +197,7 @@ PageTree::Branch* PageTree::Cut(Branch& leaf, std::span<const int64_t> kept, int
   Update(end);
   Update(*parent);
   Update(*before);
-  if (read) Release(&leaf);  // what follows it may be all that is read
+  if (read) Release(&leaf);  // its successors may be all that is read
   if (parent != before) Release(before);
   return &end;
 }
@@ -201,7 +209,7 @@ void PageTree::Leave(Branch& leaf) {
 }
 
 void PageTree::Settle(Branch& leaf) {
-  if (leaf.bytes > 0) return;  // so nothing before it was evicted
+  if (leaf.bytes > 0) return;  // so no predecessor was evicted
   Branch* const before = leaf.parent;
   Branch* parent = before;
   while (parent != &root_ && parent->bytes == 0) parent = parent->parent;
@@ -218,7 +226,7 @@ void PageTree::Settle(Branch& leaf) {
 void PageTree::Reserve(Branch& leaf, size_t layer, int64_t more) {
   std::vector<PageNumber>& pages = leaf.pages[layer];
   const size_t wanted = pages.size() + static_cast<size_t>(more);
-  // Twice as many at least, so that a list that grows by a page each time is rarely moved.
+  // At least doubles the capacity, so that a list that grows page by page is rarely moved.
   if (pages.capacity() < wanted) pages.reserve(std::max(wanted, 2 * pages.capacity()));
 }
 
@@ -232,7 +240,7 @@ void PageTree::Append(Branch& leaf, size_t layer, std::span<const PageNumber> pa
 void PageTree::Fit(Branch& leaf, size_t layer) {
   std::vector<PageNumber>& pages = leaf.pages[layer];
   if (2 * pages.size() >= pages.capacity()) return;
-  TryAllocating([&] { pages.shrink_to_fit(); });  // else it stays where it is
+  TryAllocating([&] { pages.shrink_to_fit(); });  // otherwise it stays where it is
 }
 
 void PageTree::Keep(Branch& leaf, bool kept) {
@@ -255,7 +263,8 @@ void PageTree::Unpin(Branch& branch) {
 void PageTree::Touch(Branch& leaf, TimePoint now) {
   for (Branch* branch = &leaf; branch != &root_; branch = branch->parent) {
     SetLastUsed(*branch, now);
-    if (branch->bytes > 0) return;  // what comes before it is used as long as this is there
+    // Predecessors cannot be evicted before it, so their time of use does not matter.
+    if (branch->bytes > 0) return;
   }
 }
 
@@ -348,7 +357,7 @@ void PageTree::GivePages(Branch& branch) {
 void PageTree::Delete(Branch& branch) {
   branch.bytes = 0;
   branch.kept = false;
-  Update(branch);  // now it is in no order, and none of the sums
+  Update(branch);  // removes it from the order and from the sums
   Unlink(branch);
   delete &branch;
 }

@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pages of one device's sessions: who has them, and which go when memory is short.
+// The pages of one device's sessions: which session has them, and which are evicted when memory is
+// short.
 //
-// Sessions that were forked from each other begin with the same pages. So pages are in the branches
-// of a tree: a branch has the pages, of each layer, that follow those of its parent. Each session
-// ends with a branch of its own, its leaf, and its pages are those from the root to there. A fork
-// splits a branch in two where it begins; a branch that only one other goes on from is joined to it
-// again. So each page has one branch, or was taken and is in none yet; no page is counted by
-// reference, and no call looks at the sessions that share one.
+// Sessions forked from each other begin with the same pages. So pages are stored in the branches of
+// a tree: a branch has the pages, of each layer, that follow those of its parent. Each session ends
+// in a branch of its own, its leaf, and its pages are those on the path from the root to it. A fork
+// splits a branch at the fork point; a branch with a single successor is joined to it again. So
+// each page is in one branch, or was taken and is not in a branch yet. Pages are not
+// reference-counted, and no call visits the sessions that share one.
 //
-//              [0, 2)                  what all begin with: 2 pages of each layer
-//             /      \                                                                      .
-//        [2, 5)      [2, 3)            the leaf of a session of 3 pages
-//        /    \                                                                             .
-//   [5, 5)    [5, 9)                   two leaves: forks that have 5 pages in common
+//             [0, 2)                  common prefix: 2 pages of each layer
+//            /      \                                                                      .
+//       [2, 5)      [2, 3)            the leaf of a session of 3 pages
+//       /    \                                                                             .
+//  [5, 5)    [5, 9)                   two leaves: forks that have 5 pages in common
 //
-// The ledger says which tenant may have how many pages. An idle branch may be evicted: one from
-// which no other goes on, which no request reads and which no session that is pinned or in use ends
-// with. It is the needy tenant's own, or that of a tenant that holds more than its own part, and
-// then only what is beyond it may go. It loses pages from its end, of all layers alike; the one
-// that was used longest ago goes first. What many have in common was used when the last of them
-// was, and goes after all that follows it. A session is not told: its leaf is empty then, and
-// Settle says where it ends now.
+// The ledger limits the pages of each tenant. An idle branch may be evicted: one that no branch
+// continues, no request reads, and that is not the leaf of a session that is pinned or in use. It
+// must belong to the tenant that needs memory, or to a tenant that holds more than its own part, of
+// which only the excess may go. A branch loses pages from its end, of all layers alike; the least
+// recently used branch goes first. A common prefix counts as used when the last of its sessions
+// was, and goes after everything that follows it. Sessions are not notified: their leaf is empty
+// then, and Settle finds where they end now.
 //
-// A branch costs its tenant's tables nothing but its pages' entries: a session's room there has
-// room for its leaf and one branch before it, and there are never more, as each has two after it.
+// A branch charges its tenant's tables nothing but its pages' entries. The fixed charge of a
+// session covers its leaf and one inner branch, and there are never more, because every inner
+// branch has at least two successors.
 //
-// Not thread-safe: under the session table's lock. Unless a line says otherwise, a call is
-// O(log n) in the number of branches and O(1) in pages beside those that it gives, takes or moves.
-// Steps that may fail for want of memory come before anything is changed.
+// Not thread-safe: guarded by the session table's lock. Unless noted, a call is O(log n) in the
+// number of branches, and O(1) in pages apart from those it gives, takes or moves. Steps that may
+// run out of memory come before anything is changed.
 
 #pragma once
 
@@ -50,18 +52,18 @@
 
 namespace attend {
 
-// A page's entry in a list, which has room for up to twice as many as it has.
+// An entry in a page list, whose capacity is at most twice its size.
 inline constexpr int64_t kPageEntryBytes = 2 * sizeof(PageNumber);
 
 struct EvictionStats {
-  // The buckets of the histogram of how long pages had not been used when they were evicted.
+  // Histogram bounds of the time since pages were last used when they were evicted.
   static constexpr std::array<double, 10> kIdleBoundsSeconds = {0.1, 1,   5,   10,   30,
                                                                 60,  300, 900, 3600, 21600};
   int64_t evictions_own = 0;     // for the tenant's own needs
-  int64_t evictions_others = 0;  // for others', of what exceeded the tenant's part
+  int64_t evictions_others = 0;  // for other tenants, from what exceeded the tenant's part
   int64_t evicted_bytes = 0;
   double evicted_idle_seconds = 0;  // sum over evictions
-  // Up to each of kIdleBoundsSeconds, but no lower one; the last is beyond them.
+  // Evictions per bucket (not cumulative), up to each of kIdleBoundsSeconds; the last is above all.
   std::array<int64_t, kIdleBoundsSeconds.size() + 1> evictions_by_idle = {};
 
   void Add(const EvictionStats& other);
@@ -71,35 +73,35 @@ class PageTree {
  public:
   struct Branch;
   using IdleOrder = std::set<std::pair<TimePoint, Branch*>>;
-  // Others read what comes first; the tree alone changes it.
+  // Public for reading only: the tree alone changes it.
   struct Branch {
     int tenant = 0;
     std::shared_ptr<const std::vector<int64_t>> page_bytes;  // by layer, as charged
-    int64_t begin = 0;                                       // pages of each layer before it
-    std::vector<std::vector<PageNumber>> pages;              // by layer
+    int64_t begin = 0;                           // number of pages of each layer before it
+    std::vector<std::vector<PageNumber>> pages;  // by layer
 
-    bool leaf = false;      // a session ends with it
-    bool kept = false;      // that session is pinned, or in use
+    bool leaf = false;      // a session ends here
+    bool kept = false;      // that session is pinned or in use
     int64_t pins = 0;       // requests, forks and truncations that read it
-    int64_t bytes = 0;      // of its pages
-    TimePoint last_used{};  // or what followed it
+    int64_t bytes = 0;      // charge of its pages
+    TimePoint last_used{};  // the last use of it or of a successor
     Branch* parent = nullptr;
     Branch* first_child = nullptr;
-    Branch* next = nullptr;  // of its parent's children
+    Branch* next = nullptr;  // sibling
     Branch* previous = nullptr;
     int64_t children = 0;
-    int64_t blockers = 0;                      // children that must go first
-    bool blocks = false;                       // it is one of its parent's
-    int64_t stayers = 0;                       // children that stay, whatever is needed
-    bool stays = false;                        // it is one of its parent's
-    int64_t idle_bytes = 0, shared_bytes = 0;  // as they are in the sums
-    IdleOrder::node_type entry = {};           // while it is not in the order
+    int64_t blockers = 0;                      // children that must go before it
+    bool blocks = false;                       // counted in its parent's blockers
+    int64_t stayers = 0;                       // children that must not be evicted
+    bool stays = false;                        // counted in its parent's stayers
+    int64_t idle_bytes = 0, shared_bytes = 0;  // as last added to the tree's sums
+    IdleOrder::node_type entry = {};           // its node while it is not in IdleOrder
   };
   struct Stats : PagePool::Stats {
-    int64_t shared_bytes = 0;  // of pages that several sessions have, each counted once
+    int64_t shared_bytes = 0;  // pages that several sessions share, each counted once
   };
 
-  // `lists` bounds what all page lists may take, and must outlive the tree, as must `memory`.
+  // `lists` bounds the memory of all page lists. It and `memory` must outlive the tree.
   PageTree(HostSpan memory, int64_t slab_bytes,
            std::function<void(char* data, int64_t page_bytes)> on_free,
            const TenantWeights& weights, Ledger& lists);
@@ -107,84 +109,85 @@ class PageTree {
   PageTree(const PageTree&) = delete;
   PageTree& operator=(const PageTree&) = delete;
 
-  // Takes pages, which are the caller's until it appends them to a leaf or gives them back. Nothing
-  // is missing for them (Missing), and the lists have room.
+  // Takes pages, which belong to the caller until it appends them to a leaf or gives them back.
+  // Requires that Missing() <= 0 for them, and room in the lists.
   void Take(int tenant, int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages);
   void Give(int tenant, std::span<const PageNumber> pages);
-  // How many bytes must go before the tenant can take so many pages; 0 or less: none.
+  // Bytes that must be freed before the tenant can take `count` pages; 0 or less: none.
   int64_t Missing(int tenant, int64_t page_bytes, int64_t count) const;
-  // Whether so many bytes may be there if all is evicted that may be. An upper bound: it counts
-  // other tenants' bytes, which go by pages of all layers alike. O(tenants).
+  // Whether `bytes` could be made available by evicting everything evictable. An upper bound,
+  // because other tenants lose whole rows of pages, of all layers. O(tenants).
   bool MayMakeRoom(int tenant, int64_t bytes) const;
-  // Evicts until nothing is missing, and returns whether that is so. Evicts nothing if that would
-  // be too little, as far as MayMakeRoom knows. O(tenants) for each branch that loses pages,
-  // O(layers) for each page of each.
+  // Evicts until Missing() <= 0; returns whether it succeeded. Evicts nothing if MayMakeRoom says
+  // that it would not suffice. O(tenants) for each branch that loses pages, and O(layers) for each
+  // page of it.
   bool MakeRoom(int tenant, int64_t page_bytes, int64_t count, TimePoint now);
-  // The same for so many bytes of the tenant's own.
+  // Evicts `bytes` of the tenant's own.
   bool EvictOwn(int tenant, int64_t bytes, TimePoint now);
 
-  // A new session's leaf, without pages; `page_bytes` are charges.
+  // A leaf without pages for a new session; `page_bytes` are charges, by layer.
   Branch* Plant(int tenant, std::shared_ptr<const std::vector<int64_t>> page_bytes, bool kept,
                 TimePoint now);
-  // Another one, which begins with the first `pages` pages of each layer. All of these are full.
+  // A leaf for a fork, which shares the first `pages` pages of each layer. All of these are full.
   Branch* Fork(Branch& leaf, int64_t pages, bool kept, TimePoint now);
-  // Each layer keeps so many pages. What is read stays with those who read it. Returns the
-  // session's leaf from now on, where `room` more pages can be appended to each layer.
+  // Truncates each layer to kept[layer] pages. Pages that are being read stay with their readers.
+  // Returns the session's new leaf, with capacity to append `room` pages to each layer.
   Branch* Cut(Branch& leaf, std::span<const int64_t> kept, int64_t room);
   // The session has ended.
   void Leave(Branch& leaf);
-  // Finds out what eviction has left of what comes before an empty leaf.
+  // Updates an empty leaf to what eviction has left of its predecessors.
   void Settle(Branch& leaf);
-  // The pages that are appended have been taken. After Reserve for as many it takes no memory.
+  // Append moves taken pages into the leaf. After Reserve for as many, it allocates nothing.
   static void Reserve(Branch& leaf, size_t layer, int64_t more);
   void Append(Branch& leaf, size_t layer, std::span<const PageNumber> pages);
-  // A list that needs less than half of its memory moves to less, if it can.
+  // Shrinks a list that uses less than half of its capacity, if memory allows.
   static void Fit(Branch& leaf, size_t layer);
-  // Whether its session is pinned, or in use.
+  // Sets whether the leaf's session is pinned or in use.
   void Keep(Branch& leaf, bool kept);
-  // While it is pinned, its pages and all before it stay, whatever becomes of the session.
+  // While a branch is pinned, its pages and all before it stay, even if the session ends.
   void Pin(Branch& branch);
   void Unpin(Branch& branch);
   void Touch(Branch& leaf, TimePoint now);
 
-  // For a leaf that is settled: the pages of a layer, which page is where, and all of them. Both of
-  // the latter are O(depth).
+  // For a settled leaf: the number of pages of a layer, the page at an index, and all pages. The
+  // latter two are O(depth).
   static int64_t PagesOf(const Branch& leaf, size_t layer) {
     return leaf.begin + std::ssize(leaf.pages[layer]);
   }
   static PageNumber PageAt(const Branch& leaf, size_t layer, int64_t index);
   static PageNumber* CopyPages(const Branch& leaf, size_t layer, PageNumber* to);
-  // Whether someone reads its own pages, or those that it had before a cut.
+  // Whether its own pages, or pages it had before a cut, are being read.
   static bool IsRead(const Branch& leaf) { return leaf.pins > 0 || leaf.children > 0; }
 
   char* data(PageNumber page) const { return pool_.data(page); }
   const Ledger& ledger() const { return ledger_; }
-  // The bytes that a page is charged there: its part of a slab.
+  // Bytes charged for a page: its share of a slab.
   int64_t Charge(int64_t page_bytes) const { return pool_.Charge(page_bytes); }
   Stats stats() const { return {pool_.stats(), shared_bytes_}; }
   const EvictionStats& evictions() const { return evictions_; }
-  // Whether all of the above is so. `taken`, by tenant: the pages that are in no branch; `pins`:
-  // all there are. Looks at everything.
+  // Whether all invariants above hold. `taken`, by tenant: pages that are in no branch; `pins`: the
+  // total number of pins. Visits everything.
   bool Consistent(const std::vector<std::vector<PageNumber>>& taken, int64_t pins) const;
 
  private:
-  static int64_t End(const Branch& branch) { return PagesOf(branch, 0); }  // of no leaf
+  static int64_t End(const Branch& branch) { return PagesOf(branch, 0); }  // not for a leaf
   static std::unique_ptr<Branch> NewBranch(const Branch& like);
-  // The branch at `from` or before it that ends after so many pages, which may be split off.
+  // The branch at `from` or before it that ends after `pages` pages; splits one if necessary.
   Branch* EndingAt(Branch& from, int64_t pages);
   Branch* Split(Branch& branch, int64_t pages);
-  void Join(Branch& branch);  // to its only child, if there is memory
+  void Join(Branch& branch);  // into its only child, if memory allows
   void Link(Branch& branch, Branch& parent);
   static void Unlink(Branch& branch);
   void SetLastUsed(Branch& branch, TimePoint when);
-  // After anything of it has changed that the sums, the order or its parent depend on.
+  // Call after any change that the sums, the order or the parent depend on.
   void Update(Branch& branch);
-  // Something that kept it has gone.
+  // Call when a reason to keep the branch has gone: deletes or joins what is no longer needed.
   void Release(Branch* branch);
   void GivePages(Branch& branch);
   void Delete(Branch& branch);
-  // The tenant's, or if others' count too, theirs beyond their parts; null: none may go. Looks at
-  // each tenant's oldest alone: of another's, whose last pages it has within its part, none goes.
+  // The least recently used branch that may be evicted: of the tenant, or with `others` also of
+  // tenants beyond their parts; null: none. Considers only each tenant's oldest: if the last pages
+  // of another tenant's oldest branch are within its part, that tenant loses none.
   Branch* Oldest(int tenant, bool others) const;
   void Evict(Branch& branch, int tenant, const std::function<int64_t()>& missing, TimePoint now);
   static int64_t LastPagesBytes(const Branch& branch);
@@ -193,9 +196,9 @@ class PageTree {
   PagePool pool_;
   Ledger ledger_;
   Ledger& lists_;
-  Branch root_;                      // of all tenants' trees; has no pages
+  Branch root_;                      // common root of all tenants' trees; has no pages
   std::vector<IdleOrder> idle_;      // by tenant
-  std::vector<int64_t> idle_bytes_;  // by tenant: of branches that need not stay
+  std::vector<int64_t> idle_bytes_;  // by tenant: branches that need not stay
   int64_t shared_bytes_ = 0;
   EvictionStats evictions_;
 };

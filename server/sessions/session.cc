@@ -27,7 +27,7 @@ PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows) {
 }
 
 int64_t FixedBytes(int64_t layers) {
-  constexpr int64_t kNodes = 512;  // its places in the table's maps, ids included
+  constexpr int64_t kNodes = 512;  // map nodes in the table, ids included
   constexpr int64_t kBranches = 2;
   const auto list = static_cast<int64_t>(sizeof(std::vector<PageNumber>));
   return static_cast<int64_t>(sizeof(Session)) + kNodes +

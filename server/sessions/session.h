@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A session: the KV cache of one sequence on one device. It has layers, each with a shape and a
-// length of its own, as a model appends to one layer after another. Their pages are in a tree.
+// A session: the KV cache of one sequence on one device. It has layers, each with its own shape and
+// length, because a model appends to one layer after another. Their pages are in a PageTree.
 
 #pragma once
 
@@ -30,13 +30,13 @@ struct LayerShape {
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
-// How a page holds its keys: K as [Hkv, page_rows, D], then V as [Hkv, page_rows, Dv], both at
-// multiples of kPageUnitBytes. No page is smaller than kPageBytesMin, so that a device's memory has
-// a bounded number of them, whatever the shapes.
+// The layout of a page: K as [Hkv, page_rows, D], then V as [Hkv, page_rows, Dv], both at multiples
+// of kPageUnitBytes. No page is smaller than kPageBytesMin, which bounds the number of pages of a
+// device whatever the shapes.
 inline constexpr int64_t kPageBytesMin = 4096;
 struct PageLayout {
   int64_t page_rows = 0;
-  int64_t k_bytes = 0;  // rounded up, so V begins there
+  int64_t k_bytes = 0;  // rounded up; V begins here
   int64_t page_bytes = 0;
 };
 PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows);
@@ -45,12 +45,12 @@ struct Layer {
   LayerShape shape;
   PageLayout layout;
   int64_t length = 0;  // tokens
-  // An append or a truncation is under way: no other may begin.
+  // An append or a truncation is in progress: no other may begin.
   bool changing = false;
-  // The last append, so that it can be asked for again; empty: none.
+  // The last append, so that it can be retried; empty: none.
   std::string append_id = {};
   int64_t append_begin = 0;
-  // Eviction took tokens from here on away; -1: it did not, or they were appended again.
+  // Eviction removed the tokens from here on; -1: none, or they were appended again.
   int64_t evicted_from = -1;
 };
 
@@ -58,25 +58,24 @@ struct Session {
   std::string id;  // kTokenBytes random bytes
   int tenant = 0;
   int device = 0;
-  Duration lease{};     // the session ends so long after its last use
+  Duration lease{};     // the session ends this long after its last use
   bool pinned = false;  // never evicted while its lease lasts
   TimePoint last_used{};
-  TimePoint look_again{};  // whether its lease has ended
+  TimePoint look_again{};  // when to check whether the lease has ended
   int64_t in_use = 0;      // requests that read or change it
   std::vector<Layer> layers;
-  PageTree::Branch* leaf = nullptr;  // with which its pages end; null: it has been freed
-  CountHold place = {};              // of its tenant's limit, until it is freed
+  PageTree::Branch* leaf = nullptr;  // its last branch; null: the session was freed
+  CountHold place = {};              // counts against its tenant's limit until it is freed
 
   // The length of its shortest layer.
   int64_t length() const;
   int64_t longest() const;  // the length of its longest layer
 };
 
-// The part of a table's memory that a session without its pages takes, with its leaf and a branch
-// before it.
+// Table memory of a session without its pages: includes its leaf and one inner branch.
 int64_t FixedBytes(int64_t layers);
 
-// How a session is made, and what is said of it.
+// The parameters of a new session.
 struct SessionSpec {
   int device = 0;
   std::vector<LayerShape> layers;
@@ -84,6 +83,7 @@ struct SessionSpec {
   bool pinned = false;
 };
 
+// A description of a session.
 struct SessionInfo {
   std::string id;
   int tenant = 0;
@@ -94,8 +94,8 @@ struct SessionInfo {
   Duration lease_left{};
   bool pinned = false;
   int64_t bytes = 0;         // of its pages
-  int64_t shared_bytes = 0;  // of those that others refer to as well
-  bool lost = false;         // its device is: it can only be freed
+  int64_t shared_bytes = 0;  // of pages shared with other sessions
+  bool lost = false;         // its device is lost: it can only be freed
 };
 
 }  // namespace attend

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks what is always true of all sessions, by what each of them, and each hold, fork and
-// truncation under way, really has, so that a page that is lost, or given back while something
-// still has it, is seen with the operation that does it.
+// The audit of all sessions. It recomputes every count and charge from the sessions and from the
+// holds, forks and truncations in progress. So a page that leaks, or that is freed while still in
+// use, is detected in the operation that causes it.
 
 #include <algorithm>
 #include <map>
@@ -22,11 +22,11 @@ bool SessionTable::ConsistentLocked() const {
   try {
     return PagesAddUp() && SessionsAddUp() && UsesAddUp();
   } catch (const std::bad_alloc&) {
-    return true;  // nothing was found out
+    return true;  // not enough memory to tell
   }
 }
 
-// Pages that holds and cuts have taken are in no branch yet.
+// Pages taken by holds and cuts are in no branch yet.
 bool SessionTable::PagesAddUp() const {
   const size_t tenants = options_.tenant_weights.size();
   std::vector<std::vector<std::vector<PageNumber>>> taken(
@@ -51,8 +51,8 @@ bool SessionTable::PagesAddUp() const {
   return true;
 }
 
-// Its pages follow each other up to its leaf. Some may have been evicted, and it is not settled
-// yet.
+// Whether the session's pages are contiguous up to its leaf. There may be gaps if some were evicted
+// and the session has not been settled yet.
 bool SessionTable::EndsAsItsLeaf(const Session& session) const {
   const PageTree::Branch* branch = session.leaf;
   const bool kept = session.pinned || session.in_use > 0;

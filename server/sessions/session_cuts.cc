@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forks and truncations. Both cut a sequence after some tokens. The page that the cut goes through
-// will be written to, so a session that shares it needs a copy. The copies are made while the table
-// is not locked, in three steps: take pages, copy, finish. In between, the origin's leaf is pinned,
-// so that what is copied stays as it is. No layer of a session that is truncated may be appended to
-// (`changing`), but its pages may be read, and come to be shared: so if one of its pages is copied,
-// all that it cuts are.
+// Forks and truncations. Both cut a sequence after some tokens. The page at the cut will be written
+// to, so a session that shares it needs a copy. The copies are made without the table's lock, in
+// three steps: take pages, copy, finish. In between, the origin's leaf is pinned, so the source
+// pages do not change. A session that is being truncated cannot be appended to (`changing`), but
+// its pages may be read and become shared in the meantime. So if one of its cut pages is copied,
+// all are.
 
 #include <algorithm>
 #include <cassert>
@@ -32,14 +32,15 @@ void SessionTable::EndCut(Cut& cut) {
   cuts_.erase(&cut);
 }
 
-// Rows that were there before the cut: an append may be writing the page's others.
+// Copies only the rows before the cut: an append may be writing the others.
 void SessionTable::PlanCopies(int64_t length, Cut& cut) {
   const PageTree& tree = TreeOf(*cut.origin);
   for (const CutPage& page : cut.pages) {
     const Layer& of = cut.origin->layers[page.layer];
     char* const source = tree.data(page.from);
     char* const copy = tree.data(page.to);
-    if (!cut.arena->on_host()) {  // fewer pieces are faster there, and what is beyond is not read
+    // On a device fewer pieces are faster, and rows after the cut are never read.
+    if (!cut.arena->on_host()) {
       cut.pieces.push_back({source, copy, of.layout.page_bytes});
       continue;
     }
@@ -81,7 +82,7 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   Session& origin = **found;
   const int64_t whole = origin.length();
   if (!length && origin.longest() > whole) {
-    // Sessions have the same pages of all layers in common (page_tree.h).
+    // Shared pages must be the same in all layers (page_tree.h).
     return Status(Code::kFailedPrecondition,
                   "length is not given, but the session's layers have " + std::to_string(whole) +
                       " to " + std::to_string(origin.longest()) + " tokens: give one in [0, " +
@@ -97,11 +98,11 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   cut.fork->pinned = origin.pinned;
   ATTEND_RETURN_IF_ERROR(TakePlace(*cut.fork));
   ATTEND_RETURN_IF_ERROR(CheckRoom(tenant, std::ssize(origin.layers)));
-  BeginCut(*found, cut);  // so that it is not evicted for its own fork
+  BeginCut(*found, cut);  // in use, so that it is not evicted for its own fork
   return ForkLayers(kept, cut, refusal);
 }
 
-// Takes all of one size at once.
+// Takes all pages of one size at once.
 Status SessionTable::TakeCopies(const CopyLayers& layers, int64_t length, Cut& cut,
                                 CacheRefusal* refusal) {
   const PageTree& tree = TreeOf(*cut.origin);
@@ -119,14 +120,14 @@ Status SessionTable::TakeCopies(const CopyLayers& layers, int64_t length, Cut& c
         TakePages(*cut.origin, page_bytes, std::ssize(numbers), later_bytes, taken, refusal));
     for (size_t n = 0; n < numbers.size(); ++n) {
       const PageNumber from = PageTree::PageAt(*cut.leaf, numbers[n], length / options_.page_rows);
-      cut.pages.push_back({numbers[n], from, taken[n]});  // which has room
+      cut.pages.push_back({numbers[n], from, taken[n]});  // capacity was reserved
     }
   }
   PlanCopies(length, cut);
   return Status();
 }
 
-// Full pages are shared.
+// Full pages are shared; the page at the cut is copied.
 Status SessionTable::ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal) {
   const Session& origin = *cut.origin;
   Session& fork = *cut.fork;
@@ -146,7 +147,7 @@ Status SessionTable::ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal)
   return TakeCopies(copied, length, cut, refusal);
 }
 
-// A step that throws here has changed nothing that the next call does not see.
+// If a step here throws, the next call sees the state unchanged.
 Result<SessionInfo> SessionTable::EndFork(Cut& cut, Status status) {
   const MutexLock lock(mutex_);
   if (cut.origin == nullptr) return status;
@@ -180,13 +181,13 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
     const MutexLock lock(mutex_);
     ATTEND_RETURN_IF_ERROR(BeginTruncate(tenant, id, length, cut));
     try {
-      info = InfoOf(*cut.origin);  // while the session can still be left as it is
+      info = InfoOf(*cut.origin);  // while the session can still be left unchanged
       status = CopyShared(length, cut, refusal);
     } catch (const std::bad_alloc&) {
       status = OutOfMemory();
     }
     assert(ConsistentLocked());
-    // At once, if nothing is copied: a page may come to be shared while the table is not locked.
+    // If nothing is copied, finish under the same lock: a page could become shared in between.
     if (!status.ok() || cut.pieces.empty())
       return EndTruncate(length, cut, std::move(status), info);
   }
@@ -199,7 +200,7 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
   return EndTruncate(length, cut, std::move(status), info);
 }
 
-// If it is OK, EndTruncate must follow.
+// If OK, EndTruncate must follow.
 Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut) {
   ExpireLocked();
   Result<SessionRef> found = Find(tenant, id);
@@ -218,12 +219,13 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t le
   return Status();
 }
 
-// Others that read the pages keep them.
+// Takes copies of the cut pages if they are shared or being read; the other readers keep the
+// originals.
 Status SessionTable::CopyShared(int64_t length, Cut& cut, CacheRefusal* refusal) {
   const Session& session = *cut.origin;
   const int64_t rows = options_.page_rows;
   const PageTree::Branch& leaf = *cut.leaf;
-  const bool read = leaf.pins > 1 || leaf.children > 0;  // one pin is this truncation's
+  const bool read = leaf.pins > 1 || leaf.children > 0;  // one pin is this truncation's own
   if (length % rows == 0 || (!read && length / rows >= leaf.begin)) return Status();
   CopyLayers cuts;
   for (size_t n = 0; n < session.layers.size(); ++n) {
@@ -233,7 +235,7 @@ Status SessionTable::CopyShared(int64_t length, Cut& cut, CacheRefusal* refusal)
   return TakeCopies(cuts, length, cut, refusal);
 }
 
-// The copy ends before the page that the cut goes through.
+// If the cut page was copied, the tree keeps only the pages before it.
 void SessionTable::CutLayers(int64_t length, Cut& cut) {
   Session& session = *cut.origin;
   PageTree& tree = TreeOf(session);
@@ -264,7 +266,7 @@ Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, Status s
   Session& session = *cut.origin;
   PageTree& tree = TreeOf(session);
   for (Layer& layer : session.layers) layer.changing = false;
-  EndCut(cut);  // what nothing else reads may go
+  EndCut(cut);  // pages that nothing else reads may be freed
   if (status.ok() && session.leaf == nullptr) {
     status = Status(Code::kNotFound, "session: it has been freed");
   }

@@ -13,11 +13,11 @@
 namespace attend {
 namespace {
 
-// A lease ends at most so much late, if no call names or uses its session.
+// The most by which a lease may end late, if no call names or uses its session.
 constexpr std::chrono::seconds kExpireInterval(1);
 
-// Debug builds poison what becomes free with NaN in every dtype: an answer that read it shows it.
-// Elsewhere than in host memory it is copied from a block that all pages of the device share.
+// Debug builds fill freed pages with a bit pattern that is NaN in every dtype, so that reading one
+// shows in the answer. On a device the pattern is copied from a host block that all pages share.
 SessionDevice DeviceOf(DeviceArena* arena, [[maybe_unused]] int64_t page_bytes_max) {
   SessionDevice device{arena, {}};
 #ifndef NDEBUG
@@ -31,7 +31,7 @@ SessionDevice DeviceOf(DeviceArena* arena, [[maybe_unused]] int64_t page_bytes_m
   const auto nan = std::make_shared<const std::string>(static_cast<size_t>(page_bytes_max), '\xff');
   device.on_free = [arena, nan](char* data, int64_t bytes) {
     const HostPiece piece{nan->data(), data, bytes};
-    (void)arena->Copy({&piece, 1});  // of a lost device nothing is read any more
+    (void)arena->Copy({&piece, 1});  // a lost device is not read any more
   };
 #endif
   return device;

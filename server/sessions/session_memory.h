@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sessions of a server with the memory that they are in, and the thread that ends leases.
+// The sessions of a server, the memory that holds them, and the thread that expires leases.
 
 #pragma once
 
@@ -17,11 +17,11 @@ namespace attend {
 
 class SessionMemory {
  public:
-  // `arenas`: of the devices, in the engine's order; null: no sessions there. `clock` must outlive
-  // this.
+  // `arenas`: of the devices, in the engine's order; null: that device has no sessions. `clock`
+  // must outlive this.
   SessionMemory(std::vector<std::unique_ptr<DeviceArena>> arenas, const SessionOptions& options,
                 const Clock& clock);
-  ~SessionMemory();  // no hold is left
+  ~SessionMemory();  // no hold may be left
   SessionMemory(const SessionMemory&) = delete;
   SessionMemory& operator=(const SessionMemory&) = delete;
 

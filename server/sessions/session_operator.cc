@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An operator's actions on the sessions of all tenants.
+// Operator actions on the sessions of all tenants. They work in slices of bounded length and
+// release the lock in between, so that requests are not held up. `last` is the id reached so far;
+// sessions that are added or freed between slices do not disturb the walk.
 
 #include <cassert>
 #include <thread>

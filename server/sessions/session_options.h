@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options of a table of sessions.
+// Options of SessionTable.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace attend {
 
-// Memory for sessions on one device.
+// Session memory on one device.
 struct SessionDevice {
   DeviceArena* arena = nullptr;  // null: this device has no sessions
   // Called with each page that becomes free; may be empty.
@@ -30,11 +30,11 @@ struct SessionOptions {
   int64_t layers_max = 512;  // of one session
   Duration lease_default = std::chrono::seconds(60);
   Duration lease_max = std::chrono::hours(24);
-  // The tenants' own parts of the memory, of the sessions and of the tables are by these.
+  // Determine each tenant's own part of the memory, of the sessions and of the tables.
   TenantWeights tenant_weights;
-  int64_t table_bytes_max = int64_t{1} << 60;  // host memory that says which pages whose are
-  TenantLimits* limits = nullptr;  // what tenants may have besides; null: no such limits
-  // A call that ends many sessions lets others have their turn after so many pages.
+  int64_t table_bytes_max = int64_t{1} << 60;  // host memory for page lists and session records
+  TenantLimits* limits = nullptr;              // per-tenant limits; null: none
+  // A call that frees many sessions releases the lock after this many pages.
   int64_t pages_slice = int64_t{1} << 18;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How sessions come to places, pages and room in the tables.
+// Admission of sessions and pages: places, page memory, table memory, and per-tenant limits.
 
 #include <cstdint>
 #include <string>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions come and go, and take pages. How they are forked and cut is in session_cuts.cc, what
-// requests do with them in cache_hold.cc, what is always true of them all in session_audit.cc.
+// Creates, finds, lists and ends sessions. Forks and truncations are in session_cuts.cc, their use
+// by requests in cache_hold.cc, the audit in session_audit.cc.
 
 #include "server/sessions/session_table.h"
 
@@ -35,10 +35,11 @@ Status CheckLayer(const LayerShape& shape, int64_t index, int64_t page_rows, int
                          std::to_string(slab_bytes));
 }
 
-// A list looks at so many sessions, or layers of those that it lists, before others get their turn.
+// The number of sessions, or layers of listed sessions, that a list visits before it releases the
+// lock.
 constexpr int64_t kListSlice = 1024;
 
-// A session whose lease ends while it is in use is looked at again so much later.
+// How much later a session is looked at again if its lease ends while it is in use.
 constexpr std::chrono::seconds kLookInterval(1);
 
 }  // namespace
@@ -105,7 +106,7 @@ void SessionTable::Use(Session& session, int64_t more) {
 
 SessionInfo SessionTable::Insert(const SessionRef& session) {
   session->last_used = clock_.Now();
-  SessionInfo info = InfoOf(*session);  // first, as it may fail
+  SessionInfo info = InfoOf(*session);  // first, as it may throw
   const auto placed = sessions_.emplace(session->id, session).first;
   try {
     by_tenant_.emplace(std::pair(session->tenant, std::string_view(session->id)), session.get());
@@ -186,7 +187,7 @@ void SessionTable::Update(const Session& session, SessionInfo& info) const {
     const int64_t page_bytes = (*session.leaf->page_bytes)[n];
     info.layer_lengths[n] = session.layers[n].length;
     info.bytes += PageTree::PagesOf(*session.leaf, n) * page_bytes;
-    // Others have the pages before its leaf too.
+    // Pages before the leaf are shared with other sessions.
     info.shared_bytes += session.leaf->begin * page_bytes;
   }
 }

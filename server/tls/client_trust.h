@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The certificate that the client of an open connection has shown: what it says, and whether it
-// would still be let in.
+// The certificate presented by the client of an open connection: its names, and whether it would
+// still be accepted.
 
 #pragma once
 
@@ -20,19 +20,19 @@
 
 namespace attend {
 
-// Belongs to one open connection. One thread at a time.
+// Belongs to one open connection. Used by one thread at a time.
 class ClientTrust {
  public:
-  // `generation`: that of the certificates by which it was let in, or an earlier one.
-  // `certificates` must outlive it. May throw std::bad_alloc.
+  // `generation`: that of the certificates that accepted it, or an earlier one. `certificates` must
+  // outlive it. May throw std::bad_alloc.
   ClientTrust(const TlsCertificates& certificates, std::shared_ptr<TlsClients> clients,
               std::shared_ptr<TlsClient> client, uint64_t generation);
   ~ClientTrust() { clients_->Remove(client_); }
   ClientTrust(const ClientTrust&) = delete;
   ClientTrust& operator=(const ClientTrust&) = delete;
 
-  // False: by the files as they are now the client would not be let in. `refuse` is called if it
-  // has not been told of so far.
+  // False if the current files would not accept the client. Calls `refuse` if this has not been
+  // reported yet.
   bool IsTrusted(const std::function<void(const std::string& why)>& refuse);
 
  private:
@@ -42,12 +42,12 @@ class ClientTrust {
   uint64_t generation_;
 };
 
-// The client of a connection whose handshake is done. Null: it has shown no certificate. May throw
-// std::bad_alloc.
+// The client of a connection that has completed its handshake. Null: it presented no certificate.
+// May throw std::bad_alloc.
 std::shared_ptr<TlsClient> MakeTlsClient(const SSL* ssl, int socket, ino_t inode);
 
-// Adds what a verified certificate says to `peer`, in gRPC's way: the first common name, and every
-// DNS name and URI of the subject's alternative names. May throw std::bad_alloc.
+// Adds the names of a verified certificate to `peer`, as gRPC does: the first common name, and
+// every DNS name and URI among the subject's alternative names. May throw std::bad_alloc.
 void AddCertificateNames(X509* certificate, ConnectionPeer& peer);
 
 }  // namespace attend

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Owners of OpenSSL's objects, each with the function that frees its kind.
+// Owning pointers to OpenSSL objects, each with the right free function.
 
 #pragma once
 
@@ -23,7 +23,7 @@ using Bio = std::unique_ptr<BIO, Freer<BIO_free>>;
 using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
 
-// For what reads PEM: nobody is there to type a password.
+// A PEM password callback that refuses, because a server cannot prompt.
 inline int NoPassword(char*, int, int, void*) { return -1; }
 
 }  // namespace attend

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kOutgoingBytesMax = int64_t{4} << 20;
 
-// The first object of a text; null if there is none.
+// The first object in a text; null if there is none.
 template <class Owned, class Read>
 Owned First(const std::string& pem, Read read) {
   const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));

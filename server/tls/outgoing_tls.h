@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whom this process trusts, and what it shows, where it is itself a client.
+// The trust and identity of this process where it is a TLS client.
 
 #pragma once
 
@@ -11,15 +11,15 @@
 namespace attend {
 
 struct OutgoingTls {
-  // Paths, or, once they are read, what the files have, in PEM. Empty: the system's authorities,
-  // and no certificate.
+  // Paths or, once read, the contents of the files in PEM. Empty: the system's authorities, and no
+  // certificate.
   std::string ca;
   std::string cert;
   std::string key;
 };
 
 // Reads the files of the settings PREFIX-ca, PREFIX-cert and PREFIX-key. An error names the
-// setting, its file, and what is wrong: no certificate in it, a key that is another's.
+// setting, its file and the problem: no certificate in it, or a key of another certificate.
 Result<OutgoingTls> ReadOutgoingTls(const std::string& prefix, const OutgoingTls& paths);
 
 }  // namespace attend

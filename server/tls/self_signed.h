@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A fresh key with a certificate that it has signed itself, so that only who is given it trusts it.
+// A fresh key with a self-signed certificate, trusted only by those it is given to.
 
 #pragma once
 
@@ -15,7 +15,7 @@ struct KeyAndCertificate {
   std::string certificate;  // both in PEM
 };
 
-// Valid for a day.
+// Valid for one day.
 Result<KeyAndCertificate> MakeSelfSigned(const std::string& common_name);
 
 }  // namespace attend

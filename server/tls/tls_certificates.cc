@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Changes are detected by the stamps of all files, including those in a folder of revocation lists.
+// Stamps are taken before the files are read, so a change during a read is seen at the next check.
+// A set of files is used as a whole or not at all.
 
 #include "server/tls/tls_certificates.h"
 
@@ -24,10 +28,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::seconds kPeriod{1};
-// Of one file; a revocation list of a large authority has some megabytes.
+// Per file; revocation lists of large authorities have several MB.
 constexpr int64_t kFileBytesMax = int64_t{64} << 20;
 
-// The files of a path: itself, or those of the folder. An error: there may be more.
+// The files at a path: the file itself, or those of the folder. On error there may be more.
 std::vector<std::string> FilesOf(const std::string& path, std::error_code& error) {
   if (!fs::is_directory(path, error)) {
     error.clear();
@@ -42,7 +46,7 @@ std::vector<std::string> FilesOf(const std::string& path, std::error_code& error
   return files;
 }
 
-// UNAVAILABLE: the system could not read it, and may the next time.
+// UNAVAILABLE: a read error, to be retried.
 Status Append(const std::string& setting, const std::string& file, std::string* text) {
   const auto unread = [&] {
     return Unavailable(setting + " " + file + ": " + std::strerror(errno));
@@ -104,13 +108,13 @@ void TlsCertificates::Watch(const Clock& clock, std::function<void()> changed) {
 void TlsCertificates::Look() {
   Stamps stamps = Stamped();
   if (stamps == stamps_) return;
-  // Taken before the files are read: what changes meanwhile is seen the next time.
+  // Taken before reading: later changes are seen at the next check.
   stamps_ = std::move(stamps);
   Result<std::shared_ptr<const TlsContext>> context = Read();
   const bool unread = context.status().code() == Code::kUnavailable;
-  if (unread) stamps_.clear();  // of nothing: it is tried again
+  if (unread) stamps_.clear();  // forces a retry
   const std::string before = std::exchange(unread_, unread ? context.status().message() : "");
-  if (unread && unread_ == before) return;  // it has been told
+  if (unread && unread_ == before) return;  // already reported
   metrics_.RecordReload(options_.of, context.ok());
   if (!context.ok()) {
     logger_.Log(LogLevel::err, "certificates are not taken, those before stay",

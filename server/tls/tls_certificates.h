@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The files of certificates, and the TlsContext that is made of them. They are looked at again and
-// again, by a thread once a second or by whoever needs them. Where they make no context (a
-// half-written file, a certificate whose key has not come yet), the one before stays, and the log
-// and a metric say so.
+// Loads certificate files into a TlsContext, and reloads them when they change: checked once a
+// second by a thread, or on demand. If the files are not usable (half-written, or a certificate
+// without its new key), the previous context stays in use, and the log and a metric report it.
 
 #pragma once
 
@@ -29,8 +28,8 @@ namespace attend {
 
 class TlsCertificates {
  public:
-  // Paths; what is empty is off, cert and key must not be. `crl` may be a folder, whose files are
-  // read in the order of their names. Errors call them by `settings` and "-cert" and so on.
+  // Paths; empty ones are off, but cert and key are required. `crl` may be a folder, whose files
+  // are read in order of their names. Errors name `settings` with "-cert" and so on.
   struct Options {
     std::string settings = "tls";
     std::string cert;
@@ -38,26 +37,27 @@ class TlsCertificates {
     std::string client_ca;
     std::string crl;
     TlsContext::Options context = {};
-    TlsFile of = TlsFile::kCert;  // what `cert` is as a metric
+    TlsFile of = TlsFile::kCert;  // how the metrics label `cert`
     std::function<std::time_t()> now = [] { return std::time(nullptr); };
   };
 
-  // An error if the files make no context. `metrics` and `logger` must outlive the object.
+  // An error if the files are not usable. `metrics` and `logger` must outlive the object.
   static Result<std::unique_ptr<TlsCertificates>> Load(Options options, TlsMetrics& metrics,
                                                        Logger& logger);
   TlsCertificates(const TlsCertificates&) = delete;
   TlsCertificates& operator=(const TlsCertificates&) = delete;
 
-  // Looks once a second from here on, on a thread of its own, and calls `changed`, if there is one,
-  // whenever something else is current. `clock` must outlive the object.
+  // From now on checks once a second on its own thread, and calls `changed`, if set, after each
+  // reload. `clock` must outlive the object.
   void Watch(const Clock& clock, std::function<void()> changed = nullptr);
-  // Looks at the files once: takes what has changed, if it is good. One thread at a time, and
-  // nobody else once they are watched.
+  // Checks the files once and loads what has changed, if it is usable. One thread at a time; must
+  // not be called once Watch has been.
   void Look();
 
-  // For connections that begin now. Thread-safe.
+  // The context for new connections. Thread-safe.
   std::shared_ptr<const TlsContext> current() const;
-  // Another number with each of them. Read before it, it is no newer. Thread-safe.
+  // Changes with every context. If read before current(), it is not newer than the context.
+  // Thread-safe.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
  private:
@@ -71,9 +71,9 @@ class TlsCertificates {
   const Options options_;
   TlsMetrics& metrics_;
   Logger& logger_;
-  // The looking thread's:
-  Stamps stamps_;       // of the files that were looked at last
-  std::string unread_;  // why the system could not read them; it has been told
+  // Used by the checking thread.
+  Stamps stamps_;       // of the files last checked
+  std::string unread_;  // the last reported read error
   mutable Mutex mutex_;
   std::shared_ptr<const TlsContext> context_ ATTEND_GUARDED_BY(mutex_);
   std::atomic<uint64_t> generation_{0};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The certificates that the clients of open connections have shown, so that whoever would not be
-// let in again is found once the server's files have changed, though it sends nothing.
+// The certificates presented by the clients of open connections. When the server's files change,
+// clients that would no longer be accepted can be found even if they send nothing.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace attend {
 
-// Of one connection. OpenSSL counts references to certificates atomically.
+// One connection's client. OpenSSL reference-counts certificates atomically.
 struct TlsClient {
   struct FreeChain {
     void operator()(STACK_OF(X509) * chain) const { sk_X509_pop_free(chain, X509_free); }
@@ -28,8 +28,9 @@ struct TlsClient {
   int socket = -1;
   ino_t inode = 0;
   Certificate certificate;
-  std::unique_ptr<STACK_OF(X509), FreeChain> chain;  // what came with it; may be null
-  std::atomic<bool> refused{false};                  // so that it is told of once
+  // The intermediate certificates it presented; may be null.
+  std::unique_ptr<STACK_OF(X509), FreeChain> chain;
+  std::atomic<bool> refused{false};  // so that it is reported once
 };
 
 // Thread-safe.
@@ -37,8 +38,8 @@ class TlsClients {
  public:
   void Add(std::shared_ptr<TlsClient> client);  // may throw std::bad_alloc
   void Remove(const std::shared_ptr<TlsClient>& client);
-  // Calls `refuse` for each client that `context` would not let in, unless it has been told of.
-  // Connections begin and end meanwhile.
+  // Calls `refuse` for each client that `context` would not accept, unless already reported.
+  // Connections may begin and end concurrently.
   void Recheck(const TlsContext& context,
                const std::function<void(const TlsClient& client, const std::string& why)>& refuse);
 

@@ -18,7 +18,7 @@
 namespace attend {
 namespace {
 
-// Of a client's chain: more intermediate authorities than anybody has.
+// Maximum length of a client's chain: more intermediate authorities than exist in practice.
 constexpr int kChainMax = 6;
 constexpr std::array<unsigned char, 3> kHttp2 = {2, 'h', '2'};
 
@@ -29,7 +29,7 @@ Status Wrong(const TlsText& text, const std::string& what) {
   return InvalidArgument(text.setting + " " + text.path + " " + what);
 }
 
-// OpenSSL's own words for its last error, and none left.
+// OpenSSL's description of its last error; clears the error queue.
 std::string TakeError() {
   const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
   ERR_clear_error();
@@ -40,7 +40,7 @@ Bio Open(const TlsText& text) {
   return Bio(BIO_new_mem_buf(text.pem.data(), static_cast<int>(text.pem.size())));
 }
 
-// Reads all objects of one kind; text between them is skipped, half an object is an error.
+// Reads all objects of one kind. Text between them is skipped; an incomplete object is an error.
 template <class Owned, class Read>
 Status ReadAll(const TlsText& text, const char* kind, Read read, std::vector<Owned>* all) {
   if (text.pem.size() > INT_MAX) return Wrong(text, "is larger than 2 GiB");
@@ -79,8 +79,8 @@ int64_t FirstExpiry(const std::vector<Certificate>& certificates) {
   return first;
 }
 
-// SelectHttp2 is asked only where the client names protocols, and a client that names none would
-// get a connection.
+// SelectHttp2 is called only if the client names protocols; without this check, a client that names
+// none would be accepted.
 int RequireProtocols(SSL* ssl, int* alert, void*) {
   const unsigned char* names = nullptr;
   size_t size = 0;
@@ -123,7 +123,7 @@ Status TlsContext::SetProtocol(bool http2) {
   SSL_CTX* const context = context_.get();
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
   SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION);
-  // Keys of 128 bits first: those of 256 take a third more time.
+  // 128-bit ciphers first: 256-bit ones take a third more time.
   if (SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM+AES128:ECDHE+AESGCM:ECDHE+CHACHA20") != 1 ||
       SSL_CTX_set_ciphersuites(context,
                                "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:"
@@ -132,7 +132,7 @@ Status TlsContext::SetProtocol(bool http2) {
   }
   SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_NO_TICKET |
                                    SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_PRIORITIZE_CHACHA);
-  // A session that is resumed would bring a certificate that has been revoked since.
+  // A resumed session could carry a certificate that has been revoked since.
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_num_tickets(context, 0);
   SSL_CTX_set_verify_depth(context, kChainMax);
@@ -183,7 +183,7 @@ Status TlsContext::TrustClients(const TlsText& client_ca, bool require) {
   ATTEND_RETURN_IF_ERROR(ReadAll(client_ca, "certificate", PEM_read_bio_X509, &authorities));
   expiries_.client_ca = FirstExpiry(authorities);
   X509_STORE* const store = SSL_CTX_get_cert_store(context_.get());
-  // An authority in the file is trusted though it is not its own issuer.
+  // An intermediate authority in the file is trusted without its issuer.
   X509_STORE_set_flags(store, X509_V_FLAG_PARTIAL_CHAIN | X509_V_FLAG_TRUSTED_FIRST);
   for (const Certificate& each : authorities) {
     if (X509_STORE_add_cert(store, each.get()) != 1 ||
@@ -207,7 +207,7 @@ Status TlsContext::Revoke(const TlsText& crl) {
       return Wrong(crl, "cannot be used: " + TakeError());
     }
   }
-  // A certificate whose authority has no list, or one that has expired, is refused as well.
+  // A certificate whose authority has no list, or an expired one, is rejected too.
   X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK | X509_V_FLAG_CRL_CHECK_ALL);
   return Status();
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a TLS server shows and asks for, from the texts of its files: an SSL_CTX of OpenSSL. TLS 1.2
-// and 1.3 with forward secrecy, no renegotiation, no resumption: every connection's certificate is
-// checked against the files as they are. Reads no file and knows no connection.
+// An OpenSSL SSL_CTX made from the contents of certificate files. TLS 1.2 and 1.3 with forward
+// secrecy, no renegotiation, no resumption: every connection's certificate is checked against the
+// current files. Reads no files and knows no connections.
 
 #pragma once
 
@@ -17,7 +17,8 @@
 
 namespace attend {
 
-// A setting's name and value, and what is in the file; the last two are empty where the setting is.
+// A setting's name, its value and the contents of its file; the last two are empty if it is not
+// set.
 struct TlsText {
   std::string setting;
   std::string path;
@@ -33,7 +34,7 @@ struct TlsTexts {
 
 class TlsContext {
  public:
-  // When the first of each expires, in seconds since 1970; 0: there is none.
+  // The earliest expiry of each kind, in seconds since 1970; 0: none.
   struct Expiries {
     int64_t cert = 0;
     int64_t client_ca = 0;
@@ -41,18 +42,18 @@ class TlsContext {
   };
 
   struct Options {
-    bool http2 = true;           // and nothing else; false: HTTP/1.1
-    bool require_client = true;  // with client_ca, whether clients must show a certificate
+    bool http2 = true;           // HTTP/2 only; false: HTTP/1.1
+    bool require_client = true;  // with client_ca: whether a client certificate is required
   };
 
-  // An error names the setting, its file, and what is wrong with it at the time `now`: among other
-  // things, a key that is another certificate's, or a certificate that has expired.
+  // An error names the setting, its file and the problem at time `now`, such as a key of another
+  // certificate or an expired certificate.
   static Result<std::shared_ptr<const TlsContext>> Make(const TlsTexts& texts,
                                                         const Options& options, std::time_t now);
 
   SSL_CTX* get() const { return context_.get(); }
-  // What these files have against a certificate that a client has shown, whenever its handshake
-  // was; empty: nothing. `chain`: what came with it, or null. Thread-safe.
+  // Why these files reject a client's certificate, regardless of when its handshake was; empty:
+  // they accept it. `chain`: the certificates presented with it, or null. Thread-safe.
   std::string VerifyError(X509* shown, STACK_OF(X509) * chain) const;
   const Expiries& expiries() const { return expiries_; }
 

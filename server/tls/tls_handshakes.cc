@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Round robin over peers: a peer is in turns_ while it has a ready handshake, and each turn
+// performs one step of its first one. Turns are posted one by one, so socket events and timers are
+// served between them. Invariant: a Handshake is in exactly one of its peer's lists, or in its own
+// before it starts, so moving it cannot fail.
 
 #include "server/tls/tls_handshakes.h"
 
@@ -34,9 +39,9 @@ class TlsHandshakes::Handshake final : public Loop::Task,
     if (watched_) all_.loop_->Unwatch(channel_->socket());
     if (peer_ != nullptr) LeavePeer();
     done_(std::move(channel_), established);
-    all_.loop_->Post(*this);  // to delete it, once no event of this turn can meet it
+    all_.loop_->Post(*this);  // deletes it, after any event of this turn that could refer to it
   }
-  // It is its peer's turn, and it is the first that is ready.
+  // Called on its peer's turn, for the first ready handshake.
   void TakeStep() {
     StopBeingReady();
     const TlsChannel::Step step = channel_->Handshake();
@@ -60,7 +65,7 @@ class TlsHandshakes::Handshake final : public Loop::Task,
   }
   void OnEvents(uint32_t events) override {
     if (finished_) return;
-    // The client has gone, or the server has ended the connection: it needs no turn.
+    // The client has gone, or the connection was ended: no turn is needed.
     if ((events & (EPOLLHUP | EPOLLERR)) != 0) return Finish(false);
     if (ready_) return;
     ready_ = true;
@@ -88,9 +93,9 @@ class TlsHandshakes::Handshake final : public Loop::Task,
   const std::string peer_name_;
   std::unique_ptr<TlsChannel> channel_;
   const Done done_;
-  std::list<Handshake*> link_{this};  // its element of the peer's lists, until it starts
+  std::list<Handshake*> link_{this};  // its node in the peer's lists, here until it starts
   const std::list<Handshake*>::iterator place_ = link_.begin();
-  Peer* peer_ = nullptr;  // null: it has not started
+  Peer* peer_ = nullptr;  // null: not started
   bool watched_ = false;
   bool ready_ = false;
   bool finished_ = false;
@@ -124,7 +129,7 @@ void TlsHandshakes::TakeTurn() {
   Peer& peer = *turns_.front();
   turns_.splice(turns_.end(), turns_, turns_.begin());
   peer.ready.front()->TakeStep();
-  // Events are looked at first: another peer's client may have come.
+  // Posted, so that events come first: another peer's client may have become ready.
   if (!turns_.empty()) loop_->Post(turn_);
 }
 

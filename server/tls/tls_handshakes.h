@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Performs the handshakes of new TLS connections on a thread of its own, so that no loop of the
-// transport waits for the work of a private key. Peers take turns on it: however many handshakes a
-// peer begins, a client elsewhere waits for one step of one of them before each of its own.
+// Performs the handshakes of new TLS connections on its own thread, so that no loop of the
+// transport waits for private-key operations. Peers take turns: however many handshakes a peer
+// begins, another peer's client waits for at most one step of them before each of its own.
 
 #pragma once
 
@@ -21,31 +21,31 @@ namespace attend {
 
 class TlsHandshakes {
  public:
-  // Takes the channel back. If the handshake failed, wrong() says what the client did, if that was
-  // why. Called once, on the thread; may not throw.
+  // Returns the channel. If the handshake failed because of the client, wrong() says why. Called
+  // once, on the thread; must not throw.
   using Done = std::function<void(std::unique_ptr<TlsChannel> channel, bool established)>;
 
   // `clock` must outlive it.
   static Result<std::unique_ptr<TlsHandshakes>> Start(Duration timeout, const Clock& clock);
-  ~TlsHandshakes();  // those that are under way fail
+  ~TlsHandshakes();  // pending handshakes fail
   TlsHandshakes(const TlsHandshakes&) = delete;
   TlsHandshakes& operator=(const TlsHandshakes&) = delete;
 
-  // `peer`: as connections are counted by. Any thread. May throw std::bad_alloc, and has then not
-  // called `done`.
+  // `peer`: the key by which connections are counted. Any thread. If it throws std::bad_alloc,
+  // `done` is not called.
   void Begin(std::string peer, std::unique_ptr<TlsChannel> channel, Done done);
 
  private:
   class Handshake;
-  // With handshakes under way. A list's element moves between lists and takes no memory for it.
+  // A peer with pending handshakes. List nodes are spliced between lists, which allocates nothing.
   struct Peer {
     Peer() = default;
     Peer(const Peer&) = delete;
     Peer& operator=(const Peer&) = delete;
 
-    std::list<Handshake*> waiting;  // for their clients
-    std::list<Handshake*> ready;    // for the peer's turns
-    std::list<Peer*> link{this};    // its element of turns_, while it is not there
+    std::list<Handshake*> waiting;  // waiting for their clients
+    std::list<Handshake*> ready;    // waiting for the peer's turn
+    std::list<Peer*> link{this};    // its node while it is not in turns_
     const std::list<Peer*>::iterator place = link.begin();
   };
   class Turn final : public Loop::Task {
@@ -58,14 +58,14 @@ class TlsHandshakes {
   };
 
   TlsHandshakes(Duration timeout, const Clock& clock) : timeout_(timeout), clock_(clock) {}
-  // One step of one handshake, of the peer that has waited for longest.
+  // Performs one step of one handshake, of the peer that has waited longest.
   void TakeTurn();
 
   const Duration timeout_;
   const Clock& clock_;
-  // The thread's.
+  // Used by the thread only.
   std::unordered_map<std::string, Peer> peers_;
-  std::list<Peer*> turns_;  // those with handshakes that are ready
+  std::list<Peer*> turns_;  // peers with ready handshakes
   Turn turn_{*this};
   std::unique_ptr<Loop> loop_;
 };

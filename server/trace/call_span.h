@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a span tells of one call, and of its phases, which are its children.
+// The data of one call's span and of its phases, which are child spans.
 
 #pragma once
 
@@ -26,16 +26,16 @@ struct CallSpan {
   static constexpr size_t kPhasesMax = 8;
 
   TraceParent own;
-  uint64_t parent = 0;  // 0: it begins its trace
+  uint64_t parent = 0;  // 0: it is the root of its trace
   std::string method;   // "/attend.v1.AttentionService/Attend"
   SpanTime begin, end;
   Code code = Code::kOk;
   std::string error;
-  // Empty or zero: it did not come to that.
+  // Empty or zero: the call did not get that far.
   std::string request_id;
   std::string tenant;
   std::string device;
-  std::string_view kernel;  // literals
+  std::string_view kernel;  // literals, also the next two
   std::string_view dtype;
   std::string_view transport;
   int64_t batch_requests = 0;

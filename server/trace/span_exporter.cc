@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Two vectors of equal capacity are swapped between Offer and the thread, so Offer never allocates
+// a container. A message is sent when a batch is full or the interval has passed, or at once in
+// Flush.
 
 #include "server/trace/span_exporter.h"
 
@@ -19,7 +23,7 @@ int64_t SpansOf(std::span<const CallSpan> calls) {
   return spans;
 }
 
-// As OTLP names them, but for those that this project has not.
+// The retryable codes of OTLP, as far as this project has them.
 bool MayRetry(Code code) {
   return code == Code::kUnavailable || code == Code::kDeadlineExceeded ||
          code == Code::kCancelled || code == Code::kResourceExhausted;
@@ -53,7 +57,7 @@ void SpanExporter::Offer(CallSpan&& call) {
     stats_.dropped += SpansOf(call);
     return;
   }
-  pending_.push_back(std::move(call));  // within what was reserved
+  pending_.push_back(std::move(call));  // within the reserved capacity
   if (pending_.size() == 1 || pending_.size() == options_.batch_max) changed_.NotifyAll();
 }
 
@@ -114,7 +118,7 @@ void SpanExporter::SendBatch(std::span<const CallSpan> calls) {
       failed = std::clamp<int64_t>(sent->rejected, 0, spans);
       error = sent->error;
     }
-  } catch (const std::exception& thrown) {  // for want of memory
+  } catch (const std::exception& thrown) {  // out of memory
     error = thrown.what();
   }
   int64_t dropped = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sends spans to a collector, on a thread of its own, so that no call waits for one. What has not
-// been sent yet is bounded; spans beyond it are dropped. A batch that the collector does not take
-// is sent again a few times, and then dropped too. What is dropped is counted.
+// Sends spans to a collector on a thread of its own, so that no call waits for it. The backlog is
+// bounded; spans beyond it are dropped. A batch that the collector does not accept is retried a few
+// times and then dropped. Dropped spans are counted.
 
 #pragma once
 
@@ -23,21 +23,21 @@
 
 namespace attend {
 
-// How many of the spans that it was sent a collector refuses, and why.
+// The collector's answer: how many spans it rejected, and why.
 struct PartialSuccess {
   int64_t rejected = 0;
   std::string error;
 };
 
-// The way to a collector.
+// The connection to a collector.
 class SpanSink {
  public:
   virtual ~SpanSink() = default;
   // Sends the calls' spans. One thread at a time.
   virtual Result<PartialSuccess> Send(std::span<const CallSpan> calls, Duration timeout) = 0;
-  // Reads again what can change in its files.
+  // Reads its credential files again.
   virtual Status Reload() { return Status(); }
-  // Ends what is being sent, and whatever would be, with an error. Any thread.
+  // Aborts the current Send and all later ones with an error. Any thread.
   virtual void Cancel() = 0;
 };
 
@@ -45,11 +45,11 @@ class SpanExporter {
  public:
   struct Options {
     size_t pending_max = 4096;  // calls
-    size_t batch_max = 256;     // calls in one message, which has at most some 2 KiB of each
-    Duration interval = std::chrono::seconds(1);  // between two messages, unless there is a batch
+    size_t batch_max = 256;     // calls in one message; each takes about 2 KiB at most
+    Duration interval = std::chrono::seconds(1);  // between messages, unless a batch is full
     int attempts_max = 3;
-    Duration retry_wait = std::chrono::seconds(1);  // doubled each time
-    Duration timeout = std::chrono::seconds(5);     // of one attempt
+    Duration retry_wait = std::chrono::seconds(1);  // doubled after each attempt
+    Duration timeout = std::chrono::seconds(5);     // per attempt
   };
   // `logger` and `clock` must outlive the exporter.
   SpanExporter(Options options, std::unique_ptr<SpanSink> sink, Logger& logger, const Clock& clock);
@@ -57,17 +57,18 @@ class SpanExporter {
   SpanExporter(const SpanExporter&) = delete;
   SpanExporter& operator=(const SpanExporter&) = delete;
 
-  // Takes a call's spans or drops them; never waits. Thread-safe, and so are the next.
+  // Takes a call's spans or drops them; never waits. This and the following functions are
+  // thread-safe.
   void Offer(CallSpan&& call);
   // See SpanSink.
   Status Reload() { return sink_->Reload(); }
-  // Waits until what was offered is sent or dropped, or until `until`.
+  // Waits until everything offered has been sent or dropped, or until `until`.
   void Flush(TimePoint until);
 
   struct Stats {  // in spans
     int64_t exported = 0;
-    int64_t dropped = 0;  // the collector is slow
-    int64_t failed = 0;   // it did not take them
+    int64_t dropped = 0;  // the backlog was full, or the exporter stopped
+    int64_t failed = 0;   // the collector did not accept them
   };
   Stats stats() const;
 
@@ -75,9 +76,9 @@ class SpanExporter {
   void Run();
   void SendBatch(std::span<const CallSpan> calls);
   void SayLost(std::string_view kind, int64_t spans, std::string_view error);
-  // Until it is taken, or has been tried often enough.
+  // Retries until the batch is accepted or the attempts are used up.
   Result<PartialSuccess> TrySend(std::span<const CallSpan> calls);
-  // False: the end.
+  // False: the exporter is stopping.
   bool Pause(Duration duration);
 
   const Options options_;
@@ -92,7 +93,8 @@ class SpanExporter {
   bool hurry_ ATTEND_GUARDED_BY(mutex_) = false;
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
-  int64_t said_dropped_ ATTEND_GUARDED_BY(mutex_) = 0;  // of stats_.dropped
+  // How many of stats_.dropped have been logged.
+  int64_t said_dropped_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::thread thread_;
 };
 

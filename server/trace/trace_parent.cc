@@ -10,7 +10,7 @@ namespace {
 // 00-TTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTT-SSSSSSSSSSSSSSSS-FF
 constexpr size_t kBytes = 55;
 
-// So many lower-case digits at the beginning of the text, which is that long.
+// Parses the first `digits` lower-case hexadecimal digits of the text, which must be that long.
 std::optional<uint64_t> Hex(std::string_view text, size_t digits) {
   uint64_t value = 0;
   for (size_t i = 0; i < digits; ++i) {

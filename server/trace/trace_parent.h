@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whose part a call is of: W3C Trace Context's traceparent, level 1. Pure, but for the ids that
-// SpanIds makes.
+// A call's position in a trace: the traceparent header of W3C Trace Context, level 1. Pure, except
+// for SpanIds.
 
 #pragma once
 
@@ -15,30 +15,30 @@
 
 namespace attend {
 
-// The key of the metadata, which is lower case there.
+// The metadata key, in lower case.
 inline constexpr char kTraceParentKey[] = "traceparent";
 
-// A span's place in its trace. Ids are read as numbers, in the order of their digits.
+// A span's position in its trace. Ids are numbers, in the order of their digits.
 struct TraceParent {
   uint64_t trace_high = 0;
   uint64_t trace_low = 0;
-  uint64_t span = 0;  // 0: there is none
+  uint64_t span = 0;  // 0: none
   bool sampled = false;
 
   bool valid() const { return span != 0; }
   friend bool operator==(const TraceParent&, const TraceParent&) = default;
 };
 
-// Nothing if the text is not a traceparent, or one whose ids are all zero. Of later versions, what
-// the first one has is read.
+// Empty if the text is not a traceparent, or an id is zero. Of later versions, the fields of the
+// first one are read.
 std::optional<TraceParent> ParseTraceParent(std::string_view text);
-// As version 00.
+// In version 00.
 std::string FormatTraceParent(const TraceParent& parent);
-// The ids as hexadecimal digits.
+// The ids in hexadecimal.
 std::string TraceIdText(const TraceParent& parent);
 std::string SpanIdText(uint64_t span);
 
-// Ids that no other has: a process's do not repeat, and two processes' differ by their seeds.
+// Generates unique ids: those of one process do not repeat, and processes have different seeds.
 // Thread-safe.
 class SpanIds {
  public:
@@ -50,7 +50,7 @@ class SpanIds {
       if (id != 0) return id;
     }
   }
-  // A span that begins a trace.
+  // A root span of a new trace.
   TraceParent NextTrace() {
     const uint64_t span = NextSpan();
     return {Mix(~(trace_seed_ ^ span)), Mix(trace_seed_ ^ span), span, true};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which calls have spans, and where those go. Thread-safe.
+// Decides which calls are traced, and exports their spans. Thread-safe.
 
 #pragma once
 
@@ -22,12 +22,12 @@ class Tracer {
     uint64_t span = 0;
     uint64_t trace = 0;
   };
-  // `share`: of the calls whose clients trace nothing.
+  // `share` applies to calls whose clients do not trace.
   Tracer(double share, Seeds seeds, std::unique_ptr<SpanExporter> exporter)
       : share_(share), ids_(seeds.span, seeds.trace), exporter_(std::move(exporter)) {}
 
-  // The span of a call that a client's span has made, if that is valid: then its flag decides
-  // whether there is one. Invalid: there is none.
+  // The span of a call. If the client's span `parent` is valid, its flag decides whether there is
+  // one. Invalid: not traced.
   TraceParent Begin(const TraceParent& parent) {
     if (!parent.valid()) {
       const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
@@ -47,7 +47,7 @@ class Tracer {
   const std::unique_ptr<SpanExporter> exporter_;
 };
 
-// A span that ends, with its last phase, when this goes.
+// A span that ends, together with its last phase, when this is destroyed.
 class OpenSpan {
  public:
   OpenSpan(Tracer& tracer, CallSpan&& span) : tracer_(tracer), span_(std::move(span)) {}

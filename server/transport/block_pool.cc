@@ -24,7 +24,7 @@ BlockPool::BlockPool(int64_t bytes) {
   mapped_bytes_ = rounded_bytes + kHugePageBytes;
   const size_t misalignment = reinterpret_cast<uintptr_t>(mapped) % kHugePageBytes;
   begin_ = static_cast<char*>(mapped) + (kHugePageBytes - misalignment) % kHugePageBytes;
-  // Huge pages are faulted in and page-locked faster. That is only advice.
+  // Huge pages fault in and page-lock faster. Advisory only.
   (void)madvise(begin_, rounded_bytes, MADV_HUGEPAGE);
   block_count_ = rounded_bytes / kBlockBytes;
   free_links_ = std::make_unique<std::atomic<uint32_t>[]>(block_count_);
@@ -37,7 +37,7 @@ BlockPool::~BlockPool() {
 
 BlockPool::Block BlockPool::Take() {
   const uint32_t block = free_.Take();
-  // Not zeroed: reads overwrite it.
+  // Not zeroed, because reads overwrite it.
   if (block == BlockStack::kNone) return std::make_shared_for_overwrite<char[]>(kBlockBytes);
   return Block(begin_ + block * kBlockBytes, [this, block](char*) { free_.GiveBack(block); });
 }

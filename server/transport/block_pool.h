@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Blocks that large messages are received into and stay in until they are used. They lie in one
-// mapping, which may be page-locked, so that a GPU reads a message's tensors where they arrived.
-// The block that was released last is reused first, and no memory goes back to the system. When all
-// are in use, blocks come from the heap.
+// mapping, which may be page-locked, so that a GPU can read a message's tensors where they arrived.
+// The most recently released block is reused first, and no memory is returned to the system. When
+// all blocks are in use, further ones come from the heap.
 
 #pragma once
 

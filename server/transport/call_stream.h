@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call on a stream of HTTP/2: gRPC's rules between a session and the method that handles the
-// call.
+// A gRPC call on an HTTP/2 stream: implements gRPC's rules between the session and the handler of
+// the method.
 //
-// Everything happens on the loop's thread, in Apply, which calls the handler and is not entered
-// twice: what the handler asks for meanwhile is done once its callback has returned. What is asked
-// for elsewhere, on whatever thread, is left in `asked_`, and the call is posted. So no function
-// that a handler calls calls a handler, and locks may be held around it. The call deletes itself
-// once the handler has heard OnDone, and no sooner than its post has run.
+// All work happens on the loop's thread, in Apply, which calls the handler and is not reentrant:
+// what the handler requests in a callback is done after the callback has returned. Requests from
+// outside, on any thread, are stored in `asked_`, and the call is posted. So no function of the
+// call invokes the handler synchronously, and callers may hold locks. The call deletes itself after
+// the handler's OnDone, but not before a pending post has run.
 
 #pragma once
 
@@ -29,45 +29,45 @@
 
 namespace attend {
 
-// A call's connection. On the loop's thread.
+// The connection of a call. All on the loop's thread.
 class CallOwner {
  public:
   virtual Http2Session& session() = 0;
-  // The session may have something to send.
+  // The session may have output.
   virtual void OnOutput() = 0;
-  // The next bytes of the call's messages came.
+  // More bytes of the call's messages have arrived.
   virtual void OnMessageBytes(int32_t id, std::string_view bytes) = 0;
-  // Where the bytes of the current read lie, if messages may stay there; else null.
+  // The block that holds the bytes of the current read, if messages may keep them there; else null.
   virtual ReadBlock* block() = 0;
-  // The message that the newest bytes belong to has so many. `placed`: the rest of it has places.
+  // The length of the message that the newest bytes belong to. `placed`: its remaining bytes have
+  // places.
   virtual void OnMessageLength(size_t bytes, bool placed) = 0;
-  // So many bytes more, or less, of them are kept until they are asked for.
+  // The number of bytes kept until the handler asks for them has changed by `bytes`.
   virtual void OnKept(int64_t bytes) = 0;
-  // The stream has ended; `whole`: with all that the call had to say. True: some of that is still
-  // on its way to the socket, and OnLeft follows. Else the call does not use its owner any more.
+  // The stream has closed; `whole`: after its trailers were sent. True: some of its output is still
+  // on the way to the socket, and OnLeft will follow. False: the call no longer uses its owner.
   virtual bool OnStreamClosed(class CallStream& call, bool whole) = 0;
-  // The client does not read what is on its way there.
+  // The client does not read the output that is on its way.
   virtual void OnUnread() = 0;
 
  protected:
   ~CallOwner() = default;
 };
 
-// The parts of calls that have ended serve the next ones, so that a small call takes little from
-// the heap.
+// Buffers of ended calls, reused for later ones, so that a small call allocates little.
 struct CallParts {
   RequestHead head;
-  CallMetadata headers, trailers;  // of the answer
+  CallMetadata headers, trailers;  // of the response
   OutputQueue output;
 };
 
-// Shared by all calls of a loop. The loop's thread, but for the count.
+// Shared by all calls of a loop. Used on the loop's thread, except for the count.
 struct CallShare {
-  // Some 100 KiB of usual calls' parts.
+  // About 100 KiB with ordinary calls.
   static constexpr size_t kSpareMax = 128;
 
   Loop& loop;
-  std::atomic<int64_t>& calls;  // that there are, of all loops
+  std::atomic<int64_t>& calls;  // existing calls, over all loops
   std::vector<CallParts> spare{};
 };
 
@@ -76,16 +76,16 @@ class CallStream final : public ServerCall,
                          private Loop::Task,
                          private Loop::Timer {
  public:
-  // Takes `head`, and leaves another to be used again. `siblings` counts the calls of the
-  // connection. `share` must outlive the call, `owner` its stream.
+  // Takes `head` and leaves a used one in exchange. `siblings` counts the connection's calls.
+  // `share` must outlive the call, `owner` its stream.
   CallStream(CallShare& share, CallOwner& owner, int32_t id, RequestHead& head,
              std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline,
              int64_t message_bytes_max, std::shared_ptr<std::atomic<int64_t>> siblings);
   CallStream(const CallStream&) = delete;
   CallStream& operator=(const CallStream&) = delete;
 
-  // Asks `methods` for the handler. On the loop's thread. May throw std::bad_alloc: then the call
-  // has not begun, and Drop deletes it.
+  // Asks `methods` for the handler. On the loop's thread. May throw std::bad_alloc: the call has
+  // not begun then and must be deleted with Drop.
   void Begin(CallMethods& methods);
   void Drop() { delete this; }
 
@@ -105,15 +105,15 @@ class CallStream final : public ServerCall,
   void OnEnd() override;
   void OnTaken(size_t bytes) override;
   void OnClose() override;
-  // All of it is in the socket, or is lost.
+  // All its output has reached the socket, or is lost.
   void OnLeft(bool arrived);
 
   int32_t id() const { return id_; }
-  // Its place in its connection's list.
+  // Index in the connection's list.
   size_t place = 0;
 
  private:
-  // Things that the handler wants done.
+  // Requests of the handler that are pending.
   struct Asked {
     bool read = false;
     std::optional<OutMessage> write;
@@ -123,27 +123,26 @@ class CallStream final : public ServerCall,
   };
 
   ~CallStream();
-  void Run() override;     // of the task
-  void OnTime() override;  // of the timer: the deadline
+  void Run() override;     // Loop::Task
+  void OnTime() override;  // Loop::Timer: the deadline
   template <class F>
   void Ask(const F& ask);
   bool TakeAsked(Asked& asked);
   void Apply();
-  // These call the handler once and say whether they did.
+  // Each calls the handler at most once and returns whether it did.
   bool Advance();
   bool ReadOne();
   void Do(Asked& asked);
   void Send(const OutMessage& message);
   void End(const CallEnd& end);
-  // The call goes on no more, for a fault of its client's: says so, in the handler's place.
+  // Ends the call with `status`, in place of the handler, after an error of the client.
   void Fail(const Status& status);
   void SendEnd(const CallEnd& end);
-  // Resets the call: its end is asked for, or there is no memory for what its client should hear,
-  // and half an answer is none.
+  // Resets the call: its reset was requested, or there is no memory for the rest of its response.
   void Lose(uint32_t http2_error);
   void Keep(std::string_view bytes);
-  void Forget();  // what was kept
-  // Tells the owner how much is kept now.
+  void Forget();  // drops the bytes kept
+  // Reports the change in bytes kept to the owner.
   void TellKept();
 
   CallShare& share_;
@@ -151,7 +150,7 @@ class CallStream final : public ServerCall,
   CallOwner* owner_;  // null once the stream is closed
   const int32_t id_;
   CallParts parts_;
-  const std::shared_ptr<const ConnectionPeer> peer_;  // of all calls of its connection
+  const std::shared_ptr<const ConnectionPeer> peer_;  // shared by all calls of the connection
   const TimePoint deadline_;
   const std::shared_ptr<std::atomic<int64_t>> siblings_;
   CallHandler* handler_ = nullptr;
@@ -160,23 +159,23 @@ class CallStream final : public ServerCall,
   Mutex mutex_;
   Asked asked_ ATTEND_GUARDED_BY(mutex_);
 
-  // The loop's thread's.
+  // Below: used on the loop's thread only.
   MessageAssembler assembler_;
-  std::string unread_;    // what has come and was not asked for
-  size_t unread_at_ = 0;  // of which this much has been read
+  std::string unread_;    // received, but not asked for yet
+  size_t unread_at_ = 0;  // how much of it has been consumed
   int64_t told_kept_ = 0;
-  std::string_view incoming_;  // what came just now
+  std::string_view incoming_;  // received in the current OnData
   bool applying_ = false;
   bool half_closed_ = false;  // the client sends no more
-  bool reading_ = false;      // the handler waits for a message
-  bool writing_ = false;      // it waits for OnWritten
-  bool responded_ = false;    // headers of the answer are under way
-  bool answered_ = false;     // the end of the answer is
+  bool reading_ = false;      // the handler is waiting for a message
+  bool writing_ = false;      // the handler is waiting for OnWritten
+  bool responded_ = false;    // response headers have been handed to the session
+  bool answered_ = false;     // the end of the response too
   bool ended_ = false;        // the handler has called Finish
-  bool late_ = false;         // its deadline has cancelled it
+  bool late_ = false;         // cancelled by its deadline
   bool told_cancelled_ = false;
-  bool leaving_ = false;  // the stream is closed, OnLeft follows
-  bool done_ = false;     // it has heard OnDone
+  bool leaving_ = false;  // the stream is closed, OnLeft will follow
+  bool done_ = false;     // OnDone has been called
 };
 
 }  // namespace attend

@@ -10,7 +10,7 @@
 namespace attend {
 namespace {
 
-constexpr size_t kVectorsMax = 64;  // of one write
+constexpr size_t kVectorsMax = 64;  // per system call
 
 }  // namespace
 

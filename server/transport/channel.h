@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The way of a connection's bytes between its socket and its session: as they are, or through TLS.
-// Belongs to one thread at a time. None of it blocks.
+// Moves a connection's bytes between its socket and its session, in plaintext or through TLS. Used
+// by one thread at a time. Nothing blocks.
 
 #pragma once
 
@@ -19,11 +19,11 @@
 
 namespace attend {
 
-// The client of a connection, as far as the connection itself tells.
+// The client of a connection, as known from the connection itself.
 struct ConnectionPeer {
-  std::string address;     // in the form of gRPC's peers: ipv4:127.0.0.1:1234
+  std::string address;     // as gRPC writes peers: ipv4:127.0.0.1:1234
   bool encrypted = false;  // by TLS
-  // It has shown a certificate, which was verified and has these names.
+  // The client presented a certificate, which was verified and has these names.
   bool certified = false;
   std::vector<std::string> uris = {}, dns_names = {}, common_names = {};
 };
@@ -37,25 +37,25 @@ class Channel {
 
   int socket() const { return socket_.get(); }
 
-  // Takes what has come, which lies in `buffer` then. Returns how many bytes that are; 0: the peer
-  // has ended; -1: errno says why, EAGAIN if nothing has come. Nothing that has come stays behind
-  // where the socket's events would not tell of it. `scratch`: for the time of the call.
+  // Reads received bytes into `buffer`. Returns their number; 0: the peer has closed; -1: see
+  // errno, EAGAIN if nothing has arrived. Never leaves received bytes buffered where epoll would
+  // not report them. `scratch` is used during the call only.
   virtual ssize_t Read(std::span<char> buffer, std::span<char> scratch) = 0;
-  // Bytes pass through the channel as they are, so that ReadTo may be called.
+  // Bytes pass through unchanged, so ReadTo may be called.
   virtual bool is_plain() const { return false; }
-  // As Read, but what has come fills `place` before `buffer`.
+  // Like Read, but fills `place` before `buffer`.
   virtual ssize_t ReadTo(std::span<char> /*place*/, std::span<char> /*buffer*/) { return 0; }
-  // Sends from the front of `output`, which is not empty, unless wants_write(). Returns how many of
-  // its bytes have left and are the caller's to consume; -1: errno says why, EAGAIN if the socket
-  // takes no more. What has not left must be there the next time.
+  // Sends from the front of `output`, which is empty only if wants_write(). Returns the number of
+  // bytes sent, which the caller consumes; -1: see errno, EAGAIN if the socket is full. Unsent
+  // bytes must still be there at the next call.
   virtual ssize_t Write(const OutputQueue& output, std::span<char> scratch) = 0;
-  // The channel has bytes of its own to send, which the socket has not taken so far.
+  // The channel has bytes of its own that the socket has not accepted yet.
   virtual bool wants_write() const { return false; }
-  // Says that no more will come, before the socket is closed in good order.
+  // Announces the end of the stream before an orderly close.
   virtual void End() {}
-  // The peer has said that it sends no more, in what was read last.
+  // The last read contained the peer's announcement that it sends no more.
   virtual bool ended() const { return false; }
-  // For what the peer did that it may not; empty: nothing.
+  // The protocol violation of the peer; empty: none.
   const std::string& wrong() const { return wrong_; }
 
  protected:

@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A connection alternates between reads and a flush at the end of each turn of its loop, so all
+// that a turn produces leaves in one write. Reads stop while the session's output is full.
+//
+// The read buffer depends on the newest message. Small messages share the loop's buffer. Messages
+// of kLargeBytes or more are read into blocks, where they can stay. If the handler has given a
+// message places, the rest of a frame is read straight to its place. Invariant: at most one block
+// per connection is partly used, and none is held without calls.
 
 #include "server/transport/connection.h"
 
@@ -17,16 +25,16 @@ namespace attend {
 namespace {
 
 constexpr double kAgeSpread = 0.1;
-// A message of so many bytes is read into blocks.
+// Messages of at least this size are read into blocks.
 constexpr size_t kLargeBytes = size_t{64} << 10;
-// Frames of so many bytes are worth a read each, where their bytes go to a place of their own. The
-// read takes the head of the next frame too. A message's first bytes, which tell its places, are
+// A frame of at least this size is read by itself if its bytes have a place. The read also takes
+// the head of the next frame. The first bytes of a message, from which its places are known, are
 // fewer than kBeginBytes.
 constexpr size_t kLargeFrameBytes = size_t{64} << 10;
 constexpr size_t kPlacedReadBytesMin = 4096;
 constexpr size_t kFrameHeadBytes = 9;
 constexpr size_t kBeginBytes = 4096;
-// A block with less room is left as it is.
+// A block with less room than this is not filled further.
 constexpr size_t kBlockRoomMin = TlsChannel::kBufferBytesMin;
 
 CallMetadata HttpStatus(std::string_view status) {
@@ -80,7 +88,7 @@ void Connection::Begin() {
   events_ = EPOLLIN;
   const Status watched = share_.loop.Watch(channel_->socket(), events_, *this);
   if (!watched.ok()) return Close(watched);
-  OnOutput();  // the settings
+  OnOutput();  // sends the SETTINGS frame
   SetTimer();
 }
 
@@ -102,7 +110,7 @@ std::span<char> Connection::ReadBuffer(bool after_place) {
   }
   if (block_.referenced_bytes == 0) block_.used_bytes = 0;
   if (BlockPool::kBlockBytes - block_.used_bytes < kBlockRoomMin) {
-    // A client that sends little of large messages among much else would keep block after block.
+    // A client that mixes large messages with much other data would keep block after block alive.
     block_wasted_ |= block_.referenced_bytes < block_.used_bytes / 2;
     ReleaseBlock();
   }
@@ -133,7 +141,7 @@ void Connection::Read() try {
   if (bytes <= 0) {
     return Close(channel_->wrong().empty() ? Status() : InvalidArgument(channel_->wrong()));
   }
-  if (closing_) return;  // it is told why, and not listened to
+  if (closing_) return;  // it is being told why, and is not listened to
   const size_t in_place = std::min(static_cast<size_t>(bytes), place.size());
   Status status = Receive(place.first(in_place));
   if (status.ok()) status = Receive(buffer.first(static_cast<size_t>(bytes) - in_place));
@@ -197,14 +205,14 @@ void Connection::Flush() {
   }
   if (closed_) return;
   const bool all_sent = session_->output().empty();
-  // One attempt to tell it must do: it may not read.
+  // A single attempt to send the reason: the client may not be reading.
   if (closing_) return Close(end_status_);
   if (all_sent && session_->over()) return Close(session_->wrong());
   SetEvents();
 }
 
 void Connection::SetEvents() {
-  // A client that does not read is not read either.
+  // Backpressure: a client that does not read is not read either.
   const bool full = session_->output().size() >= share_.options.session.output_bytes_max;
   const uint32_t events = (full ? 0 : uint32_t{EPOLLIN}) | (blocked_ ? uint32_t{EPOLLOUT} : 0);
   if (events == events_) return;
@@ -348,7 +356,7 @@ void Connection::Close(Status why) {
   share_.loop.Clear(*this);
   share_.loop.Forget(*this);
   share_.loop.Unwatch(channel_->socket());
-  // Each takes itself out of the list, and may go; the session is not used any more.
+  // Each call removes itself from the list and may delete itself; the session is no longer used.
   while (!calls_.empty()) calls_.back()->OnClose();
   for (; !leaving_.empty(); leaving_.pop_front()) leaving_.front().call->OnLeft(false);
   session_.reset();
@@ -356,7 +364,8 @@ void Connection::Close(Status why) {
   if (why.ok()) {
     channel_->End();
   } else {
-    // Reset: a client whose bytes no longer fit the socket would wait for a minute otherwise.
+    // Resets the connection; otherwise a client whose bytes no longer fit the socket waits for a
+    // minute.
     const linger at_once{1, 0};
     setsockopt(channel_->socket(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   }
@@ -367,7 +376,7 @@ void Connection::Close(Status why) {
     share_.connections.pop_back();
   }
   share_.connections_count.fetch_sub(1, std::memory_order_relaxed);
-  share_.loop.Post(*this);  // to delete it, once no event of this turn can meet it
+  share_.loop.Post(*this);  // deletes it, after any event of this turn that could refer to it
 }
 
 }  // namespace attend

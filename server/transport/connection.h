@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One client's connection: its channel, its session and its calls. All of it belongs to the thread
-// of its loop, from the moment that it is posted there until it deletes itself.
+// A client's connection: its channel, session and calls. Used on the loop's thread only, from the
+// moment it is posted there until it deletes itself.
 
 #pragma once
 
@@ -27,40 +27,41 @@
 
 namespace attend {
 
-// Through it the rest of the server counts and bounds what a connection does. On its loop's thread;
-// may not throw.
+// Lets the rest of the server count and bound what a connection does. Called on the loop's thread;
+// must not throw.
 class ConnectionGuard {
  public:
   virtual ~ConnectionGuard() = default;
-  // A call begins, and ends once its stream does. An error ends the connection: its peer has too
-  // many open.
+  // A call begins; CloseCall follows when its stream ends. An error ends the connection: its peer
+  // has too many open calls.
   virtual Status OpenCall(int32_t id) = 0;
   virtual void CloseCall(int32_t id) = 0;
-  // The next bytes of a call's messages came.
+  // More bytes of a call's messages have arrived.
   virtual void OnMessageBytes(int32_t id, std::string_view bytes) = 0;
-  // So many bytes more, or less, are kept: of messages that no call has asked for yet, and the
-  // block that the connection reads into.
+  // The number of bytes kept has changed by `bytes`: unread messages, and the connection's read
+  // block.
   virtual void OnKept(int64_t bytes) = 0;
-  // The client may send so many bytes more of a call's messages; of all, if the id is 0.
+  // The client may send `bytes` more of a call's messages; of all calls, if the id is 0.
   virtual void OnGrant(int32_t id, int64_t bytes) = 0;
-  // The connection is over, and its socket is about to be closed. `why` is an error if it was ended
-  // for what its client did.
+  // The connection has ended and its socket is about to be closed. `why` is an error if the client
+  // caused it.
   virtual void OnEnd(const Status& why) = 0;
 };
 
 struct ConnectionOptions {
   Http2Session::Limits session;
-  Duration handshake_timeout = std::chrono::seconds(20);  // until its first frame is whole
-  Duration idle_timeout = std::chrono::hours(24);         // without calls: then it is drained
-  Duration drain_timeout = std::chrono::seconds(10);      // until a client must know of its drain
-  // Each connection's is up to a tenth shorter or longer, so that clients that came together do not
-  // all go, and come again, at once.
+  Duration handshake_timeout = std::chrono::seconds(20);  // until the first complete frame
+  Duration idle_timeout = std::chrono::hours(24);         // without calls, before it is drained
+  // How long a client has to acknowledge the drain.
+  Duration drain_timeout = std::chrono::seconds(10);
+  // Randomized by up to a tenth for each connection, so that clients that connected together do not
+  // all reconnect at once.
   Duration age_max = std::chrono::hours(24 * 365);
-  // Calls of a connection whose handlers are not done, those among them whose streams were reset.
+  // Calls of a connection whose handlers are not done, including those whose streams were reset.
   int64_t calls_max = 4096;
 };
 
-// Shared by all connections of a loop. The loop's thread, but for the counts.
+// Shared by all connections of a loop. Used on the loop's thread, except for the counts.
 struct LoopShare {
   LoopShare(Loop& its_loop, CallMethods& its_methods, const Clock& its_clock,
             const ConnectionOptions& its_options, std::atomic<int64_t>& all_calls,
@@ -85,11 +86,11 @@ struct LoopShare {
   BlockPool& blocks;  // for large messages
   std::vector<class Connection*> connections;
   std::atomic<int64_t> connections_count{0};
-  std::atomic<int64_t> padding_bytes{0};  // that came and meant nothing
+  std::atomic<int64_t> padding_bytes{0};  // bytes of padding received
   const std::unique_ptr<char[]> memory;
-  const std::span<char> buffer;                     // of a read
-  const std::span<char> scratch;                    // of a channel
-  std::minstd_rand random{std::random_device()()};  // of ages
+  const std::span<char> buffer;                     // for reads
+  const std::span<char> scratch;                    // for the channel
+  std::minstd_rand random{std::random_device()()};  // for connection ages
 };
 
 class Connection final : public Loop::Task,
@@ -99,22 +100,22 @@ class Connection final : public Loop::Task,
                          private Http2Session::Owner,
                          private CallOwner {
  public:
-  // Post it to the share's loop, where it begins. May throw std::bad_alloc. `guard`: null for none.
+  // Post it to the share's loop to start it. May throw std::bad_alloc. `guard` may be null.
   Connection(LoopShare& share, std::unique_ptr<Channel> channel, ConnectionPeer peer,
              std::unique_ptr<ConnectionGuard> guard);
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // Asks the client to go once its calls have ended.
+  // Asks the client to leave once its calls have ended.
   void Drain();
   // Ends the connection and its calls at once.
-  void Close(Status why);  // of its own: the session has one too, and goes
+  void Close(Status why);  // by value: it may be the session's, which is destroyed
 
  private:
   static constexpr size_t kNoIndex = static_cast<size_t>(-1);
 
   ~Connection() = default;
-  void Run() override;                      // of the task: begins it, or deletes it
+  void Run() override;                      // Loop::Task: starts or deletes the connection
   void OnEvents(uint32_t events) override;  // of the socket
   void OnTurnEnd() override;
   void OnTime() override;
@@ -133,21 +134,21 @@ class Connection final : public Loop::Task,
   void OnUnread() override { EndFor(Status()); }
 
   void Begin();
-  // Ends the connection once its client has been told that it did what it may not.
+  // Ends the connection after telling the client what it did wrong.
   void EndFor(const Status& why);
   void Read();
-  // Where the next bytes go that have no place of their own: a block, if the newest message is
-  // large. `after_place`: they follow bytes that have.
+  // The buffer for bytes without a place: a block, if the newest message is large. `after_place`:
+  // the read fills a place first.
   std::span<char> ReadBuffer(bool after_place);
-  // Takes what was read.
+  // Passes received bytes to the session.
   Status Receive(std::span<char> bytes);
   void ReleaseBlock();
-  // Writes what the session has to say, as far as the socket takes it.
+  // Writes the session's output, as far as the socket accepts it.
   void Flush();
   bool WriteSome();
   void SetEvents();
   void SetTimer();
-  // Answers a request that is no call of gRPC, if it is none.
+  // Answers a request that is not a valid gRPC call. Returns whether it did.
   bool Refuse(int32_t id, const RequestHead& head);
 
   LoopShare& share_;
@@ -155,32 +156,35 @@ class Connection final : public Loop::Task,
   const std::shared_ptr<const ConnectionPeer> peer_;
   const std::unique_ptr<ConnectionGuard> guard_;
   std::optional<Http2Session> session_;
-  std::vector<CallStream*> calls_;  // whose streams are open
-  // Those with bytes in the session's output, the last of which is that one of all.
+  std::vector<CallStream*> calls_;  // with open streams
+  // Calls whose last bytes are still in the session's output. `last`: the position, in
+  // OutputQueue::added, after which all of it has left.
   struct Leaving {
     CallStream* call;
     uint64_t last;
   };
   std::deque<Leaving> leaving_;
-  // Calls that there are, for calls_max: the streams of some are closed. They may outlive this.
+  // Existing calls, bounded by calls_max; some have closed streams. They may outlive the
+  // connection.
   const std::shared_ptr<std::atomic<int64_t>> unfinished_calls_;
   TimePoint opened_at_;
-  TimePoint drain_at_;  // from when on it is drained
+  TimePoint drain_at_;  // when it will be drained
   TimePoint idle_since_;
-  size_t message_bytes_ = 0;  // of the newest message
+  size_t message_bytes_ = 0;  // length of the newest message
   bool message_placed_ = false;
-  ReadBlock block_;             // that large messages are read into
-  bool reading_block_ = false;  // the bytes of the current read lie in `block_`
-  bool block_wasted_ = false;   // messages kept little of one: no more while there are calls
-  uint32_t events_ = 0;         // that are watched
-  bool blocked_ = false;        // the socket takes no more
+  ReadBlock block_;             // large messages are read into it
+  bool reading_block_ = false;  // the current read went to `block_`
+  // Messages used little of a block: no more blocks until all calls have ended.
+  bool block_wasted_ = false;
+  uint32_t events_ = 0;   // registered with epoll
+  bool blocked_ = false;  // the socket's buffer is full
   bool begun_ = false;
   bool draining_ = false;
-  bool drain_ended_ = false;  // as far as its client goes
-  bool closing_ = false;      // once what there is has been sent
+  bool drain_ended_ = false;  // the drain timeout has passed
+  bool closing_ = false;      // closes once its output has been sent
   bool closed_ = false;
   Status end_status_;
-  size_t index_ = kNoIndex;  // in the share's list
+  size_t index_ = kNoIndex;  // in LoopShare::connections
 };
 
 }  // namespace attend

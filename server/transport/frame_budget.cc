@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Token buckets for frames that cost the server more than the client. WINDOW_UPDATE is paid for by
+// calls and by bytes sent, and draws on the empty-frame budget only beyond that.
 
 #include "server/transport/frame_budget.h"
 

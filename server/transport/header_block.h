@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Metadata as nghttp2 takes it, for as long as a call of one of its functions: it copies the text.
+// Metadata in nghttp2's form, valid during a call of one of its functions, which copies the text.
 
 #pragma once
 
@@ -18,15 +18,14 @@
 
 namespace attend {
 
-// A header of literals, which are not copied.
+// A header made of string literals, which nghttp2 does not copy.
 struct ConstantHeader {
   std::string_view name, value;
 };
 
 class HeaderBlock {
  public:
-  // `first`, then `metadata`, which must outlive the block; that keeps the base64 of binary values
-  // itself.
+  // `first`, then `metadata`, which must outlive the block. Base64 of binary values is kept here.
   explicit HeaderBlock(const CallMetadata& metadata, std::span<const ConstantHeader> first = {})
       : size_(first.size() + metadata.size()) {
     if (size_ > few_.size()) many_.resize(size_);
@@ -52,9 +51,9 @@ class HeaderBlock {
   }
 
   const size_t size_;
-  std::array<nghttp2_nv, 12> few_;  // unless they are more
+  std::array<nghttp2_nv, 12> few_;  // used if all fit
   std::vector<nghttp2_nv> many_;
-  std::forward_list<std::string> encoded_;  // none of which moves
+  std::forward_list<std::string> encoded_;  // a list, so that none moves
 };
 
 }  // namespace attend

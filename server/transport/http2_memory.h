@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory of one session of nghttp2. What a stream, its frames and their headers took serves the
-// next one's, as they are alike; at most 16 KiB are kept. One thread at a time.
+// The allocator of one nghttp2 session. Memory freed by a stream, its frames and headers is reused
+// for the next one, which needs the same sizes; at most 16 KiB are kept. Used by one thread at a
+// time.
 
 #pragma once
 
@@ -20,7 +21,7 @@ namespace attend {
 class Http2Memory {
  public:
   Http2Memory() = default;
-  // Nothing may be in use any more.
+  // Nothing may be in use.
   ~Http2Memory() {
     for (Block* block : free_) {
       while (block != nullptr) std::free(std::exchange(block, block->next));
@@ -38,10 +39,10 @@ class Http2Memory {
 
  private:
   static constexpr size_t kStepBytes = 64;
-  static constexpr size_t kStepsMax = 8;  // of what is kept
+  static constexpr size_t kStepsMax = 8;  // larger blocks are not kept
   static constexpr size_t kKeptBytesMax = size_t{16} << 10;
 
-  // Stands before what is given out.
+  // Header before each allocation.
   struct alignas(std::max_align_t) Block {
     size_t steps;
     Block* next;  // while it is kept

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server's end of one HTTP/2 connection, without its socket: bytes in, bytes out. libnghttp2
-// beneath keeps the rules of HTTP/2; the bounds on what a client may ask for are here.
+// The server's end of an HTTP/2 connection without its socket: bytes in, bytes out. libnghttp2
+// enforces HTTP/2's rules; this class adds bounds on what a client may ask for.
 //
-// One thread at a time. Send is called from none of the callbacks; all else may be. Callbacks come
-// from within Receive and Send; the destructor calls none. A callback may throw std::bad_alloc,
-// which ends the connection.
+// Used by one thread at a time. Send must not be called from callbacks; everything else may.
+// Callbacks are made from Receive and Send, never from the destructor. A callback may throw
+// std::bad_alloc, which ends the connection.
 //
-// The flow of a stream follows what its owner has consumed; that of the connection follows what has
-// come, so that a stream that is not read keeps no other from going on. What streams may bring
-// unread is therefore their number times their window.
+// A stream's window opens as its owner consumes data; the connection's opens as data arrives, so
+// that an unread stream does not stall the others. Unread data is therefore bounded by the number
+// of streams times their window.
 
 #pragma once
 
@@ -35,31 +35,32 @@
 
 namespace attend {
 
-// A stream of a session, which begins with its request and ends with OnClose.
+// A stream of a session, from its request to OnClose.
 class Http2Stream {
  public:
   virtual void OnData(std::string_view bytes) = 0;
-  // Where the next bytes of OnData had best lie, as many as belong there. Empty: anywhere.
+  // Where the next bytes of OnData should be read to, at most as many as belong there. Empty:
+  // anywhere.
   virtual std::span<char> Room() const { return {}; }
   // The client sends no more.
   virtual void OnEnd() = 0;
-  // So many bytes of `output` have gone to the connection's.
+  // `bytes` of `output` have moved to the connection's output.
   virtual void OnTaken(size_t bytes) = 0;
-  // It is over: because `trailers_sent`, or else the client reset it or the connection ended. The
-  // session does not use the object any more.
+  // The stream has ended: either `trailers_sent`, or the client reset it, or the connection ended.
+  // The session no longer uses the object.
   virtual void OnClose() = 0;
 
  protected:
   ~Http2Stream() = default;
 
-  // Follows the headers. Http2Session::Resume after something was added.
+  // The response body. Call Http2Session::Resume after adding to it.
   OutputQueue output{kBlockBytes};
-  static constexpr size_t kBlockBytes = 256;  // enough for what announces a message
+  static constexpr size_t kBlockBytes = 256;  // enough for a message's prefix
 
  private:
   friend class Http2Session;
-  const CallMetadata* trailers_ = nullptr;  // that follow `output`
-  bool deferred_ = false;                   // nghttp2 waits for Resume
+  const CallMetadata* trailers_ = nullptr;  // sent after `output`
+  bool deferred_ = false;                   // nghttp2 is waiting for Resume
 
  protected:
   bool trailers_sent = false;
@@ -69,16 +70,16 @@ class Http2Session {
  public:
   struct Limits {
     uint32_t streams_max = 1024;
-    // A larger list refuses its call; eight times as much ends the connection.
+    // A larger list refuses the call; eight times as much ends the connection.
     int64_t header_list_bytes_max = int64_t{8} << 10;
     int32_t stream_window_bytes = 1 << 20;
     int32_t connection_window_bytes = 16 << 20;
     uint32_t frame_bytes_max = 1 << 18;
-    // From here on nothing is added to the output until some of it has left.
+    // At this size nothing more is produced until some of the output has left.
     size_t output_bytes_max = size_t{1} << 20;
     FrameRates rates;
   };
-  // Which frames came that other servers refuse, or that say how a connection fares.
+  // Frame statistics of a connection.
   struct Counts {
     int64_t padding_bytes = 0;
     int64_t frames = 0;
@@ -86,10 +87,10 @@ class Http2Session {
 
   class Owner {
    public:
-    // A request has begun on that stream. Null: it has been answered whole, or reset, and what its
-    // client still sends is dropped. The head may be swapped for another that is to be used again.
+    // A request has begun on the stream. Null: it was answered completely or reset, and further
+    // data is discarded. The head may be exchanged for another one to be reused.
     virtual Http2Stream* OnRequest(int32_t id, RequestHead&& head) = 0;
-    // The client is told that it may send so many bytes more on a stream; on all, if the id is 0.
+    // The client has been granted `bytes` more on a stream; on all streams, if the id is 0.
     virtual void OnGrant(int32_t id, int64_t bytes) = 0;
 
    protected:
@@ -102,51 +103,51 @@ class Http2Session {
   Http2Session(const Http2Session&) = delete;
   Http2Session& operator=(const Http2Session&) = delete;
 
-  // Takes what came. An error says what the client did wrong: then there may still be output that
-  // tells it, after which the connection is over.
+  // Processes received bytes. An error describes the client's violation: send the remaining output,
+  // which may tell the client, then close the connection.
   Status Receive(std::string_view bytes);
   // Writes frames to `output`, up to its bound.
   Status Send();
   OutputQueue& output() { return output_; }
   bool wants_send() const { return nghttp2_session_want_write(session_) != 0; }
-  // Nothing more comes or goes, once the output has left.
+  // Nothing more will be sent or received, once the output has left.
   bool over() const { return !wants_send() && nghttp2_session_want_read(session_) == 0; }
 
-  // Not OK once the client has been told by a GOAWAY that it did what it may not.
+  // Not OK once the client has been sent a GOAWAY for a violation.
   const Status& wrong() const { return wrong_; }
 
-  // Begins the answer on a stream that is open, with headers behind those that come first.
+  // Begins the response on an open stream: `first`, then `headers`.
   void Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers,
                std::span<const ConstantHeader> first = {});
   // The stream's `output` has grown.
   void Resume(int32_t id, Http2Stream& stream);
-  // Ends the answer after what `output` has. The trailers must outlive the stream.
+  // Ends the response after the rest of `output`. The trailers must outlive the stream.
   void End(int32_t id, Http2Stream& stream, const CallMetadata& trailers);
-  // Ends a stream that has no answer so far: all in one frame.
+  // Ends a stream without a response so far, with a single HEADERS frame.
   void RespondWhole(int32_t id, const CallMetadata& headers,
                     std::span<const ConstantHeader> first = {});
   void Reset(int32_t id, uint32_t error_code);
-  // So many bytes of what a stream brought are no longer kept: the client may send as many more.
+  // `bytes` received on a stream are no longer kept: the client may send as many more.
   void Consume(int32_t id, size_t bytes);
 
-  // Asks the client to open no more streams. Those that cross this on their way are served.
+  // Asks the client to open no more streams. Those already on their way are served.
   void Drain();
-  // Refuses further streams from now on, which Drain by itself does once the client has answered.
+  // Refuses further streams. After Drain this happens by itself once the client has acknowledged.
   void EndDrain();
-  // Ends the connection, streams and all, once this has been sent.
+  // Ends the connection and all streams, once the frame has been sent.
   void Terminate(uint32_t error_code);
 
   const Counts& counts() const { return counts_; }
-  // Where the bytes that come next had best be read to, if they are a stream's: no more than are
-  // left of their frame. Empty: anywhere.
+  // Where the next bytes should be read to, if they belong to a stream: at most the rest of their
+  // frame. Empty: anywhere.
   std::span<char> Room() const;
-  // The length of the newest frame of data.
+  // Length of the newest DATA frame.
   size_t data_frame_bytes() const { return data_frame_bytes_; }
 
  private:
   struct Callbacks;
 
-  // The frame that begins. False: there is a complaint.
+  // Judges the frame that begins by its head. False: not allowed, and a complaint is set.
   bool JudgeFrame();
   int BeginHeaders(const nghttp2_frame& frame);
   int AddHeader(std::string_view name, std::string_view value);
@@ -167,22 +168,21 @@ class Http2Session {
   nghttp2_session* session_ = nullptr;
   OutputQueue output_;
   FrameCutter frames_;
-  // The frame that is coming resets a stream that has not begun. To RFC 9113 (5.1) and nghttp2 that
-  // is an error of the connection, and so of all other calls on it. But gRPC's clients and Envoy
-  // send it for a call that is cancelled before its headers have left, and gRPC's servers ignore
-  // it.
+  // The frame being received resets a stream that has not begun. To RFC 9113 (5.1) and nghttp2 that
+  // is a connection error, which ends all other calls too. But gRPC's clients and Envoy send it for
+  // a call that is cancelled before its headers have left, and gRPC's servers ignore it.
   bool left_out_ = false;
   FrameBudget budget_;
   Counts counts_;
-  size_t data_frame_bytes_ = 0;
-  TimePoint now_;         // when what is received now came
-  RequestHead head_;      // of the block that is coming: there is one at a time
-  bool request_ = false;  // that block begins a request
+  size_t data_frame_bytes_ = 0;  // of the newest DATA frame
+  TimePoint now_;                // arrival time of the bytes being processed
+  RequestHead head_;             // of the header block being received; there is one at a time
+  bool request_ = false;         // that block begins a request
   bool draining_ = false;
-  bool acknowledged_ = false;          // the client has, the settings
-  uint32_t unacknowledged_calls_ = 0;  // before it had
+  bool acknowledged_ = false;          // the client has acknowledged the settings
+  uint32_t unacknowledged_calls_ = 0;  // calls received before that
   Status wrong_;
-  std::string complaint_;  // that ended Receive
+  std::string complaint_;  // why Receive failed
   uint32_t complaint_error_ = NGHTTP2_ENHANCE_YOUR_CALM;
 };
 

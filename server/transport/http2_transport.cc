@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each loop has its share of connections; a new one goes to the loop with the fewest. Nothing moves
+// between loops afterwards.
 
 #include "server/transport/http2_transport.h"
 
@@ -11,11 +14,11 @@
 namespace attend {
 
 struct Http2Transport::Part {
-  // Its answer is that it has run.
+  // A task that only shows that the loop runs.
   class Look final : public Loop::Task {
    public:
     void Run() override { answered_.store(true); }
-    // For how long it has not; asks again if it has.
+    // How long the last post has been unanswered; posts again if it was answered.
     Duration Ask(Loop& loop, TimePoint now) {
       if (!answered_.exchange(false)) return now - asked_;
       asked_ = now;
@@ -42,7 +45,7 @@ struct Http2Transport::Part {
   std::optional<LoopShare> share;
   DrainAll drain{*this};
   Look look;
-  std::unique_ptr<Loop> loop;  // goes first: its thread uses the rest
+  std::unique_ptr<Loop> loop;  // destroyed first: its thread uses the rest
 };
 
 Http2Transport::Http2Transport(const Clock& clock) : clock_(clock) {}
@@ -50,7 +53,7 @@ Http2Transport::Http2Transport(const Clock& clock) : clock_(clock) {}
 Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& options,
                                                               CallMethods& methods,
                                                               const Clock& clock) {
-  // This was tested with the version that it is built with.
+  // Versions older than the one it was built with are untested.
   if (nghttp2_version(NGHTTP2_VERSION_NUM) == nullptr) {
     return Unimplemented(std::string("libnghttp2 is ") + nghttp2_version(0)->version_str +
                          ", must be " NGHTTP2_VERSION " or newer");
@@ -77,7 +80,7 @@ Http2Transport::~Http2Transport() {
       while (!all.empty()) all.back()->Close(Status());
     });
   }
-  // Their handlers may be anywhere in the server.
+  // Handlers may still be running anywhere in the server.
   for (int64_t calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server's end of the wire: loops, and the connections that they serve.
+// The server's end of the wire: loops and the connections they serve.
 
 #pragma once
 
@@ -19,14 +19,15 @@
 
 namespace attend {
 
-// Thread-safe, but for its end.
+// Thread-safe, except for destruction.
 class Http2Transport {
  public:
   struct Options {
     int loops = 1;
     size_t read_bytes_max = size_t{256} << 10;
     ConnectionOptions connection;
-    // Into which large messages are read. Must outlive them and the transport. Null: the heap's.
+    // Large messages are read into these. Must outlive the messages and the transport. Null: heap
+    // blocks.
     BlockPool* blocks = nullptr;
   };
 
@@ -38,30 +39,30 @@ class Http2Transport {
   Http2Transport(const Http2Transport&) = delete;
   Http2Transport& operator=(const Http2Transport&) = delete;
 
-  // Serves a connected, non-blocking socket, on the loop that has fewest. `peer`: what calls learn
-  // of the client. `guard`: null for none. May throw std::bad_alloc.
+  // Serves a connected, non-blocking socket on the loop with the fewest connections. `peer`
+  // describes the client to calls. `guard` may be null. May throw std::bad_alloc.
   void Serve(std::unique_ptr<Channel> channel, ConnectionPeer peer,
              std::unique_ptr<ConnectionGuard> guard);
-  // Asks the clients of all connections that there are to open no more calls on them. The
-  // connections close once the calls are done that clients have begun before they knew.
+  // Asks the clients of all current connections to open no more calls. A connection closes once the
+  // calls on it that were already on their way are done.
   void Drain();
 
   int64_t CountConnections() const;
   int64_t CountCalls() const { return calls_.load(); }
-  // Bytes that came as padding, which is legal and carries nothing.
+  // Padding bytes received; legal in HTTP/2, but they carry nothing.
   int64_t CountPadding() const;
-  // For how long a loop has not answered to an earlier call of this: of the one that has not for
-  // longest. Each call asks those again that have.
+  // The longest time that a loop has been unresponsive: since a probe posted by an earlier call
+  // that it has not run yet. Each call posts new probes to the responsive loops.
   Duration StoodStill() ATTEND_EXCLUDES(mutex_);
 
  private:
-  // One loop, and what is done to all of its connections.
+  // A loop, and tasks for all of its connections.
   struct Part;
 
   explicit Http2Transport(const Clock& clock);
 
   const Clock& clock_;
-  Mutex mutex_;  // of StoodStill
+  Mutex mutex_;  // guards the probes of StoodStill
   std::atomic<int64_t> calls_{0};
   BlockPool heap_{0};
   std::vector<std::unique_ptr<Part>> parts_;

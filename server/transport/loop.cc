@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Timers are in a binary heap of pointers in which each timer knows its index, so Set and Clear are
+// O(log n) and allocate only for a new timer. Posted tasks are in a lock-free stack, which a turn
+// takes as a whole and reverses.
+//
+// A wake-up cannot be lost: the loop sets asleep_ before it looks for tasks a last time, and Post
+// adds its task before it looks at asleep_, both sequentially consistent. Only the post that clears
+// asleep_ writes to the eventfd.
 
 #include "server/transport/loop.h"
 
@@ -23,7 +31,7 @@ namespace {
 constexpr int kEventsMax = 256;
 constexpr uint64_t kSliceNs = 500'000;
 
-// As the kernel has it; Debian 12's library has none.
+// As in the kernel's headers; Debian 12's libc has no declaration.
 struct SchedulingAttributes {
   uint32_t size = sizeof(SchedulingAttributes);
   uint32_t policy = 0;
@@ -33,8 +41,8 @@ struct SchedulingAttributes {
   uint64_t runtime = 0, deadline = 0, period = 0;
 };
 
-// Where all processors are busy, a thread that asks for short slices is given the processor sooner
-// when it wakes. Linux does so from 6.12 on; earlier versions ignore it, and a sandbox may refuse.
+// On a busy machine, a thread with short slices is scheduled sooner after it wakes up. Effective
+// from Linux 6.12 on; earlier versions ignore it, and a sandbox may refuse it.
 void AskForShortSlices() {
   SchedulingAttributes attributes;
   if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
@@ -81,7 +89,7 @@ void Loop::Post(Task& task) {
   do {
     task.next_ = head;
   } while (!posted_.compare_exchange_weak(head, &task));
-  // Only the first that finds the loop asleep pays for the wake-up.
+  // Only the first post to a sleeping loop pays for the wake-up.
   if (asleep_.exchange(false)) eventfd_write(wake_.get(), 1);
 }
 
@@ -125,7 +133,7 @@ void Loop::Wait() {
   std::array<epoll_event, kEventsMax> events;
   int wait_ms = WaitMs();
   asleep_.store(true);
-  // A task that was posted before this was seen has not woken anybody.
+  // A task posted before asleep_ was set has not woken the loop.
   if (posted_.load() != nullptr || ending_.load()) wait_ms = 0;
   const int count = epoll_wait(events_.get(), events.data(), kEventsMax, wait_ms);
   asleep_.store(false);
@@ -141,7 +149,7 @@ void Loop::Wait() {
 
 void Loop::RunTasks() {
   Task* newest = posted_.exchange(nullptr);
-  Task* first = nullptr;  // in the order in which they were posted
+  Task* first = nullptr;  // in posting order
   while (newest != nullptr) {
     Task* const next = newest->next_;
     newest->next_ = first;
@@ -176,7 +184,7 @@ void Loop::EndTurn() {
 
 int Loop::WaitMs() const {
   if (timers_.empty()) return -1;
-  // Rounded up, so that it is due when the wait ends.
+  // Rounded up, so that the timer is due when the wait ends.
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(timers_.front()->due_ - clock_.Now());
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, std::numeric_limits<int>::max()));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread that serves sockets, timers and tasks. Everything of a connection happens on the thread
-// of its loop, so connections need no locks; other threads reach them by posting tasks.
+// A thread that serves sockets, timers and tasks. A connection is used only on its loop's thread,
+// so connections need no locks; other threads reach them by posting tasks.
 //
-// A turn of the loop waits for events, serves all that there are, runs the tasks and timers that
-// are due, and then tells those that asked for the end of the turn: so what a turn has to say to a
-// client leaves in one write.
+// A turn waits for events, serves all of them, runs the tasks and timers that are due, and finally
+// calls the objects registered with AtTurnEnd. So everything a turn has to send to a client leaves
+// in one write.
 
 #pragma once
 
@@ -25,14 +25,13 @@ namespace attend {
 
 class Loop {
  public:
-  // Something to do on the loop's thread. Posting needs no memory: the object is a link of the
-  // list.
+  // Work for the loop's thread. Posting allocates nothing: the object is its own list node.
   class Task {
    public:
-    // On the loop's thread. The task may be posted again from here on.
+    // On the loop's thread. From here on the task may be posted again.
     virtual void Run() = 0;
 
-    // It will run, and until then it must stay. On the loop's thread.
+    // It is going to run, and must stay alive until then. On the loop's thread.
     bool posted() const { return posted_.load(); }
 
    protected:
@@ -44,7 +43,7 @@ class Loop {
     std::atomic<bool> posted_{false};
   };
 
-  // A descriptor's events.
+  // Receives the events of a descriptor.
   class Watcher {
    public:
     virtual void OnEvents(uint32_t events) = 0;
@@ -53,7 +52,7 @@ class Loop {
     ~Watcher() = default;
   };
 
-  // Once, at the end of a turn in which AtTurnEnd was called for it.
+  // Called once, at the end of a turn in which it was registered with AtTurnEnd.
   class TurnEnd {
    public:
     virtual void OnTurnEnd() = 0;
@@ -68,7 +67,7 @@ class Loop {
     TurnEnd* after_ = nullptr;
   };
 
-  // Its owner takes it back before it goes.
+  // Must be cleared before it is destroyed.
   class Timer {
    public:
     virtual void OnTime() = 0;
@@ -84,34 +83,33 @@ class Loop {
     size_t place_ = kNowhere;  // in the heap
   };
 
-  // `after_events` is called in every turn once all events have been served, and again once the
-  // tasks have. `clock` must outlive the loop.
+  // `after_events` is called twice in every turn: after all events, and after all tasks. `clock`
+  // must outlive the loop.
   static Result<std::unique_ptr<Loop>> Start(
       ThreadName name, const Clock& clock, std::function<void()> after_events = [] {});
-  // Runs the tasks that were posted, and then ends the thread. No descriptor may be watched any
-  // more.
+  // Runs the tasks posted so far, then ends the thread. No descriptor may be watched any more.
   ~Loop();
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  // Runs the task once, soon. A task that is posted and has not begun to run is not posted again.
-  // Any thread; never blocks, takes no lock and no memory.
+  // Runs the task once, soon. Does nothing if it is already posted and has not started. Any thread;
+  // never blocks, takes no lock and allocates nothing.
   void Post(Task& task);
-  // Calls `what` on the loop's thread, and returns once it has returned. From another thread.
+  // Calls `what` on the loop's thread and waits for it. Not from the loop's thread.
   void RunAndWait(const std::function<void()>& what);
   bool OnThread() const { return std::this_thread::get_id() == id_.load(); }
-  // Turns so far. Any thread.
+  // Number of turns so far. Any thread.
   int64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
-  // The rest is for the loop's thread.
+  // Below: on the loop's thread only.
   Status Watch(int fd, uint32_t events, Watcher& watcher);
   void Rewatch(int fd, uint32_t events, Watcher& watcher);
-  // It may still be called in this turn for what has already happened, so it must outlive the turn:
-  // delete it by a task.
+  // The watcher may still be called in this turn for events that have already happened, so it must
+  // outlive the turn: delete it in a task.
   void Unwatch(int fd);
   void AtTurnEnd(TurnEnd& what);
   void Forget(TurnEnd& what);
-  // Sets or moves it. May throw std::bad_alloc.
+  // Sets or moves a timer. May throw std::bad_alloc.
   void Set(Timer& timer, TimePoint due);
   void Clear(Timer& timer);
 
@@ -122,7 +120,7 @@ class Loop {
   void RunTasks();
   void RunTimers();
   void EndTurn();
-  // -1: for ever.
+  // -1: no limit.
   int WaitMs() const;
   void Place(Timer* timer, size_t place);
   void Rise(size_t place);
@@ -133,11 +131,11 @@ class Loop {
   UniqueFd events_;                     // epoll
   UniqueFd wake_;                       // eventfd
   std::atomic<Task*> posted_{nullptr};  // newest first
-  std::atomic<bool> asleep_{false};     // or about to be, so a post must wake it
+  std::atomic<bool> asleep_{false};     // or about to be: a post must wake it
   std::atomic<bool> ending_{false};
   std::atomic<int64_t> turns_{0};
-  std::vector<Timer*> timers_;         // a heap, the next first
-  TurnEnd* first_turn_end_ = nullptr;  // a list, the newest first
+  std::vector<Timer*> timers_;         // a binary heap, earliest first
+  TurnEnd* first_turn_end_ = nullptr;  // a linked list, newest first
   std::atomic<std::thread::id> id_{};  // of the thread, once it runs
   std::thread thread_;
 };

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each byte goes the cheapest way it can: to its place, if the handler gave it one; else it is
+// referenced in the read block; else it is copied. The capacity of a copied piece is bounded, and
+// never exceeds what is still missing, so an announced length reserves little. Invariant:
+// gathered_bytes_ is the position in the message, and place_ the first place that ends after it.
 
 #include "server/transport/message_assembler.h"
 
@@ -10,11 +15,11 @@
 namespace attend {
 namespace {
 
-// A piece that is copied together; the last one has no more than is missing.
+// Maximum size of a copied piece; the last one is only as large as needed.
 constexpr size_t kCopiedBytesMax = size_t{256} << 10;
-// From here on a message is asked for places: it comes in several reads.
+// From this size on the handler is asked for places, because the message takes several reads.
 constexpr size_t kPlacedBytesMin = size_t{512} << 10;
-// From here on a piece costs less where it lies than copied.
+// From this size on, referring to a piece is cheaper than copying it.
 constexpr size_t kReferredBytesMin = 2048;
 
 }  // namespace
@@ -70,7 +75,8 @@ void MessageAssembler::Settle(std::string_view bytes) {
   char* const to = Room().data();
   if (bytes.data() != to) memcpy(to, bytes.data(), bytes.size());
   copied_.reset();
-  std::string_view& last = pieces_.back().bytes;  // there is one: what Place was called for
+  // Not empty: it has at least the bytes that Place was called with.
+  std::string_view& last = pieces_.back().bytes;
   if (last.data() + last.size() == to && pieces_.back().owner == places_) {
     last = {last.data(), last.size() + bytes.size()};
   } else {
@@ -86,7 +92,7 @@ void MessageAssembler::Gather(std::string_view& bytes, ReadBlock* block) {
     const size_t room = Room().size();
     const std::string_view next = ours.substr(0, room > 0 ? room : BytesToPlace());
     ours.remove_prefix(next.size());
-    // A piece between those that stay where they are gets room for a few of its kind.
+    // A copied piece between referenced ones gets room for a few more like it.
     constexpr size_t kBetween = 2 * kReferredBytesMin;
     if (room > 0) {
       Settle(next);
@@ -102,7 +108,7 @@ void MessageAssembler::Gather(std::string_view& bytes, ReadBlock* block) {
   }
 }
 
-// From the next byte, which has no place, to the first one that has.
+// Bytes from the next one, which has no place, to the first one that has.
 size_t MessageAssembler::BytesToPlace() const {
   if (!placed() || place_ == places_->places.size()) return std::string_view::npos;
   return static_cast<size_t>(places_->places[place_].begin) - gathered_bytes_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cuts the bytes of a stream into gRPC's messages, each of which stands behind five bytes: whether
-// it is compressed, and its length.
+// Splits a stream's bytes into gRPC messages. Each has a five-byte prefix: the compressed flag and
+// the length.
 
 #pragma once
 
@@ -18,57 +18,57 @@
 
 namespace attend {
 
-// A block that a connection reads into, in which parts of messages may stay.
+// A block that a connection reads into, and in which parts of messages may stay.
 struct ReadBlock {
   std::shared_ptr<char[]> memory;
   size_t used_bytes = 0;
-  size_t referenced_bytes = 0;  // by messages
+  size_t referenced_bytes = 0;  // referenced by messages
 };
 
-// A small message of which all bytes come in one piece is handed out where it lies. Of others the
-// bytes are gathered as they come, so that a length alone takes no memory: what lies in a block is
-// referred to, the rest is copied, to the places that a large message has been given if it has any.
-// After an error the stream is of no more use.
+// A small message that arrives in one piece is handed out in place. Other messages are gathered as
+// their bytes arrive, so an announced length alone takes no memory: bytes in a block are
+// referenced, others are copied, to the places of a large message if the handler gave any. After an
+// error the stream cannot be continued.
 class MessageAssembler {
  public:
   static constexpr size_t kPrefixBytes = 5;
 
-  // `encoding` is that of compressed messages, which are refused: none is inflated.
+  // `encoding` names the compression, for the error message: compressed messages are refused.
   explicit MessageAssembler(int64_t message_bytes_max, std::string encoding = {})
       : message_bytes_max_(message_bytes_max), encoding_(std::move(encoding)) {}
 
-  // Takes from `bytes` what belongs to the next message. `whole`: it has come, and is in `message`;
-  // call again for what is left of `bytes`. `block`: where they lie, if they may stay there; else
-  // null. May throw std::bad_alloc.
+  // Takes the bytes of the next message from the front of `bytes`. `whole`: it is complete, in
+  // `message`; call again for the rest of `bytes`. `block`: holds `bytes`, if they may stay there;
+  // else null. May throw std::bad_alloc.
   Status Take(std::string_view& bytes, ReadBlock* block, InMessage& message, bool& whole);
 
-  // A large message has begun, and Place has not been called for it. Its first bytes are `begun`.
+  // A large message has begun and Place has not been called for it. Its first bytes are `begun`.
   bool MayPlace() const { return gathered_bytes_ > 0 && MayBePlaced(); }
   std::span<const MessagePiece> begun() const { return pieces_; }
-  // The bytes that follow go to these places, as far as they have one. May be null.
+  // Following bytes go to these places, as far as they have one. May be null.
   void Place(std::shared_ptr<MessagePlaces> places);
   bool placed() const { return places_ != nullptr; }
-  // Where the next bytes of the message under way belong, as many as lie there. Empty: anywhere.
+  // The place of the next bytes of the current message, as long as it is contiguous. Empty: none.
   std::span<char> Room() const;
 
-  // Forgets the message under way, of which no more is taken.
+  // Discards the current message; no more of it may be taken.
   void Drop();
-  // Whether a message has begun and has not ended.
+  // Whether a message has begun and is not complete.
   bool under_way() const { return prefix_bytes_ > 0; }
-  // Memory that the message under way takes.
+  // Memory used by the current message.
   int64_t held_bytes() const { return held_bytes_; }
-  // The length of the newest message whose length is known.
+  // Length of the newest message whose prefix is complete.
   size_t message_bytes() const { return length_; }
 
  private:
   Status TakePrefix(std::string_view& bytes);
   void Gather(std::string_view& bytes, ReadBlock* block);
   void Refer(std::string_view bytes, ReadBlock& block);
-  // Bytes that belong to Room(), where they may lie already.
+  // Takes bytes that belong to Room(), where they may already be.
   void Settle(std::string_view bytes);
   bool MayBePlaced() const;
   size_t BytesToPlace() const;
-  // So many bytes more have been gathered: the next place is one that lacks some.
+  // Counts gathered bytes and skips places that are full.
   void Advance(size_t bytes);
   void Copy(std::string_view bytes, size_t piece_bytes_max);
 
@@ -80,11 +80,11 @@ class MessageAssembler {
   size_t gathered_bytes_ = 0;
   int64_t held_bytes_ = 0;
   std::vector<InMessage::Piece> pieces_;
-  // The newest of them, if it was copied: it does not grow beyond what it was given.
+  // The newest piece, if it was copied; it never grows beyond its reserved capacity.
   std::shared_ptr<std::string> copied_;
   bool place_asked_ = false;
   std::shared_ptr<MessagePlaces> places_;
-  size_t place_ = 0;  // the first that is not full
+  size_t place_ = 0;  // the first place that is not full
 };
 
 }  // namespace attend

@@ -14,7 +14,7 @@ constexpr std::string_view kAlphabet =
 constexpr int kBitsPerDigit = 6;
 constexpr size_t kTimeoutDigitsMax = 8;
 
-// The value of each digit; -1 for what is none.
+// The value of each base64 digit; -1: not a digit.
 constexpr std::array<int8_t, 256> MakeDigits() {
   std::array<int8_t, 256> digits{};
   for (int8_t& digit : digits) digit = -1;
@@ -133,7 +133,7 @@ std::optional<Duration> ParseTimeout(std::string_view text) {
     if (digit < '0' || digit > '9') return std::nullopt;
     number = number * 10 + (digit - '0');
   }
-  // Hours are the unit that could overflow: 99,999,999 of them are more than 2^63 ns.
+  // Only hours can overflow: 99,999,999 of them exceed 2^63 ns.
   if (number > Duration::max() / *unit) return Duration::max();
   return *unit * number;
 }

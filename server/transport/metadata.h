@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How gRPC writes metadata, deadlines and messages of statuses as headers of HTTP/2.
+// gRPC's encoding of metadata, deadlines and status messages in HTTP/2 headers.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 
 namespace attend {
 
-// Keys and values in the order in which they came; a key may come again. Keys are lower case. The
-// value of a key that ends in -bin is the bytes themselves, which travel as base64.
+// Keys and values in order of arrival; keys may repeat. Keys are lower case. The value of a key
+// that ends in -bin is raw bytes, sent as base64.
 class CallMetadata {
  public:
   using Entry = std::pair<std::string_view, std::string_view>;
@@ -25,10 +25,10 @@ class CallMetadata {
     text_.append(key).append(value);
     lengths_.push_back({begin, key.size(), value.size()});
   }
-  // The first value of that key.
+  // The first value of the key.
   std::optional<std::string_view> Find(std::string_view key) const;
   size_t size() const { return lengths_.size(); }
-  // Views of it, until the next Add.
+  // Views, valid until the next Add.
   Entry operator[](size_t i) const {
     const Lengths& each = lengths_[i];
     const std::string_view text(text_);
@@ -44,7 +44,7 @@ class CallMetadata {
   Iterator begin() const { return {this, 0}; }
   Iterator end() const { return {this, size()}; }
   bool empty() const { return lengths_.empty(); }
-  // Keeps its memory for what is added next, unless that is much.
+  // Keeps its memory for reuse, unless that is large.
   void Clear() {
     lengths_.clear();
     text_.clear();
@@ -66,19 +66,18 @@ bool IsBinaryKey(std::string_view key);
 
 // Without padding, as gRPC sends it.
 std::string EncodeBase64(std::string_view bytes);
-// With padding or without. Nothing if it is no base64.
+// With or without padding. Empty if it is not base64.
 std::optional<std::string> DecodeBase64(std::string_view text);
 
-// Adds the values of a header that came, of which a binary one may have several between commas.
-// False if it is binary and no base64.
+// Adds the values of a received header; a binary one may contain several, separated by commas.
+// False: a binary value is not base64.
 bool AddReceived(std::string_view key, std::string_view value, CallMetadata& metadata);
 
-// The message of a status as grpc-message: bytes outside of printable ASCII, and the percent sign,
-// as %XX.
+// Encodes a status message for grpc-message: bytes outside printable ASCII, and '%', become %XX.
 std::string PercentEncode(std::string_view message);
 
-// The time that a grpc-timeout leaves, such as 100m for 0.1 s: at most eight digits and a unit.
-// Nothing if it is none.
+// The duration of a grpc-timeout, such as 100m for 0.1 s: at most eight digits and a unit. Empty if
+// it is malformed.
 std::optional<Duration> ParseTimeout(std::string_view text);
 
 }  // namespace attend

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes on their way out: small ones copied together, those of messages where they lie, kept by
-// their owners until they have left. Not thread-safe. What adds may throw std::bad_alloc.
+// Output bytes: small pieces are copied together, message data is referenced and kept alive by its
+// owner until sent. Not thread-safe. Functions that add bytes may throw std::bad_alloc.
 
 #pragma once
 
@@ -21,10 +21,10 @@ namespace attend {
 
 class OutputQueue {
  public:
-  // From here on a piece costs less where it lies than copied.
+  // From this size on, referencing a piece is cheaper than copying it.
   static constexpr size_t kCopyBytesMax = 1024;
 
-  // Copied bytes lie in blocks of so many bytes, or more.
+  // Copied bytes are stored in blocks of at least `block_bytes`.
   explicit OutputQueue(size_t block_bytes = size_t{4} << 10) : block_bytes_(block_bytes) {}
 
   void Copy(std::string_view bytes) {
@@ -48,7 +48,7 @@ class OutputQueue {
     pieces_.push_back({bytes, std::move(owner), false, 0});
     Count(bytes.size());
   }
-  // Moves the first `bytes`, of which there must be so many, to the end of `to`.
+  // Moves the first `bytes`, which must exist, to the end of `to`.
   void MoveTo(OutputQueue& to, size_t bytes) {
     while (bytes > 0) {
       Piece& first = pieces_[first_];
@@ -64,7 +64,7 @@ class OutputQueue {
       Consume(piece.size());
     }
   }
-  // The first pieces, as many as `vectors` takes. Returns how many that are.
+  // Fills `vectors` with the first pieces. Returns the number of entries used.
   size_t Fill(std::span<iovec> vectors) const {
     size_t count = 0;
     for (size_t i = first_; i < pieces_.size() && count < vectors.size(); ++i) {
@@ -83,7 +83,7 @@ class OutputQueue {
       if (first.bytes.empty()) PopFirst();
     }
   }
-  // Keeps little memory.
+  // Empties the queue; keeps little memory.
   void Clear() {
     first_ = 0;
     size_ = 0;
@@ -93,7 +93,7 @@ class OutputQueue {
   }
 
   size_t size() const { return size_; }
-  // Bytes that were added so far, and those of them that are gone.
+  // Bytes added so far, and how many of them are gone.
   uint64_t added() const { return added_; }
   uint64_t gone() const { return added_ - size_; }
   bool empty() const { return size_ == 0; }
@@ -104,13 +104,14 @@ class OutputQueue {
   struct Piece {
     std::string_view bytes;
     std::shared_ptr<const void> owner;
-    bool copied = false;  // into the block of that number
+    bool copied = false;  // into block number `block`
     uint64_t block = 0;
   };
 
   void AddBlock(size_t bytes) {
     std::string block = std::exchange(spare_, std::string());
-    block.reserve(std::max({block_bytes_, bytes, size_t{64}}));  // on the heap, whence it moves not
+    // At least 64 bytes: on the heap, so it does not move.
+    block.reserve(std::max({block_bytes_, bytes, size_t{64}}));
     blocks_.push_back(std::move(block));
   }
   void PopFirst() {
@@ -136,7 +137,7 @@ class OutputQueue {
     block.clear();
     spare_ = std::move(block);
   }
-  // No piece is in any.
+  // Call when no piece refers to a block.
   void KeepOneBlock() {
     if (blocks_.empty()) return;
     oldest_ += blocks_.size();
@@ -150,10 +151,10 @@ class OutputQueue {
 
   size_t block_bytes_;
   std::vector<Piece> pieces_;
-  size_t first_ = 0;                 // of them that is not gone
+  size_t first_ = 0;                 // the first remaining piece
   std::vector<std::string> blocks_;  // of copied pieces
-  uint64_t oldest_ = 0;              // number of the first one
-  std::string spare_;                // for the next one
+  uint64_t oldest_ = 0;              // number of the first block
+  std::string spare_;                // reused for the next block
   size_t size_ = 0;
   uint64_t added_ = 0;
 };

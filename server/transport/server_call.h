@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call as the server's methods see it. The shape is that of gRPC's reactors: at most one read and
-// one write are under way, each ends with a callback of the handler, and a call ends with Finish
-// and then OnDone.
+// A call as seen by the server's methods. Modelled on gRPC's reactors: at most one read and one
+// write are in progress, each ends with a callback of the handler, and a call ends with Finish,
+// then OnDone.
 
 #pragma once
 
@@ -27,73 +27,74 @@ struct CallEnd {
   CallMetadata trailers;
 };
 
-// The server's end of a call. Any thread; none of its functions calls the handler before it
-// returns, so locks may be held. Lives until OnDone returns.
+// The server's end of a call. Functions may be called on any thread. None calls the handler
+// synchronously, so locks may be held. Valid until OnDone returns.
 class ServerCall {
  public:
-  // These are the same for the whole call.
+  // Constant for the whole call.
   virtual const std::string& path() const = 0;
   virtual const CallMetadata& metadata() const = 0;
   virtual const ConnectionPeer& peer() const = 0;
   virtual TimePoint deadline() const = 0;  // kNever: none
 
-  // Asks for the next message: OnMessage follows, or OnHalfClose. On a cancelled call it is
+  // Requests the next message: OnMessage or OnHalfClose follows. On a cancelled call it is
   // OnHalfClose.
   virtual void Read() = 0;
-  // Sends a message, after which OnWritten follows, maybe before this returns: once few bytes of
-  // the call wait for its client, so a client that does not read stops the call and takes no
-  // memory.
+  // Sends a message. OnWritten follows on the loop's thread, possibly before this returns, once few
+  // bytes of the call are waiting for the client. So a client that does not read stalls the call
+  // and takes no memory.
   virtual void Write(OutMessage message) = 0;
-  // Headers of the answer. Before the first Write and Finish.
+  // Adds a response header. Must precede the first Write and Finish.
   virtual void AddHeader(std::string_view key, std::string_view value) = 0;
-  // Ends the call once all that was written has left. Once. It need not wait for OnWritten, which
-  // still comes.
+  // Ends the call once everything written has left. Call once. Need not wait for OnWritten, which
+  // is still called.
   virtual void Finish(CallEnd end) = 0;
 
-  // Resets the call, such as one whose client does not read. OnCancel follows. Until OnDone.
+  // Resets the call, for example one whose client does not read. OnCancel follows. Allowed until
+  // OnDone.
   virtual void Cancel() = 0;
-  // The answer is no longer wanted: the client went, or reset the call, or its deadline has passed.
-  // Once true, stays true.
+  // The response is no longer wanted: the client left or reset the call, or the deadline has
+  // passed. Once true, stays true.
   virtual bool cancelled() const = 0;
 
  protected:
   ~ServerCall() = default;
 };
 
-// A method's end of it. Called on the loop's thread, by one at a time; a callback may call any
-// function of its call. None may throw.
+// The handler of a call. Called on the loop's thread, one callback at a time. A callback may call
+// any function of its call and must not throw.
 class CallHandler {
  public:
   virtual void OnMessage(InMessage message) = 0;
-  // A large message of `bytes` has begun with `begun`: where parts of the rest are to lie. Null:
-  // anywhere. At most once for a message.
+  // A large message of `bytes` has begun with `begun`. Returns where parts of the rest should be
+  // stored; null: anywhere. Called at most once per message.
   virtual std::shared_ptr<MessagePlaces> Place(std::span<const MessagePiece> /*begun*/,
                                                int64_t /*bytes*/) {
     return nullptr;
   }
   virtual void OnHalfClose() = 0;
-  // False: it cannot arrive any more.
+  // `ok` is false if the message can no longer arrive.
   virtual void OnWritten(bool ok) = 0;
-  // At most once. The call still needs its Finish.
+  // Called at most once. The call must still be finished.
   virtual void OnCancel() = 0;
-  // Last, after Finish. The handler may delete itself.
+  // The last callback, after Finish. The handler may delete itself.
   virtual void OnDone() = 0;
 
  protected:
   ~CallHandler() = default;
 };
 
-// All methods of a server. Must outlive every call.
+// The methods of a server. Must outlive every call.
 class CallMethods {
  public:
-  // The most bytes that one message of that method may have. Any thread; may not throw.
+  // Maximum size of a message of the method. Any thread; must not throw.
   virtual int64_t MessageBytesMax(std::string_view path) const = 0;
-  // A call begins: its headers are whole, none of its messages has been kept. On the loop's thread;
-  // may throw std::bad_alloc, and has then not begun. Returns what handles it from now on, which
-  // may have ended it already.
+  // A call begins: its headers are complete, and no message bytes have been kept. On the loop's
+  // thread; if it throws std::bad_alloc, the call has not begun. Returns the handler, which may
+  // already have ended the call.
   virtual CallHandler* Begin(ServerCall& call) = 0;
-  // All that came at once, on whatever connections of a loop, has been handed to the handlers. On
-  // the loop's thread; may not throw.
+  // Everything received in this turn, on all connections of the loop, has been passed to the
+  // handlers. On the loop's thread; must not throw.
   virtual void OnTaken() {}
 
  protected:

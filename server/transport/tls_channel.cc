@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// OpenSSL never touches the socket itself: a custom BIO gives it records that were received in one
+// system call and collects the records it produces. During the handshake the BIO reads from the
+// socket directly, and only what OpenSSL asks for, so that no application data is consumed early.
+// Encryption fills whole records: small pieces of output are copied together into one.
+//
+// Invariant: ciphertext taken from the socket is passed to OpenSSL within the same Read, so epoll
+// reports everything that is left.
 
 #include "server/transport/tls_channel.h"
 
@@ -17,7 +25,7 @@
 namespace attend {
 namespace {
 
-// More than a record has beside what it holds.
+// Upper bound of a record's overhead.
 constexpr size_t kOverheadBytes = 256;
 
 bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -51,7 +59,7 @@ BIO_METHOD* TlsChannel::Method() {
   return method;
 }
 
-// Only in the handshake, which asks for no byte beyond the record that it needs, from the socket.
+// The socket is read only during the handshake, which asks for no byte beyond the current record.
 int TlsChannel::ReadCiphertext(BIO* bio, char* to, size_t size, size_t* taken) {
   TlsChannel& self = ChannelOf(bio);
   BIO_clear_retry_flags(bio);
@@ -91,8 +99,7 @@ long TlsChannel::Control(BIO* /*bio*/, int command, long /*number*/,  // NOLINT:
   return command == BIO_CTRL_FLUSH ? 1 : 0;
 }
 
-// A client could ask for new keys without end, or for new handshakes, each of which is refused with
-// an alert.
+// Bounds rekeying, and renegotiation attempts, each of which is refused with an alert.
 void TlsChannel::OnMessage(int is_write, int /*version*/, int type, const void* /*bytes*/,
                            size_t /*size*/, SSL* /*ssl*/, void* own) {
   const bool counts = is_write != 0 ? type == SSL3_RT_ALERT : type == SSL3_RT_HANDSHAKE;
@@ -140,7 +147,7 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
   received_ = {scratch.data(), static_cast<size_t>(bytes)};
   size_t got = 0;
   int error = SSL_ERROR_NONE;
-  // Asking for what is not there would cost as much as a small record.
+  // Asking for a record that is not there would cost as much as a small one.
   while (error == SSL_ERROR_NONE && (!received_.empty() || SSL_has_pending(ssl_.get()) == 1)) {
     ERR_clear_error();
     size_t more = 0;
@@ -152,7 +159,7 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
   ended_ = error == SSL_ERROR_ZERO_RETURN;
   failed_ = error != SSL_ERROR_NONE && error != SSL_ERROR_WANT_READ && !ended_;
   if (failed_) SetWrong();
-  SendUnsent();  // an answer to new keys, or an alert
+  SendUnsent();  // a reply to a key update, or an alert
   if (too_many_messages_) wrong_ = "TLS handshake messages";
   if (!wrong_.empty()) {
     errno = EPROTO;
@@ -201,13 +208,13 @@ bool TlsChannel::EncryptAndSend(const OutputQueue& output, std::span<char> scrat
 }
 
 bool TlsChannel::Encrypt(const OutputQueue& output, std::span<char> scratch) {
-  // Pieces that are smaller than a record share one.
+  // Pieces smaller than a record share one.
   const std::span<char> shared = scratch.last(kRecordBytes);
   size_t shared_bytes = 0;
   records_ = scratch.first(scratch.size() - kRecordBytes);
   std::array<iovec, 64> pieces;
   const size_t count = output.Fill(pieces);
-  // Room for what is shared so far, and for one record more.
+  // Reserves space for the shared record and for one more.
   const auto full = [&] {
     return records_.size() - records_bytes_ < 2 * (kRecordBytes + kOverheadBytes);
   };
@@ -234,7 +241,7 @@ bool TlsChannel::Encrypt(const OutputQueue& output, std::span<char> scratch) {
 bool TlsChannel::EncryptRecord(std::string_view plain) {
   ERR_clear_error();
   size_t written = 0;
-  // The BIO takes everything, so a record is never left half written.
+  // The BIO accepts everything, so a record is never written in part.
   return SSL_write_ex(ssl_.get(), plain.data(), plain.size(), &written) == 1;
 }
 
@@ -244,7 +251,7 @@ void TlsChannel::End() {
   ERR_clear_error();
   SendUnsent();
   if (!handshaking_) return;
-  // Unread bytes would make the system reset the connection, and the client lose the alert.
+  // With unread bytes the kernel would reset the connection, and the client would lose the alert.
   std::array<char, 4096> unread;
   for (int i = 0; i < 16 && recv(socket(), unread.data(), unread.size(), 0) > 0; ++i) {
   }

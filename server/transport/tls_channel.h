@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TLS by OpenSSL on a socket. The handshake asks the socket for each piece of it, so that nothing
-// of what follows is taken from the socket before a connection reads it. From then on one system
-// call takes or sends many records.
+// TLS on a socket, with OpenSSL. The handshake reads from the socket only what it needs, so that no
+// application data is taken before a connection reads it. After that one system call receives or
+// sends many records.
 
 #pragma once
 
@@ -23,26 +23,26 @@ namespace attend {
 
 class TlsChannel final : public Channel {
  public:
-  // Messages of handshakes: those of the first, and requests for new keys and the like after it;
-  // and alerts, such as those that refuse a client another handshake.
+  // Bounds handshake messages, those after the first handshake included (key updates and the like),
+  // and alerts, such as refusals of renegotiation.
   static constexpr Rate kHandshakeMessages{.per_second = 1, .burst = 32};
-  // The most that one record holds.
+  // Maximum payload of a record.
   static constexpr size_t kRecordBytes = size_t{16} << 10;
-  // Read and Write need buffers of at least this size.
+  // Minimum buffer size for Read and Write.
   static constexpr size_t kBufferBytesMin = 4 * kRecordBytes;
 
-  // `context` is that of a server. May throw std::bad_alloc. `clock` must outlive it.
+  // `context` must be a server's. May throw std::bad_alloc. `clock` must outlive the channel.
   TlsChannel(UniqueFd socket, SSL_CTX* context, const Clock& clock);
 
   enum class Step { kDone, kWantsRead, kWantsWrite, kFailed };
-  // Goes on with the handshake, which may take a millisecond of processor time. kWantsRead,
-  // kWantsWrite: call it again once the socket can be read, or written. kFailed: the client has
-  // gone, or End tells it what wrong() says.
+  // Continues the handshake, which may take a millisecond of CPU time. kWantsRead, kWantsWrite:
+  // call again once the socket is readable or writable. kFailed: the client has gone, or End will
+  // tell it what wrong() says.
   Step Handshake();
   const SSL* ssl() const { return ssl_.get(); }
 
-  // Called before each read, once the handshake is done: whether the client's certificate is still
-  // trusted. If not, the connection is over.
+  // Called before each read after the handshake: whether the client's certificate is still trusted.
+  // If not, the connection ends.
   void SetTrustCheck(std::function<bool()> is_trusted) { is_trusted_ = std::move(is_trusted); }
 
   ssize_t Read(std::span<char> buffer, std::span<char> scratch) override;
@@ -50,7 +50,7 @@ class TlsChannel final : public Channel {
   void End() override;
   bool wants_write() const override { return !unsent_.empty(); }
   bool ended() const override { return ended_; }
-  // The handshake has failed because its time is over.
+  // The handshake has exceeded its time limit.
   void TimeOut() { wrong_ = "the handshake took too long (--handshake-timeout)"; }
 
  private:
@@ -64,9 +64,9 @@ class TlsChannel final : public Channel {
   static void OnMessage(int is_write, int version, int type, const void* bytes, size_t size,
                         SSL* ssl, void* own);
 
-  // Sends `unsent_`. False: errno says why not all of it.
+  // Sends `unsent_`. False: not all of it, see errno.
   bool SendUnsent();
-  // Encrypts from the front of `output` as much as fits `scratch`, and sends it.
+  // Encrypts as much of the front of `output` as fits `scratch`, and sends it.
   bool EncryptAndSend(const OutputQueue& output, std::span<char> scratch);
   bool Encrypt(const OutputQueue& output, std::span<char> scratch);
   bool EncryptRecord(std::string_view plaintext);
@@ -77,16 +77,17 @@ class TlsChannel final : public Channel {
   TokenBucket handshake_messages_{kHandshakeMessages};
   bool too_many_messages_ = false;
   bool handshaking_ = true;
-  bool peer_closed_ = false;  // in the handshake
-  bool ended_ = false;        // the client has said that it sends no more
-  bool failed_ = false;       // OpenSSL takes no more calls
+  bool peer_closed_ = false;  // during the handshake
+  bool ended_ = false;        // the client has announced that it sends no more
+  bool failed_ = false;       // OpenSSL may not be called any more
   std::function<bool()> is_trusted_;
-  std::string_view received_;   // records from the socket; while handshaking_, they stay there
-  std::span<char> records_;     // room for new records; what does not fit goes to unsent_
-  size_t records_bytes_ = 0;    // used of it
-  std::string unsent_;          // records that the socket has not taken
-  size_t unsent_begin_ = 0;     // the first byte of it that has not been sent
-  size_t encrypted_bytes_ = 0;  // at the front of the output, whose records are in unsent_
+  // Received records; empty while handshaking_, when they stay in the socket.
+  std::string_view received_;
+  std::span<char> records_;     // room for new records; overflow goes to unsent_
+  size_t records_bytes_ = 0;    // how much of it is used
+  std::string unsent_;          // records that the socket has not accepted
+  size_t unsent_begin_ = 0;     // offset of its first unsent byte
+  size_t encrypted_bytes_ = 0;  // bytes at the front of the output whose records are in unsent_
 };
 
 }  // namespace attend

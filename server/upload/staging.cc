@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Apply rewrites the tensor pointers of a work item from the host block to the device copy. Both
+// have the same layout, so a pointer moves by the difference of the bases. Only the arrays behind
+// the tensors are still copied from the host.
 
 #include "server/upload/staging.h"
 
@@ -113,7 +117,8 @@ void StagedInput::Apply(WorkItem* item) {
     *tensor = copy_->data() + (static_cast<const char*>(*tensor) - block());
   };
   Attention& a = item->attention;
-  const bool in_pages = a.problem.page_rows > 0;  // what came of K and V is to be appended there
+  // The new rows of K and V are appended to the pages.
+  const bool in_pages = a.problem.page_rows > 0;
   move(&a.q.data);
   move(in_pages ? &item->append.k.data : &a.k.data);
   move(in_pages ? &item->append.v.data : &a.v.data);
@@ -182,7 +187,7 @@ std::unique_ptr<StagedInput> Stager::Make(const Candidate& chosen, HostBlock& bl
     return nullptr;
   }
   staged->copy_ = std::move(*copy);
-  // The bytes between the tensors are not sent.
+  // Padding between tensors is never sent, so it counts as arrived.
   int64_t at = 0;
   for (const HostSpan& tensor : tensors) {
     const char* const data = static_cast<const char*>(tensor.data);

@@ -44,7 +44,7 @@ struct StagingOptions {
   int64_t bytes_max = int64_t{4} << 30;
   // At least 1. Tensors with fewer bytes are copied once they are complete.
   int64_t bytes_min = int64_t{4} << 20;
-  // Least bytes of one copy.
+  // Minimum size of one copy.
   int64_t piece_bytes = int64_t{1} << 20;
 };
 
@@ -77,12 +77,12 @@ class StagingBudget {
     std::string device;
     int64_t bytes_max = 0;
   };
-  explicit StagingBudget(std::vector<Limit> limits);  // of each device
-  ~StagingBudget();  // waits until every hold is returned: copies may still be under way
+  explicit StagingBudget(std::vector<Limit> limits);  // by device
+  ~StagingBudget();  // waits until every hold is returned: copies may be in progress
   StagingBudget(const StagingBudget&) = delete;
   StagingBudget& operator=(const StagingBudget&) = delete;
 
-  // Returns nothing if there is not enough.
+  // Empty if not enough is left.
   std::optional<Hold> Take(int device, int64_t bytes);
   void CountBytes(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void CountEnd(StagingEnd end) {
@@ -104,13 +104,13 @@ class StagingBudget {
   mutable Mutex mutex_;
   CondVar returned_;
   int64_t holds_ ATTEND_GUARDED_BY(mutex_) = 0;
-  std::vector<int64_t> held_bytes_ ATTEND_GUARDED_BY(mutex_);  // of each device
+  std::vector<int64_t> held_bytes_ ATTEND_GUARDED_BY(mutex_);  // by device
   std::atomic<int64_t> copied_bytes_{0};
   std::array<std::atomic<int64_t>, kStagingEndCount> ends_{};
 };
 
-// One request's input block, and the copy of its tensors on a device while there is one. The
-// request owns it.
+// One request's input block, and the device copy of its tensors while there is one. Owned by the
+// request.
 class StagedInput final : public DeviceCopy {
  public:
   ~StagedInput() override;  // the memory is freed once no copy uses it, see above
@@ -144,13 +144,13 @@ class StagedInput final : public DeviceCopy {
   const int64_t bytes_;
   ArrivedPieces pieces_;
   std::atomic<bool> failed_{false};  // a copy was refused
-  bool finished_ = false;            // with every byte
+  bool finished_ = false;            // all bytes have arrived
   bool used_ = false;
   std::shared_ptr<Held> held_;
   std::unique_ptr<Staging> copy_;  // null: dropped
 };
 
-// Makes the staging of uploads. Thread-safe.
+// Creates the staging of uploads. Thread-safe.
 class Stager {
  public:
   // `backends` and `router` must outlive it.
@@ -158,16 +158,16 @@ class Stager {
          Router& router);
 
   // Gives a placed request whose bytes have not arrived a copy of its input block on the device
-  // that the router expects to run it, if its tensors are large enough and that device needs a copy
-  // and has memory for it. `tensors` are in the block in ascending order, from its beginning, less
-  // than kTensorAlignBytes apart, followed by whatever else the kernel reads. May wait for a
+  // that the router expects to run it, if its tensors are large enough and the device needs a copy
+  // and has memory for it. `tensors` must be in ascending order from the beginning of the block,
+  // less than kTensorAlignBytes apart, followed by everything else the kernel reads. May wait for a
   // driver.
   void Stage(Request& request, std::span<const HostSpan> tensors);
 
   const StagingBudget& budget() const { return budget_; }
 
  private:
-  // Takes `block` and returns its new owner, or leaves it and returns null.
+  // Takes `block` and returns its new owner, or leaves it in place and returns null.
   std::unique_ptr<StagedInput> Make(const Candidate& chosen, HostBlock& block,
                                     std::span<const HostSpan> tensors);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes of a tensor that are reserved for chunks: disjoint ranges, merged where they touch. Not
-// thread-safe.
+// The byte ranges of a tensor that are reserved for chunks: disjoint, and merged where they touch.
+// Not thread-safe.
 
 #pragma once
 
@@ -13,14 +13,14 @@ namespace attend {
 
 struct ByteRange {
   int64_t begin = 0;
-  int64_t end = 0;  // above begin
+  int64_t end = 0;  // greater than begin
 
   bool operator==(const ByteRange&) const = default;
 };
 
 class ByteRanges {
  public:
-  // Adds `range` if no byte of it is taken; otherwise returns the first range that it overlaps.
+  // Adds `range` if it overlaps nothing; otherwise returns the first range that it overlaps.
   std::optional<ByteRange> Add(const ByteRange& range);
 
   int64_t bytes() const { return bytes_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Byte counts as people write them: "64MiB", "1.5 GiB", "4096". Pure.
+// Human-readable byte counts: "64MiB", "1.5 GiB", "4096". Pure.
 
 #pragma once
 
@@ -17,7 +17,7 @@ Result<int64_t> ParseByteSize(std::string_view text);
 
 // The shortest exact form: 65536 gives "64KiB".
 std::string FormatByteSize(int64_t bytes);
-// Rounded to three digits, for people: 25276502016 gives "23.5GiB".
+// Rounded to three digits for display: 25276502016 gives "23.5GiB".
 std::string RoundByteSize(int64_t bytes);
 
 }  // namespace attend

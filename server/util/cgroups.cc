@@ -11,14 +11,14 @@
 namespace attend {
 namespace {
 
-// How many processors the quota is worth; 0: there is none.
+// The quota in processors; 0: none.
 double Quota(const Cgroup& group) {
   double quota = 0, period = 0;
   if (group.unified) {
-    std::ifstream in(group.folder + "/cpu.max");  // "max 100000" is none
+    std::ifstream in(group.folder + "/cpu.max");  // "max 100000": no quota
     if (!(in >> quota >> period)) return 0;
   } else {
-    std::ifstream quota_us(group.folder + "/cpu.cfs_quota_us");  // -1: none
+    std::ifstream quota_us(group.folder + "/cpu.cfs_quota_us");  // -1: no quota
     std::ifstream period_us(group.folder + "/cpu.cfs_period_us");
     if (!(quota_us >> quota) || !(period_us >> period)) return 0;
   }
@@ -31,7 +31,7 @@ std::vector<Cgroup> CgroupsOf(std::string_view controller, const std::string& ro
   std::vector<Cgroup> found;
   const std::string wanted = "," + std::string(controller) + ",";
   std::ifstream groups(root + "/proc/self/cgroup");
-  // hierarchy:controllers:path; version 2 has one hierarchy, 0, without controllers.
+  // hierarchy:controllers:path; version 2 has a single hierarchy, 0, without controllers.
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);

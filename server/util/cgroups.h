@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bounds that cgroups, of a container or a service, set this process.
+// Limits that cgroups (of a container or service) impose on this process.
 
 #pragma once
 
@@ -12,16 +12,16 @@ namespace attend {
 
 struct Cgroup {
   std::string folder;   // "/sys/fs/cgroup/system.slice"
-  bool unified = true;  // version 2
+  bool unified = true;  // cgroup version 2
 };
 
-// The cgroups whose bounds of that controller, such as "memory", hold for this process: its own and
-// all above. A container that sees itself as the root has its own bound at the root, whatever its
-// path is. `root` is put before /proc and /sys: "" except in tests.
+// The cgroups whose limits for a controller, such as "memory", apply to this process: its own and
+// all its ancestors. A container that sees itself as the root has its own limit at the root,
+// whatever its path. `root` is a prefix for /proc and /sys: "" except in tests.
 std::vector<Cgroup> CgroupsOf(std::string_view controller, const std::string& root = "");
 
-// How many processors this process can keep busy: Processors(), or fewer if a cgroup's quota of
-// time is lower, rounded up. At least 1.
+// The number of processors this process can use: Processors(), or less if a cgroup's CPU quota is
+// lower, rounded up. At least 1.
 int ProcessorsByQuota(const std::string& root = "");
 
 }  // namespace attend

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What has come over a connection that says whether it is a stranger's. Any thread.
+// Marks on a connection that tell whether it is still unauthenticated. Any thread.
 
 #pragma once
 
@@ -11,9 +11,9 @@
 namespace attend {
 
 struct ConnectionMarks {
-  std::string peer;  // as connections are counted by; set before others see the marks
-  std::atomic<bool> called{false};  // a call of who is a caller still has been let in
-  std::atomic<int64_t> watches{0};  // of health, open now
+  std::string peer;  // the key by which connections are counted; set before the marks are shared
+  std::atomic<bool> called{false};  // a call of a caller that is still valid was accepted
+  std::atomic<int64_t> watches{0};  // open health watches
 };
 
 }  // namespace attend

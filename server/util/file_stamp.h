@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tells whether a file has become another one. It takes no descriptor, so it works where there are
-// none left.
+// Detects whether a file has been replaced or changed. Needs no descriptor, so it works when none
+// are left.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace attend {
 
-// All of it is 0 if there is no such file.
+// All zero if the file does not exist.
 struct FileStamp {
   uint64_t device = 0;
   uint64_t inode = 0;
@@ -22,7 +22,7 @@ struct FileStamp {
   bool operator==(const FileStamp&) const = default;
 };
 
-// Of what the path leads to, through links: Kubernetes exchanges a link.
+// Follows links, because Kubernetes updates mounted files by replacing a link.
 inline FileStamp StampOf(const std::string& path) {
   struct stat found {};
   if (stat(path.c_str(), &found) != 0) return {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One message of a call, as the transport brings it and takes it: in pieces that are owned, so that
-// none is copied on its way.
+// A message of a call, as the transport receives and sends it: owned pieces, so that no byte is
+// copied on the way.
 
 #pragma once
 
@@ -25,8 +25,8 @@ inline int64_t BytesOf(const std::vector<MessagePiece>& pieces) {
   return sum;
 }
 
-// Where parts of a large message that is still coming are to lie: its bytes from `begin` on at
-// `to`.
+// The destinations of parts of a large message that is still arriving: its bytes from `begin` on go
+// to `to`.
 struct MessagePlaces {
   struct Place {
     int64_t begin = 0;
@@ -37,24 +37,24 @@ struct MessagePlaces {
   MessagePlaces() = default;
   MessagePlaces(const MessagePlaces&) = delete;
   MessagePlaces& operator=(const MessagePlaces&) = delete;
-  virtual ~MessagePlaces() = default;  // frees what `places` are in
+  virtual ~MessagePlaces() = default;  // frees the memory that `places` point to
 
-  std::vector<Place> places;  // in the message's order, apart
+  std::vector<Place> places;  // in message order, disjoint
 };
 
-// A message that has come: as `pieces` that stay for as long as their owners are held, or, without
-// any, as `bytes` that are lent: they are in the buffer of the read, which is gone when the
-// function that was given it returns.
+// A received message: either `pieces`, which stay valid while their owners are held; or, without
+// pieces, `bytes`, which are borrowed from the read buffer and valid only until the receiving
+// function returns.
 struct InMessage {
   using Piece = MessagePiece;
 
   std::string_view bytes;
   std::vector<Piece> pieces;
-  // In which some of the pieces are, if CallHandler::Place gave any.
+  // Owns the memory of those pieces that were stored at places from CallHandler::Place.
   std::shared_ptr<MessagePlaces> places = {};
 
   int64_t size() const { return static_cast<int64_t>(bytes.size()) + BytesOf(pieces); }
-  // A copy of it.
+  // A copy of the bytes.
   std::string Text() const {
     std::string text(bytes);
     for (const Piece& piece : pieces) text += piece.bytes;
@@ -62,12 +62,12 @@ struct InMessage {
   }
 };
 
-// A message on its way out. Each piece is kept by its owner, which is let go of once it has left.
+// A message to be sent. Each piece is kept alive by its owner, which is released once it has left.
 struct OutMessage {
   using Piece = MessagePiece;
 
   Piece first;
-  std::vector<Piece> rest;  // of large messages
+  std::vector<Piece> rest;  // for large messages
 
   // A piece, and a message, that own their bytes.
   static Piece PieceOf(std::string bytes) {

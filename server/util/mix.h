@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Samples by number: the same numbers are in a sample whenever they are asked for. Pure.
+// Deterministic sampling by number: a number is in a sample or not, however often it is checked.
+// Pure.
 
 #pragma once
 
@@ -8,7 +9,7 @@
 
 namespace attend {
 
-// SplitMix64 (Steele, Lea & Flood 2014): well-mixed bits of a counter, different for each value.
+// SplitMix64 (Steele, Lea & Flood 2014): a bijection with well-mixed bits.
 constexpr uint64_t Mix(uint64_t value) {
   value += 0x9e3779b97f4a7c15u;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -16,7 +17,7 @@ constexpr uint64_t Mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// Whether the number is in the sample that has this share of all of them.
+// Whether the number is in the sample with this share of all numbers.
 constexpr bool InSample(uint64_t seed, uint64_t number, double share) {
   if (share <= 0) return false;
   return static_cast<double>(Mix(seed ^ Mix(number)) >> 11) * 0x1p-53 < share;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers as people write them in settings. Pure.
+// Numbers in settings. Pure.
 
 #pragma once
 
@@ -11,7 +11,8 @@
 
 namespace attend {
 
-// The number that `text` is, all of it; `base`, of whole numbers alone, as std::from_chars has it.
+// Parses all of `text` as a number; empty if it is not one. `base`, for integers only, is as in
+// std::from_chars.
 template <class T, class... Base>
 std::optional<T> ParseNumber(std::string_view text, Base... base) {
   T value{};

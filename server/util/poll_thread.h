@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread that looks after something again and again, such as a file that may change.
+// A thread that calls a function periodically, for example to check a file for changes.
 
 #pragma once
 
@@ -16,13 +16,13 @@ namespace attend {
 
 class PollThread {
  public:
-  // Calls `look` every `period`, for the first time after one. `clock` must outlive the object.
+  // Calls `look` every `period`, first after one period. `clock` must outlive the object.
   PollThread(ThreadName name, Duration period, const Clock& clock, std::function<void()> look)
       : period_(period),
         clock_(clock),
         look_(std::move(look)),
         thread_([this, name] { Run(name); }) {}
-  // Waits for a look that has begun.
+  // Waits for a call in progress.
   ~PollThread() {
     {
       const MutexLock lock(mutex_);

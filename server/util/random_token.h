@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Unguessable names. Thread-safe.
+// Unguessable tokens. Thread-safe.
 
 #pragma once
 
@@ -14,12 +14,12 @@ namespace attend {
 
 inline constexpr int kTokenBytes = 16;
 
-// Makes tokens.
+// Generates tokens.
 using TokenSource = std::function<Result<std::string>()>;
 // 128 random bits from the operating system.
 Result<std::string> RandomToken();
 
-// Bytes as text, two digits each.
+// The bytes in hexadecimal, two digits each.
 std::string HexText(std::string_view bytes);
 
 }  // namespace attend

@@ -14,7 +14,8 @@ Rejection RejectionOf(const Status& status) {
     case Code::kOutOfRange:
     case Code::kFailedPrecondition:
       return Rejection::kInvalid;
-    case Code::kPermissionDenied:  // sessions, by their scope, or a file that is not the client's
+    // Sessions without the scope, or a file that does not belong to the client.
+    case Code::kPermissionDenied:
       return Rejection::kNoScope;
     case Code::kUnimplemented:
       return Rejection::kUnimplemented;

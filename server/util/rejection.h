@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Why a request or a call was refused before it was accepted. A status carries its reason from
-// where it is made; where it carries none, its code says enough.
+// where it is made; without one, its code determines it.
 
 #pragma once
 
@@ -15,18 +15,18 @@ namespace attend {
 
 enum class Rejection : uint8_t {
   kNone = 0,
-  kCounted,        // when its caller was refused; or there is nothing to count
+  kCounted,        // already counted when the caller was refused, or nothing to count
   kInvalid,        // bad input
-  kUnimplemented,  // valid, no kernel for it
-  kMemory,         // no host memory within the budget
+  kUnimplemented,  // valid, but no kernel supports it
+  kMemory,         // no host memory left in the budget
   kQueueFull,
-  kChecks,  // too many wait for their check
+  kChecks,  // too many answers wait for their check
   kDraining,
-  kDeadlinePassed,  // already past on arrival
+  kDeadlinePassed,  // had passed on arrival
   kTooLarge,        // message above the limit
   kUnknownMethod,
-  kSessions,  // no room for a session, or for what it would hold
-  kRegions,   // its tenant has as many regions of the Open Inference Protocol as it may
+  kSessions,  // no room for a session, or for its pages
+  kRegions,   // the tenant has its maximum of Open Inference Protocol regions
   // About callers (server/auth):
   kNoCredentials,
   kUnknownCaller,
@@ -34,12 +34,12 @@ enum class Rejection : uint8_t {
   kCleartextToken,
   kOtherTenant,
   kNoScope,
-  kTenantLimit,  // its tenant has as much as it may (server/limits)
+  kTenantLimit,  // the tenant is at a limit (server/limits)
   kLate,         // could not be answered before its deadline
 };
 inline constexpr int kRejectionCount = 21;
 
-// A status that says why.
+// A status with its reason.
 inline Status Because(Rejection why, Status status) {
   status.set_reason(static_cast<uint8_t>(why));
   return status;
@@ -48,12 +48,12 @@ inline Status ResourceExhausted(Rejection why, std::string message) {
   return Because(why, ResourceExhausted(std::move(message)));
 }
 
-// How everything that is new is refused while the server drains.
+// The refusal of everything new while the server drains.
 inline Status Draining() {
   return Because(Rejection::kDraining, Unavailable("the server is draining"));
 }
 
-// Why it refuses; kNone: it is OK, or a failure that is no refusal.
+// The reason of a refusal; kNone: OK, or a failure that is not a refusal.
 Rejection RejectionOf(const Status& status);
 
 }  // namespace attend

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the server reads again on SIGHUP. Parts of the server add themselves while they are made;
-// after that, one thread at a time runs all of them. Counts may be read meanwhile.
+// The parts of the server that reload on SIGHUP. They register during startup; after that, one
+// thread at a time runs all of them. Counts may be read concurrently.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace attend {
 
 class ReloadHooks {
  public:
-  // Takes all of what it reads or, with an error, nothing: what was read before then stays.
+  // Reloads everything it reads or, on error, nothing: the previous state stays.
   using Hook = std::function<Status()>;
 
   struct Count {
@@ -28,13 +28,13 @@ class ReloadHooks {
     int64_t failed = 0;
   };
 
-  // `what` names the setting that says what is read, and is a metric's label.
+  // `what` names the setting of the file that is read; it is a metric label.
   void Add(std::string what, Hook hook) {
     entries_.emplace_back().what = std::move(what);
     entries_.back().hook = std::move(hook);
   }
 
-  // Runs every hook, whatever became of those before it, and tells `ended` of each.
+  // Runs every hook, even after failures, and reports each to `ended`.
   void Run(const std::function<void(const std::string& what, const Status& status)>& ended) {
     for (Entry& entry : entries_) {
       const Status status = entry.hook();
@@ -59,7 +59,7 @@ class ReloadHooks {
     std::atomic<int64_t> done{0};
     std::atomic<int64_t> failed{0};
   };
-  std::list<Entry> entries_;  // an entry stays where it is
+  std::list<Entry> entries_;  // a list, so that entries do not move
 };
 
 }  // namespace attend

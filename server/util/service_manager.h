@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tells systemd, or whatever supervises the process the same way, what the server is doing: the
-// protocol of sd_notify(3), which is a datagram.
+// Reports the server's state to systemd, or a supervisor that works like it: the sd_notify(3)
+// protocol, which sends one datagram.
 
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace attend {
 
-// Sends `state`, lines of NAME=VALUE, to the socket that $NOTIFY_SOCKET names (`socket`): a path
-// that begins with / or, for one in the abstract namespace, with @. OK if it is empty: nobody
-// listens. INVALID_ARGUMENT, UNAVAILABLE: why nothing was sent. Never waits.
+// Sends `state`, lines of NAME=VALUE, to `socket`, the value of $NOTIFY_SOCKET: a path beginning
+// with / or, for the abstract namespace, with @. OK if it is empty: there is no supervisor.
+// INVALID_ARGUMENT, UNAVAILABLE: nothing was sent. Never waits.
 Status TellServiceManager(const std::string& socket, std::string_view state);
 
 }  // namespace attend

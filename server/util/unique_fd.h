@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file descriptor that is closed with its owner. Movable; -1 when default-constructed or moved
-// from.
+// An owned file descriptor. Movable; -1 when default-constructed or moved from.
 
 #pragma once
 

@@ -33,7 +33,7 @@ Result<std::string> ReadWholeFile(const std::string& path, int64_t bytes_max) {
   const auto failed = [&](int error) {
     return InvalidArgument(path + " cannot be read: " + std::strerror(error));
   };
-  // O_NONBLOCK: to open a pipe would wait for who writes it.
+  // O_NONBLOCK: opening a pipe would wait for its writer.
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.valid()) return failed(errno);
   struct stat about {};
@@ -60,7 +60,7 @@ Status WriteWholeFile(std::string_view what, const std::string& path, std::strin
   const Result<std::string> token = RandomToken();
   if (!token.ok()) return token.status();
   const std::string partial = path + "." + HexText(*token) + ".partial";
-  // Not mkstemp, whose file only this user could read.
+  // Not mkstemp, whose file would be readable by this user only.
   UniqueFd file(open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!file.valid()) return failed(errno);
   if (WriteAll(file.get(), bytes) && rename(partial.c_str(), path.c_str()) == 0) return Status();

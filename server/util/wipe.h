@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Overwrites a secret once it has been used, so that it is not found in memory that is free again.
+// Overwrites a secret after use, so that it does not remain in freed memory.
 
 #pragma once
 
@@ -15,7 +15,7 @@ inline void Wipe(std::string& secret) {
   secret.clear();
 }
 
-// Wipes a string at the end of its block.
+// Wipes a string at the end of a scope.
 class WipedAtEnd {
  public:
   explicit WipedAtEnd(std::string& secret) : secret_(secret) {}

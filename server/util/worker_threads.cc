@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A thread takes the first job of the list, claims its next part, and puts the job back at the end
+// if parts are left: round robin, part by part. A job's list node moves with it, so running it
+// allocates nothing.
 
 #include "server/util/worker_threads.h"
 
@@ -17,7 +21,7 @@ struct WorkerThreads::Job {
   const size_t parts;
   const std::function<void(size_t)> part;
   const std::function<void()> done;
-  size_t begun = 0;  // with the threads' lock
+  size_t begun = 0;  // guarded by the threads' mutex
   std::atomic<size_t> left;
 };
 
@@ -25,7 +29,7 @@ WorkerThreads::WorkerThreads(ThreadName name, int threads, int nicer) {
   for (int i = 0; i < std::max(1, threads); ++i) {
     threads_.emplace_back([this, name, nicer] {
       NameThread(name);
-      if (nicer != 0) (void)!nice(nicer);  // on Linux, of this thread
+      if (nicer != 0) (void)!nice(nicer);  // per thread on Linux
       Run();
     });
   }
@@ -42,7 +46,7 @@ WorkerThreads::~WorkerThreads() {
 
 void WorkerThreads::Post(size_t parts, std::function<void(size_t)> part,
                          std::function<void()> done) {
-  // Nothing is allocated under the lock, or once a job is queued.
+  // Allocated here, so that nothing is allocated under the lock or after the job is queued.
   std::list<std::shared_ptr<Job>> place = {
       std::make_shared<Job>(parts, std::move(part), std::move(done))};
   {
@@ -72,7 +76,7 @@ void WorkerThreads::Run() {
     }
     if (job->parts > 0) {
       job->part(part);
-      // Acquire and release: the last part's thread sees the others' writes.
+      // Acquire and release: the thread of the last part sees the others' writes.
       if (job->left.fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
     }
     if (job->done) job->done();

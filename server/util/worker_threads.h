@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads that run the jobs posted to them. A job may have several parts, which different threads
-// run at once. Jobs take turns, part by part, so that a short one waits at most for one part of
-// each of the others.
+// Threads that run posted jobs. A job may have several parts, which threads run in parallel. Jobs
+// take turns part by part, so a short one waits at most for one part of each other job.
 
 #pragma once
 
@@ -20,7 +19,7 @@ namespace attend {
 
 class WorkerThreads {
  public:
-  // At least one thread, each with that name. `nicer` is added to its niceness.
+  // At least one thread, all with that name. `nicer` is added to their niceness.
   WorkerThreads(ThreadName name, int threads, int nicer = 0);
   ~WorkerThreads();  // runs what was posted, then joins
   WorkerThreads(const WorkerThreads&) = delete;
@@ -28,8 +27,8 @@ class WorkerThreads {
 
   int size() const { return static_cast<int>(threads_.size()); }
 
-  // Calls `part(0)` to `part(parts - 1)`, then `done` once, on the thread whose part ended last;
-  // it sees what every part has written. Thread-safe; never waits.
+  // Calls `part(0)` to `part(parts - 1)`, then `done` once, on the thread whose part ended last; it
+  // sees the writes of all parts. Thread-safe; never waits.
   void Post(size_t parts, std::function<void(size_t)> part, std::function<void()> done);
   // Calls `job` once.
   void Post(std::function<void()> job) { Post(0, {}, std::move(job)); }
@@ -41,7 +40,7 @@ class WorkerThreads {
 
   Mutex mutex_;
   CondVar posted_;
-  std::list<std::shared_ptr<Job>> jobs_ ATTEND_GUARDED_BY(mutex_);  // not all of whose parts began
+  std::list<std::shared_ptr<Job>> jobs_ ATTEND_GUARDED_BY(mutex_);  // with parts not yet begun
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

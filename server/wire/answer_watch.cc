@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The counters are atomics that the transport changes without a lock; the watch's thread samples
+// them. A call keeps up if nothing is waiting, or if taken_bytes_ has reached the goal set when its
+// timeout last restarted. The goal is at most what was waiting then, so a client is never asked for
+// more than it was sent.
 
 #include "server/wire/answer_watch.h"
 
@@ -14,7 +19,7 @@
 namespace attend {
 namespace {
 
-// How often per timeout the thread checks: a call ends at most an eighth of it too late.
+// Checks per timeout: a call ends at most an eighth of it late.
 constexpr int kLooksPerTimeout = 8;
 
 }  // namespace
@@ -65,7 +70,7 @@ AnswerWatch::~AnswerWatch() {
 std::vector<std::string> AnswerWatch::WaitingPeers() {
   std::vector<std::string> peers;
   for (Stripe& stripe : stripes_) {
-    const MutexLock lock(stripe.mutex);  // so that no call leaves meanwhile
+    const MutexLock lock(stripe.mutex);  // so that no call leaves
     for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->held_bytes_.load(std::memory_order_relaxed) == 0) continue;
       // Must not wait for memory: calls that would free some wait for this lock.
@@ -96,14 +101,14 @@ void AnswerWatch::Look(Stripe& stripe, TimePoint now) {
       if (each->KeepsUp()) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;
       if (!TryAllocating([&] { unread.push_back(each->call_->Peer()); })) {
-        break;  // the next check finds it
+        break;  // retried at the next check
       }
       each->cut_off_ = true;
       each->call_->Cancel();
     }
   }
   for (const std::string& peer : unread) {
-    TryAllocating([&] { unread_(peer); });  // else it is cancelled without a report
+    TryAllocating([&] { unread_(peer); });  // otherwise cancelled without a report
   }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ends calls whose clients do not read. The transport keeps an answer, and with it the answer's
-// memory, until the client has taken it. If a client does not take 1 MiB of what waits for it, or
-// all of it if that is less, within the timeout, the call is cancelled, which releases the memory.
+// Ends calls whose clients do not read. The transport keeps an answer and its memory until the
+// client has taken it. If a client does not take 1 MiB of its waiting bytes, or all of them if they
+// are fewer, within the timeout, the call is cancelled, which releases the memory.
 
 #pragma once
 
@@ -23,19 +23,18 @@ namespace attend {
 
 class AnswerWatch;
 
-// A call as the watch sees it. It is watched from Join to Leave, which must come before its OnDone
-// returns.
+// A call as the watch sees it. Watched from Join to Leave; Leave must come before OnDone returns.
 class WatchedCall {
  public:
   WatchedCall() = default;
   WatchedCall(const WatchedCall&) = delete;
   WatchedCall& operator=(const WatchedCall&) = delete;
 
-  // `call`, which must live until Leave, may have waiting answers. Call once.
+  // `call` must live until Leave; it may have waiting answers. Call once.
   void Join(AnswerWatch& watch, const WireCall& call);
   void Leave();
 
-  // Hold: `bytes`, at least one, begin to wait for the client. Release: the client has taken
+  // Hold: `bytes`, at least one, start waiting for the client. Release: the client has taken
   // `bytes` of them. Any thread, even after Leave.
   void Hold(int64_t bytes) { held_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void Release(int64_t bytes) {
@@ -46,7 +45,7 @@ class WatchedCall {
  private:
   friend class AnswerWatch;
 
-  // Whether the client has taken enough bytes for the timeout to begin again.
+  // Whether the client has taken enough bytes for its timeout to restart.
   bool KeepsUp();
 
   std::atomic<int64_t> held_bytes_{0};
@@ -56,30 +55,30 @@ class WatchedCall {
   const WireCall* call_ = nullptr;
   bool cut_off_ = false;
   TimePoint since_;
-  int64_t due_bytes_ = 0;  // of taken_bytes_, a timeout after `since_`
+  int64_t due_bytes_ = 0;  // what taken_bytes_ must reach within a timeout of `since_`
   WatchedCall* next_ = nullptr;
   WatchedCall* previous_ = nullptr;
 };
 
-// Held by the call and by each of its answers that the transport holds.
+// Held by the call and by each of its answers in the transport.
 using WatchedRef = std::shared_ptr<WatchedCall>;
 
 class AnswerWatch {
  public:
-  // `unread` is told the peer of each cancelled call, on the watch's thread. With a timeout of 0,
-  // no call is cancelled.
+  // `unread` is called on the watch's thread with the peer of each cancelled call. With a timeout
+  // of 0 no call is cancelled.
   AnswerWatch(Duration timeout, const Clock& clock,
               std::function<void(const std::string& peer)> unread);
   ~AnswerWatch();  // no call may be watched any more
   AnswerWatch(const AnswerWatch&) = delete;
   AnswerWatch& operator=(const AnswerWatch&) = delete;
 
-  // The peers of calls whose answers are waiting for their clients; none without a timeout.
+  // The peers of calls with answers waiting for their clients; empty without a timeout.
   std::vector<std::string> WaitingPeers();
 
  private:
   friend class WatchedCall;
-  // Calls come and go on many threads.
+  // Striped, because calls come and go on many threads.
   static constexpr size_t kStripes = 16;
   struct Stripe {
     Mutex mutex;

@@ -23,7 +23,7 @@ static_assert(int{Message::kTensorFieldNumber} ==
 static_assert(int{Message::kOffsetFieldNumber} ==
               int{v1::AttendChunkedResponse::kOffsetFieldNumber});
 
-// How many bytes of a token are kept. No valid token has this many.
+// Number of token bytes kept. Longer than any valid token.
 constexpr int64_t kTokenBytesKept = 64;
 
 Status MalformedChunk(const std::string& what) {
@@ -36,7 +36,7 @@ Status CheckSize(const char* what, int64_t bytes, int64_t bytes_max) {
                          " bytes, must have at most " + std::to_string(bytes_max));
 }
 
-// Calls take(field, reader) for each field of a message; continues after the field's value.
+// Calls take(field, reader) for each field of a message.
 template <class Take>
 Status ForEachField(std::span<const ByteSpan> slices, const Take& take) {
   SliceReader reader(slices);
@@ -60,7 +60,7 @@ Status FirstMessage::Parse(InMessage&& message, int64_t bytes_max) {
   message_bytes_ = message.size();
   ATTEND_RETURN_IF_ERROR(CheckSize("header", message_bytes_, bytes_max));
   slices_.Take(std::move(message));
-  slices_.Own();  // the header is read once more when it is admitted
+  slices_.Own();  // the header is read again when it is admitted
   ATTEND_RETURN_IF_ERROR(ParseFields());
   return has_token_ ? Status() : ParseHeader();
 }

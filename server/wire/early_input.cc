@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The prefix of a message is scanned, validated and planned exactly like a complete message; any
+// failure just means that nothing is placed. Fits then compares the complete message with the
+// prediction, so a client gains nothing by lying in the prefix.
 
 #include "server/wire/early_input.h"
 
@@ -26,8 +30,8 @@ bool Plan(google::protobuf::Arena& arena, RequestMessage& message, Validated& va
   return planned.ok();
 }
 
-// Where the raw entries are if they follow one another up to the message's end; none if they do
-// not.
+// The expected raw entries, one after the other up to the end of the message; empty if they do not
+// end there.
 std::vector<MessagePlaces::Place> Entries(const MessageScan& scan, const Validated& validated,
                                           int64_t message_bytes) {
   std::vector<MessagePlaces::Place> entries;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Input blocks of requests whose messages are still coming. The fields before a message's first
-// tensor tell where all of its tensors belong, so they are received where they are computed.
+// Input blocks of requests whose messages are still arriving. The fields before a message's first
+// tensor determine where all of its tensors belong, so they can be received in place.
 //
-// That is no more than a guess about bytes which have not come: the whole message is decoded as any
-// other, and its block is the request's only if the tensors do lie where they belong. Otherwise,
-// and when no memory was free, they are copied.
+// This is a prediction from bytes that have not been validated as a whole: the complete message is
+// decoded like any other, and the block becomes the request's only if the tensors are where they
+// belong. Otherwise, and when no memory is free, they are copied.
 
 #pragma once
 
@@ -20,14 +20,14 @@
 
 namespace attend {
 
-// The block, with the places in it.
+// The block and the places in it.
 class EarlyInput final : public MessagePlaces {
  public:
   ~EarlyInput() override;
 
-  // Whether the block has the plan's size, and the message's tensors are at the plan's places.
+  // Whether the block has the planned size and the message's tensors are at their planned places.
   bool Fits(const MessageScan& scan, const MemoryPlan& plan, const Validated& validated) const;
-  // Once.
+  // Call once.
   HostBlock TakeBlock();
   bool taken() const { return block_bytes_ == 0; }
 
@@ -36,15 +36,15 @@ class EarlyInput final : public MessagePlaces {
   void Uncount();
 
   HostBlock block_;
-  int64_t block_bytes_ = 0;  // in `sum_`
+  int64_t block_bytes_ = 0;  // counted in `sum_`
   std::shared_ptr<std::atomic<int64_t>> sum_;
 };
 
 // Thread-safe.
 class EarlyInputs {
  public:
-  // `pool` must outlive all blocks. All together have at most `bytes_max`, so that messages which
-  // never end keep little from those that do.
+  // `pool` must outlive all blocks. Together they have at most `bytes_max`, so that messages that
+  // never end take little from those that do.
   EarlyInputs(HostPool& pool, int64_t bytes_max) : pool_(pool), bytes_max_(bytes_max) {}
 
   // For an AttendRequest of `bytes` that has begun with `begun`. Null if its tensors are not all

@@ -14,7 +14,7 @@ class Format final : public MessageFormat {
   Status Scan(RequestMessage& message, Request& request) const override {
     Status status = ScanMessage(message.slices, message.scan);
     if (status.ok()) return status;
-    // What came before the fault may say whose request it is.
+    // The part before the error may contain the request id.
     google::protobuf::Arena arena;
     if (ParseMessage(arena, message).ok()) request.request_id = message.fields->request_id();
     message.fields = nullptr;

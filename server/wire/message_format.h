@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a protocol makes of the messages of a call: an AttendRequest from what came, and what goes
-// back from what was computed. Everything in between is the same for all protocols. Stateless, or
-// thread-safe.
+// How a protocol maps between its messages and requests: an AttendRequest from a received message,
+// and the reply from what was computed. Everything in between is common to all protocols. Stateless
+// or thread-safe.
 
 #pragma once
 
@@ -27,29 +27,29 @@ class MessageFormat {
  public:
   virtual ~MessageFormat() = default;
 
-  // Finds the parts of message.slices; of the scan at least array_bytes, how many bytes of numbers
-  // Parse is to read. Quick, so that a transport's loop may call it. May note in `request` whose it
-  // is, also if it fails.
+  // Finds the parts of message.slices. Must set at least scan.array_bytes, the bytes of numbers
+  // that Parse will read. Fast enough for a transport loop. May identify the request in `request`,
+  // even on failure.
   virtual Status Scan(RequestMessage& message, Request& request) const = 0;
-  // Sets message.fields, on the arena, and what is missing in its scan. May append to `slices`,
-  // which message.slices are of.
+  // Sets message.fields, on the arena, and the rest of the scan. May append to `slices`, which own
+  // message.slices.
   virtual Status Parse(google::protobuf::Arena& arena, MessageSlices& slices,
                        RequestMessage& message, Request& request) const = 0;
-  // Checks what the protocol itself says of where tensors are, and notes it in the request, once
-  // their sizes are known and fit 64 bits together.
+  // Checks and records the protocol's own information about where tensors are, once their sizes are
+  // known and their sum fits 64 bits.
   virtual Status CheckPlaces(const Validated&, Request&) const { return Status(); }
 
-  // What of a successful answer goes to files, before the answer is encoded.
+  // The parts of a successful answer that are written to files before it is encoded.
   virtual std::vector<FilePiece> OutputFiles(const Request&) const { return {}; }
-  // Of a request that has ended, before it is answered.
+  // Counts a request that has ended, before it is answered.
   virtual void CountEnd(const Request&, int64_t /*total_ns*/) const {}
   // Takes the request, whose status is OK. `call` is told how much of a large answer was taken.
   virtual OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
                                  WatchedRef call) const = 0;
 
-  // On streams: whether answers come in the order of the requests.
+  // On streams: whether answers are sent in request order.
   virtual bool InOrder() const { return false; }
-  // The id that an answer to the request has.
+  // The id in an answer to the request.
   virtual std::string AnswerId(const Request& request) const { return request.request_id; }
   // A stream's answer to a failed request.
   virtual OutMessage EncodeFailure(const std::string& answer_id, const Status& status,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The few facts of Protobuf's encoding on which the hand-written paths rely: tags, varints and the
-// field `raw`, which has the same number in AttendRequest and AttendResponse, as has `data` in the
+// The parts of Protobuf's encoding that hand-written code relies on: tags, varints, and the field
+// `raw`, which has the same number in AttendRequest and AttendResponse, as has `data` in the
 // messages of AttendChunked. Pure.
 
 #pragma once
@@ -30,19 +30,19 @@ constexpr int64_t VarintBytes(uint64_t value) {
   return bytes;
 }
 
-// Writes `value` as a varint and returns the position after it.
+// Writes `value` as a varint and returns the end.
 inline uint8_t* WriteVarint(uint64_t value, uint8_t* out) {
   for (; value >= 0x80; value >>= 7) *out++ = static_cast<uint8_t>(value | 0x80);
   *out++ = static_cast<uint8_t>(value);
   return out;
 }
 
-// The tag of a field of bytes, or of a message in another.
+// The tag of a bytes field or submessage.
 constexpr uint64_t BytesTag(uint64_t number) { return number << 3 | kBytes; }
 
 inline constexpr uint64_t kRawTag = BytesTag(kRawField);
 
-// Size of what precedes such a field's bytes.
+// Size of the tag and length before such a field's bytes.
 constexpr int64_t PrefixBytes(uint64_t tag, int64_t bytes) {
   return VarintBytes(tag) + VarintBytes(static_cast<uint64_t>(bytes));
 }

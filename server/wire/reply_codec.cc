@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The message is assembled by hand around the generated class, so that tensors are never copied
+// into a Protobuf message. Sizes are summed first, because an outer message's length precedes its
+// contents; then text, prefixes and small tensors are written into head pieces, and large tensors
+// become pieces of the output block.
 
 #include "server/wire/reply_codec.h"
 
@@ -22,7 +27,8 @@
 namespace attend {
 namespace {
 
-// Adds pieces over `tensor`, which is in the block. Each that has left shows that the client reads.
+// Appends pieces of `tensor`, which is in the block. Each piece that has left shows that the client
+// is reading.
 void AddPieces(const RawTensor& tensor, const std::shared_ptr<const HostBlock>& block,
                const WatchedRef& call, std::vector<MessagePiece>& pieces) {
   const int64_t step =
@@ -60,7 +66,7 @@ void FillCheck(const RowsReport& report, v1::CheckReport* check) {
   check->set_detail(report.detail);
 }
 
-// Fills in what FillTensor says of a tensor of the answer.
+// FillTensor for a tensor of the answer.
 void FillOutput(const Request& request, Output output, v1::Tensor* tensor) {
   const Problem& p = request.attention.problem;
   const int64_t rows_q = p.packed ? p.total_q : p.len_q;
@@ -118,7 +124,7 @@ uint8_t* WriteFields(const AnswerParts& parts, uint8_t* out) {
 
 OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call) {
   OutMessage answer;
-  std::shared_ptr<const HostBlock> held;  // made only if a tensor is not copied
+  std::shared_ptr<const HostBlock> held;  // created only if a tensor is not copied
   const auto text_bytes = static_cast<int64_t>(parts.text.size());
   int64_t fields_bytes = static_cast<int64_t>(parts.fields.ByteSizeLong());
   if (text_bytes > 0) fields_bytes += wire::PrefixBytes(parts.text_tag, text_bytes) + text_bytes;
@@ -132,7 +138,8 @@ OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef 
 
   bool first = true;
   for (size_t next = 0; first || next < count;) {
-    // One piece: the fields (once), then prefixes and small tensors up to the next large one.
+    // One piece: the fields (in the first piece), then prefixes and small tensors up to the next
+    // large one.
     size_t end = next;
     while (end < count) {
       const RawTensor& tensor = parts.tensors[end];

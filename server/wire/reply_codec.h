@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Encodes an AttendResponse. Large tensors are not copied: the transport sends from the request's
-// output block, which returns to its pool when the last byte has left, on any thread.
+// output block, which returns to its pool, on any thread, when the last byte has left.
 
 #pragma once
 
@@ -20,32 +20,32 @@
 
 namespace attend {
 
-// One tensor of an answer.
+// A tensor of an answer.
 struct RawTensor {
   const void* data = nullptr;
   int64_t bytes = 0;
 };
 
-// What an answer's message has.
+// The parts of an answer's message.
 struct AnswerParts {
-  const google::protobuf::MessageLite& fields;  // all else
-  uint64_t raw_tag = 0;                         // of each tensor's bytes, which follow
+  const google::protobuf::MessageLite& fields;  // everything but the tensors and the text
+  uint64_t raw_tag = 0;                         // tag of each tensor's bytes
   std::span<const RawTensor> tensors;
-  uint64_t outer_tag = 0;      // the answer is this field of another message; 0: it is the message
-  uint64_t text_tag = 0;       // of a text too long to be put into a message without an allocation
-  std::string_view text = {};  // empty: there is none
+  uint64_t outer_tag = 0;      // the answer is this field of an outer message; 0: no outer message
+  uint64_t text_tag = 0;       // tag of a text that would need an allocation in `fields`
+  std::string_view text = {};  // empty: none
 };
-// Small tensors are copied; large ones are sent from `block`. `call` is told how much of those was
-// taken.
+// Small tensors are copied; large ones are sent from `block`. `call` is told how many of their
+// bytes were taken.
 OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call);
 
-// Fills in the small fields of a successful answer, but for kernel_reason; `raw` stays empty.
+// Fills in the small fields of a successful answer, except kernel_reason; `raw` stays empty.
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
-// The message's field for a tensor of the answer.
+// The field of the message for a tensor of the answer.
 v1::Tensor& ResponseTensor(v1::AttendResponse& response, Output output);
-// Fills in dtype, shape, of one dimension or more, and byte length.
+// Fills in dtype, shape (one dimension or more) and byte length.
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor);
-// The same for a tensor in the layout; `rows` are those of all sequences if it is packed.
+// The same for a tensor in the layout; for a packed one, `rows` is the total over all sequences.
 void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim,
                 v1::Tensor* tensor);
 

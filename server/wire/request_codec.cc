@@ -19,7 +19,7 @@ Status Malformed(const std::string& what) {
   return InvalidArgument("the message is not an AttendRequest: " + what);
 }
 
-// Which of the arrays a field is; kArrayFields: none.
+// The array that a field belongs to; kArrayFields: none.
 int ArrayOf(const wire::Field& field) {
   for (int i = 0; i < kArrayFields; ++i) {
     if (field.number != kArrayNumbers[i]) continue;
@@ -29,10 +29,10 @@ int ArrayOf(const wire::Field& field) {
   return kArrayFields;
 }
 
-// Counts the int64 entries in the next `bytes`, which it skips. False if they are not varints.
+// Counts the int64 entries in the next `bytes` and skips them. False if they are not varints.
 bool CountInts(SliceReader& reader, int64_t bytes, int64_t& entries) {
   constexpr int kVarintBytesMax = 10;
-  int begun = 0;  // bytes of an entry that has not ended
+  int begun = 0;  // bytes of an incomplete entry
   reader.ForEachPiece(bytes, [&](ByteSpan piece) {
     for (const uint8_t byte : piece) {
       if (begun == kVarintBytesMax) return;  // too long, and stays so
@@ -44,7 +44,7 @@ bool CountInts(SliceReader& reader, int64_t bytes, int64_t& entries) {
   return begun == 0;
 }
 
-// Walks over one message.
+// A pass over one message.
 class Scanner {
  public:
   Scanner(std::span<const ByteSpan> slices, MessageScan& scan) : reader_(slices), scan_(scan) {}
@@ -146,7 +146,7 @@ class Scanner {
   int64_t sessions_ = 0;
 };
 
-// Gives one part of a block its place: the next aligned offset. False on overflow.
+// Appends a part at the next aligned offset. False on overflow.
 bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
   int64_t begin;
   if (__builtin_add_overflow(total, kTensorAlignBytes - 1, &begin)) return false;
@@ -159,7 +159,7 @@ bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
 Status CheckPlacement(Output output, const v1::Placement& placement, bool wanted, bool chunked,
                       bool& shared) {
   shared = false;
-  if (&placement == &v1::Placement::default_instance()) return Status();  // unset, as most are
+  if (&placement == &v1::Placement::default_instance()) return Status();  // unset, the usual case
   const std::string name = PlacementName(output);
   const auto& unknown = v1::Placement::GetReflection()->GetUnknownFields(placement);
   for (int i = 0; i < unknown.field_count(); ++i) {
@@ -178,7 +178,7 @@ Status CheckPlacement(Output output, const v1::Placement& placement, bool wanted
   return Status();
 }
 
-// Writes the entries to their place in the block and returns that; null if there are none.
+// Writes the entries to their place in the block and returns it; null if there are none.
 template <class T>
 const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block,
                     const MemoryPlan& plan) {
@@ -261,7 +261,7 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated) {
   return Status();
 }
 
-// Entries from one sequence's page numbers to the next one's.
+// Page table entries per sequence.
 int64_t PageStride(const CacheHold& cache) {
   return (cache.length_max() + cache.layout().page_rows - 1) / cache.layout().page_rows;
 }
@@ -297,7 +297,7 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
 
 Status PlanLseForCheck(Validated& validated, MemoryPlan& plan, Request& request) {
   Problem& p = validated.attention.problem;
-  if (p.return_lse) return Status();  // of a backward pass it came with the request
+  if (p.return_lse) return Status();  // part of a backward pass
   p.return_lse = request.lse_for_check = true;
   if (Append(BytesLse(p), plan.output_bytes, plan.outputs[static_cast<size_t>(Output::kLse)])) {
     return Status();
@@ -309,7 +309,7 @@ PageNumber* PageTableOf(const MemoryPlan& plan, Request& request) {
   return reinterpret_cast<PageNumber*>(static_cast<char*>(request.input.data()) + plan.cache_pages);
 }
 
-// K and V become the sessions' pages; where they were is where the new rows come from.
+// K and V become the sessions' pages; the request's own k and v become the source of the new rows.
 void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request) {
   Attention& a = request.attention;
   request.source.SetAppend({cache.append_rows(), a.k, a.v});
@@ -376,7 +376,7 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
     a.lse = static_cast<float*>(answer(Output::kLse));
     return;
   }
-  // The forward pass's answer is only read.
+  // The forward pass's results are only read.
   a.o.data = const_cast<void*>(tensor(kInputO));
   a.lse = static_cast<float*>(const_cast<void*>(tensor(kInputLse)));
   Gradients g = *validated.gradients;

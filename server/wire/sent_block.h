@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A part of an output block that is being sent to a call's client: the owner of its piece.
+// The owner of a piece of an output block that is being sent.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attend {
 
-// Holds the block, and the call's watch, until the transport lets go of the bytes.
+// Keeps the block and the call's watch alive until the transport releases the bytes.
 class SentBlock {
  public:
   SentBlock(std::shared_ptr<const HostBlock> block, WatchedRef call, int64_t bytes)
@@ -25,7 +25,7 @@ class SentBlock {
   SentBlock(const SentBlock&) = delete;
   SentBlock& operator=(const SentBlock&) = delete;
 
-  // A piece of a message, over `data`, which is in the block.
+  // A message piece over `data`, which must be in the block.
   static MessagePiece Piece(std::shared_ptr<const HostBlock> block, const WatchedRef& call,
                             const char* data, int64_t bytes) {
     return {{data, static_cast<size_t>(bytes)},

@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-// Rows of k, as far as its shape has them; what is wrong with the shape is found later.
+// The rows of k according to its shape; a malformed shape is detected later.
 int64_t NewRows(const v1::AttendRequest& message) {
   constexpr int kRank = 4;
   const v1::Tensor& k = message.k();

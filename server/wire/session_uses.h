@@ -14,13 +14,13 @@ namespace attend {
 inline constexpr int64_t kAppendIdBytesMax = 32;
 inline constexpr int64_t kRequestSessionsMax = 256;  // checked before the message is parsed
 
-// What is said where the server has no memory for sessions, and while it drains.
+// Statuses for a server without session memory, and while it drains.
 Status SessionsAreOff();
 Status SessionsAreEnding();
 
-// Holds the sessions that `message` names, if any, and leaves them to the request, whose tenant is
-// set. `table` is null if the server has no memory for sessions: UNIMPLEMENTED. INVALID_ARGUMENT,
-// and what SessionTable::Hold says.
+// Holds the sessions named in `message`, if any, for the request, whose tenant must be set. `table`
+// is null if the server has no session memory: UNIMPLEMENTED. Otherwise INVALID_ARGUMENT, or the
+// status of SessionTable::Hold.
 Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Request& request);
 
 }  // namespace attend

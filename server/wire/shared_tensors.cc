@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Places are validated from the message alone: token, alignment, bounds, overlap, device. Overlap
+// is checked for outputs only, against all inputs and earlier outputs; inputs may overlap each
+// other. Input spans are merged by a sweep in address order within each region.
 
 #include "server/wire/shared_tensors.h"
 #include "server/memory/range_allocator.h"
@@ -21,14 +25,14 @@ std::string RangeText(const RegionPlace& place) {
 bool Overlap(const RegionPlace& a, const RegionPlace& b) {
   if (a.region == nullptr || b.region == nullptr || a.bytes == 0 || b.bytes == 0) return false;
   if (a.region->device != b.region->device) return false;
-  // By address, because memory that a client lends twice is two regions.
+  // By address, because memory lent twice is two regions.
   const auto begin_a = reinterpret_cast<uintptr_t>(a.data());
   const auto begin_b = reinterpret_cast<uintptr_t>(b.data());
   return begin_a < begin_b + static_cast<uintptr_t>(b.bytes) &&
          begin_b < begin_a + static_cast<uintptr_t>(a.bytes);
 }
 
-// `field` is the field of the message that names the place.
+// `field` names the place in the message.
 Status Find(const RegionRegistry& registry, int tenant, const std::string& field,
             const v1::SharedMemory& where, int64_t bytes, RegionPlace& place) {
   if (where.region().size() != kTokenBytes) {
@@ -56,8 +60,8 @@ Status Find(const RegionRegistry& registry, int tenant, const std::string& field
   return Status();
 }
 
-// Records a tensor that is in a GPU's memory and adds its size to `bytes`. INVALID_ARGUMENT if
-// another tensor is on another GPU.
+// Records a tensor in GPU memory and adds its size to `bytes`. INVALID_ARGUMENT if another tensor
+// is on a different GPU.
 Status PlaceOnDevice(const char* name, const RegionPlace& place, int64_t& bytes,
                      SharedTensors& shared) {
   const SharedRegion& region = *place.region;
@@ -82,7 +86,7 @@ Status PlaceOnDevice(const char* name, const RegionPlace& place, int64_t& bytes,
   return Status();
 }
 
-// The output must not overlap an input or an earlier output.
+// An output must not overlap an input or an earlier output.
 Status CheckOutput(const std::string& name, int output, const SharedTensors& shared) {
   constexpr std::array<const char*, kOutputsMax> kTitles = {"O",  "LSE",   "dQ",    "dK",
                                                             "dV", "dBias", "dSinks"};
@@ -137,7 +141,7 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
                                 InputOf(message, i).shared_memory(), bytes, shared->inputs[i]));
     ATTEND_RETURN_IF_ERROR(
         PlaceOnDevice(name, shared->inputs[i], shared->device_input_bytes, *shared));
-    shared->input_bytes += bytes;  // each within a region: no overflow
+    shared->input_bytes += bytes;  // each is within a region: no overflow
   }
   ATTEND_RETURN_IF_ERROR(FindOutputs(message, validated, *registry, request.tenant, *shared));
   if (shared->device != SharedRegion::kHost && message.check()) {

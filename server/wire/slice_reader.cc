@@ -36,7 +36,7 @@ bool SliceReader::ReadVarint(uint64_t* value) {
     if (slice_ == slices_.size()) return false;
     const uint8_t byte = slices_[slice_][static_cast<size_t>(offset_)];
     Advance(1);
-    result |= static_cast<uint64_t>(byte & 0x7f) << shift;  // of byte 10 only bit 0 counts
+    result |= static_cast<uint64_t>(byte & 0x7f) << shift;  // only bit 0 of byte 10 counts
     if (byte < 0x80) {
       *value = result;
       return true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cursor over bytes in pieces, as messages come out of a transport. Independent of the transport;
-// owns nothing; one thread.
+// A cursor over bytes in pieces, as delivered by a transport. Independent of the transport; owns
+// nothing; used by one thread.
 
 #pragma once
 
@@ -25,18 +25,18 @@ class SliceReader {
   int64_t position() const { return position_; }
   int64_t remaining() const { return total_ - position_; }
 
-  // Reads a base-128 varint of at most 10 bytes. If there is none, returns false, and the reader's
-  // position is lost.
+  // Reads a base-128 varint of at most 10 bytes. On failure returns false and leaves the position
+  // undefined.
   bool ReadVarint(uint64_t* value);
   // False, without moving, if fewer bytes remain.
   bool Skip(int64_t bytes);
-  // Copies the next `bytes`, which must remain, but for those that are there already.
+  // Copies the next `bytes`, which must remain. Pieces that are already in place are skipped.
   void Read(void* to, int64_t bytes);
-  // Appends the next `bytes`, which must remain, as pieces of a copy to `to`, but for those that
-  // are there already. Moves past them.
+  // Appends the next `bytes`, which must remain, as pieces of a copy to `to`, and moves past them.
+  // Pieces that are already in place are left out.
   void ReadPieces(void* to, int64_t bytes, std::vector<HostPiece>& pieces);
-  // Calls take(piece) for each contiguous piece of the next `bytes`, which must remain. Moves past
-  // them.
+  // Calls take(piece) for each contiguous piece of the next `bytes`, which must remain, and moves
+  // past them.
   template <class Take>
   void ForEachPiece(int64_t bytes, const Take& take) {
     while (bytes > 0) {
@@ -49,12 +49,12 @@ class SliceReader {
   }
 
  private:
-  void Advance(int64_t bytes);  // within the present slice
+  void Advance(int64_t bytes);  // within the current slice
   void SkipEmpty();
 
   std::span<const ByteSpan> slices_;
   size_t slice_ = 0;
-  int64_t offset_ = 0;  // in the present slice
+  int64_t offset_ = 0;  // in the current slice
   int64_t position_ = 0;
   int64_t total_ = 0;
 };

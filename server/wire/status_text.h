@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a status is told to a client. Pure.
+// Status messages as sent to clients. Pure.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace attend {
 // gRPC sends a status message in a header, whose size peers limit (8 KiB by default).
 inline constexpr size_t kStatusMessageBytesMax = 1024;
 
-// At most kStatusMessageBytesMax bytes of `message`, cut between characters and marked if cut.
+// `message`, truncated between characters to kStatusMessageBytesMax bytes and marked if truncated.
 std::string CutMessage(std::string_view message);
 
 // Whether a client may retry: RESOURCE_EXHAUSTED and UNAVAILABLE.

@@ -5,8 +5,7 @@
 namespace attend {
 namespace {
 
-// Calls take(raw, place) for each inline tensor. The message's entries of raw are in the tensors'
-// order.
+// Calls take(raw, place) for each inline tensor. The raw entries are in the order of the tensors.
 template <class Take>
 void ForEachRaw(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                 Request& request, const Take& take) {
@@ -17,14 +16,14 @@ void ForEachRaw(const RequestMessage& message, const Validated& validated, const
   }
 }
 
-// Of those in the message calls take(reader, place, bytes), with the reader at the first byte.
+// Calls take(reader, place, bytes) for those in the message, with the reader at the first byte.
 template <class Take>
 void ForEachInMessage(const RequestMessage& message, const Validated& validated,
                       const MemoryPlan& plan, Request& request, const Take& take) {
   SliceReader reader(message.slices);
   ForEachRaw(message, validated, plan, request, [&](const MessageScan::Raw& raw, char* place) {
     if (raw.file != nullptr) return;
-    // Other protocols may have them in another order.
+    // Other protocols may order them differently.
     if (raw.offset < reader.position()) reader = SliceReader(message.slices);
     reader.Skip(raw.offset - reader.position());
     take(reader, place, raw.bytes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The copies that bring a decoded request's tensors to their places in its input block. The blocks
-// have the plan's sizes. Pure; any thread.
+// must have the planned sizes. Pure; any thread.
 
 #pragma once
 
@@ -14,13 +14,13 @@
 
 namespace attend {
 
-// Copies the inline tensors' bytes to their places, but for those in files.
+// Copies the inline tensors to their places, except those in files.
 void CopyTensors(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                  Request& request);
-// The same as pieces of a copy that the caller makes while the message lives.
+// The same, as pieces of a copy to be made while the message lives.
 std::vector<HostPiece> TensorPieces(const RequestMessage& message, const Validated& validated,
                                     const MemoryPlan& plan, Request& request);
-// Of those in files.
+// The copies of tensors that are in files.
 std::vector<FilePiece> TensorFiles(const RequestMessage& message, const Validated& validated,
                                    const MemoryPlan& plan, Request& request);
 

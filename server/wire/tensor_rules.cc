@@ -21,8 +21,8 @@ Text ShapeText(const v1::Tensor& tensor) {
   return text + (tensor.shape_size() > kShown ? ", ...]" : "]");
 }
 
-// The tensor's bytes, or nothing if they overflow; of bits, if their number does, as strides count
-// them. Rows of bits begin on bytes. No dimension is below 0.
+// The size of a tensor in bytes; empty on overflow. For bits, also empty if their number overflows,
+// because strides count bits. Each row of bits begins on a byte. Dimensions must not be negative.
 std::optional<int64_t> BytesOf(const v1::Tensor& tensor, DType dtype) {
   const auto& shape = tensor.shape();
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
@@ -36,7 +36,7 @@ std::optional<int64_t> BytesOf(const v1::Tensor& tensor, DType dtype) {
   return bits ? size / 8 : size;
 }
 
-// Fields 7 to 15 of Tensor are reserved for places of bytes that later servers may support.
+// Fields 7 to 15 of Tensor are reserved for sources that later servers may support.
 Status CheckSource(const Text& name, const v1::Tensor& tensor) {
   const google::protobuf::UnknownFieldSet& unknown =
       v1::Tensor::GetReflection()->GetUnknownFields(tensor);

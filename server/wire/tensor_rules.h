@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rules for one tensor of a request by itself, and for its agreement with another: what
-// validate.cc and validate_backward.cc share. Pure.
+// The rules for a single tensor of a request, and for its agreement with another; used by
+// validate.cc and validate_backward.cc. Pure.
 
 #pragma once
 
@@ -16,11 +16,11 @@
 
 namespace attend {
 
-// INVALID_ARGUMENT: `field` has a value that its enum has not, or that is not `allowed`.
+// INVALID_ARGUMENT: the value of `field` is not in its enum, or not `allowed`.
 Status WrongEnum(std::string_view field, int value, std::string_view allowed);
 
-// Checks dtype, shape, byte length and source of one tensor. Sets `bytes` to its size. Of bits if
-// `bits` says so, or of numbers.
+// Checks dtype, shape, byte length and source of a tensor. Sets `bytes` to its size. `bits`:
+// whether DTYPE_BIT is allowed.
 enum class Bits { kRefused, kTaken };
 Status CheckTensor(const std::string& name, const v1::Tensor& tensor, int rank,
                    std::string_view dims, DType& dtype, int64_t& bytes, Bits bits = Bits::kRefused);
@@ -29,7 +29,7 @@ Status CheckTensor(const std::string& name, const v1::Tensor& tensor, int rank,
 Status MustHaveDType(const std::string& name, DType dtype, const std::string& other,
                      DType expected);
 
-// Checks that shape[index] of `name`, which is `what`, equals that of the tensor `other`.
+// Checks that shape[index] of `name`, described by `what`, equals that of the tensor `other`.
 Status MustAgree(const std::string& name, const v1::Tensor& tensor, int index,
                  const std::string& what, const std::string& other, int64_t expected);
 

@@ -98,7 +98,7 @@ Status Validator::SmallFields() {
   if (request_.has_backward()) {
     if (problem_.return_lse)
       return InvalidArgument("return_lse is set, must be unset with backward");
-    problem_.return_lse = true;  // it is there
+    problem_.return_lse = true;  // the request contains it
   }
   return Status();
 }
@@ -208,7 +208,7 @@ Status Validator::Keys(const Dims& dims) {
   return MustAgree("v", v, dims.l, problem_.packed ? "kv rows" : "Lk", "k", k.shape(dims.l));
 }
 
-// K and V are the sessions', and k and v, if there are any, the rows that they are longer by.
+// K and V come from the sessions; k and v, if present, are the rows to append.
 Status Validator::CachedKeys(const Dims& dims) {
   if (problem_.packed) return InvalidArgument("layout is LHD (3), must be another with sessions");
   if (arrays_.size(ArrayField::kKvLengths) > 0) {
@@ -234,7 +234,7 @@ Status Validator::CachedKeys(const Dims& dims) {
     ATTEND_RETURN_IF_ERROR(
         MustAgree("k", request_.k(), dims.h, "Hkv", sessions_name, shape.heads_kv));
     ATTEND_RETURN_IF_ERROR(MustAgree("v", request_.v(), dims.d, "Dv", sessions_name, shape.dim_v));
-    // As the new rows are in their message.
+    // Strides of the new rows in their message.
     SetStrides(out_.layout, shape.heads_kv, problem_.len_k, shape.dim, out_.attention.k);
     SetStrides(out_.layout, shape.heads_kv, problem_.len_k, shape.dim_v, out_.attention.v);
   }
@@ -299,8 +299,8 @@ Status Validator::Bias() {
   const bool bits = view.dtype == DType::kBit;
   int64_t step = bits ? 8 * RowBytes(view.dtype, tensor.shape(3)) : tensor.shape(3);
   view.stride_q = stride(2, step);
-  // The bytes (of bits: the bits) did not overflow, so these do not, unless the tensor is empty and
-  // they are unused.
+  // The size in bytes (for bits: in bits) did not overflow, so these do not either, except for an
+  // empty tensor, whose strides are unused.
   (void)__builtin_mul_overflow(step, tensor.shape(2), &step);
   view.stride_h = stride(1, step);
   (void)__builtin_mul_overflow(step, tensor.shape(1), &step);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every rule of attention.proto that a request can break, except those about its raw bytes. Pure;
-// any thread. A request that passes this, Check(Problem) and the codec's length comparison is safe
-// to run.
+// All rules of attention.proto that a request can break, except those about its raw bytes. Pure;
+// any thread. A request that passes this, Check(Problem) and the codec's comparison of lengths is
+// safe to run.
 
 #pragma once
 
@@ -23,27 +23,27 @@ namespace attend {
 inline constexpr int64_t kRequestIdBytesMax = 128;
 inline constexpr int32_t kPriorityMax = 100;  // and its negative
 
-// The small fields in the server's terms.
+// A request's small fields in the server's terms.
 struct Validated {
   Layout layout = Layout::kBhld;
-  // Everything but the pointers: problem and strides.
+  // Problem and strides; no pointers.
   Attention attention;
-  // Which inputs the request has: k and v of one on sessions may be missing, it appends nothing.
+  // The inputs that are present. With sessions, k and v may be absent: the request appends nothing.
   std::array<bool, kTensorsMax> present{};
-  // Bytes of each; the raw entries of inline ones must have these lengths, in this order.
+  // Size of each in bytes; inline ones must have raw entries of these lengths, in this order.
   std::array<int64_t, kTensorsMax> tensor_bytes{};
-  // Which tensors are in shared memory and have no raw entry; set by CheckSources.
+  // In shared memory, without a raw entry; set by CheckSources.
   std::array<bool, kTensorsMax> shared{};
-  // By Output: what the answer has, and what of it goes to shared memory, set by CheckSources.
+  // By Output: present in the answer, and written to shared memory (set by CheckSources).
   std::array<bool, kOutputsMax> wanted{};
   std::array<bool, kOutputsMax> output_shared{};
-  // Set: a backward pass. The strides of dO and of the gradients.
+  // Set for a backward pass: the strides of dO and of the gradients.
   std::optional<Gradients> gradients;
-  std::array<int64_t, 4> bias_shape{};  // with them, if there is a bias
+  std::array<int64_t, 4> bias_shape{};  // for a backward pass with a bias
 
   void Want(Output output) { wanted[static_cast<size_t>(output)] = true; }
   bool wants(Output output) const { return wanted[static_cast<size_t>(output)]; }
-  // Whether the bytes of that tensor come in the request's messages.
+  // Whether the bytes of the tensor arrive in the request's messages.
   bool in_message(int tensor) const { return present[tensor] && !shared[tensor]; }
   bool any_shared() const {
     const auto is_set = [](bool each) { return each; };
@@ -52,7 +52,7 @@ struct Validated {
   }
 };
 
-// The tensor with the name kInputNames[input].
+// The tensor named kInputNames[input].
 inline const v1::Tensor& InputOf(const v1::AttendRequest& request, int input) {
   const v1::BackwardPass& backward = request.backward();
   const std::array inputs = {&request.q(),  &request.k(),    &request.v(),    &request.bias(),
@@ -60,7 +60,7 @@ inline const v1::Tensor& InputOf(const v1::AttendRequest& request, int input) {
   return *inputs[input];
 }
 
-// Where that part of the answer goes.
+// The placement of an output.
 inline const v1::Placement& PlacementOf(const v1::AttendRequest& request, Output output) {
   const v1::BackwardPass& backward = request.backward();
   const std::array outputs = {&request.o_placement(),       &request.lse_placement(),
@@ -70,15 +70,15 @@ inline const v1::Placement& PlacementOf(const v1::AttendRequest& request, Output
   return *outputs[static_cast<size_t>(output)];
 }
 
-// The field that names it: "o_placement", "backward.d_q_placement".
+// Its field name: "o_placement", "backward.d_q_placement".
 inline std::string PlacementName(Output output) {
   return std::string(output > Output::kLse ? "backward." : "") +
          kOutputNames[static_cast<size_t>(output)] + "_placement";
 }
 
-// INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED names a place for tensor
-// bytes that this server does not know. `arrays` are the request's repeated numbers, which
-// `request` itself does not contain. `cache`, if the request names sessions, holds them.
+// INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED names a tensor source or
+// placement unknown to this server. `arrays` are the repeated numbers, which `request` itself does
+// not contain. `cache` is the hold on the request's sessions, if it names any.
 Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out,
                 const CacheHold* cache = nullptr);
 

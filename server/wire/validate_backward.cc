@@ -12,7 +12,7 @@
 namespace attend {
 namespace {
 
-// O or dO.
+// Checks O or dO.
 Status CheckRows(const v1::AttendRequest& request, int input, Validated& out) {
   const Problem& p = out.attention.problem;
   const std::string name = kInputNames[static_cast<size_t>(input)];
@@ -30,7 +30,7 @@ Status CheckRows(const v1::AttendRequest& request, int input, Validated& out) {
   return MustAgree(name, tensor, dims.d, "Dv", "v", p.dim_v);
 }
 
-// LSE or dLSE.
+// Checks LSE or dLSE.
 Status CheckNumbers(const v1::AttendRequest& request, int input, Validated& out) {
   const Problem& p = out.attention.problem;
   const std::string name = kInputNames[static_cast<size_t>(input)];
@@ -60,7 +60,7 @@ Status Wanted(const v1::BackwardPass& backward, Validated& out) {
   return Status();
 }
 
-// dQ, dK and dV lie as Q, K and V do, dO as O does.
+// dQ, dK and dV have the strides of Q, K and V, and dO those of O.
 void SetStrides(const Attention& a, Gradients& g) {
   const auto like = [](const auto& from, auto& to) {
     to.stride_b = from.stride_b;
@@ -111,7 +111,7 @@ Status ValidateBackward(const v1::AttendRequest& request, Validated& out) {
   if (out.attention.problem.has_bias) {
     std::copy_n(request.bias().shape().begin(), out.bias_shape.size(), out.bias_shape.begin());
   }
-  Gradients asked;  // as far as Check looks at it
+  Gradients asked;  // only what Check looks at
   float somewhere = 0;
   if (out.wants(Output::kDBias)) asked.d_bias.data = &somewhere;
   if (out.wants(Output::kDSinks)) asked.d_sinks = &somewhere;

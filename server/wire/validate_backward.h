@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rules for what a backward pass has beside its attention: the part of validate.h that reads
-// BackwardPass.
+// The rules for the additional fields of a backward pass.
 
 #pragma once
 
@@ -13,12 +12,12 @@
 
 namespace attend {
 
-// `asked` is the pass that the call takes, if it does not take both: INVALID_ARGUMENT if that is
-// not what `request` asks for. Sets it to what is.
+// `asked`: the pass of the RPC method, if it has only one. INVALID_ARGUMENT if `request` asks for
+// the other. Sets `asked` to the request's pass.
 Status CheckPass(const v1::AttendRequest& request, std::optional<Pass>& asked);
 
-// Call last: `out` has everything else of the request, which has a backward pass. Sets its tensors,
-// its gradients and what the answer has.
+// Call last: `out` must have everything else of the request, which is a backward pass. Sets its
+// tensors, its gradients and the outputs of the answer.
 Status ValidateBackward(const v1::AttendRequest& request, Validated& out);
 
 }  // namespace attend

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rules for a request's sequence lengths: the part of validate.h that reads the repeated
-// numbers.
+// The rules for a request's sequence lengths and offsets.
 
 #pragma once
 
@@ -14,11 +13,11 @@
 
 namespace attend {
 
-// Checks the lengths against a problem whose shapes are known. Sets the batch and the longest
-// sequences of a packed one.
+// Checks the lengths against a problem whose shapes are known. Sets the batch and the maximum
+// lengths of a packed problem.
 Status CheckLengths(const WireArrays& arrays, Problem& problem);
 
-// INVALID_ARGUMENT: `field` has the wrong number of entries; `bound` says how many it must have.
+// INVALID_ARGUMENT: `field` has the wrong number of entries; `bound` describes the right one.
 Status WrongCount(std::string_view field, int64_t entries, const std::string& bound);
 
 }  // namespace attend

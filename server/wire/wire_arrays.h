@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The repeated numbers of a request (lengths, cumulative lengths, slopes, sinks), read in place in
-// the message. Parsed, a number of one byte takes eight or more in memory that is not counted. Read
-// here, they take none until they are written to the request's block, which the memory budget
-// counts.
+// the message. If they were parsed, a one-byte number would take eight bytes or more of uncounted
+// memory. Read here, they take none until they are written to the request's block, which the memory
+// budget counts.
 //
 // A pure view; any thread.
 
@@ -31,17 +31,17 @@ constexpr bool IsFloatArray(int field) {
   return field >= static_cast<int>(ArrayField::kAlibiSlopes);
 }
 
-// Where the entries of one field are, packed or one by one, possibly with other fields in between.
+// The entries of one field: packed or single, possibly with other fields in between.
 struct ArrayRun {
-  int64_t begin = 0;  // in the message, of the first one's tag
-  int64_t end = 0;    // after the last one's bytes
+  int64_t begin = 0;  // position of the first tag in the message
+  int64_t end = 0;    // position after the last entry
   int64_t entries = 0;
 };
 using ArrayRuns = std::array<ArrayRun, kArrayFields>;
 
 class WireArrays {
  public:
-  // `slices` and `runs`, which a scan of the same message has found, must outlive this.
+  // `slices` and `runs`, the result of a scan of the same message, must outlive this.
   WireArrays(std::span<const ByteSpan> slices, const ArrayRuns& runs)
       : slices_(slices), runs_(runs) {}
 

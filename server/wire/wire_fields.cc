@@ -39,7 +39,7 @@ Status ReadField(SliceReader& reader, Field& field) {
   const int64_t at = reader.position();
   uint64_t tag = 0;
   if (!reader.ReadVarint(&tag) || reader.position() - at > kVarint32BytesMax) return NoField(at);
-  tag = static_cast<uint32_t>(tag);  // as Protobuf does
+  tag = static_cast<uint32_t>(tag);  // like Protobuf
   field.number = tag >> 3;
   field.type = tag & 7;
   if (field.number == 0) return NoField(at);

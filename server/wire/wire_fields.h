@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Walks over the fields of an encoded message without parsing them. Every declared length is
+// Iterates over the fields of an encoded message without parsing them. Every declared length is
 // compared with the bytes present. Pure.
 
 #pragma once
@@ -15,11 +15,11 @@ namespace attend::wire {
 struct Field {
   uint64_t number = 0;
   uint32_t type = 0;  // kVarint, kFixed64, kBytes or kFixed32
-  int64_t bytes = 0;  // of the value, after the tag and the length
+  int64_t bytes = 0;  // size of the value, after tag and length
 };
 
-// Reads a field up to its value, which is the next field.bytes bytes. INVALID_ARGUMENT says in one
-// clause what is wrong: a fault that the generated parser would refuse too, or a group, which our
+// Reads a field up to its value, which is the next field.bytes bytes. INVALID_ARGUMENT describes,
+// in one clause, an error that the generated parser would refuse too, or a group, which these
 // messages do not have.
 Status ReadField(SliceReader& reader, Field& field);
 
