@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Validation rejects before anything is computed: sizes are bounded by limits.h and products are
+// overflow-checked once (CheckSizes), so later code may multiply them freely. Pairs under a mask
+// are counted in closed form: each side of the band is a sum of clamped row indices, so no loop
+// over rows is needed.
 
 #include "kernels/contract/problem.h"
 

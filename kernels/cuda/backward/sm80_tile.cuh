@@ -24,7 +24,7 @@ namespace attend::cuda::backward {
 // Kernel classes: without score terms, with all terms, and with dropout as well.
 enum class Class { kPlain, kGeneral, kDropout };
 
-// What a kernel computes. Sums of both dK and dV do not fit the registers if D and Dv are large.
+// The kernel's outputs. Sums of both dK and dV do not fit the registers if D and Dv are large.
 // kMeasure computes terms of query rows (measure.cuh) and no gradient.
 enum class Leaves { kQueries, kKeysAndValues, kKeys, kValues, kMeasure };
 

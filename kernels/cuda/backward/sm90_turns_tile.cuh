@@ -12,7 +12,7 @@
 
 namespace attend::cuda::backward {
 
-// Of the registers that 384 threads have, consumers get all that the helpers do not need.
+// Registers per thread of the 384 that a block has: consumers get all that the helpers do not need.
 inline constexpr int kHelperRegisters = 24;
 inline constexpr int kTurnsRegisters = 240;
 

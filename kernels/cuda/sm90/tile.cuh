@@ -52,7 +52,7 @@ class PackedCursor {
   uint32_t packed = 0;
 };
 
-// What hides a warpgroup's softmax.
+// The work that hides a warpgroup's softmax.
 enum class Overlap {
   kOutput,        // the output product of the tile before
   kOutputTurns,   // likewise, and warpgroups issue their products in turns
