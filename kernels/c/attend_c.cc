@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward functions of the C ABI: kernel selection, workspace size, execution. Every argument
-// is validated before the device is touched, so that a refused call has no effect.
+// The forward functions of the C ABI: kernel selection, workspace size, execution. Arguments are
+// validated before the device is queried, and everything before anything is enqueued.
 
 #include "kernels/c/attend_c.h"
 

@@ -28,7 +28,7 @@ struct KernelModel {
   double dropout = 0;
   double key_dim = 0;   // per key that a tile reads, times D + Dv: packing
   double key = 0;       // per key that a tile reads
-  double lane_dim = 0;  // per row that a tile is rounded up to, times D + Dv
+  double lane_dim = 0;  // per row, rounding included, times D + Dv
   double row_dim = 0;   // per row, times D + Dv: Q in, O out
   double row = 0;
   double tile = 0;            // per tile of rows

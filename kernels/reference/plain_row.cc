@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Three passes over a row's keys: the maximum, the sum of weights, then O with weights that are
-// already divided. Sums run in eight interleaved accumulators.
+// Three passes over a row's keys: the maximum, the sum of weights in eight accumulators, then O
+// with weights that are already divided.
 
 #include "kernels/reference/plain_row.h"
 

@@ -111,7 +111,7 @@ class RowSum {
 
  private:
   void Raise(double score) {
-    if (score <= max_) return;  // also leaves NaN
+    if (score <= max_) return;  // NaN goes on, and makes the sums NaN
     const double by = std::exp(max_ - score);
     max_ = score;
     for (double* const sum : {&sum_, &kept_, &delta_, &size_, &least_, &raised_, &raised_first_,

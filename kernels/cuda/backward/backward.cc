@@ -2,9 +2,9 @@
 //
 // Items that are alike (Likeness) are laid out one after another in the workspace and share
 // launches, as many at a time as fit. Each group runs: prepare (clear), row terms, measured rows,
-// sink gradients, the gradient kernels, then repairs of non-finite elements on CUDA cores. Every
-// kernel reads flags that earlier ones have set, so that steps with nothing to do return at once
-// and the host never waits.
+// sink gradients, the gradient kernels, then repairs of non-finite elements on CUDA cores. Optional
+// steps read flags that earlier kernels have set and return at once if there is nothing to do, so
+// that the host never waits.
 
 #include "kernels/cuda/backward/backward.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Submit enqueues the whole batch without waiting: await the items' events, gather inputs, append
+// Submit enqueues a batch's small items as a whole: await the items' events, gather inputs, append
 // keys, launch kernels, scatter outputs, with an event after each phase; then it hands the last
-// event to the poller or to Poll. Large items then run part after part: the first kAhead parts are
+// event to the poller or to Poll. Large items run part after part: the first kAhead parts are
 // enqueued, and each completed part enqueues the next. Errors are per item: a failed shared launch
-// is retried item by item, and a lost device fails everything.
+// is retried item by item; a lost device fails all of them.
 
 #include "kernels/cuda/lane/cuda_lane.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A batch is grouped by compiled variant, one launch per group; launches of a stream run in order,
-// so they share one workspace, sized for the largest. Copies of misaligned tensors follow it and
-// are made first.
+// so they share one workspace, sized for the largest. Aligned copies of Q, K and V are placed
+// behind it and made first.
 
 #include "kernels/cuda/launch/launch.h"
 

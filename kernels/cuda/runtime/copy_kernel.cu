@@ -3,7 +3,7 @@
 // Each block copies kBlockBytes of one piece, found by binary search. Stores are aligned 16-byte
 // vectors; if the source is misaligned relative to them, aligned source vectors are loaded and
 // shifted, with neighbours exchanged by shuffle. A thread issues all its loads before its first
-// store, because latency over the bus, not bandwidth, is the limit.
+// store, because only loads in flight hide the bus's latency.
 
 #include "kernels/cuda/runtime/copy_kernel.h"
 
