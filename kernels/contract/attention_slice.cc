@@ -44,8 +44,7 @@ void TakeSequencesAndHeads(const AttentionSlice& slice, Attention* a) {
   move(a->q, p.dtype);
   move(a->o, p.o_dtype());
   for (ConstTensorView* view : {&a->k, &a->v}) {
-    const int64_t sequence = p.page_rows > 0 ? 0 : b * view->stride_b;  // all sequences share the
-                                                                        // pages
+    const int64_t sequence = p.page_rows > 0 ? 0 : b * view->stride_b;  // pages are shared
     view->data = Advance(view->data, sequence + head_kv * view->stride_h, p.dtype);
   }
   a->kv_pages.pages = Advance(a->kv_pages.pages, b * a->kv_pages.stride);

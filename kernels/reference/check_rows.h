@@ -78,13 +78,11 @@ namespace attend {
 struct RowsReport {
   bool ok = true;  // every checked row was judged, and is right
   bool undecided = false;
-  bool of_inputs = false;  // the fault is in the request's O and LSE; nothing is known about the
-                           // answer
+  bool of_inputs = false;  // the request's O and LSE are wrong: nothing is known of the answer
   int64_t rows_checked = 0;
   int64_t rows_total = 0;
   int64_t rows_wide = 0;      // of the checked ones: see above, and check_gradients.h
-  int64_t rows_unjudged = 0;  // of the checked ones, gradient rows that cannot be judged: see
-                              // check_gradients.h
+  int64_t rows_unjudged = 0;  // of the checked ones, gradient rows that cannot be judged
   double max_abs_error = 0;   // Inf if there is a NaN or Inf where none belongs
   double mean_abs_error = 0;  // over the elements with a finite error
   double bound = 0;           // of the element that has max_abs_error

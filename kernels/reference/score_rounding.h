@@ -102,8 +102,7 @@ class ScoreRounding {
 struct RowRounding {
   bool weights_rounded = true;              // to the problem's dtype; set by the caller
   std::array<double, kHeadDimMax> o{};      // sum p|v|
-  std::array<double, kHeadDimMax> moved{};  // bound on |O - o|; infinite: O may be anywhere in V's
-                                            // range
+  std::array<double, kHeadDimMax> moved{};  // bound on |O - o|; infinite: anywhere in V
   std::array<double, kHeadDimMax> lost{};   // loss from weights too small for the dtype
   double lse_up = 0;
   double lse_down = 0;

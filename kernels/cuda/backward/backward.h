@@ -26,8 +26,7 @@ struct BackwardItem {
   KernelId kernel = KernelId::kCudaFlashFp32;
   Attention attention;
   Gradients gradients;
-  bool room_for_turns;  // false: a problem that TakesTurns is computed without turns, with
-                        // different bits
+  bool room_for_turns;  // false: computes without turns, with different bits
 };
 
 // WhyNotTma for an attention and its dO.

@@ -39,8 +39,7 @@ struct BackwardPass {
   float* lse = nullptr;     // LSE times lse_unit, minus the shift; Inf for rows without keys
   float lse_unit = kLog2E;  // log2(e): terms are powers of two, of products of Q and K; or 1
   float* less = nullptr;    // delta - dLSE
-  float* shift = nullptr;   // the largest score, for rows whose LSE fp32 cannot represent well;
-                            // else 0
+  float* shift = nullptr;   // the largest score, if fp32 cannot represent LSE well; else 0
   float* doubt = nullptr;
   PassFlags* flags = nullptr;
   // If key blocks take turns at dQ: its sums, and per half of a tile the number of blocks that have

@@ -32,8 +32,7 @@ struct KeysDropout {
   uint64_t seed;
   uint32_t head, sequence;
   uint32_t row, key;  // DropoutGroup's counters
-  uint32_t least;     // a weight is kept if its draw, in the upper half of 32 bits, is at least
-                      // this
+  uint32_t least;     // kept: the draw, in 32 bits' upper half, is at least this
 
   // `key`: first of the warp's 16.
   static __device__ __forceinline__ KeysDropout Of(const Attention& a, int64_t b, int64_t h,

@@ -121,8 +121,7 @@ struct TurnsWork {
   Band band;
   int key;                 // its first
   int row_begin, row_end;  // tiles of rows that see some key; the last may extend beyond
-  int whole_end;           // tiles of keys that end by here need at most the mask, no other care:
-                           // k_len, or 0
+  int whole_end;           // tiles of keys that end by here need at most the mask: k_len, or 0
   bool shifted;            // some row has a shift
   bool special;            // some terms are not finite
 

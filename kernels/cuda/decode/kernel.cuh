@@ -90,8 +90,7 @@ __device__ __forceinline__ void CarefulSplit(const DecodeParams& params, BlockSh
                                              int split) {
   const Segment& segment = block.segment;
   CommitCopies();
-  WaitCopyGroups<0>();  // of Q too, if no tile has waited for it: the next segment's Q overwrites
-                        // it
+  WaitCopyGroups<0>();  // of Q too, if no tile has waited: the next segment's overwrites it
   const SplitRange range = RangeOf<T>(segment, split);
   RowState<T> state;
   Start<T>(state);
@@ -131,8 +130,7 @@ __device__ __forceinline__ void ComputeSegment(const DecodeParams& params, Block
       split = Stream<T, Element>(params, block, shared, place, group, split, care);
       if (!care) continue;
     }
-    CarefulSplit<T, Element>(params, block, shared, place, group, split);  // also handles a split
-                                                                           // without keys
+    CarefulSplit<T, Element>(params, block, shared, place, group, split);  // also of no keys
     ++split;
   }
 }

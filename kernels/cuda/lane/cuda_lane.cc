@@ -51,8 +51,7 @@ Status CudaLane::Open(const LaneOptions& options) {
   memory_.Use(stream_, options.workspace_bytes);
   cudaError_t error = cudaSuccess;
   ATTEND_RETURN_IF_ERROR(memory_.Reserve(options.workspace_bytes, &error));
-  return ToStatus(cudaStreamSynchronize(stream_), where);  // completes the driver's setup before
-                                                           // the first batch
+  return ToStatus(cudaStreamSynchronize(stream_), where);  // the driver's setup, before any batch
 }
 
 CudaLane::~CudaLane() {
@@ -172,8 +171,7 @@ void CudaLane::Poll(std::chrono::nanoseconds at_most) {
     if (polled_ && polled_->submitter == std::this_thread::get_id()) mine.swap(polled_);
   }
   if (!mine) return;
-  const auto until = std::chrono::steady_clock::now() + at_most;  // real time: the device runs in
-                                                                  // it
+  const auto until = std::chrono::steady_clock::now() + at_most;  // a device runs in real time
   do {
     const cudaError_t error = context_.poller.StateOf(events_[kCopiedOut], mine->recorded);
     if (error != cudaErrorNotReady) return Finish(mine->batch.get(), error);

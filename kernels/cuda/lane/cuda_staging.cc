@@ -118,8 +118,7 @@ StagingStream::CudaStaging::~CudaStaging() {
 StagingStream::~StagingStream() {
   if (stream_ == nullptr) return;
   const DeviceScope scope(device_.index);
-  events_.Clear();  // all events are back: the poller, which may have held some, is already
-                    // destroyed
+  events_.Clear();  // all events are back: the poller is already destroyed
   (void)cudaStreamDestroy(stream_);
   (void)cudaGetLastError();
 }

@@ -43,8 +43,7 @@ __device__ __forceinline__ uint32_t KeptHalves(uint32_t draws, uint32_t kept) {
 struct DropoutLane {
   uint64_t seed;
   uint32_t head, sequence;
-  uint32_t first_row, first_key;  // DropoutGroup's counters for r and c in the part's first 16 x 16
-                                  // block
+  uint32_t first_row, first_key;  // DropoutGroup's counters for r and c in the first block
   uint32_t kept;                  // see KeptHalves
   uint32_t least;  // a weight is kept if its draw, in the upper half of 32 bits, is at least this
   bool apart;      // r and r + 8 belong to different groups

@@ -138,8 +138,7 @@ class RowRedo {
     for (int r = 0; r < 2; ++r) ends[r].state.max = NegativeInfinity();
 #pragma unroll 1
     for (int j = 0; j < kBlocks; ++j) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
-    const float inverse = __int_as_float((254 << 23) - __float_as_int(unit));  // unit is a power of
-                                                                               // two
+    const float inverse = __int_as_float((254 << 23) - __float_as_int(unit));  // unit is 2^n
 #pragma unroll 1
     for (int key = begin; key < end; key += kKeys) {
       float p[2][4];  // scores, then weights; fragments of eight keys

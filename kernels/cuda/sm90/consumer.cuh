@@ -145,8 +145,7 @@ struct Consumer {
       const bool risen = rows.Follow(scores, rescale);
       if constexpr (T::kBias) {
         if (kBfloat16 && risen && rows.AnyWithoutBase()) {
-          bias.Take(shared, storage, group, k.stage() - 1);  // read again: it is not kept in
-                                                             // registers
+          bias.Take(shared, storage, group, k.stage() - 1);  // again, to save registers
           bias.MarkLowRows(work.window.k_len - key, rows.base);
         }
         bias.Leave(storage, group, k.stage() - 1);

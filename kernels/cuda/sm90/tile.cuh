@@ -205,8 +205,7 @@ struct Sm90Work {
   const Attention* attention;
   // For the producer.
   const TensorMaps* maps;
-  bool new_maps;  // they differ from the block's last tile's, and their memory is rewritten by
-                  // launches
+  bool new_maps;  // not the block's last tile's, and in memory that launches rewrite
   int32_t q_row, q_head, q_batch;  // tensor coordinates
   int32_t k_row, k_head, k_batch;
   int32_t v_head, v_batch;
