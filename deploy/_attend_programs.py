@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wheel's attend-server and attend-client start: this process becomes the program, so
-that signals and exit codes are its own. Imports none of the packages, which take time."""
+"""Entry points of the wheel's attend-server and attend-client: this process becomes the program, so
+that signals and exit codes are its own. Does not import the packages, which would take time."""
 
 import os
 import pathlib

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backends by their devices' names. Knows cpu/ and cuda/, which know nothing of each other.
+// Creates backends by device name. Knows cpu/ and cuda/, which do not know each other.
 
 #include <charconv>
 #include <memory>

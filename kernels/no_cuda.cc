@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a build without CUDA says when it is asked for a GPU.
+// The CUDA functions of a build without CUDA: they refuse every GPU.
 
 #include "kernels/contract/backend.h"
 #include "kernels/cuda/cuda_backend.h"

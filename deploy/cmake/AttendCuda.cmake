@@ -17,21 +17,22 @@ if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()
-# For projects that need CMake 3.25, its first versions mark a library as deprecated without a look
-# whether the toolkit has it. CUDA 13 does not.
+# In projects that require CMake 3.25, its first versions mark a library as deprecated without
+# checking that the toolkit has it. CUDA 13 does not.
 set(attend_cmake_minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
 set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
 find_package(CUDAToolkit REQUIRED)
 set(CMAKE_MINIMUM_REQUIRED_VERSION ${attend_cmake_minimum})
 
-# Machine code a quarter of the size, unpacked by the driver.
+# Compressed machine code, a quarter of the size; the driver unpacks it.
 set(attend_cuda_compress)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
   set(attend_cuda_compress --compress-mode=size)
 endif()
 
-# A register spill in a kernel fails the build. Line tables, which a profiler shows source lines by,
-# are half of a binary's size: builds for debugging have them (-DCMAKE_BUILD_TYPE=RelWithDebInfo).
+# A register spill in a kernel fails the build. Line tables, by which a profiler shows source lines,
+# are half of a binary's size: only builds for debugging have them
+# (-DCMAKE_BUILD_TYPE=RelWithDebInfo).
 set(attend_cuda_options
   --expt-relaxed-constexpr
   $<$<NOT:$<CONFIG:Release>>:-lineinfo>
@@ -41,8 +42,8 @@ set(attend_cuda_options
   "SHELL:-Xptxas -warn-spills,-Werror"
 )
 
-# Compiles a target's .cu files with these settings; SM90A: for Hopper's own instructions, which
-# exist for sm_90a only. Such code is never started elsewhere.
+# Compiles a target's .cu files with these settings. SM90A: for Hopper's own instructions, which
+# exist for sm_90a only; such code is never launched elsewhere.
 function(attend_cuda_target name)
   cmake_parse_arguments(ARG "SM90A" "" "" ${ARGN})
   target_compile_options(${name} PRIVATE

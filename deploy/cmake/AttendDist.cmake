@@ -35,7 +35,7 @@ function(attend_install)
   if(NOT ATTEND_PROGRAMS)
     return()
   endif()
-  # What an operator of the server needs besides: bash scripts, which need no library.
+  # Tools that a server's operator needs: bash scripts, without libraries.
   install(PROGRAMS ${PROJECT_SOURCE_DIR}/deploy/make-test-ca ${PROJECT_SOURCE_DIR}/deploy/make-token
           DESTINATION ${CMAKE_INSTALL_DATADIR}/attend COMPONENT runtime)
   install(TARGETS attend-server attend-client

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiler settings that every target shares, as the interface target attend_options.
 
-# What is set here holds in this folder and below it, also for another project that has added it.
+# Settings here apply to this folder and below, also if another project has added it.
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
@@ -14,16 +14,16 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 
-# Compiles a target in two thirds of the time: it reads settings and prints text, and takes no part
-# in what is measured.
+# Compiles a target in two thirds of the time: for code that reads settings and prints text, and is
+# not on a measured path.
 function(attend_compile_fast target)
   target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O1>")
 endfunction()
 
 # Compiles the sources of a target's folders together in a release build, up to six at a time: most
-# of a source's time is headers that its neighbours include too. The sources of a folder share their
-# anonymous namespaces then. Other builds compile each source alone, so that it includes what it
-# needs.
+# of a source's compile time is headers that its neighbours include too. The sources of a folder
+# then share their anonymous namespaces. Other builds compile each source alone, which proves that
+# it includes what it needs.
 function(attend_unite target)
   if(NOT CMAKE_BUILD_TYPE STREQUAL "Release" OR ATTEND_SANITIZE)
     return()
@@ -42,15 +42,15 @@ function(attend_unite target)
     set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${folder}_${group})
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # GCC takes the sources for headers, which would give each includer types of its own.
+  # GCC takes the sources for headers, whose anonymous types would differ between includers.
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Objects serve every checkout.
+  # Share objects between checkouts.
   set(ccache ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1)
-  if(ATTEND_PCH)  # which ccache takes only so
+  if(ATTEND_PCH)  # required by ccache for precompiled headers
     list(APPEND ccache CCACHE_SLOPPINESS=pch_defines,time_macros)
   endif()
   set(CMAKE_CXX_COMPILER_LAUNCHER ${ccache} ${CCACHE_PROGRAM})
@@ -73,9 +73,9 @@ endif()
 
 add_library(attend_options INTERFACE)
 target_include_directories(attend_options INTERFACE ${PROJECT_SOURCE_DIR})
-# -Wrestrict: GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
+# -Wno-restrict: GCC 12 reports false overlaps in std::string's operator+ (GCC bug 105651).
 set(warnings -Wall -Wextra -Wno-sign-compare -Wno-restrict -Werror)
-# Another compiler's own warnings stop nobody: Clang builds the sanitizers' tests alone. But it is
+# Another compiler's own warnings are not errors: Clang only builds the sanitizers' tests. But it is
 # the one that checks locks (kernels/util/mutex.h).
 target_compile_options(attend_options INTERFACE
   "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:${warnings}>"
@@ -83,7 +83,8 @@ target_compile_options(attend_options INTERFACE
 target_link_libraries(attend_options INTERFACE Threads::Threads)
 
 if(ATTEND_SANITIZE)
-  # Of debug information only lines, which is what reports show: a fifth of the time for half of it.
+  # Line tables only, which is all that reports show: saves a fifth of the build time and half of
+  # the debug information.
   set(sanitize_flags -fsanitize=${ATTEND_SANITIZE} -fno-omit-frame-pointer -g1)
   if(ATTEND_SANITIZE MATCHES undefined)
     list(APPEND sanitize_flags -fno-sanitize-recover=undefined)
@@ -92,9 +93,9 @@ if(ATTEND_SANITIZE)
     endif()
   endif()
   if(ATTEND_SANITIZE STREQUAL "thread")
-    # Not GCC's word: it gives Protobuf's maps other members than the library has.
+    # Not GCC's macro: it gives Protobuf's maps other members than the library has.
     target_compile_definitions(attend_options INTERFACE ATTEND_THREAD_SANITIZER=1)
-  elseif(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")  # GCC's word
+  elseif(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")  # GCC's macro
     target_compile_definitions(attend_options INTERFACE __SANITIZE_ADDRESS__=1)
   endif()
   target_compile_options(attend_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${sanitize_flags}>")
@@ -105,9 +106,9 @@ if(ATTEND_SANITIZE)
   endif()
 endif()
 
-# Compiles gRPC's headers and the generated ones once for a target, and those given, where
-# ATTEND_PCH asks for it: for tests and what sanitizers see. The product's own objects do without,
-# so that sources include what they need.
+# Precompiles gRPC's headers, the generated ones and those given for a target, if ATTEND_PCH is set:
+# for tests and sanitizer builds. The product's own objects do without, so that sources include what
+# they need.
 function(attend_precompile target)
   if(ATTEND_PCH)
     target_precompile_headers(${target} PRIVATE

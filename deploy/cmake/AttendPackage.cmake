@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What other projects link, the same by all three ways:
+# The targets that other projects link, the same by all three ways:
 #   attend::client          the C++ client library, one archive
 #   attend::receive_blocks  its malloc for receive buffers, for programs that want it
 #   attend::client_c        libattend_client.so, the client's C interface
@@ -70,8 +70,9 @@ set(attend_public_include "$<BUILD_INTERFACE:${attend_include_dir}>"
 
 # Called at the end of the top folder, when the targets exist.
 function(attend_package)
-  # The parts of the tree as one archive: none of their settings reach whoever links it. Not
-  # libattend_client.a, beside which the linker would take the C interface's shared library.
+  # The parts of the tree as one archive: none of their settings propagate to a target that links
+  # it. Not named libattend_client.a: the linker would then take the C interface's shared library,
+  # which lies beside it, instead.
   add_library(attend_client_archive STATIC
     $<TARGET_OBJECTS:attend_client> $<TARGET_OBJECTS:attend_process_settings>
     $<TARGET_OBJECTS:attend_messages> $<TARGET_OBJECTS:attend_proto>
@@ -125,7 +126,7 @@ function(attend_install_package)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attendConfig.cmake
                 ${CMAKE_CURRENT_BINARY_DIR}/attendConfigVersion.cmake
           DESTINATION ${config_dir} COMPONENT dev)
-  # From lib/pkgconfig, so that the folder can be moved.
+  # Relative to lib/pkgconfig, so that the folder can be moved.
   file(RELATIVE_PATH attend_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
   string(REGEX REPLACE "/$" "" attend_pc_prefix "${attend_pc_prefix}")
   foreach(name attend-client attend-client-c attend-kernels)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI's attentions: which kernel runs, what it needs, and running it.
+// The forward functions of the C ABI: kernel selection, workspace size, execution. Arguments are
+// validated before the device is queried, and everything before anything is enqueued.
 
 #include "kernels/c/attend_c.h"
 
@@ -26,7 +27,7 @@ Result<Selection> SelectFor(const attend_params& params, const Problem& p, const
   return Select(p, info, Kernel(params), device.Traits(ReadAttention(params, p)));
 }
 
-// What a device takes. All arguments are checked before the device is asked anything.
+// Attentions for one device, validated.
 struct Batch {
   const Device* device = nullptr;
   std::vector<Item> items;
@@ -53,11 +54,11 @@ Status ReadParams(const attend_params* params, int32_t count, Memory memory, Bat
   return Status();
 }
 
-// Of no params, a batch without a device.
+// No params give a batch without a device.
 Result<Batch> ReadBatch(const attend_params* params, int32_t count, Memory memory) {
   ATTEND_RETURN_IF_ERROR(CheckRange("count", count, 0, INT32_MAX));
   if (count > 0 && params == nullptr) return InvalidArgument("params is NULL");
-  Batch batch;  // grows with what has been read, whatever `count` says
+  Batch batch;  // grows as params are read: `count` is not trusted for an allocation
   if (count == 0) return batch;
   ATTEND_RETURN_IF_ERROR(ReadParams(params, count, memory, &batch));
   const Result<const Device*> device = DeviceOf(params[0].device);
@@ -87,7 +88,7 @@ Status RunBatch(const attend_params* params, int32_t count, void* workspace,
 
 Status RunOne(const attend_params* params, void* stream) {
   if (params == nullptr) return InvalidArgument("params is NULL");
-  // The size first: fields at the end may not be there.
+  // Check the size first: fields at the end may not exist.
   ATTEND_RETURN_IF_ERROR(CheckStructBytes("attend_params", params->struct_bytes, sizeof(*params)));
   return RunBatch(params, 1, params->workspace, params->workspace_bytes, stream);
 }
@@ -106,7 +107,7 @@ Status WorkspaceBytes(const attend_params* params, int32_t count, int64_t* bytes
   return Status();
 }
 
-// One item, and which kernel computes it.
+// One attention and the kernel selected for it.
 struct Chosen {
   const Device* device = nullptr;
   Problem problem;
@@ -156,7 +157,7 @@ int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,
 int32_t attend_select(const attend_params* params, const char** kernel, const char** why) {
   const attend::Result<attend::c::Chosen> chosen = attend::c::Choose(params);
   if (!chosen.ok()) return attend::Return(chosen.status());
-  // Both are static strings, terminated.
+  // Both are static, NUL-terminated strings.
   if (kernel != nullptr) *kernel = attend::KernelName(chosen->selection.kernel).data();
   if (why != nullptr) *why = chosen->selection.why.data();
   return ATTEND_OK;
@@ -177,5 +178,5 @@ const char* attend_config_name(const attend_params* params, int32_t config) {
     return "";
   }
   if (config < 0 || config >= static_cast<int32_t>(variants->size())) return "";
-  return (*variants)[static_cast<size_t>(config)].data();  // a static string, terminated
+  return (*variants)[static_cast<size_t>(config)].data();  // a static, NUL-terminated string
 }

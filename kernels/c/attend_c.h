@@ -1,31 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libattend_kernels.so: attend's kernels as a plain C interface, for programs that hold their
- * tensors on a GPU or in host memory already (ctypes, DLPack, other languages). The words and the
- * order of score terms are those of kernels/contract/problem.h.
+ * libattend_kernels.so: attend's kernels as a plain C interface, for programs whose tensors are
+ * already on a GPU or in host memory (ctypes, DLPack, other languages). Terms and the order of
+ * score terms are those of kernels/contract/problem.h.
  *
- * Every function returns ATTEND_OK or a code whose numbers are gRPC's; attend_last_error() then
- * says, for the calling thread, which field, value and bound. Thread-safe. Nothing here keeps state
- * between calls.
+ * Every function returns ATTEND_OK or a code with gRPC's number; attend_last_error() then names,
+ * for the calling thread, the field, the value and the bound. Thread-safe. No state is kept between
+ * calls.
  *
- * On a GPU (`device` is CUDA's ordinal) all pointers are device memory, and calls enqueue. Nothing
- * but the memory functions at the end allocates on the device or waits for it (CUDA itself may, to
- * copy the list of a batch of more than some 64 attentions). A library that was built without CUDA
+ * On a GPU (`device` is CUDA's ordinal) all pointers are device memory, and calls enqueue work.
+ * Only the memory functions at the end allocate on the device or wait for it (CUDA itself may wait,
+ * to copy the list of a batch of more than some 64 attentions). A library built without CUDA
  * refuses GPUs with ATTEND_UNIMPLEMENTED.
  *
  * On the CPU (`device` is ATTEND_CPU) all pointers are host memory, there are no streams (they must
- * be NULL) and no workspace, and what a call computes is there when it returns. It computes with
- * all cores that the process may use. Lengths and offsets are checked before they are followed;
- * page tables are trusted.
+ * be NULL) and no workspace, and calls are synchronous. They use all cores that the process may
+ * use. Lengths and offsets are validated before use; page tables are trusted.
  *
- * A CUDA graph can capture single attentions only, and those with lengths or offsets only if
- * a decoding kernel computes them. All others need a list that is copied from host memory, which is
- * gone when the graph is launched.
+ * A CUDA graph can capture single attentions only; with lengths or offsets, only if a decoding
+ * kernel computes them. All others copy a list from host memory, which no longer exists when the
+ * graph is launched.
  *
- * Workspace: device memory that a call uses while it runs, attend_workspace_bytes or
- * attend_batch_workspace_bytes of it, 256-byte aligned. Its first 16384 bytes are zero before the
- * first use; every call leaves them zero again. One workspace serves one stream at a time.
- */
+ * Workspace: device memory that a call uses while it runs, of attend_workspace_bytes or
+ * attend_batch_workspace_bytes bytes, 256-byte aligned. Its first 16384 bytes must be zero before
+ * the first use; every call leaves them zero. One workspace serves one stream at a time. */
 
 #ifndef ATTEND_KERNELS_ATTEND_C_H_
 #define ATTEND_KERNELS_ATTEND_C_H_
@@ -74,10 +72,10 @@ typedef struct attend_tensor {
 /* One attention. Zero it, set struct_bytes, then what applies. All pointers are the device's
  * memory. */
 typedef struct attend_params {
-  uint64_t struct_bytes; /* sizeof(attend_params), which a library of another version refuses */
-  int32_t device;        /* that all memory and the stream belong to: an ordinal, or ATTEND_CPU */
+  uint64_t struct_bytes; /* sizeof(attend_params); a library of another version refuses it */
+  int32_t device;        /* of all memory and of the stream: an ordinal, or ATTEND_CPU */
   int32_t dtype;         /* of q, k and v: ATTEND_FLOAT16, ... */
-  int32_t o_dtype;       /* of o: dtype (or 0, which means that), or ATTEND_FLOAT32 */
+  int32_t o_dtype;       /* of o: dtype (or 0, the same), or ATTEND_FLOAT32 */
   int64_t batch;
   int64_t heads_q;
   int64_t heads_kv;
@@ -92,15 +90,14 @@ typedef struct attend_params {
   int64_t window_left;  /* visible keys before the diagonal, -1 = all */
   int64_t window_right; /* visible keys after the diagonal, -1 = all; causal: 0 */
   /* K and V are a part of longer sequences, whose partial answers the caller merges by their LSE:
-   * key_offset keys come before the part's and keys_after keys after. Mask, ALiBi and dropout count
-   * keys as the whole does; a sink belongs to one part only. A backward pass needs them even
-   * without any of these: it takes keys without them for all that there are. */
+   * key_offset keys precede the part and keys_after keys follow it. Mask, ALiBi and dropout count
+   * keys in the whole; a sink belongs to one part only. Set both for a backward pass of a part even
+   * without mask, ALiBi and dropout: with both 0 it takes the keys for all that there are. */
   int64_t key_offset;
   int64_t keys_after;
-  double scale;   /* usually 1/sqrt(dim); there is no default; float64 takes all of it, the others
-                   * round it to fp32 */
-  double softcap; /* 0 = off; likewise */
-  attend_tensor q, k, v, o; /* o and lse overlap neither themselves nor anything that is read */
+  double scale;             /* usually 1/sqrt(dim); no default; fp32 unless float64 */
+  double softcap;           /* 0 = off; rounded likewise */
+  attend_tensor q, k, v, o; /* o and lse must not overlap themselves or any input */
   float* lse;               /* [B, Hq, Lq], packed [Hq, total_q]; NULL = not wanted */
   int64_t lse_stride_b;     /* packed: 0 */
   int64_t lse_stride_h;
@@ -117,16 +114,17 @@ typedef struct attend_params {
   const int64_t* kv_lengths; /* [B], dense; NULL = all len_k */
   const int64_t* q_offsets;  /* [B + 1], packed */
   const int64_t* kv_offsets; /* [B + 1], packed */
-  /* K and V in pages of page_rows keys (0: they are not): key j of sequence b is row j % page_rows
-   * of page kv_pages[b * kv_pages_stride + j / page_rows] in both, and stride_b leads from page to
-   * page. On the device, like lengths; numbers beyond a sequence's length are not read. */
+  /* K and V in pages of page_rows keys (0: not paged): key j of sequence b is row j % page_rows
+   * of page kv_pages[b * kv_pages_stride + j / page_rows] in both, and stride_b is the distance
+   * between pages. In device memory, like lengths; entries beyond a sequence's length are not
+   * read. */
   const int32_t* kv_pages;
   int64_t kv_pages_stride;
   int64_t page_rows;
-  /* A weight is dropped with the probability dropout_p, in [0, 1 - 2^-17), rounded to a multiple of
-   * 2^-16; 0 = off. Which weights are is a function of the seed, sequence, query head, row and key
-   * alone: kernels/contract/dropout.h. The three after the seed are added to this attention's own
-   * sequence, head and row, if it is a part of a larger one, as key_offset is to keys. */
+  /* A weight is dropped with probability dropout_p, in [0, 1 - 2^-17), rounded to a multiple of
+   * 2^-16; 0 = off. Which weights is a function of the seed, sequence, query head, row and key
+   * alone: kernels/contract/dropout.h. If this attention is a slice of a larger one, the three
+   * fields after the seed are added to its own sequence, head and row, as key_offset is to keys. */
   float dropout_p;
   uint64_t dropout_seed;
   int64_t dropout_sequence; /* in [0, 2^32), as the next */
@@ -137,8 +135,9 @@ typedef struct attend_params {
   int64_t workspace_bytes;
 } attend_params;
 
-/* The backward pass of one attention: from the gradients by O and LSE to those by Q, K, V and, if
- * asked for, bias and sinks. Zero it, set struct_bytes, then what applies. */
+/* The backward pass of one attention: from the gradients with respect to O and LSE to those with
+ * respect to Q, K, V and, on request, bias and sinks. Zero it, set struct_bytes, then what
+ * applies. */
 typedef struct attend_backward_params {
   uint64_t struct_bytes; /* sizeof(attend_backward_params) */
   attend_params
@@ -155,36 +154,36 @@ typedef struct attend_backward_params {
   float* d_sinks; /* written, [Hq]; NULL = not wanted */
 } attend_backward_params;
 
-/* Enqueues the attention on `stream` (a cudaStream_t, NULL = the default stream). Returns before it
- * has run; on the CPU, after. Lengths and offsets on a GPU are trusted. A kernel of your own that
- * is launched after it with programmatic stream serialization must call griddepcontrol.wait
+/* Enqueues the attention on `stream` (a cudaStream_t, NULL = the default stream) and returns before
+ * it has run; on the CPU, after. Lengths and offsets on a GPU are trusted. A kernel of your own
+ * that is launched after it with programmatic stream serialization must call griddepcontrol.wait
  * (cudaGridDependencySynchronize) before it ends. */
 ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
 
 /* The same for `count` attentions of any shapes on one device, in as few launches as their kernels
- * allow: one per kernel and compiled variant. They may run in any order and at once, so no output
- * may overlap another's tensors. The workspace is the batch's; those in `params` are ignored.
- * Nothing is enqueued if an argument is bad; what CUDA itself refuses (INTERNAL) may leave some of
- * them enqueued. */
+ * allow: one per kernel and compiled variant. They may run in any order and concurrently, so no
+ * output may overlap another attention's tensors. The workspace is the batch's; those in `params`
+ * are ignored. Nothing is enqueued if an argument is invalid; after a CUDA error (INTERNAL) some of
+ * them may be. */
 ATTEND_API int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
                                     int64_t workspace_bytes, void* stream);
 
-/* Bytes of workspace that attend_run and attend_run_batch need: at least 16384; on the CPU 0. No
- * memory is read, but the addresses and strides of q, k, v and o matter, as in attend_select. */
+/* Bytes of workspace that attend_run and attend_run_batch need: at least 16384; 0 on the CPU. Reads
+ * no tensor memory, but the addresses and strides of q, k, v and o matter, as in attend_select. */
 ATTEND_API int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes);
 ATTEND_API int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,
                                                 int64_t* bytes);
 
-/* Which kernel attend_run would use and why, as static strings; NULL where not wanted. */
+/* The kernel that attend_run would use and why, as static strings; either may be NULL. */
 ATTEND_API int32_t attend_select(const attend_params* params, const char** kernel,
                                  const char** why);
 
-/* Enqueues the backward pass on `stream`, as attend_run does the forward's. Writes every row of
- * what is asked for: rows that are beyond a sequence's length or see no key, and keys that no row
- * sees, get 0. Its bits depend on its arguments alone, a server's for the same problem may be
- * others (where its workspace is small). On Hopper the workspace may be up to 4 GiB. LSE is needed.
- * Keys in pages have no gradients (UNIMPLEMENTED). On the CPU it may take up to some 256 MiB for
- * partial sums. */
+/* Enqueues the backward pass on `stream`, as attend_run does the forward's. Writes every row of the
+ * requested gradients: 0 for rows beyond a sequence's length, rows that see no key, and keys that
+ * no row sees. Bits are a function of the arguments alone; a server's may differ for the same
+ * problem (where its workspace is small). On Hopper the workspace may be up to 4 GiB. LSE is
+ * required. Keys in pages have no gradients (UNIMPLEMENTED). On the CPU it may allocate up to some
+ * 256 MiB for partial sums. */
 ATTEND_API int32_t attend_run_backward(const attend_backward_params* params, void* stream);
 
 /* attend_workspace_bytes and attend_select for the backward pass. */
@@ -193,28 +192,29 @@ ATTEND_API int32_t attend_backward_workspace_bytes(const attend_backward_params*
 ATTEND_API int32_t attend_select_backward(const attend_backward_params* params, const char** kernel,
                                           const char** why);
 
-/* How many compiled variants the kernel has for this problem, and the name of one ("" beyond). */
+/* Number of compiled variants of the kernel for this problem, and the name of one ("" if out of
+ * range). */
 ATTEND_API int32_t attend_configs(const attend_params* params, int32_t* count);
 ATTEND_API const char* attend_config_name(const attend_params* params, int32_t config);
 
-/* The message of the last call on this thread that did not return ATTEND_OK; "" if all did. */
+/* Message of this thread's last call that did not return ATTEND_OK; "" if all did. */
 ATTEND_API const char* attend_last_error(void);
 
-/* Device memory for programs without the CUDA runtime; on the CPU the host's. These functions leave
- * the thread's current device as it was. */
+/* Device memory for programs without the CUDA runtime; on the CPU, host memory. These functions
+ * preserve the thread's current device. */
 
-/* How many GPUs CUDA shows; 0, and still ATTEND_OK, without a driver, a GPU or CUDA in this build:
- * attend_last_error() then says which. */
+/* Number of GPUs that CUDA reports; 0, with ATTEND_OK, without a driver, a GPU or CUDA in this
+ * build: attend_last_error() then says which. */
 ATTEND_API int32_t attend_device_count(int32_t* count);
 
 /* 256-byte aligned, uninitialised; NULL for 0 bytes. RESOURCE_EXHAUSTED if there is not enough. */
 ATTEND_API int32_t attend_malloc(int32_t device, int64_t bytes, void** data);
 
-/* May wait for the device. NULL is fine. */
+/* May wait for the device. NULL is allowed. */
 ATTEND_API int32_t attend_free(int32_t device, void* data);
 
-/* Enqueues a copy on `stream`; `kind` is ATTEND_HOST_TO_DEVICE and so on. Host memory must stay as
- * it is until attend_synchronize. */
+/* Enqueues a copy on `stream`; `kind` is ATTEND_HOST_TO_DEVICE etc. Host memory must stay valid and
+ * unchanged until attend_synchronize. */
 ATTEND_API int32_t attend_memcpy(int32_t device, void* to, const void* from, int64_t bytes,
                                  int32_t kind, void* stream);
 

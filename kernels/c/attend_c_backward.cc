@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI's backward pass.
+// The backward functions of the C ABI.
 
 #include <array>
 #include <string>
@@ -48,7 +48,7 @@ Status ReadItem(const attend_backward_params& params, BackwardItem* item) {
                                                {"d_k.stride_b", params.d_k.stride_b},
                                                {"d_v.stride_b", params.d_v.stride_b}}));
   }
-  // An LSE without elements may lie at NULL.
+  // An LSE without elements may be NULL.
   p.return_lse = p.return_lse || ElementsLse(p) == 0;
   ATTEND_RETURN_IF_ERROR(CheckRange("config", attention.config, -1, -1));
   item->forward.attention = ReadAttention(attention, p);
@@ -56,7 +56,7 @@ Status ReadItem(const attend_backward_params& params, BackwardItem* item) {
   return Check(item->forward.attention, item->gradients);
 }
 
-// All arguments but the memory, and then the device.
+// Validates all arguments but memory, then queries the device.
 Result<Pass> ReadPass(const attend_backward_params* params) {
   if (params == nullptr) return InvalidArgument("params is NULL");
   ATTEND_RETURN_IF_ERROR(
@@ -138,7 +138,7 @@ int32_t attend_select_backward(const attend_backward_params* params, const char*
                                const char** why) {
   const attend::Result<attend::c::Pass> pass = attend::c::ReadPass(params);
   if (!pass.ok()) return attend::Return(pass.status());
-  // Both are static strings, terminated.
+  // Both are static, NUL-terminated strings.
   if (kernel != nullptr) *kernel = attend::KernelName(pass->selection.kernel).data();
   if (why != nullptr) *why = pass->selection.why.data();
   return ATTEND_OK;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI's memory functions and its last error.
+// The memory functions of the C ABI, and attend_last_error.
 
 #include <string>
 #include <utility>
@@ -37,7 +37,7 @@ Status CheckBytes(int64_t bytes) {
   return InvalidArgument("bytes is " + std::to_string(bytes) + ", must be at least 0");
 }
 
-// Calls `function` with the device.
+// Calls `function` with the device of that index.
 template <class Function>
 Status On(int32_t index, Function function) {
   const Result<const Device*> device = DeviceOf(index);

@@ -16,7 +16,7 @@ ConstTensorView Const(const attend_tensor& t) {
   return {t.data, t.stride_b, t.stride_h, t.stride_l};
 }
 
-// float64 is taken beside float64 alone.
+// float64 is accepted only if q's dtype is float64 as well.
 Status CheckDType(const char* field, int32_t dtype, int32_t highest, const attend_params& params) {
   if (dtype == ATTEND_FLOAT64 && params.dtype == ATTEND_FLOAT64) return Status();
   return CheckRange(field, dtype, ATTEND_FLOAT16, highest);
@@ -160,7 +160,7 @@ Status CheckDistinct(const char* name, const std::array<Dimension, 3>& outer, in
   for (const Dimension& d : rising) {
     if (d.size == 1) continue;
     uint64_t more = 0;
-    const bool apart = Step(d) >= span;  // over all that the smaller strides reach
+    const bool apart = Step(d) >= span;  // steps over everything that the smaller strides span
     if (apart && !__builtin_mul_overflow(Step(d), static_cast<uint64_t>(d.size - 1), &more) &&
         !__builtin_add_overflow(span, more, &span)) {
       continue;

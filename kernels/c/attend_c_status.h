@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the C functions report: they return a code and keep the message for attend_last_error().
+// Error reporting of the C functions: they return a code and store the message for
+// attend_last_error().
 
 #pragma once
 
@@ -11,10 +12,10 @@
 
 namespace attend {
 
-// Keeps the message for the calling thread, unless it is OK's.
+// Returns the status's code; stores the message for the calling thread unless OK.
 int32_t Return(const Status& status);
 
-// Sets what attend_last_error() says from now on, although the call succeeds.
+// Sets the result of attend_last_error() even though the call succeeds.
 void SetLastError(std::string message);
 
 }  // namespace attend

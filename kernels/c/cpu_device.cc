@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU as a device of the C ABI: host memory, and no streams. What is asked for is done when the
-// call returns.
+// The CPU as a device of the C ABI: host memory, no streams, synchronous.
 
 #include <cstdlib>
 #include <cstring>
@@ -41,7 +40,7 @@ Status CheckLengths(const char* name, const int64_t* lengths, int64_t count, int
   return Status();
 }
 
-// No sequence is longer than `longest`.
+// Offsets start at 0, never fall, and no sequence exceeds `longest`.
 Status CheckOffsets(const char* name, const int64_t* offsets, int64_t count, int64_t total,
                     int64_t longest) {
   if (offsets[0] != 0) {
@@ -57,7 +56,7 @@ Status CheckOffsets(const char* name, const int64_t* offsets, int64_t count, int
   return Status();
 }
 
-// On the host, lengths and offsets can be looked at before they are followed.
+// On the host, lengths and offsets can be validated before they are used.
 Status CheckHost(const Item& item) {
   const Attention& a = item.attention;
   const Problem& p = a.problem;
@@ -70,7 +69,7 @@ Status CheckHost(const Item& item) {
   return CheckLengths("kv_lengths", a.kv_lengths, p.batch, p.len_k);
 }
 
-// What cpu_flash computes goes together, so that small attentions share the threads.
+// All cpu_flash items run as one batch, so that small attentions share the threads.
 Status Compute(std::span<const Item> items) {
   std::vector<const Attention*> flash;
   for (const Item& item : items) {

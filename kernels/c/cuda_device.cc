@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CUDA's GPUs as devices of the C ABI.
+// CUDA GPUs as devices of the C ABI.
 
 #include <cuda_runtime_api.h>
 
@@ -29,7 +29,7 @@ std::vector<cuda::LaunchItem> LaunchItems(std::span<const Item> items) {
   return launched;
 }
 
-// Calls `function` with the device current; `what` names it in the error.
+// Calls `function` with the device current; `what` names the operation in an error.
 template <class Function>
 Status OnDevice(int32_t index, const std::string& what, Function function) {
   const std::string where = what + " on cuda:" + std::to_string(index);
@@ -51,7 +51,7 @@ cudaStream_t Stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 class Cuda : public Device {
  public:
-  // Memory is the caller's here, so no limit but the caller's own refuses a kernel.
+  // The caller provides the workspace, so no limit applies to it.
   Result<DeviceInfo> Info(int32_t index) const override {
     DeviceInfo device;
     device.kind = DeviceKind::kCuda;
@@ -98,7 +98,8 @@ class Cuda : public Device {
     return cuda::LaunchBatch(LaunchItems(items), workspace, workspace_bytes, Stream(stream));
   }
 
-  // The backward pass writes anywhere in its workspace, so the bytes that stay zero come before it.
+  // The backward pass writes anywhere in its workspace, so the bytes that must stay zero precede
+  // it.
   Result<int64_t> WorkspaceBytes(const BackwardItem& item) const override {
     const cuda::BackwardItem launched = Launched(item);
     const Result<int64_t> bytes = cuda::BackwardWorkspaceBytes({&launched, 1});

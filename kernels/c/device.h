@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the C ABI needs of a kind of device, the CPU or CUDA's. Keeps no state; any thread.
+// The operations of a kind of device (the CPU, or CUDA) that the C ABI is built on. Stateless; any
+// thread.
 
 #pragma once
 
@@ -18,22 +19,21 @@
 
 namespace attend::c {
 
-// One attention on the device, the kernel to compute it, and which of its compiled variants; -1 is
-// the best.
+// One attention on the device, its kernel, and the index of a compiled variant; -1 = the best.
 struct Item {
   KernelId kernel = KernelId::kCpuReference;
   Attention attention;
   int config = -1;
 };
 
-// The backward pass of one.
+// The backward pass of one attention.
 struct BackwardItem {
   Item forward;
   Gradients gradients;
 };
 
-// `index` is a device's number in the C ABI: CUDA's ordinal, or ATTEND_CPU. Streams are CUDA's, and
-// must be null on the CPU.
+// `index` is the C ABI's device number: CUDA's ordinal, or ATTEND_CPU. Streams are CUDA's, and must
+// be null on the CPU.
 class Device {
  public:
   virtual ~Device() = default;
@@ -41,18 +41,18 @@ class Device {
   virtual Result<DeviceInfo> Info(int32_t index) const = 0;
   virtual MemoryTraits Traits(const Attention& attention) const = 0;
   virtual MemoryTraits Traits(const BackwardItem& item) const = 0;
-  // Static strings, terminated; one at least.
+  // Static, NUL-terminated strings; at least one.
   virtual std::vector<std::string_view> Variants(KernelId kernel, const Problem& problem) const = 0;
 
   virtual Result<int64_t> WorkspaceBytes(std::span<const Item> items) const = 0;
-  // `workspace` is aligned, and large enough.
+  // `workspace` is aligned and large enough.
   virtual Status Run(int32_t index, std::span<const Item> items, void* workspace,
                      int64_t workspace_bytes, void* stream) const = 0;
   virtual Result<int64_t> WorkspaceBytes(const BackwardItem& item) const = 0;
   virtual Status Run(int32_t index, const BackwardItem& item, void* workspace,
                      int64_t workspace_bytes, void* stream) const = 0;
 
-  // Arguments are checked: no null, nothing of 0 bytes.
+  // Arguments are validated: no null, no 0 bytes.
   virtual Result<void*> Malloc(int32_t index, int64_t bytes) const = 0;
   virtual Status Free(int32_t index, void* data) const = 0;
   virtual Status Memcpy(int32_t index, void* to, const void* from, int64_t bytes, int32_t kind,
@@ -63,19 +63,19 @@ class Device {
 };
 
 const Device& CpuDevice();
-// In a build without CUDA, one that refuses.
+// Refuses every call in a build without CUDA.
 const Device& CudaDevice();
 
-// How many GPUs there are; `why`, which is not null, says why there are none.
+// Number of GPUs; `why`, which must not be null, explains 0.
 Result<int32_t> CudaDevices(std::string* why);
 
-// INVALID_ARGUMENT: neither ATTEND_CPU nor an ordinal.
+// INVALID_ARGUMENT: neither ATTEND_CPU nor a valid ordinal.
 Result<const Device*> DeviceOf(int32_t index);
 
-// The name of the variant of a kernel that has no others.
+// Name of the only variant of a kernel without variants.
 inline constexpr std::string_view kOnlyVariant = "the_only_one";
 
-// Puts which of several params a fault belongs to before it.
+// Prefixes an error with the index of the params it belongs to, if there are several.
 Status At(size_t index, size_t count, const Status& status);
 
 }  // namespace attend::c

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the C ABI of a build without CUDA says when it is asked for a GPU.
+// The GPU device of a build without CUDA: every call fails with the reason.
 
 #include "kernels/c/device.h"
 
@@ -13,7 +13,7 @@ Status Refusal(int32_t index) {
   return Unimplemented("device cuda:" + std::to_string(index) + ": " + kWhy);
 }
 
-// Info comes first, so that no kernel is ever chosen.
+// Info is called first and fails, so no kernel is ever selected.
 class NoCuda : public Device {
  public:
   Result<DeviceInfo> Info(int32_t index) const override { return Refusal(index); }

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A slice moves every pointer of the attention to the slice's first sequence, head or row and
+// shrinks the shape; strides and memory stay the whole's. Everything that depends on a position
+// moves along: dropout counts sequence, head and row in the whole (DropoutPlace), and row slices
+// keep each row's distance to the diagonal.
 
 #include "kernels/contract/attention_slice.h"
 
@@ -39,7 +44,7 @@ void TakeSequencesAndHeads(const AttentionSlice& slice, Attention* a) {
   move(a->q, p.dtype);
   move(a->o, p.o_dtype());
   for (ConstTensorView* view : {&a->k, &a->v}) {
-    const int64_t sequence = p.page_rows > 0 ? 0 : b * view->stride_b;  // pages are all sequences'
+    const int64_t sequence = p.page_rows > 0 ? 0 : b * view->stride_b;  // pages are shared
     view->data = Advance(view->data, sequence + head_kv * view->stride_h, p.dtype);
   }
   a->kv_pages.pages = Advance(a->kv_pages.pages, b * a->kv_pages.stride);
@@ -60,8 +65,9 @@ void TakeSequencesAndHeads(const AttentionSlice& slice, Attention* a) {
   p.heads_q = p.heads_kv * group;
 }
 
-// Rows keep their distance to the diagonal: bottom-right again, with the keys up to the last row's
-// diagonal. No row sees what comes after it.
+// A row slice becomes a bottom-right problem of its own, with the keys up to the last row's
+// diagonal: that keeps every row's distance to the diagonal, and no row of the slice sees a later
+// key.
 void TakeRows(const AttentionSlice& slice, Attention* a) {
   Problem& p = a->problem;
   const int64_t row = slice.rows_begin;

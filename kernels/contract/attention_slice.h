@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parts of one attention that are attentions themselves: some of its sequences, some of its KV
-// heads with the query heads that read them, some of its query rows. Large requests are cut this
-// way to overlap copies with kernels. Pure arithmetic on addresses; nothing is copied, and the
-// parts use the whole's memory.
+// Slices of one attention that are attentions themselves: a range of its sequences, of its KV heads
+// with their query heads, or of its query rows. Large requests are cut this way to overlap copies
+// with kernels. Pure address arithmetic: nothing is copied, slices alias the whole's memory.
 
 #pragma once
 
@@ -24,14 +23,14 @@ struct AttentionSlice {
   int64_t rows_end = 0;
 };
 
-// Whether any range of query rows is an attention of the same kind: the sequences are dense and of
-// full length, and every row keeps its distance to the diagonal when the keys after the last row's
-// are left out (no mask, or one that ends at the diagonal).
+// Whether any range of query rows is an attention of the same kind: sequences are dense and of full
+// length, and dropping the keys after the last row's diagonal changes no row (no mask, or one that
+// ends at the diagonal).
 bool RowsCanBeSliced(const Attention& attention);
 
-// The slice as an attention. All slices together write the whole's O and LSE, each element in its
-// place. Keys that none of the slice's rows sees may be left out. INVALID_ARGUMENT names a range
-// that is empty, exceeds the problem or cuts rows that cannot be cut.
+// The slice as an attention. Together, the slices of a partition write every element of the whole's
+// O and LSE, in place. Keys that no row of the slice sees may be left out. INVALID_ARGUMENT names a
+// range that is empty, out of bounds, or cuts rows that cannot be cut.
 Result<Attention> TakeSlice(const Attention& attention, const AttentionSlice& slice);
 
 }  // namespace attend

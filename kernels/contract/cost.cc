@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Cost of a sequence = (visible pairs, rounded up to tiles) * (D + Dv + the softmax's and score
+// terms' share) + per-tile, per-key and per-row overheads, with constants per kernel fitted to
+// measurements. Sequences of equal shape are computed once. Everything is a double: 2^30 rows
+// squared times heads exceeds 64 bits.
 
 #include "kernels/contract/cost.h"
 
@@ -11,33 +16,33 @@
 namespace attend {
 namespace {
 
-// All in multiply-adds of the fast kernel of the device's kind, but for `slower`, by which their
-// sum is multiplied.
+// Overheads are in multiply-adds of the fast kernel of the same kind of device. `slower` scales
+// their sum.
 struct KernelModel {
   double slower;       // than the fast kernel
-  double slower_half;  // the same where Q, K and V have 16 bits
-  double pair;         // of each pair beside D + Dv: exponential, maximum, sum
-  double softcap = 0;  // more, each of these
+  double slower_half;  // the same for 16-bit Q, K and V
+  double pair;         // per pair, beside D + Dv: exponential, maximum, sum
+  double softcap = 0;  // further cost per pair, if the problem has it
   double bias = 0;
   double alibi = 0;
   double dropout = 0;
-  double key_dim = 0;   // of each key that a tile reads, by D + Dv: packing
-  double key = 0;       // and beside that
-  double lane_dim = 0;  // of each row that a tile is rounded up to, by D + Dv
-  double row_dim = 0;   // of each row, by D + Dv: Q in, O out
+  double key_dim = 0;   // per key that a tile reads, times D + Dv: packing
+  double key = 0;       // per key that a tile reads
+  double lane_dim = 0;  // per row, rounding included, times D + Dv
+  double row_dim = 0;   // per row, times D + Dv: Q in, O out
   double row = 0;
-  double tile = 0;            // of each tile of rows
-  int64_t tile_rows = 1;      // of one head, or of heads that share a KV head and are short
-  int64_t vector_rows = 1;    // a tile's rows are rounded up to these
-  double edge_keys = 0;       // that each row computes beside what its mask shows
-  double read_byte = 0;       // of each byte of K and V, where decoding waits for them
-  double copied = 0;          // of each element of Q, K or V whose D is no multiple of 8
-  bool decodes = false;       // few rows are (decode_rule.h)
+  double tile = 0;            // per tile of rows
+  int64_t tile_rows = 1;      // of one head, or of short heads that share a KV head
+  int64_t vector_rows = 1;    // a tile's rows are rounded up to a multiple of this
+  double edge_keys = 0;       // computed per row beyond the visible ones
+  double read_byte = 0;       // per byte of K and V, where decoding is memory-bound
+  double copied = 0;          // per element of a Q, K or V whose D is not a multiple of 8
+  bool decodes = false;       // decodes short sequences (decode_rule.h)
   bool shares_heads = false;  // short heads of one KV head share a tile
-  bool hidden_pairs = false;  // computes what the mask hides
+  bool hidden_pairs = false;  // computes masked pairs too
 };
 
-// For both decoding kernels: reading K and V is most of it.
+// Both decoding kernels: memory traffic of K and V dominates.
 constexpr KernelModel kCudaDecode = {.slower = 1,
                                      .slower_half = 1,
                                      .pair = 40,
@@ -50,7 +55,7 @@ constexpr KernelModel kCudaDecode = {.slower = 1,
                                      .edge_keys = 64,
                                      .shares_heads = true};
 
-// In the order of KernelId. README.md beside this file says where the numbers come from.
+// Indexed by KernelId. README.md beside this file says where the numbers come from.
 constexpr std::array<KernelModel, kKernelCount> kModels = {{
     {.slower = 19,
      .slower_half = 23,
@@ -147,14 +152,14 @@ double SequenceCost(const Problem& p, const KernelModel& m, const Sequence& s) {
   const double keys = static_cast<double>(s.k_len);
   const double tiles_of_rows = std::ceil(rows / static_cast<double>(m.tile_rows));
   const double tiles = std::ceil(heads / static_cast<double>(together)) * tiles_of_rows;
-  // Rows over what their tiles are rounded up to.
+  // Rows including those that tiles are rounded up by.
   const double full = rows * heads;
   const double lanes = tiles * RoundUp(full / tiles, static_cast<double>(m.vector_rows));
   double pairs = static_cast<double>(s.q_len) * keys;
   if (!m.hidden_pairs && !p.mask.unrestricted()) {
     pairs = std::min(pairs, VisiblePairs(p.mask, s) + m.edge_keys * static_cast<double>(s.q_len));
   }
-  const double seen = pairs / rows;  // keys of a row, and about of a tile
+  const double seen = pairs / rows;  // average visible keys of a row, and about those of a tile
   const double dims = static_cast<double>(p.dim + p.dim_v);
   double pair = dims + m.pair;
   if (p.softcap > 0) pair += m.softcap;
@@ -164,7 +169,7 @@ double SequenceCost(const Problem& p, const KernelModel& m, const Sequence& s) {
   const double true_rows = static_cast<double>(s.q_len) * heads;
   const double key_bytes = dims * static_cast<double>(DTypeBytes(p.dtype));
   if (m.decodes && Decodes(p, s)) {
-    // Rows that are multiplied while the next keys are on their way.
+    // Multiplying the rows overlaps with loading the next keys: the slower of the two counts.
     const double key = std::max(true_rows * pair, key_bytes * m.read_byte);
     return pairs / static_cast<double>(s.q_len) * key + m.tile + full * (m.row_dim * dims + m.row);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which sequences cpu_flash decodes: those with few query rows, for which reading K and V takes the
-// time. What a request costs (cost.h) depends on it too.
+// Decides which sequences cpu_flash decodes: those with few query rows, whose time goes into
+// reading K and V. Cost (cost.h) depends on the rule too.
 
 #pragma once
 
@@ -12,14 +12,14 @@
 
 namespace attend {
 
-// Query rows of all heads of a group together: at most so many are decoded, and more than the
-// fewest only if they see that many keys for each. Beyond, rows fill a tile's vectors well enough
-// for packing K and V to pay (tests/bench/KERNELS.md).
+// Query rows of all heads of a group together. Up to kDecodeRowsAlways always decode; up to
+// kDecodeRows decode if they see at least kDecodeKeysOfRow keys per row. With more, rows fill a
+// tile's vectors well enough for packing K and V to pay (tests/bench/KERNELS.md).
 inline constexpr int64_t kDecodeRows = 24;
 inline constexpr int64_t kDecodeRowsAlways = 4;
 inline constexpr int64_t kDecodeKeysOfRow = 32;
 
-// Keys [begin, end) that some row of the sequence sees; empty: {0, 0}.
+// Keys [begin, end) that at least one row of the sequence sees; {0, 0} if none.
 inline KeyRange SeenKeys(const Problem& p, const Sequence& s) {
   KeyRange seen{s.k_len, 0};
   for (int64_t i = 0; i < s.q_len; ++i) {
@@ -31,7 +31,7 @@ inline KeyRange SeenKeys(const Problem& p, const Sequence& s) {
   return seen.begin < seen.end ? seen : KeyRange{0, 0};
 }
 
-// Whether the true rows of a sequence are decoded; padding never is, nor what has dropout.
+// Whether a sequence's true rows are decoded. Padding rows never are, nor is dropout.
 inline bool Decodes(const Problem& p, const Sequence& s) {
   const int64_t rows = s.q_len * p.group();
   if (rows == 0 || rows > kDecodeRows || p.dropout > 0) return false;

@@ -15,9 +15,9 @@
 
 namespace attend {
 
-// Values equal attend.v1.DType on the wire. float64 is not there: it is for cpu_reference in
-// process, which differences of its answers are taken of. kBit is a mask's, eight to a byte from
-// the lowest bit on: as a bias, 0 where it is set and -inf where it is not. Neither is in kDTypes.
+// Values equal attend.v1.DType on the wire, except float64, which exists only in process, for
+// finite differences of cpu_reference. kBit is a mask's, eight elements to a byte from the lowest
+// bit on: as a bias, 0 where set and -inf where clear. kDTypes has neither.
 enum class DType : int32_t {
   kFloat16 = 1,
   kBFloat16 = 2,
@@ -28,13 +28,13 @@ enum class DType : int32_t {
 
 inline constexpr std::array kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
-// Whether a number from a message or a file is a DType.
+// Whether an untrusted number is a DType.
 constexpr bool IsDType(int32_t number) {
   return std::any_of(kDTypes.begin(), kDTypes.end(),
                      [=](DType dtype) { return static_cast<int32_t>(dtype) == number; });
 }
 
-// Of one element; 0 for bits.
+// Bytes of one element; 0 for bits.
 constexpr int64_t DTypeBytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -50,12 +50,12 @@ constexpr int64_t DTypeBytes(DType dtype) {
   return 0;
 }
 
-// Of so many elements in a row.
+// Bytes of a row of `elements`.
 constexpr int64_t RowBytes(DType dtype, int64_t elements) {
   return dtype == DType::kBit ? elements / 8 + (elements % 8 != 0) : elements * DTypeBytes(dtype);
 }
 
-// Element `index` of a row of bits, as a bias; it may be negative, as strides may.
+// Element `index` of a row of bits, as a bias. `index` may be negative, as strides may.
 constexpr float BitAsBias(const uint8_t* bits, int64_t index) {
   return (bits[index >> 3] >> (static_cast<uint32_t>(index) & 7u) & 1u)
              ? 0.0f
@@ -153,7 +153,7 @@ inline double LoadElementAsDouble(const void* data, DType dtype, int64_t index) 
   return static_cast<double>(LoadElement(data, dtype, index));
 }
 
-// Elements [index, index + count) of an array of `dtype`, as LoadElement has them.
+// Elements [index, index + count) of an array of `dtype`, widened as by LoadElement.
 inline void LoadElements(const void* data, DType dtype, int64_t index, int64_t count, float* out) {
   const uint16_t* const narrow = static_cast<const uint16_t*>(data) + index;
   switch (dtype) {
@@ -212,7 +212,7 @@ inline void StoreElement(void* data, DType dtype, int64_t index, float value) {
       static_cast<double*>(data)[index] = static_cast<double>(value);
       return;
     case DType::kBit:
-      return;  // nothing is written in bits
+      return;  // bits are never written
   }
 }
 

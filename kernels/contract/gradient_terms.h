@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a GPU's backward pass keeps of each query row before it walks the keys, what it adds dQ up
-// in where blocks of keys take turns at it, and how much memory that takes: the only memory it
-// needs beside its tensors.
+// Workspace of a GPU's backward pass: the terms it computes per query row before it walks the keys
+// and, where key blocks take turns, fp32 sums of dQ. It needs no other memory beside its tensors.
 
 #pragma once
 
@@ -15,14 +14,16 @@
 
 namespace attend {
 
-// A sequence's terms begin at multiples of this, as the copy engine needs (16 bytes).
+// A sequence's terms begin at multiples of this: TMA needs 16-byte alignment.
 inline constexpr int kTermAlignment = 4;
-// Terms that a tile of a sequence's last rows may read beyond them. They need not be any row's.
+// A tile that holds a sequence's last rows may read this many terms beyond them; their values do
+// not matter.
 inline constexpr int kTermSlack = 128;
 inline constexpr int64_t kTermFlagBytes = 256;  // before the terms
-inline constexpr int64_t kHeadPartBytes = 16;   // of each head of a sequence, behind them
+inline constexpr int64_t kHeadPartBytes = 16;   // per head of a sequence, behind the terms
 
-// Terms of one head. Packed sequences may begin anywhere: each has up to an alignment more.
+// Terms of one head. Packed sequences may begin at any row, so each is padded by up to one
+// alignment.
 ATTEND_HD inline int64_t TermsOfHead(const Problem& p) {
   return p.packed ? (p.total_q / kTermAlignment + p.batch) * kTermAlignment
                   : (p.len_q + kTermAlignment - 1) / kTermAlignment * kTermAlignment * p.batch;
@@ -35,8 +36,7 @@ ATTEND_HD inline int64_t TermIndex(const Problem& p, const Sequence& s, int64_t 
   return h * TermsOfHead(p) + first + i;
 }
 
-// Four floats for each of all heads' terms, with slack after each, the flags, and what is kept of
-// each head.
+// Four floats per term of every head, with slack, the flags, and the per-head part.
 inline Result<int64_t> GradientTermsBytes(const Problem& p) {
   const Result<int64_t> terms = CheckedProduct("terms of query rows", TermsOfHead(p), p.heads_q);
   if (!terms.ok()) return terms;
@@ -53,24 +53,24 @@ inline Result<int64_t> GradientTermsBytes(const Problem& p) {
 
 // ---- dQ in turns --------------------------------------------------------------------------------
 
-// A tile of query rows has sums of dQ in fp32, which blocks of keys add to in the keys' order, and
-// two counters of those that have. Either half of a tile is 64 rows of 64 columns.
+// Every tile of query rows has fp32 sums of dQ, to which key blocks add in key order, and two
+// counters of blocks that have added, one per half. A half is 64 x 64.
 inline constexpr int64_t kTurnHalfFloats = 64 * 64;
 inline constexpr int64_t kTurnTileBytes = 2 * kTurnHalfFloats * static_cast<int64_t>(sizeof(float));
 inline constexpr int64_t kTurnAlignment = 256;
 inline constexpr int64_t kTurnDimMax = 128;
-// More is not worth its memory: the two kernels that need none are slower by a quarter.
+// More memory does not pay: the two kernels that need none are only a quarter slower.
 inline constexpr int64_t kTurnBytesMax = int64_t{4} << 30;
 
 ATTEND_HD inline int64_t TurnRows(const Problem& p) {
   return p.dim <= 64 && p.dim_v <= 64 ? 128 : 64;
 }
-// Tiles of one head. Packed sequences may begin anywhere: each has one more.
+// Tiles of one head. Packed sequences may begin at any row, so each has one more.
 ATTEND_HD inline int64_t TurnTilesOfHead(const Problem& p) {
   const int64_t rows = TurnRows(p);
   return p.packed ? p.total_q / rows + p.batch : (p.len_q + rows - 1) / rows * p.batch;
 }
-// The tile of row i, which begins a tile.
+// Index of the tile that starts at row i.
 ATTEND_HD inline int64_t TurnTile(const Problem& p, const Sequence& s, int64_t b, int64_t h,
                                   int64_t i) {
   const int64_t rows = TurnRows(p);
@@ -78,7 +78,8 @@ ATTEND_HD inline int64_t TurnTile(const Problem& p, const Sequence& s, int64_t b
   return h * TurnTilesOfHead(p) + first + i / rows;
 }
 
-// Of counters, and of counters and sums; after the terms, all on boundaries of kTurnAlignment.
+// Bytes of the counters, and of counters and sums. They follow the terms, at multiples of
+// kTurnAlignment.
 ATTEND_HD inline int64_t TurnCounterBytes(int64_t tiles) {
   return (tiles * 2 * 4 + kTurnAlignment - 1) / kTurnAlignment * kTurnAlignment;
 }
@@ -90,8 +91,8 @@ inline Result<int64_t> TurnBytes(const Problem& p) {
   return kTurnAlignment + TurnCounterBytes(*tiles) + *sums;
 }
 
-// Whether blocks of keys take turns at dQ, if the device has room, and dQ is wanted and so is
-// dK or dV. Bits depend on each of these.
+// Whether key blocks take turns at dQ, provided that the device has room and that dQ and one of dK
+// and dV are wanted. All of these affect the result's bits.
 inline bool TakesTurns(const Problem& p) {
   if (std::max(p.dim, p.dim_v) > kTurnDimMax || p.softcap > 0.0f || p.dropout > 0) return false;
   const Result<int64_t> bytes = TurnBytes(p);

@@ -17,14 +17,14 @@ inline constexpr int64_t kHeadDimMax = 256;                   // D and Dv
 inline constexpr int64_t kPageRowsMin = 16;                   // keys in a page: a power of two
 inline constexpr int64_t kPageRowsMax = 1024;
 
-// A magnitude above which |scale * q.k| of ordinary data overflows fp32 is the caller's business
-// (IEEE applies); these only keep parameters finite and meaningful.
+// Whether |scale * q.k| overflows fp32 is up to the caller's data (IEEE applies); these bounds only
+// keep the parameters finite and meaningful.
 inline constexpr float kSoftcapMin = 1e-6f;  // if not 0; 1 / softcap must not overflow
 inline constexpr float kSoftcapMax = 1e6f;
 
-// Range of scales that kernels may fold into the exponent's factor, with log2(e), if nothing else
-// is done to scores: a difference of scores that overflows then has the weight 0, and the factor
-// itself is an ordinary number. With any other scale, scores are multiplied at once.
+// Scales that kernels may fold into the exponent's factor, with log2(e), if no other term applies
+// to the scores. Within this range the factor is a normal number, and a difference of scores that
+// overflows has weight 0 either way. Any other scale is applied to the scores first.
 inline constexpr float kLateScaleMin = 0x1p-20f;
 inline constexpr float kLateScaleMax = 0x1p20f;
 

@@ -8,7 +8,8 @@
 namespace attend {
 namespace {
 
-// Bytes of copies of contiguous tensors whose D or Dv is no multiple of 8; 0 if no copy helps.
+// Bytes for contiguous copies of the tensors whose D or Dv is not a multiple of 8; 0 if copying
+// does not help.
 int64_t ContiguousRepackBytes(const Problem& p) {
   if (p.page_rows > 0 || (p.has_bias && p.bias_as_q && p.len_k % 8 != 0)) return 0;
   const int64_t batch = p.packed ? 1 : p.batch;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lets the few functions that define the contract (mask, sequences, softmax state) be shared by
-// host and device code.
+// Lets host and device code share the few functions that define the contract (mask, sequences,
+// softmax state).
 
 #pragma once
 

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Validation rejects before anything is computed: sizes are bounded by limits.h and products are
+// overflow-checked once (CheckSizes), so later code may multiply them freely. Pairs under a mask
+// are counted in closed form: each side of the band is a sum of clamped row indices, so no loop
+// over rows is needed.
 
 #include "kernels/contract/problem.h"
 
@@ -72,7 +77,7 @@ Status CheckSizes(const Problem& p) {
                           Tensor{"bytes of k", p.heads_kv, rows_k, p.dim},
                           Tensor{"bytes of v", p.heads_kv, rows_k, p.dim_v},
                           Tensor{"bytes of o", p.heads_q, rows_q, p.dim_v}}) {
-    // Bytes too must fit, hence the factor: fp32 is the widest dtype of O and the others.
+    // 4: fp32 is the widest dtype that O may have beside the problem's own.
     const int64_t item_bytes = std::max<int64_t>(4, DTypeBytes(p.dtype));
     const Result<int64_t> bytes =
         CheckedProduct(t.what, sequences, t.heads, t.rows, item_bytes * t.dim);
@@ -125,7 +130,7 @@ Status Check(const Problem& p) {
 
 double VisiblePairs(const Mask& mask, const Sequence& s) {
   if (s.k_len == 0 || s.q_len == 0) return 0;
-  // Bounds beyond the sequence mean the same as "none", and keep the sums below from overflowing.
+  // Clamp windows to the sequence, which changes nothing and keeps the sums below from overflowing.
   const int64_t far = s.q_len + s.k_len;
   double ends = static_cast<double>(s.q_len) * static_cast<double>(s.k_len);
   double begins = 0;

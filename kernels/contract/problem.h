@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plain-value description of one attention (Problem), and the same with its memory
-// (Attention). O = softmax(scale * Q K^T, capped, biased, masked) V for every sequence and head.
+// One attention as plain values (Problem), and with its memory (Attention): O = softmax(scale * Q
+// K^T, capped, biased, masked) V for every sequence and head.
 //
-// Letters: B sequences, Hq query heads, Hkv key/value heads (Hq % Hkv == 0), Lq and Lk rows,
-// D head dim of Q and K, Dv head dim of V and O. Query head h reads KV head h / (Hq / Hkv).
+// B sequences, Hq query heads, Hkv key/value heads (Hq % Hkv == 0), Lq and Lk rows, D head dim of Q
+// and K, Dv head dim of V and O. Query head h reads KV head h / (Hq / Hkv).
 //
-// Order of score terms: s = scale * q.k; s = softcap * tanh(s / softcap) if softcap > 0;
-// s += bias[b,h,i,j]; s -= slope[h] * |j - i - offset|; then the mask, and a bias of bits, remove
-// keys; a sink is one extra logit per query head that joins the denominator only.
+// Order of score terms: s = scale * q.k; s = softcap * tanh(s / softcap) if softcap > 0; s +=
+// bias[b,h,i,j]; s -= slope[h] * |j - i - offset|; then the mask, and a bias of bits, remove keys;
+// a sink is one extra logit per query head that joins the denominator only.
 //
-// A removed key is removed wholly: NaN and Inf of its K and V reach nothing. -inf of a bias gives a
-// key weight 0 and hides its V; only NaN or +Inf of its score, from K, stays, as IEEE says. A
-// finite bias removes no key.
+// NaN and Inf in the K and V of a removed key reach nothing. A bias of -inf gives a key weight 0
+// and hides its V, but a NaN or +Inf score, from K, propagates as IEEE says. A finite bias removes
+// no key.
 
 #pragma once
 
@@ -28,12 +28,12 @@
 
 namespace attend {
 
-// Which diagonal a causal mask or window (and ALiBi's distance) is measured from: with
-// offset = kv_length - q_length (bottom-right, FlashAttention) or 0 (top-left, PyTorch SDPA).
+// The diagonal that causal masks, windows and ALiBi's distance are measured from: offset =
+// kv_length - q_length (bottom-right, FlashAttention) or 0 (top-left, PyTorch SDPA).
 enum class Alignment : int32_t { kBottomRight = 0, kTopLeft = 1 };
 
-// Key j is visible to query i when -left <= j - i - offset <= right; -1 lifts a side's bound.
-// Causal is right = 0. For every query the visible keys are one contiguous range.
+// Key j is visible to query i when -left <= j - i - offset <= right; -1 = no bound on that side.
+// Causal is right = 0. Every query's visible keys are one contiguous range.
 struct Mask {
   Alignment alignment = Alignment::kBottomRight;
   int64_t left = -1;
@@ -44,32 +44,29 @@ struct Mask {
 
 struct Problem {
   DType dtype = DType::kFloat32;  // of Q, K and V, and of O unless o_float32
-  bool o_float32 = false;         // O is float32: partial answers are merged without loss
+  bool o_float32 = false;         // O is float32, so that partial answers merge without loss
   bool bias_bits = false;         // the bias is a mask of bits (BiasView)
-  bool bias_as_q = false;         // the bias is of `dtype`
+  bool bias_as_q = false;         // the bias has `dtype`
   int64_t batch = 0;              // B, 0 allowed
   int64_t heads_q = 0;            // Hq
   int64_t heads_kv = 0;           // Hkv
-  int64_t len_q = 0;              // Lq; packed: the longest sequence's
-  int64_t len_k = 0;              // Lk; packed: the longest sequence's
+  int64_t len_q = 0;              // Lq; packed: of the longest sequence
+  int64_t len_k = 0;              // Lk; packed: of the longest sequence
   int64_t dim = 0;                // D
   int64_t dim_v = 0;              // Dv
-  bool packed = false;            // sequences lie end to end; q/kv_offsets say where
+  bool packed = false;            // sequences are stored end to end; q/kv_offsets delimit them
   int64_t total_q = 0;            // packed: rows of Q over all sequences
   int64_t total_k = 0;            // packed: rows of K over all sequences
-  int64_t page_rows = 0;          // K and V are in pages of so many keys; 0: they are not
-  // The keys are a part of longer sequences, whose partial answers the caller merges
-  // (softmax_state.h): key j of the part is key key_offset + j. Masks and ALiBi count keys and
-  // lengths of the whole; a sink belongs to one part only.
+  int64_t page_rows = 0;          // K and V are in pages of this many keys; 0: not paged
   int64_t key_offset = 0;
-  int64_t keys_after = 0;  // keys of the whole after the part's
+  int64_t keys_after = 0;  // keys of the whole after the part
   Mask mask;
-  float scale = 0.0f;    // finite; the caller has put in 1/sqrt(D) if none was given
+  float scale = 0.0f;    // finite; the caller substitutes 1/sqrt(D) for a default
   float softcap = 0.0f;  // 0 = off, else > 0
   // The two before they were rounded, for float64; 0 if that has not been said (ExactScale).
   double scale64 = 0;
   double softcap64 = 0;
-  // A weight is dropped with the probability dropout / 65536, in [0, 65535] (dropout.h).
+  // A weight is dropped with probability dropout / 65536, in [0, 65535] (dropout.h).
   int32_t dropout = 0;
   bool has_bias = false;
   bool has_alibi = false;
@@ -80,13 +77,13 @@ struct Problem {
   ATTEND_HD int64_t group() const { return heads_q / heads_kv; }  // query heads per KV head
 };
 
-// The scale where none is given: 1 / sqrt(dim), rounded once. All ways in have it from here, or as
-// it is here (attend_kernels), so that they give the same bits.
+// The default scale: 1 / sqrt(dim), rounded once. Every entry point uses this function or the same
+// expression (attend_kernels), so that all give the same bits.
 inline float DefaultScale(int64_t dim) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
 }
 
-// The scale and the softcap as float64 has them; of other dtypes, as they are.
+// Scale and softcap in double: unrounded for float64, else the fp32 values.
 inline double ExactScale(const Problem& p) {
   return p.scale64 != 0 ? p.scale64 : static_cast<double>(p.scale);
 }
@@ -94,11 +91,12 @@ inline double ExactSoftcap(const Problem& p) {
   return p.softcap64 != 0 ? p.softcap64 : static_cast<double>(p.softcap);
 }
 
-// OK, or INVALID_ARGUMENT naming field, value and bound. No kernel is given a Problem that fails.
+// OK, or INVALID_ARGUMENT naming field, value and bound. Kernels only ever get a Problem that
+// passes.
 Status Check(const Problem& problem);
 
-// a * b * c * d as int64, or INVALID_ARGUMENT naming `what` if a factor is negative or the
-// product overflows.
+// a * b * c * d as int64, or INVALID_ARGUMENT naming `what` if a factor is negative or the product
+// overflows.
 Result<int64_t> CheckedProduct(std::string_view what, int64_t a, int64_t b, int64_t c = 1,
                                int64_t d = 1);
 
@@ -117,26 +115,26 @@ struct TensorView {
   int64_t stride_l = 0;
 };
 
-// Where K and V are in pages: key j of sequence b is row j % page_rows of the page whose number is
-// pages[b * stride + j / page_rows], in K and in V. There a view's stride_b is the distance from
-// page n to page n + 1, and stride_h and stride_l are a page's own. Every number up to the
-// sequence's length is valid; what is beyond it is never read. Sequences may share pages.
+// Paged K and V: key j of sequence b is row j % page_rows of page pages[b * stride + j /
+// page_rows], in K and in V. The views' stride_b is then the distance between pages, stride_h and
+// stride_l are within a page. Every page number up to the sequence's length is valid; later ones
+// are never read. Sequences may share pages.
 struct PageTable {
   const int32_t* pages = nullptr;
   int64_t stride = 0;  // entries from one sequence to the next
 };
 
-// Additive bias [B|1, Hq|1, Lq|1, Lk]: a broadcast dimension has stride 0; Lk is contiguous. Of
-// dtype kBit a mask: a key is removed, as by Mask, where its bit is 0; strides are multiples of 8.
+// Additive bias [B|1, Hq|1, Lq|1, Lk]: a broadcast dimension has stride 0; Lk is contiguous. With
+// dtype kBit it is a mask: a 0 bit removes the key, as Mask does; strides are multiples of 8.
 struct BiasView {
   const void* data = nullptr;
-  DType dtype = DType::kFloat32;  // its own, need not be the problem's
+  DType dtype = DType::kFloat32;  // may differ from the problem's
   int64_t stride_b = 0;
   int64_t stride_h = 0;
   int64_t stride_q = 0;
 };
 
-// One attention with its memory: on the host, or where one device reaches all of it. Non-owning.
+// One attention with its memory, which is the host's or reachable from one device. Non-owning.
 struct Attention {
   Problem problem;
   ConstTensorView q, k, v;
@@ -156,7 +154,7 @@ struct Attention {
   DropoutPlace dropout;                 // if problem.dropout > 0
 };
 
-// Says of the problem what kernels are chosen by: of what dtype the bias is.
+// Records in the problem the properties of the bias that kernel selection depends on.
 inline void SetBias(DType dtype, Problem* p) {
   p->has_bias = true;
   p->bias_bits = dtype == DType::kBit;
@@ -177,9 +175,9 @@ struct RowId {
   friend auto operator<=>(const RowId&, const RowId&) = default;
 };
 
-// Where sequence b is. Rows are counted from the view's data + b * stride_b. Dense rows from q_len
-// up to problem.len_q are padding: O there is 0, LSE is -inf, and nothing at or beyond q_len /
-// k_len is ever read.
+// Position of sequence b. Rows are counted from the view's data + b * stride_b. Dense rows from
+// q_len up to problem.len_q are padding: O is 0 there, LSE is -inf, and nothing at or beyond q_len
+// / k_len is ever read.
 struct Sequence {
   int64_t q_row = 0;   // first row of Q, O and LSE
   int64_t k_row = 0;   // first row of K and V
@@ -189,8 +187,8 @@ struct Sequence {
   int64_t offset = 0;  // of the diagonal, see Alignment
 };
 
-// The offset for a sequence with these lengths, see Alignment: from the part's keys, if they are a
-// part.
+// The diagonal's offset for a sequence of these lengths, see Alignment. If the keys are a part, it
+// is counted in the part's keys.
 ATTEND_HD inline int64_t DiagonalOffset(const Problem& p, int64_t q_len, int64_t k_len) {
   if (p.mask.alignment == Alignment::kTopLeft) return -p.key_offset;
   return k_len + p.keys_after - q_len;
@@ -213,7 +211,7 @@ ATTEND_HD inline Sequence SequenceOf(const Attention& a, int64_t b) {
   return s;
 }
 
-// The element of K's or V's view at which key j of sequence b's KV head h begins.
+// Element of K's or V's view at which key j of KV head h of sequence b begins.
 ATTEND_HD inline int64_t KeyElement(const Attention& a, const ConstTensorView& view,
                                     const Sequence& s, int64_t b, int64_t h, int64_t j) {
   const int64_t rows = a.problem.page_rows;
@@ -222,14 +220,15 @@ ATTEND_HD inline int64_t KeyElement(const Attention& a, const ConstTensorView& v
   return page * view.stride_b + h * view.stride_h + j % rows * view.stride_l;
 }
 
-// How many of the keys [j, j + keys), from j on, are evenly spaced, stride_l apart.
+// How many of the keys [j, j + keys) are evenly spaced from j on, stride_l apart: up to the page's
+// end.
 ATTEND_HD inline int64_t EvenKeys(const Problem& p, int64_t j, int64_t keys) {
   const int64_t rows = p.page_rows;
   return rows == 0 || keys < rows - j % rows ? keys : rows - j % rows;
 }
 
-// The keys [begin, end) that query row i of a sequence sees; begin >= end if there are none.
-// Saturating, so that windows near INT64_MAX work.
+// The keys [begin, end) that query row i of a sequence sees; begin >= end if none. Saturating, so
+// that windows near INT64_MAX work.
 struct KeyRange {
   int64_t begin;
   int64_t end;
@@ -244,27 +243,27 @@ ATTEND_HD inline KeyRange VisibleKeys(const Mask& mask, const Sequence& s, int64
   return range;
 }
 
-// Number of (query, key) pairs that the mask lets through, over all sequences, for one head. Host
-// memory only (reads the length arrays).
+// Number of (query, key) pairs that the mask leaves, over all sequences, for one head. Host memory
+// only (reads the length arrays).
 double VisiblePairs(const Attention& attention);
 // The same for one sequence.
 double VisiblePairs(const Mask& mask, const Sequence& sequence);
 
-// Floating-point operations of the forward pass: 2 * (D + Dv) per visible pair and query head.
+// FLOPs of the forward pass: 2 * (D + Dv) per visible pair and query head.
 double Flops(const Attention& attention);
 
-// Elements of Q (or O with dim_v), K, V spanned by the problem's dense or packed shape.
+// Elements that Q, K, V and O (Q with dim_v) have by the problem's dense or packed shape.
 int64_t ElementsQ(const Problem& problem);
 int64_t ElementsK(const Problem& problem);
 int64_t ElementsV(const Problem& problem);
 int64_t ElementsO(const Problem& problem);
 int64_t ElementsLse(const Problem& problem);
 
-// Bytes of O, and of the LSE (0 if it was not asked for).
+// Bytes of O, and of LSE (0 unless requested).
 int64_t BytesO(const Problem& problem);
 int64_t BytesLse(const Problem& problem);
 
-// "float16 B2 Hq8 Hkv2 Lq128 Lk256 D64 Dv64 causal-br lse": for logs and test names.
+// "float16 B2 Hq8 Hkv2 Lq128 Lk256 D64 Dv64 mask-br[-1,0] lse": for logs and test names.
 std::string Describe(const Problem& problem);
 
 }  // namespace attend

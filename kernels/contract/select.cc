@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Kernels are tried from the most specialised to the most general: decoding, sm90, sm80, fp32. Each
+// has a predicate WhyNot... that returns "" or the reason why it cannot run; the reason that
+// excluded the faster kernel becomes the selected one's `why`. Which kernel runs depends on the
+// problem, the device and the memory's traits alone, never on the load, so that results are
+// reproducible bit for bit.
 
 #include "kernels/contract/select.h"
 
@@ -19,7 +25,7 @@ const KernelInfo* Find(std::string_view name) {
   return nullptr;
 }
 
-// Those that run on such a device.
+// Kernels of one kind of device, for error messages.
 std::string KernelNames(DeviceKind device) {
   std::string names = "auto";
   for (const KernelInfo& kernel : Kernels()) {
@@ -28,7 +34,7 @@ std::string KernelNames(DeviceKind device) {
   return names;
 }
 
-// The kernel that was asked for by name, if it is one of the device's.
+// The kernel that was requested by name, if it runs on this kind of device.
 Result<const KernelInfo*> FindForced(std::string_view forced, const DeviceInfo& device) {
   const KernelInfo* kernel = Find(forced);
   if (kernel == nullptr) {
@@ -41,7 +47,7 @@ Result<const KernelInfo*> FindForced(std::string_view forced, const DeviceInfo& 
   return kernel;
 }
 
-// `kernel` is null where the best one is wanted.
+// `kernel` is null for automatic selection.
 Status CheckDType(const Problem& problem, const KernelInfo* kernel) {
   if (problem.dtype != DType::kFloat64) return Status();
   if (kernel != nullptr && kernel->id == KernelId::kCpuReference) return Status();
@@ -82,7 +88,7 @@ Result<Selection> FitBackward(KernelId id, const Problem& problem, const DeviceI
     return bytes.ok() && *bytes <= device.workspace_bytes_max;
   };
   if (id == KernelId::kCudaFlashSm90 && TakesTurns(problem)) {
-    // Without room for it, the kernels that need less.
+    // If the device has no room for turns, use the kernels that need less.
     if (fits(TurnWorkspaceBytes(problem))) return selection;
   }
   const Result<int64_t> bytes = GradientTermsBytes(problem);
@@ -113,12 +119,13 @@ constexpr float kSm90BackwardSoftcapMax = 256.0f;
 
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
-// Query rows of all query heads of a KV head. More are the flash kernels' business, and so are more
-// than 64 where few heads share a KV head's keys; fewer keys would not fill a device.
+// Limits of decoding, in query rows of all query heads of one KV head. Beyond kDecodeRowsMost, and
+// beyond kDecodeRowsFew where few heads share a KV head, the flash kernels are faster. With too few
+// keys there is not enough work to split over a device.
 constexpr int64_t kDecodeRowsMost = 128;
 constexpr int64_t kDecodeRowsFew = 64;
 constexpr int64_t kDecodeRowsFewest = 8;
-constexpr int64_t kWgmmaRowsMin = 17;  // fewer are as fast without
+constexpr int64_t kWgmmaRowsMin = 17;  // with fewer rows mma is as fast
 constexpr int64_t kDecodeKeysMin = 512;
 constexpr int64_t kFewestRowsKeysMin = 64;
 constexpr int64_t kManyRowsGroupMin = 4;
@@ -127,7 +134,8 @@ constexpr int64_t kManyRowsKeysMin = 2048;
 bool IsDecode(const Problem& p) {
   if (p.heads_kv == 0 || p.len_q == 0 || p.len_q > kDecodeRowsMost / p.group()) return false;
   const int64_t rows = p.len_q * p.group();
-  // In pages, a request's sequences are sessions, whose lengths must not change each other's bits.
+  // In pages, a request's sequences are sessions: one's length must not change the kernel, and so
+  // the bits, of another.
   if (p.page_rows > 0) return rows <= kDecodeRowsFew || p.group() >= kManyRowsGroupMin;
   if (rows <= kDecodeRowsFewest) return p.len_k >= kFewestRowsKeysMin;
   if (rows <= kDecodeRowsFew) return p.len_k >= kDecodeKeysMin;
@@ -139,14 +147,14 @@ std::string_view BestDecode(const Problem& p, const DeviceInfo& device) {
   return wgmma ? "cuda_decode_sm90" : "cuda_decode_sm80";
 }
 
-// Why Tensor Core kernels cannot do the problem's dropout; "" if they can or it has none.
+// Why Tensor Core kernels cannot apply the problem's dropout; "" if they can or there is none.
 Reason WhyNotDrop(const Problem& p) {
   if (p.dropout == 0) return {};
   if (p.page_rows > 0) {
     return {"Tensor Core kernels have no dropout with keys in pages", Fallback::kDropout};
   }
   if (p.key_offset % kDropoutTile == 0) return {};
-  // A thread draws for a tile of 16 keys at once.
+  // One thread draws the bits of 16 keys at a time.
   return {"dropout on Tensor Cores needs a key_offset that is a multiple of 16",
           Fallback::kDropout};
 }
@@ -160,7 +168,7 @@ Reason WhyNotSm80(const Problem& p, const DeviceInfo& device) {
   return WhyNotDrop(p);
 }
 
-// Why cuda_flash_sm90 cannot take the problem's bias; "" if it can or there is none.
+// Why cuda_flash_sm90 cannot apply the problem's bias; "" if it can or there is none.
 Reason WhyNotSm90Bias(const Problem& p) {
   if (!p.has_bias) return {};
   if (!p.bias_bits && !p.bias_as_q) {
@@ -175,7 +183,7 @@ Reason WhyNotSm90Bias(const Problem& p) {
   return {};
 }
 
-// Why Hopper's kernels cannot read Q, K and V, nor a copy of them; "" if they can.
+// Why Hopper's kernels can read neither Q, K and V nor a copy of them; "" if they can.
 Reason WhyNotRead(const DeviceInfo& device, const MemoryTraits& memory) {
   const bool copied = memory.repack_bytes > 0 && memory.repack_bytes <= device.workspace_bytes_max;
   return copied ? Reason() : Reason{memory.not_tma, Fallback::kAlignment};
@@ -251,7 +259,7 @@ Reason WhyNotDecode(const Problem& p, const DeviceInfo& device, const MemoryTrai
   if (p.heads_kv > 0 && p.len_q > kDecodeRowsMost / p.group()) {
     return {"decoding kernels take at most 128 query rows of all heads of a KV head"};
   }
-  // What the copy engine needs is what 16-byte copies need.
+  // 16-byte copies (cp.async) have the same alignment rules as TMA.
   if (!WhyNotRead(device, memory).empty())
     return {"decoding kernels need rows on 16-byte boundaries", Fallback::kAlignment};
   return {};
@@ -262,7 +270,7 @@ Reason WhyNotDecodeSm90(const Problem& p, const DeviceInfo& device, const Memory
   return WhyNotDecode(p, device, memory);
 }
 
-// The reason given is what kept a faster kernel away.
+// `why` is the reason that excluded a faster kernel.
 Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
                              const MemoryTraits& memory) {
   Fallback fallback = Fallback::kNone;

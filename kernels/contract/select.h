@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only place that decides which kernel runs. Pure: values in, values out. Validation, dispatch,
-// metrics labels, server info and tests all use it, so "can it run" and "what runs" cannot
-// disagree.
+// The only place that decides which kernel runs. Pure. Validation, dispatch, metrics labels, server
+// info and tests all call it, so that "can it run" and "what runs" cannot disagree.
 
 #pragma once
 
@@ -28,7 +27,7 @@ struct DeviceInfo {
   int compute_capability = 0;       // 90 = 9.0; 0 for the CPU
   int units = 0;                    // multiprocessors or hardware threads
   int64_t memory_bytes = 0;         // total
-  int64_t workspace_bytes_max = 0;  // the most that one launch may use besides its tensors
+  int64_t workspace_bytes_max = 0;  // upper bound of one launch's workspace
   std::string uuid;                 // a GPU's 16 bytes as CUDA reports them; empty: none
 };
 
@@ -44,7 +43,7 @@ enum class KernelId : int32_t {
 };
 inline constexpr int kKernelCount = 8;
 
-// A kernel's description for people: GetServerInfo, READMEs.
+// Description of a kernel for people: GetServerInfo, READMEs.
 struct KernelInfo {
   KernelId id;
   std::string_view name;  // "cpu_flash"
@@ -56,12 +55,12 @@ struct KernelInfo {
 std::span<const KernelInfo> Kernels();
 std::string_view KernelName(KernelId id);
 
-// Whether a kernel rounds the weights of 16-bit problems to their dtype, as Tensor Cores need, so
-// that its answers are off by that. By name: true of one that is not known.
+// Whether a kernel rounds the weights of 16-bit problems to their dtype, as Tensor Cores require;
+// its error bound is then wider. By name: true if the name is unknown.
 bool RoundsWeights(KernelId id);
 bool RoundsWeights(std::string_view name);
 
-// Whether a kernel reads Q, K and V in pieces of 16 bytes, and so may need a copy of them.
+// Whether a kernel reads Q, K and V in 16-byte pieces, and so may need aligned copies.
 bool ReadsAligned(KernelId id);
 
 // The part of a problem that keeps a faster kernel of the same device away, or costs a copy first.
@@ -91,18 +90,18 @@ struct Selection {
   Fallback fallback = Fallback::kNone;
 };
 
-// Workspace of cuda_naive: all scores, in fp32. Overflow is INVALID_ARGUMENT.
+// Workspace of cuda_naive: all scores in fp32. INVALID_ARGUMENT on overflow.
 Result<int64_t> NaiveWorkspaceBytes(const Problem& problem);
 
 // `forced` is a kernel's name, or empty (or "auto") for the best one. `problem` has passed Check.
-// INVALID_ARGUMENT: no such kernel. UNIMPLEMENTED: this device cannot run it, with the reason.
+// INVALID_ARGUMENT: unknown kernel. UNIMPLEMENTED: this device cannot run it, with the reason.
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
                          const MemoryTraits& memory);
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
                          std::string_view forced = {});  // with ContiguousTraits
 
-// As Select, for the backward pass (gradients.h) of a problem that its Check has passed. Kernels
-// have the names of the forward's: one that has a backward pass has it under its own name.
+// Select for the backward pass (gradients.h), of a problem that has passed its Check. A kernel's
+// backward pass goes by the forward kernel's name.
 Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
                                  std::string_view forced, const MemoryTraits& memory);
 Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,

@@ -32,7 +32,7 @@ struct MergeWeights {
   Real right;
 };
 
-// exp(value - max), where both -inf means "no weight" rather than NaN. A NaN max stays NaN.
+// exp(value - max), but weight 0 rather than NaN if both are -inf. A NaN max stays NaN.
 template <class Real>
 ATTEND_HD inline Real ScaledExp(Real value, Real max) {
   if (value == -std::numeric_limits<Real>::infinity()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tells a running computation to end early. The computation checks it often enough to end within
-// some milliseconds; what it has written by then is meaningless.
+// Asks a running computation to end early. It polls the flag often enough to end within a few
+// milliseconds; its output is then meaningless.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace attend {
 
-// Set once, by any thread. A check costs one load, which other threads' checks do not slow down.
+// Set once, by any thread. A poll is one relaxed load of a cache line that nothing else writes.
 class StopFlag {
  public:
   void Set() { set_.store(true, std::memory_order_relaxed); }

@@ -81,7 +81,7 @@ class CudaBackend : public Backend {
 
  private:
   const DeviceInfo info_;
-  std::atomic<int64_t> arena_bytes_{0};  // arenas last as long as the backend is used
+  std::atomic<int64_t> arena_bytes_{0};  // never falls: arenas live as long as the backend is used
   PinnedRanges pinned_;
   PinnedAllocator allocator_;
   DevicePool pool_;
@@ -98,7 +98,7 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(int index, const BackendOptions
   if (!info.ok()) return info.status();
   const std::string where = "opening " + info->name;
   cudaError_t error = cudaSetDevice(index);
-  // Now rather than in the first request: the context, and the kernels' code on the device.
+  // Now rather than in the first request: create the context, and load the kernels' code.
   if (error == cudaSuccess) error = cuda::LoadKernels();
   if (error != cudaSuccess) {
     (void)cudaGetLastError();

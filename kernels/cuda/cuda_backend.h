@@ -10,7 +10,7 @@
 
 namespace attend {
 
-// NOT_FOUND if there is no such GPU, INTERNAL with CUDA's own words if it cannot be used.
+// NOT_FOUND if there is no such GPU, INTERNAL with CUDA's message if it cannot be used.
 Result<std::unique_ptr<Backend>> MakeCudaBackend(int index, const BackendOptions& options);
 
 }  // namespace attend

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// For each gradient a sample of rows is recomputed in double (CheckQuery, CheckKey, ...), every
+// element as a GradientSums with its own bound, and compared by See. The work budget is split into
+// shares, and a sample is stratified: one row drawn from each of equal shares of all rows, after
+// the rows that contain NaN or Inf. Rows that fp32 itself leaves undetermined count as unjudged,
+// never as passed.
 
 #include "kernels/reference/check_gradients.h"
 
@@ -19,10 +25,10 @@ namespace attend {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// However cheap rows are, no more of one gradient are judged.
+// Upper bound of rows judged per gradient, however cheap they are.
 constexpr int64_t kRowsMost = 1 << 16;
-// The work of a check is shared by rows of O and LSE, the softmax of rows, which has two shares,
-// five gradients, and the sums of dV.
+// Shares of the work budget: O and LSE 1, the rows' softmax 2, five gradients 1 each, the sums of
+// dV 1.
 constexpr double kShares = 9;
 
 double Overflow(DType dtype) {
@@ -51,7 +57,7 @@ class Judge {
   RowsReport Run(uint64_t seed);
 
  private:
-  // Rows of a gradient, numbered by sequence, head and row.
+  // Rows of one gradient, numbered by sequence, head and row.
   struct Rows {
     const char* name;
     TensorView view;
@@ -69,7 +75,7 @@ class Judge {
   int64_t ElementOf(const Rows& rows, const Place& place) const;
   bool IsFinite(const Rows& rows, const Place& place) const;
 
-  // Calls judge(n) for the rows to be judged, as the header says; `row_work` of each.
+  // Calls judge(n) for the rows that the header says to judge; each costs `row_work`.
   template <class Body>
   void ForSample(int64_t total, double budget, double row_work, const std::vector<int64_t>& first,
                  const Body& judge);
@@ -87,14 +93,14 @@ class Judge {
   const Attention& a_;
   const Gradients& g_;
   const Problem& p_;
-  const double share_;  // of the work, of each gradient
+  const double share_;  // work budget per gradient
   const bool weights_rounded_;
   GradientRows rows_;
   std::mt19937_64 random_;
   const StopFlag* const stop_;
   RowsReport report_;
-  std::string unjudged_;  // the first such row, and why
-  double worst_ = 0;      // of an element, in bounds
+  std::string unjudged_;  // the first unjudged row, and why
+  double worst_ = 0;      // largest error of an element, relative to its bound
   double error_sum_ = 0;
   int64_t elements_ = 0;
 };
@@ -106,7 +112,7 @@ int64_t Judge::Before(const Rows& rows, int64_t b) const {
 }
 
 Judge::Place Judge::PlaceOf(const Rows& rows, int64_t n) const {
-  // The last sequence that begins at n or before.
+  // Binary search for the last sequence that begins at or before n.
   int64_t b = 0;
   for (int64_t end = p_.batch; end - b > 1;) {
     const int64_t middle = b + (end - b) / 2;
@@ -171,7 +177,7 @@ void Judge::See(const char* name, const Place& place, const GradientSums& truth,
     return std::string(name) + " of sequence " + std::to_string(place.b) + ", head " +
            std::to_string(place.h) + ", row " + std::to_string(place.row);
   };
-  // Why the row cannot be judged, if so.
+  // Why the row cannot be judged; null if it can.
   const char* open = truth.given()     ? "the LSE that came with its rows leaves their weights open"
                      : truth.unknown() ? "its scores may leave fp32's range"
                      : truth.Open(dtype) ? "fp32 leaves its weights open"
@@ -181,7 +187,7 @@ void Judge::See(const char* name, const Place& place, const GradientSums& truth,
     const double bound = truth.Bound(d, dtype);
     const auto got = static_cast<double>(LoadElement(data, dtype, at + static_cast<int64_t>(d)));
     if (!std::isfinite(value) || !std::isfinite(bound)) {
-      // NaN or Inf where they belong say enough.
+      // A non-finite value is right wherever the truth is not finite.
       if (!std::isfinite(value) && !std::isfinite(got)) continue;
       if (truth.special(d) && !truth.unknown()) {
         Blame(kInfinity, where() + ", element " + std::to_string(d) + " is " + Text(got) +
@@ -227,7 +233,7 @@ void Judge::CheckQuery(const Rows& rows, const Place& place) {
   See(rows.name, place, sums, rows.view.data, p_.dtype, ElementOf(rows, place));
 }
 
-// Of dK or dV.
+// A row of dK or dV.
 void Judge::CheckKey(const Rows& rows, const Place& place) {
   const bool of_k = rows.view.data == g_.d_k.data;
   GradientSums sums(rows.dim, of_k ? std::abs(static_cast<double>(p_.scale)) : KeptFactor(p_),
@@ -265,7 +271,7 @@ void Judge::CheckRowsOf(const Rows& rows) {
   });
 }
 
-// Element by element: each takes all that the bias was broadcast to.
+// Element by element: each sums over everything that the bias was broadcast to.
 void Judge::CheckBias() {
   const TensorView& to = g_.d_bias;
   if (to.data == nullptr) return;
@@ -326,7 +332,7 @@ void Judge::CheckSinks() {
   });
 }
 
-// Looks at as many KV heads as the work allows, each as far from the next.
+// Checks as many KV heads as the work allows, evenly spaced.
 void Judge::CheckSums() {
   if (g_.d_v.data == nullptr) return;
   const double work = static_cast<double>(p_.dim + 3 * p_.dim_v) *
@@ -345,7 +351,8 @@ void Judge::CheckSums() {
 }
 
 RowsReport Judge::Run(uint64_t seed) {
-  // Before anything is made of them. Of a part of the keys they are the whole's.
+  // First check O and LSE, which the gradients depend on; for a part of the keys they are the
+  // whole's and cannot be checked here.
   const bool part = HasPart(p_);
   const RowsReport forward =
       part ? RowsReport{} : CheckRows(a_, SampleRows(a_, seed, share_, stop_), stop_);

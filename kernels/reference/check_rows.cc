@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Every checked element gives a Comparison: kernel, reference and plain value, with the unit and
+// the floor of its bound. The bound depends on r, the plain implementation's error in units, which
+// is known only after the last row. So Judge keeps, in constant memory, the largest r that any
+// element needs in order to pass and the largest r that the plain implementation justifies; the
+// check passes if the latter is at least the former.
 
 #include "kernels/reference/check_rows.h"
 
@@ -18,34 +24,33 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kFloat32Roundoff = UnitRoundoff(DType::kFloat32);
 
-// Roundings of a weight on its way from score to output beside those of the score itself: exp (two
-// units in good libraries and polynomials), product, sum of weights, its reciprocal, the final
-// product, and two for the rescaling when the maximum moves.
+// Roundings of a weight between score and output, beside those of the score itself: exp (two units
+// in good libraries and polynomials), product, sum of weights, its reciprocal, the final product,
+// and two for rescaling when the maximum moves.
 constexpr double kWeightRoundings = 8;
 
-// And of dropout's factor: its own, and that of the product with it.
+// Further roundings with dropout: its factor, and the product with it.
 constexpr double kDropoutRoundings = 2;
 
-// What Tensor Cores lose of a sum P V with each key, in fp32's roundoffs of the sum: see the
-// header.
+// Loss of a Tensor Core sum P V per key, in fp32 roundoffs of the sum: see the header.
 constexpr double kKeyTruncations = 1.0 / 4;
 
-// The most that r may be for rows other than the one it was seen in. Nothing that a plain
-// implementation does costs it more than its unit, but for bad luck.
+// Upper bound of r for rows other than the one it was seen in. A plain implementation's error stays
+// within its unit, except by bad luck.
 constexpr double kPlainRatioMax = 2;
 
-// A row whose weights' rounding alone moves O by more than this share of what O was added up from
-// counts as wide.
+// A row counts as wide if the rounding of its weights alone may move O by more than this share of
+// sum p|v|.
 constexpr double kWideShare = 0x1p-10;
 
-// An output beside the truth about it. `unit` is what one rounding of each kind costs it. Its bound
-// is 2 r unit + floor and, in a wide row, no more than reaches the end of V's range (`side`, as far
-// from the reference as that is on the output's side) and 2 r edge_unit + edge_floor beyond.
+// One output element with its truth. `unit` is the cost of one rounding of each kind. The bound is
+// 2 r unit + floor and, in a wide row, no more than the distance to the end of V's range (`side`,
+// on the output's side of the reference) plus 2 r edge_unit + edge_floor.
 struct Comparison {
   double got = 0;
   double reference = 0;
   double plain = 0;
-  double stored = 0;  // what of the plain error is O's own rounding, which floor has
+  double stored = 0;  // share of the plain error that is O's own rounding, which floor covers
   double unit = 0;
   double floor = 0;
   double side = kInfinity;
@@ -58,7 +63,7 @@ double BoundOf(const Comparison& c, double ratio) {
   return std::min(inside, c.side + 2 * ratio * c.edge_unit + c.edge_floor);
 }
 
-// The r that would let this error pass.
+// The r at which this error would pass.
 double NeededRatio(const Comparison& c, double error) {
   if (std::isinf(error)) return kInfinity;
   const auto needed = [](double over, double unit) {
@@ -70,9 +75,8 @@ double NeededRatio(const Comparison& c, double error) {
   return error == 0 ? 0 : std::max(inside, beyond);
 }
 
-// Half a step between the dtype's subnormals, where roundings are not relative to the value; and
-// between fp32's for what `keys` were added up and divided with, times dropout's factor. At worst,
-// as it is of no account.
+// Half a subnormal step of the dtype, where roundings are not relative to the value, plus fp32's
+// for the sums and quotient over `keys`, times dropout's factor. The worst case: it hardly matters.
 double SubnormalRounding(const Problem& p, int64_t keys) {
   const double once = p.dtype == DType::kFloat16    ? 0x1p-25
                       : p.dtype == DType::kBFloat16 ? 0x1p-134
@@ -81,22 +85,23 @@ double SubnormalRounding(const Problem& p, int64_t keys) {
   return once + factor * (1 + static_cast<double>(keys)) * 0x1p-150;
 }
 
-// What rounds to Inf begins here.
+// Values from here on round to Inf.
 double Overflow(DType dtype) {
   return dtype == DType::kFloat16 ? 65520 : dtype == DType::kBFloat16 ? 0x1.ffp127 : 0x1.ffffffp127;
 }
 
 bool SameSpecial(double a, double b) { return std::isnan(a) ? std::isnan(b) : a == b; }
 
-// One row's O or LSE, and how specials are judged in it.
+// Facts about one row that decide how its outputs are judged.
 struct RowFacts {
   RowRounding rounding;
   bool wide = false;
-  std::array<double, kHeadDimMax> low;  // of the visible keys' V, if wide
+  std::array<double, kHeadDimMax> low;  // range of the visible keys' V, if wide
   std::array<double, kHeadDimMax> high;
 };
 
-// Whether a NaN or Inf on either side is as it should be; neither may be finite only.
+// Whether the result is right although it or the reference is NaN or Inf: neither may be finite
+// alone.
 bool SpecialIsRight(const Comparison& c, const RowRounding& row, bool lse) {
   if (SameSpecial(c.got, c.reference)) return true;
   if (!std::isfinite(c.plain) && SameSpecial(c.got, c.plain)) return true;
@@ -104,12 +109,12 @@ bool SpecialIsRight(const Comparison& c, const RowRounding& row, bool lse) {
     if (std::isnan(c.got)) return row.may_overflow;
     return lse && (c.got > 0 ? row.may_overflow : row.all_vanish);
   }
-  // The key that makes the reference special is one that fp32 may not see.
+  // The key that makes the reference special may be invisible to fp32.
   return row.may_overflow || row.some_vanish;
 }
 
-// The error, or infinity if there is a NaN or Inf where none belongs (or the reverse). Inf is right
-// for a value that rounds to it, even if only because of the allowed error.
+// The error; infinity if there is a NaN or Inf where none belongs, or the reverse. Inf is right for
+// a value that rounds to it, even if only because of the allowed error.
 double ErrorOf(const Comparison& c, const RowRounding& row, DType dtype, bool lse) {
   if (std::isfinite(c.got) && std::isfinite(c.reference)) return std::abs(c.got - c.reference);
   if (SpecialIsRight(c, row, lse)) return 0;
@@ -125,15 +130,15 @@ std::string Place(const RowId& id, int64_t d) {
          std::to_string(id.i);
 }
 
-// Everything about one kind of output (O or LSE) over the rows checked, in constant memory: r is
-// known only at the end, so what is kept is the r that each value would need.
+// Statistics of one kind of output (O or LSE) over the checked rows, in constant memory: r is known
+// only at the end, so it keeps the r that the values would need.
 class Judge {
  public:
-  // `least_ratio`: what r is taken for even where the plain implementation was luckier.
+  // `least_ratio`: lower bound of r, for a plain implementation that was luckier.
   Judge(DType dtype, bool lse, double least_ratio)
       : dtype_(dtype), lse_(lse), ratio_(least_ratio) {}
 
-  // One row's outputs, in order.
+  // Adds one row's outputs, in order.
   void Add(std::span<const Comparison> outputs, const RowFacts& row, const RowId& id) {
     double own = 0;
     for (const Comparison& c : outputs) {
@@ -186,8 +191,8 @@ class Judge {
 
   const DType dtype_;
   const bool lse_;
-  double ratio_;       // r of the header, for all rows
-  double needed_ = 0;  // the r at which every value would pass
+  double ratio_;       // r of the header, over all rows
+  double needed_ = 0;  // the r at which every value passes
   double max_error_ = 0;
   double error_sum_ = 0;
   double finite_ = 0;
@@ -201,8 +206,8 @@ class Judge {
   int64_t worst_dim_ = 0;
 };
 
-// The ends of what a mean of the visible keys' V, finite ones, can be in each column. A sink is a
-// key of value 0, as are weights that are dropped, and so is nothing where fp32 may lose keys.
+// Range of a mean of the visible keys' finite V, per column. It includes 0 if there are sinks (a
+// key of value 0), dropped weights, or keys that fp32 may lose.
 void FindRange(const Attention& a, const RowId& id, const StopFlag* stop, RowFacts* row) {
   const Problem& p = a.problem;
   const Sequence s = SequenceOf(a, id.b);
@@ -233,7 +238,7 @@ void FindRange(const Attention& a, const RowId& id, const StopFlag* stop, RowFac
   }
 }
 
-// As far as a mean of V is from `reference` at most, on the side where `got` is.
+// Sets `side`, the distance from `reference` to the end of V's range on the side where `got` is.
 void LimitToRange(double low, double high, double dtype_unit, double subnormal, Comparison* c) {
   if (!(low <= high)) return;
   const double most = std::max(std::abs(low), std::abs(high));
@@ -242,7 +247,7 @@ void LimitToRange(double low, double high, double dtype_unit, double subnormal, 
   c->edge_floor = c->edge_unit;
 }
 
-// What of one row the rest is compared with.
+// The reference and the plain result of one row.
 struct RowTruth {
   std::array<double, kHeadDimMax> o;
   double lse = 0;
@@ -301,13 +306,13 @@ Comparison CompareLse(const Attention& a, const RowId& id, const RowTruth& truth
   const double most = std::abs(c.reference) + (std::isfinite(moved) ? moved : 0);
   c.floor = kFloat32Roundoff * (roundings + most) + moved;
   c.unit = c.floor + kFloat32Roundoff * sum_unit;
-  // Where scores may overflow, all that is known is that a finite LSE is one of fp32's numbers.
+  // Where scores may overflow, all that is known of a finite LSE is that it is an fp32 number.
   c.side =
       std::max(0.0, Overflow(DType::kFloat32) + (c.got > c.reference ? -c.reference : c.reference));
   return c;
 }
 
-// True if the row's O may be far from the reference for its scores' rounding alone.
+// True if the scores' rounding alone may move the row's O far from the reference.
 bool CheckRow(const Attention& a, const RowId& id, bool weights_rounded, const StopFlag* stop,
               Judge* o, Judge* lse) {
   const Problem& p = a.problem;
@@ -334,11 +339,11 @@ bool CheckRow(const Attention& a, const RowId& id, bool weights_rounded, const S
   return row.wide;
 }
 
-// A check of rows that come one by one.
+// Checks rows one by one.
 class RowsCheck {
  public:
-  // Weights rounded to 16 bits, as every Tensor Core kernel's are, may cost one unit (twice the
-  // least r); where few keys are visible the plain implementation can be far from that by chance.
+  // Weights rounded to 16 bits, as in every Tensor Core kernel, may cost one unit (twice the least
+  // r); with few visible keys the plain implementation can be far from that by chance.
   RowsCheck(const Attention& a, bool weights_rounded)
       : a_(a),
         weights_rounded_(weights_rounded),

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Two passes over a row's keys: the first finds the largest score, the second adds up exp(score -
+// max) * v, so that nothing overflows and no running rescale costs accuracy. Scores of the first
+// kKeptScores keys are cached between the passes.
 
 #include "kernels/reference/cpu_reference.h"
 
@@ -19,7 +23,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The scores of one query row over the keys it sees, first key first, as often as asked for.
+// The scores of one query row over its visible keys in order, any number of times.
 class RowScores {
  public:
   RowScores(const Attention& a, const Sequence& s, const RowId& id, bool with_errors,
@@ -38,7 +42,7 @@ class RowScores {
   int64_t keys() const { return std::max<int64_t>(0, keys_.end - keys_.begin); }
   bool may_overflow() const { return rounding_ && rounding_->may_overflow(); }
 
-  // visit(key, score) for every key in turn, until `stop` is set.
+  // visit(key, score) for every key in order, until `stop` is set.
   template <class Visit>
   void ForEach(Visit visit) {
     for (int64_t j = keys_.begin; j < keys_.end && !Stopped(stop_); ++j) {
@@ -88,7 +92,7 @@ void ReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, double* o
   double highest = -kInfinity;
   row.ForEach([&](int64_t, const KeyScore& score) {
     if (score.value == -kInfinity) return;
-    // NaN if any is.
+    // NaN if any score is NaN.
     if (!(score.value <= state.max) && !std::isnan(state.max)) state.max = score.value;
     highest = std::max(highest, score.value + score.error);
   });
@@ -101,7 +105,7 @@ void ReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, double* o
   std::array<double, kHeadDimMax> v;
   row.ForEach([&](int64_t j, const KeyScore& score) {
     if (score.value == -kInfinity) return;
-    // Never 0, however small: a visible key's Inf is Inf times something.
+    // Never exactly 0: Inf in a visible key's V must give Inf, not 0 * Inf.
     const double exponential = ScaledExp(score.value, state.max);
     const double weight = exponential == 0 ? std::numeric_limits<double>::min() : exponential;
     const int64_t v_at = KeyElement(a, a.v, s, b, h / p.group(), j);

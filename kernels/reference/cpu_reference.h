@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rung 0: the definition of the answer, in plain loops and double precision. Pure functions of
-// host memory on the calling thread; they allocate at most kKeptScores scores.
+// Rung 0: the definition of the answer, in plain loops and double precision. Pure functions of host
+// memory on the calling thread; they allocate at most kKeptScores scores.
 
 #pragma once
 
@@ -13,16 +13,16 @@
 
 namespace attend {
 
-// A row's scores are needed twice. Those of its first keys are kept meanwhile, 1.5 MiB at most, and
-// those of more keys computed twice.
+// A row's scores are needed twice. Those of its first keys are cached, 1.5 MiB at most; later ones
+// are computed twice.
 inline constexpr int64_t kKeptScores = 65536;
 
-// One output row, sequence b, query head h, query row i < q_rows of the sequence, from host memory.
-// Writes o[Dv] (unrounded) and *lse. Padding rows (i >= q_len) and rows without a key of any weight
-// give 0 and -inf; with a sink the latter's LSE is the sink's logit, which is in the denominator
-// still. A key whose score is -inf, from bias or from arithmetic, has no weight: its V is not read.
-// `rounding`, if wanted, comes empty. Left within milliseconds once `stop` is set; what was written
-// then means nothing.
+// One output row: sequence b, query head h, query row i < q_rows of the sequence, from host memory.
+// Writes o[Dv] (unrounded) and *lse. Padding rows (i >= q_len) and rows in which no key has weight
+// give 0 and -inf; with a sink, the latter's LSE is the sink's logit, which is still in the
+// denominator. A key whose score is -inf, from bias or by arithmetic, has no weight, and its V is
+// not read. `rounding`, if not null, must be default-initialised. Returns within milliseconds once
+// `stop` is set; the output is then meaningless.
 void ReferenceRow(const Attention& attention, int64_t b, int64_t h, int64_t i, double* o,
                   double* lse, RowRounding* rounding = nullptr, const StopFlag* stop = nullptr);
 

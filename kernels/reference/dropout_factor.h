@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dropout (dropout.h) as the reference applies it: weight by weight, in double.
+// Dropout (dropout.h) in the reference: weight by weight, in double.
 
 #pragma once
 
@@ -10,12 +10,12 @@
 
 namespace attend {
 
-// What a kept weight is multiplied by.
+// Factor of a kept weight.
 inline double KeptFactor(const Problem& p) {
   return static_cast<double>(kDropoutOne) / static_cast<double>(kDropoutOne - p.dropout);
 }
 
-// m_ij for a row and key j: what the weight is multiplied by. 1 without dropout.
+// m_ij: the factor of the weight of a row and key j. 1 without dropout.
 inline double DropoutFactor(const Attention& a, const RowId& id, int64_t j) {
   const Problem& p = a.problem;
   if (p.dropout == 0) return 1;
@@ -25,8 +25,8 @@ inline double DropoutFactor(const Attention& a, const RowId& id, int64_t j) {
   return keeps ? KeptFactor(p) : 0;
 }
 
-// Loads the value of key j, from `element` of V on, times DropoutFactor, which comes back: 0 if the
-// weight is dropped, be the value NaN or Inf.
+// Loads the value of key j, from `element` of V on, times DropoutFactor, and returns that factor.
+// If the weight is dropped v is 0, even if the value is NaN or Inf.
 inline double LoadKeptValue(const Attention& a, const RowId& id, int64_t j, int64_t element,
                             double* v) {
   const Problem& p = a.problem;

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Error propagation through one (row, key) pair: score -> P -> dP -> dS -> dT, by the formulas in
+// check_gradients.h. Errors from rounding (`error`) and from the row's uncertain weights (`moved`)
+// are kept apart, because the latter cancel over a row: weights sum to 1.
 
 #include "kernels/reference/gradient_terms.h"
 
@@ -16,11 +20,11 @@ namespace {
 constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A weight that every kernel holds, in float16 too.
+// A weight that no kernel flushes to 0, not even in float16.
 constexpr double kHeldByAll = 0x1p-20;
 
-// What a factor of that magnitude may be off by because Tensor Cores take it in the problem's
-// dtype: half a step, of subnormal numbers too.
+// Error of a factor of that magnitude if Tensor Cores take it in the problem's dtype: half a step,
+// subnormal or relative.
 double FactorRounding(DType dtype, bool rounded, double magnitude) {
   if (!rounded || dtype == DType::kFloat32 || dtype == DType::kFloat64) return 0;
   return UnitRoundoff(dtype) * magnitude + SubnormalStep(dtype);
@@ -49,7 +53,7 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
   const double kept = DropoutFactor(a, row.id, key.j);
   pair.kept = kept != 0;
   const double kept_roundings = p.dropout > 0 ? 2 * kRoundoff : 0;
-  const double most = weight + moved;  // what the weight may be
+  const double most = weight + moved;  // upper bound of the weight
   const bool seen = !(weight - moved <= kHeldByAll);
   pair.factor = {.value = kept * weight,
                  .error = kept * (FactorRounding(p.dtype, weights_rounded, most) +
@@ -59,7 +63,7 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
                  .gross = kept * weight,
                  .seen = seen};
 
-  // What is dropped may be NaN.
+  // A dropped key's V may be NaN.
   const Products d_weight = pair.kept ? Multiply(row.d_o, key.v, p.dim_v) : Products{};
   const double m = kept * d_weight.sum - w.less;
   const double dot_error = (SumRoundings(p.dim_v) + kept_roundings) * d_weight.magnitude;
@@ -119,10 +123,10 @@ void GradientSums::Add(const RowElements& by, const GradientTerm& term) {
 }
 
 double GradientSums::Bound(size_t d, DType dtype) const {
-  // Where some weights grow, others shrink: by 2 together.
+  // A row's weights sum to 1: where some grow, others shrink, by 2 in total.
   const double moved = one_row_ ? std::min(moved_[d], 2 * swing_[d]) : moved_[d];
   double bound = error_[d] + moved + SumRoundings(terms_) * magnitude_[d];
-  // The error so far is rounded too.
+  // The sums of errors so far are themselves rounded.
   bound += kRoundoff * (std::abs(value_[d]) + bound);
   if (value_[d] == 0 && bound == 0) return 0;
   bound += factor_ * SubnormalRoundings(terms_);

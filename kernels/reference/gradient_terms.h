@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The effect of one query row on one key in the backward pass, in double, with how far off each
-// number may be in fp32: the quantities of check_gradients.h. Host memory; calling thread.
+// The contribution of one query row and key to the backward pass, in double, with bounds on fp32's
+// errors: the quantities of check_gradients.h. Host memory; calling thread.
 
 #pragma once
 
@@ -20,56 +20,57 @@ struct GradientKey {
   RowElements k, v;
 };
 
-// One number, to be multiplied with a row and added up.
+// One number, to be multiplied by a row and accumulated.
 struct GradientTerm {
   double value = 0;
-  double error = 0;   // by rounding, beside the next
-  double moved = 0;   // because the row's weights are off
-  double swing = 0;   // moved, if all of the row's weight moved to or from this key
-  double gross = 0;   // the magnitude of value, had nothing cancelled
-  bool seen = false;  // the weight is NaN, or so large that no kernel takes it for 0
+  double error = 0;   // by rounding, without `moved`
+  double moved = 0;   // by the error of the row's weights
+  double swing = 0;   // upper bound of moved: all of the row's weight moves to or from this key
+  double gross = 0;   // magnitude of value if nothing cancelled
+  bool seen = false;  // the weight is NaN, or so large that no kernel flushes it to 0
 };
 
 struct GradientPair {
-  bool counts = false;  // the key has a weight, by its score
-  bool kept = true;     // and dropout keeps it
-  GradientTerm factor;  // of dO in dV: P, times dropout's factor
+  bool counts = false;  // the key has a weight: its score is not -inf
+  bool kept = true;     // dropout keeps it
+  GradientTerm factor;  // of dO in dV: P times dropout's factor
   GradientTerm d_score;
   GradientTerm d_dot;  // dT * scale
 };
 
 // The key must be visible. `weights_rounded`: factors of 16-bit problems are rounded to their
-// dtype, as Tensor Cores need.
+// dtype, as Tensor Cores require.
 GradientPair PairOf(const Attention& attention, const GradientRow& row, const GradientKey& key,
                     bool weights_rounded);
 
-// A row of a gradient while it is added up.
+// Accumulates a row of a gradient.
 class GradientSums {
  public:
-  // Once the sums are rounded they may be multiplied with `factor`. `one_row`: all terms are of one
-  // query row, whose weights sum to 1.
+  // The rounded sums may be multiplied by `factor`. `one_row`: all terms belong to one query row,
+  // whose weights sum to 1.
   GradientSums(int64_t dim, double factor, bool one_row);
 
   void Add(const RowElements& by, const GradientTerm& term);
   void AddOne(const GradientTerm& term) { Add(kOne, term); }
-  // Terms of a row of which nothing is known.
+  // Adds terms of a row about which nothing is known.
   void AddUnknown(const RowWeights& weights) {
     unknown_ = true;
     given_ = given_ || weights.given;
   }
 
   bool unknown() const { return unknown_; }
-  // Because of the LSE that came with a row.
+  // Whether that was because of a row's given LSE.
   bool given() const { return given_; }
   size_t dim() const { return dim_; }
   double value(size_t d) const { return value_[d]; }
   // Whether every kernel sees the NaN or Inf that makes the element NaN or Inf.
   bool special(size_t d) const { return special_[d]; }
-  // The bound of an element, its rounding to `dtype` included.
+  // The bound of an element, including its rounding to `dtype`.
   double Bound(size_t d, DType dtype) const;
-  // Whether the weights leave 0.1 % of it open.
+  // Whether the weights leave 0.1 % of the row open.
   bool Wide() const { return unknown_ || moved_all_ > kWideShare * gross_all_; }
-  // Or all, so that 0 would be as good an answer. Of what is known.
+  // Whether they leave all of it open, so that 0 would be as good an answer. Considers known rows
+  // only.
   bool Open(DType dtype) const;
 
  private:
@@ -86,7 +87,7 @@ class GradientSums {
   std::array<bool, kHeadDimMax> special_{};
 };
 
-// Half a step between the dtype's subnormal numbers.
+// Half a subnormal step of 16-bit dtypes; fp32's whole step, 2^-149.
 double SubnormalStep(DType dtype);
 
 }  // namespace attend

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Three passes over a row's keys: the maximum, the sum of weights in eight accumulators, then O
+// with weights that are already divided.
 
 #include "kernels/reference/plain_row.h"
 
@@ -25,16 +28,16 @@ float Round(DType dtype, float value) {
     case DType::kBFloat16:
       return BFloat16ToFloat(FloatToBFloat16(value));
     case DType::kFloat32:
-    case DType::kFloat64:  // which this is not asked to judge
+    case DType::kFloat64:  // never judged by the plain implementation
     case DType::kBit:
       return value;
   }
   return value;
 }
 
-// The scores of query row i and the keys [begin, begin + kKeysAtOnce), each summed in
-// fp32 from the first dimension to the last. Several keys at once: one sum alone would wait for
-// itself with every addition.
+// Scores of query row i and the keys [j, j + kKeysAtOnce), each summed in fp32 from the first
+// dimension to the last. Several keys at a time, because a single sum is bound by the latency of
+// its additions.
 constexpr int64_t kKeysAtOnce = 8;
 
 void PlainDots(const Attention& a, const Sequence& s, const RowId& id, int64_t j, const float* q,
@@ -46,7 +49,7 @@ void PlainDots(const Attention& a, const Sequence& s, const RowId& id, int64_t j
     LoadElements(a.k.data, p.dtype, k, p.dim, rows[n].data());
   }
   for (int64_t n = count; n < kKeysAtOnce; ++n) std::fill_n(rows[n].begin(), p.dim, 0.0f);
-  // Not in `dots` itself: that might be where q is, and would be stored with every addition.
+  // Not in `dots` itself: it might alias q, and would be stored after every addition.
   std::array<float, kKeysAtOnce> sums{};
   for (int64_t d = 0; d < p.dim; ++d) {
     for (int64_t n = 0; n < kKeysAtOnce; ++n) sums[n] += q[d] * rows[n][d];
@@ -54,7 +57,7 @@ void PlainDots(const Attention& a, const Sequence& s, const RowId& id, int64_t j
   std::copy(sums.begin(), sums.end(), dots);
 }
 
-// Everything of problem.h between q.k and the mask.
+// All score terms of problem.h between q.k and the mask.
 float PlainScore(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j,
                  float dot) {
   const Problem& p = a.problem;
@@ -73,8 +76,8 @@ float PlainScore(const Attention& a, const Sequence& s, int64_t b, int64_t h, in
   return score;
 }
 
-// The scores of one query row over the keys it sees, first key first, as often as needed: those of
-// the first keys are kept, those of further keys are computed again.
+// The scores of one query row over its visible keys in order, any number of times: the first keys'
+// are cached, later ones are recomputed.
 class PlainScores {
  public:
   PlainScores(const Attention& a, const Sequence& s, const RowId& id, const StopFlag* stop)
@@ -86,8 +89,7 @@ class PlainScores {
     kept_.reserve(static_cast<size_t>(std::min(keys, kKept)));
   }
 
-  // visit(key, score) for every key in turn, but for those whose score is -inf, until `stop` is
-  // set.
+  // visit(key, score) for every key in order whose score is not -inf, until `stop` is set.
   template <class Visit>
   void ForEach(Visit visit) {
     std::array<float, kKeysAtOnce> scores;
@@ -152,7 +154,7 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, bool weights_
 
   std::array<float, kHeadDimMax> values;
   scores.ForEach([&](int64_t j, float score) {
-    // Divided before they are added up: sums of the largest values would overflow.
+    // Normalise before accumulating: sums of the largest values would overflow.
     const float exponential = std::exp(score - max);
     float weight = (weights_rounded ? Round(p.dtype, exponential) : exponential) * factor;
     if (p.dropout > 0) {

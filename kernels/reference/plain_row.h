@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Standard attention in the problem's own precision, one row at a time: what a plain, careful
-// implementation costs in accuracy. check_rows measures kernels against its error. Host memory,
-// calling thread.
+// Standard attention in the problem's own precision, one row at a time: the accuracy of a plain,
+// careful implementation, which check_rows measures kernels against. Host memory, calling thread.
 
 #pragma once
 
@@ -15,10 +14,10 @@ namespace attend {
 
 // As ReferenceRow, but scores are accumulated in fp32 key by key, weights exp(score - max) are
 // rounded to the dtype, if `weights_rounded`, then divided by their sum (the sink included), and O
-// is accumulated in fp32 and rounded to its own dtype. Their sum is one of eight, as kernels have
-// at least: one alone would drift in long rows, and hide the loss of a key. Rounding weights before
-// the division is what the kernels do: divided, those of a long row would all be too small for
-// fp16. Dropout comes last. Left early once `stop` is set.
+// is accumulated in fp32 and rounded to its own dtype. The sum has eight accumulators, as kernels
+// have at least: a single one would drift in long rows and hide the loss of a key. Weights are
+// rounded before the division, as kernels do it: divided, those of a long row would all be too
+// small for fp16. Dropout comes last. Returns early once `stop` is set.
 void PlainRow(const Attention& attention, int64_t b, int64_t h, int64_t i, bool weights_rounded,
               float* o, float* lse, const StopFlag* stop = nullptr);
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Per query row: scores and dP of its visible keys, then the row's softmax and delta, then dS and
+// dT of each key (ReferenceKeyGradients). The whole pass adds each row's terms to dQ, dK, dV, dBias
+// and dSink in double and rounds each gradient once.
 
 #include "kernels/reference/reference_gradients.h"
 
@@ -32,7 +36,7 @@ double Dot(const Row& a, const Row& b, int64_t count) {
   return std::inner_product(a.begin(), a.begin() + count, b.begin(), 0.0);
 }
 
-// Doubles of one head's rows, rounded once when all has been added.
+// Sums in double for one head's rows, rounded once on Store.
 struct Sums {
   Sums(int64_t rows, int64_t dim) : dim(dim), values(static_cast<size_t>(rows * dim)) {}
   void Add(int64_t row, double factor, const Row& x) {
@@ -52,12 +56,12 @@ struct Sums {
   std::vector<double> values;
 };
 
-// dBias in double, [B|1, Hq|1, Lq|1, Lk], contiguous. Empty if it is not wanted.
+// dBias in double, [B|1, Hq|1, Lq|1, Lk], contiguous. Empty if not wanted.
 class BiasSums {
  public:
   BiasSums(const Problem& p, const TensorView& to) : to_(to), len_k_(p.len_k) {
     if (to.data == nullptr) return;
-    // What is broadcast is there even if there is nothing to broadcast it to.
+    // A broadcast dimension has one element, even if it is broadcast to nothing.
     batch_ = to.stride_b != 0 ? p.batch : 1;
     heads_ = to.stride_h != 0 ? p.heads_q : 1;
     rows_ = to.stride_l != 0 ? p.len_q : 1;
@@ -110,8 +114,8 @@ std::vector<KeyGradient> ReferenceKeyGradients(const Attention& a, const Gradien
   LoadElements(a.q.data, p.dtype, ElementOf(a.q, id.b, id.h, q_row), p.dim, q.data());
   LoadElements(g.d_o.data, p.o_dtype(), ElementOf(g.d_o, id.b, id.h, q_row), p.dim_v, d_o.data());
 
-  // Until the row's largest score and sum are known: the score, dP, and scale times softcap's
-  // slope.
+  // Until the row's maximum and sum are known, the fields hold: weight the score, d_score dP, and
+  // d_dot scale times softcap's slope.
   SoftmaxState<double> state;
   for (int64_t j = visible.begin; j < visible.end && !Stopped(stop); ++j) {
     const int64_t k = KeyElement(a, a.k, s, id.b, kv_head, j);

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A row's softmax is either computed from its keys (Whole: one online pass that also adds up R, K
+// and the sums for delta's error), or taken from the given LSE and O (AsGiven), whose rounding is
+// then part of the error. Whole rows are cached: every row of dK and dV asks for all rows that see
+// it.
 
 #include "kernels/reference/row_weights.h"
 
@@ -16,26 +21,26 @@ namespace {
 constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The work of a pair beside its products, in multiply-adds: exponentials and their like.
+// Cost of a pair beside its products, in multiply-adds: exponentials etc.
 constexpr double kPairWork = 128;
-// Whole rows that are remembered: some MiB of them.
+// Cache size in rows: a few MiB.
 constexpr int64_t kRowsMost = 1 << 16;
 
-// Keys of which the longest is remembered.
+// Keys per cached maximum norm.
 constexpr int64_t kBlock = 16;
 
-// A row's weights sum to 1 within this, however large LSE is and whatever it has lost by rounding:
-// so says gradients.h. A row whose LSE alone leaves more open is computed whole.
+// The contract of gradients.h: a row's weights sum to 1 within this, however large LSE is and
+// whatever rounding it has lost. A row whose LSE alone leaves more open is computed whole.
 constexpr double kNormError = 0x1p-10;
 
-// Weights that are off by a factor of 2 and more are not known.
+// Weights that may be off by a factor of 2 or more count as unknown.
 constexpr double kLogErrorMost = 0.69;
 
-// Roundings of a row's sum of weights beside those of adding up: see check_rows.h.
+// Roundings of a row's sum of weights beside those of the additions: see check_rows.h.
 constexpr double kWeightRoundings = 8;
 
-// Exponents above it tell no more than it does: e^500 times anything is as good as infinite, and
-// its products still are numbers.
+// Larger exponents carry no information: e^500 times anything is as good as infinite, and products
+// with it stay finite.
 constexpr double kExponentMost = 500;
 
 double Norm(const RowElements& x, int64_t dim) {
@@ -44,10 +49,10 @@ double Norm(const RowElements& x, int64_t dim) {
   return std::sqrt(sum);
 }
 
-// A row while it is added up key by key, relative to the largest score so far.
+// A row's sums while keys are added, relative to the largest score so far (online softmax).
 class RowSum {
  public:
-  // `size` is the magnitude of what `d_weight`, dropout's factor in it, was added up from.
+  // `size` is the magnitude of the sum behind `d_weight`, both with dropout's factor.
   void Add(const KeyScore& score, double kept, double d_weight, double size) {
     ++keys_;
     Raise(score.value);
@@ -71,7 +76,7 @@ class RowSum {
     high_ = std::max(high_, d_weight);
   }
 
-  // A key whose value is 0.
+  // A sink is a key of value 0.
   void AddSink(double logit) {
     Add({.value = logit, .error = 4 * kRoundoff * std::abs(logit)}, 0, 0, 0);
     sink_ = std::exp(logit - max_);
@@ -85,13 +90,14 @@ class RowSum {
   double size() const { return size_ / sum_; }
   double kept() const { return kept_ / sum_; }
   double sink() const { return sink_ / sum_; }
-  // How far rounding scores may move LSE.
+  // How far the scores' rounding may move LSE.
   double Moved() const {
     const double down = least_ > 0 ? std::log(sum_ / least_) : kInfinity;
     return std::max(std::log1p(raised_ / sum_), std::max(0.0, down));
   }
-  // And sum P dP: as score_rounding.h has it for O, by the sum of what each key moves, which says
-  // more where one key has nearly all weight and no dP, and no further than dP reaches.
+  // How far it may move sum P dP. As in score_rounding.h for O, or by the sum of each key's own
+  // movement, which is tighter where one key has nearly all weight and no dP; never further than
+  // dP's range.
   double MovedDelta() const {
     const double d = delta();
     const double all = raised_second_ + d * d * raised_;
@@ -105,7 +111,7 @@ class RowSum {
 
  private:
   void Raise(double score) {
-    if (score <= max_) return;  // and NaN stays
+    if (score <= max_) return;  // NaN goes on, and makes the sums NaN
     const double by = std::exp(max_ - score);
     max_ = score;
     for (double* const sum : {&sum_, &kept_, &delta_, &size_, &least_, &raised_, &raised_first_,
@@ -130,7 +136,7 @@ double SumRoundings(int64_t terms) {
 }
 
 double ShareError(double share, double log_error, double log_share) {
-  // Where it may be off by much, the other end of [0, 1] may be the nearer one.
+  // With a large error the other end of [0, 1] may be the nearer one.
   const double rise = log_error <= 1 ? share * std::expm1(log_error)
                                      : std::exp(std::min(0.0, log_share + log_error)) - share;
   const double error = log_error <= 1 ? rise : std::max(rise, share);
@@ -182,7 +188,7 @@ double GradientRows::LargestKey(const GradientRow& row) {
       LoadRow(a_.k, p.dtype, p.dim, row.id.b, row.id.h / p.group(), s.k_row + j, &k);
       const double norm = Norm(k, p.dim);
       double& block = norms[static_cast<size_t>(j / kBlock)];
-      // A row that sees NaN or Inf has no number for its LSE.
+      // A row that sees NaN or Inf has no finite LSE, so its norm does not matter.
       if (std::isfinite(norm)) block = std::max(block, norm);
     }
   }
@@ -208,7 +214,7 @@ RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, dou
     rounding.Judge(terms, other.data(), &score);
     const double kept = DropoutFactor(a_, row.id, j);
     Products d_weight;
-    if (kept != 0) {  // what is dropped may be NaN
+    if (kept != 0) {  // a dropped value may be NaN
       LoadRow(a_.v, p.dtype, p.dim_v, row.id.b, kv_head, s.k_row + j, &other);
       d_weight = Multiply(row.d_o, other, p.dim_v);
     }
@@ -233,14 +239,14 @@ RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, dou
   weights.sink = sum.sink();
   weights.sink_error = ShareError(weights.sink, weights.log_error, std::log(weights.sink));
   weights.kept = weights.known ? sum.kept() : -1;
-  // Dropout may keep all of the weight that moves, or none.
+  // Dropout may keep all of the weight that moves, or none of it.
   const double kept_moved =
       p.dropout > 0 ? KeptFactor(p) * std::min(1.0, std::expm1(2 * moved)) : 0;
   weights.kept_error =
       std::min(given + 2 * moved, kNormError) + sums + kept_moved + weights.sink_error;
   const Products delta = Multiply(row.d_o, o, p.dim_v);
   weights.less = sum.delta() - d_lse;
-  // A pass has delta from O as it was stored, or adds up P dP.
+  // A pass computes delta from the stored O, or sums P dP.
   const double summed = (SumRoundings(p.dim_v) + SumRoundings(sum.keys())) * sum.size();
   weights.less_error = std::abs(delta.sum - sum.delta()) +
                        std::max(SumRoundings(p.dim_v) * delta.magnitude, summed) +
@@ -290,7 +296,7 @@ GradientRow GradientRows::Row(const RowId& id, bool whole) {
   const int64_t at = row.sequence.q_row + id.i;
   LoadRow(a_.q, p.dtype, p.dim, id.b, id.h, at, &row.q);
   LoadRow(g_.d_o, p.o_dtype(), p.dim_v, id.b, id.h, at, &row.d_o);
-  // Unlike strides of O, this numbers every row once.
+  // A dense row number; strides of O may be 0 or overlap.
   const int64_t number =
       p.packed ? id.h * p.total_q + at - a_.q_offsets[0] : (id.b * p.heads_q + id.h) * p.len_q + at;
   if (const auto known = whole_.find(number); known != whole_.end()) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A query row's softmax as its gradients need it, in double, with how far off a pass in fp32 may be
-// in each of its numbers. check_gradients.h has the formulas and says when a row is computed whole
-// and when the O and LSE that came with it have to do. Host memory; calling thread.
+// A query row's softmax as its gradients need it, in double, with bounds on the fp32 error of each
+// quantity. check_gradients.h has the formulas, and says when a row is computed whole and when the
+// given O and LSE have to do. Host memory; calling thread.
 
 #pragma once
 
@@ -22,16 +22,16 @@ namespace attend {
 
 using RowElements = std::array<double, kHeadDimMax>;
 
-// The error of a sum of so many products in fp32, relative to the sum of their magnitudes.
+// Error of a sum of `terms` products in fp32, relative to the sum of their magnitudes.
 double SumRoundings(int64_t terms);
-// And beside that, as the roundings of subnormal numbers are not relative to them.
+// Further error from subnormal products, which is absolute.
 double SubnormalRoundings(int64_t terms);
 
-// The error of a share of a sum whose logarithm is off by `log_error`: no more than reaches 0 or 1,
-// beside its own rounding.
+// Error of a share of a sum whose logarithm is off by `log_error`: capped at the distance to the
+// further of 0 and 1, plus its own rounding.
 double ShareError(double share, double log_error, double log_share);
 
-// A sum of products, and that of their magnitudes.
+// A sum of products, and the sum of their magnitudes.
 struct Products {
   double sum = 0;
   double magnitude = 0;
@@ -42,19 +42,19 @@ void LoadRow(const ConstTensorView& view, DType dtype, int64_t dim, int64_t b, i
              int64_t row, RowElements* out);
 
 struct RowWeights {
-  bool known = true;       // false: nothing can be said of the weights, nor of `less`
-  bool given = false;      // by the O and LSE that came
+  bool known = true;       // false: nothing is known about the weights or `less`
+  bool given = false;      // derived from the given O and LSE
   double shift = 0;        // P = exp(score - shift) / sum
   double inverse_sum = 0;  // 0: no key has a weight
   double log_error = 0;    // e_LSE
-  double log_units = 0;    // roundings of x, in fp32's
+  double log_units = 0;    // roundings of x, in fp32 units
   double less = 0;         // delta - dLSE
-  double less_error = 0;   // by rounding alone, but for subnormal numbers'
-  double less_moved = 0;   // and because weights are off
-  double less_size = 0;    // what delta and dLSE would be if nothing cancelled
+  double less_error = 0;   // by rounding alone, without subnormals
+  double less_moved = 0;   // by errors of the weights
+  double less_size = 0;    // magnitude of delta and dLSE if nothing cancelled
   double sink = 0;         // the sink's share
   double sink_error = 0;
-  double kept = 0;  // the sum of P times dropout's factor; < 0: unknown
+  double kept = 0;  // sum of P times dropout's factor; < 0: unknown
   double kept_error = 0;
 };
 
@@ -66,18 +66,18 @@ struct GradientRow {
   RowWeights weights;
 };
 
-// The rows of one backward pass. Not thread-safe: remembers what it has found out.
+// The rows of one backward pass. Caches results; not thread-safe.
 class GradientRows {
  public:
-  // Both must stay. `work_budget`, in multiply-adds, is for whole rows.
+  // Both must outlive this. `work_budget`, in multiply-adds, is for whole rows.
   GradientRows(const Attention& attention, const Gradients& gradients, double work_budget,
                const StopFlag* stop);
 
-  // Computed whole if all rows are, if `whole` is set, or if nothing less says enough and the
-  // budget is not spent.
+  // Computed whole if all rows are, if `whole` is set, or if the given LSE leaves too much open and
+  // the budget allows it.
   GradientRow Row(const RowId& id, bool whole = false);
 
-  // The work of a pair of a row and a key, in multiply-adds.
+  // Cost of one (row, key) pair, in multiply-adds.
   double PairWork() const;
 
  private:
@@ -90,9 +90,7 @@ class GradientRows {
   const StopFlag* const stop_;
   double budget_;
   bool all_whole_;
-  std::unordered_map<int64_t, RowWeights> whole_;  // by row of O's
-  // The largest |k| of some neighbouring keys that bits do not remove for every row, by sequence
-  // and query head, if known.
+  std::unordered_map<int64_t, RowWeights> whole_;  // by row number
   std::map<std::pair<int64_t, int64_t>, std::vector<double>> norms_;
 };
 

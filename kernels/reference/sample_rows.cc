@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses the rows that a check at bounded cost recomputes (SampleRows of check_rows.h): first what
-// one pass over the output finds suspicious, then a sample spread evenly over the others.
+// Chooses the rows that a check at bounded cost recomputes (SampleRows of check_rows.h): first the
+// rows that one pass over the output finds suspicious, then a stratified sample of the others.
 
 #include <algorithm>
 #include <array>
@@ -19,17 +19,17 @@
 namespace attend {
 namespace {
 
-// What rounding may add to a weighted mean, relative to the largest |v|; only decides which rows
-// are looked at first.
+// Rounding slack of a weighted mean, relative to the largest |v|. It only decides which rows are
+// checked first.
 constexpr float kRangeSlack = 1e-5f;
 
-// Inf and NaN are not below it. Bits are collected in integers, one test for a row: a branch for
-// each value would keep compilers from making vectors of them.
+// True for Inf and NaN. Bits are OR-ed in integers and tested once per row: a branch per value
+// would prevent vectorisation.
 uint32_t NotFinite(float value) {
   return static_cast<uint32_t>(!(std::abs(value) <= std::numeric_limits<float>::max()));
 }
 
-// The values that a column of V (joined with 0) spans over one sequence and KV head.
+// Range of each column of V (joined with 0) over one sequence and KV head.
 struct ColumnRanges {
   std::array<float, kHeadDimMax> low{};
   std::array<float, kHeadDimMax> high{};
@@ -82,15 +82,15 @@ bool Suspicious(const Attention& a, const ColumnRanges& ranges, const RowId& id,
   return p.return_lse && std::isnan(a.lse[id.b * a.lse_stride_b + id.h * a.lse_stride_h + q_row]);
 }
 
-// The rows of all sequences and heads, each once, up to a limit: first what Suspicious says, then
-// the ends of a sequence, then a sample. Nothing but the rows themselves is kept.
+// A set of up to `limit` rows: suspicious ones first, then the ends of a sequence, then a sample.
+// Stores only the rows themselves.
 class RowList {
  public:
   explicit RowList(int64_t limit) : limit_(static_cast<size_t>(limit)) {}
 
   bool full() const { return rows_.size() >= limit_; }
 
-  // In ascending order.
+  // Call in ascending order, before the other two.
   void AddSuspicious(const RowId& id) {
     rows_.push_back(id);
     suspicious_ = rows_.size();
@@ -100,7 +100,7 @@ class RowList {
     rows_.push_back(id);
     ends_ = rows_.size();
   }
-  // Never the same twice.
+  // The caller never draws the same row twice.
   void Draw(const RowId& id) {
     if (!full() && !Has(id)) rows_.push_back(id);
   }
@@ -109,7 +109,7 @@ class RowList {
   std::vector<RowId> Take() { return std::move(rows_); }
 
  private:
-  // Among the suspicious rows and the ends.
+  // Whether the row is among the suspicious ones and the ends.
   bool Has(const RowId& id) const {
     const auto suspicious = rows_.begin() + static_cast<ptrdiff_t>(suspicious_);
     const auto ends = rows_.begin() + static_cast<ptrdiff_t>(std::max(ends_, suspicious_));
@@ -118,8 +118,8 @@ class RowList {
   }
 
   const size_t limit_;
-  size_t suspicious_ = 0;  // rows_ before it were suspicious
-  size_t ends_ = 0;        // between that and here: ends
+  size_t suspicious_ = 0;  // rows_[0, suspicious_) are suspicious
+  size_t ends_ = 0;        // rows_[suspicious_, ends_) are ends
   std::vector<RowId> rows_;
 };
 
@@ -139,7 +139,7 @@ void AddSuspicious(const Attention& a, const StopFlag* stop, RowList* rows) {
   }
 }
 
-// All rows, numbered by sequence, head and row, in that order; found without a list.
+// Numbers all rows by sequence, head and row, without storing them.
 class Numbered {
  public:
   explicit Numbered(const Attention& a) : a_(a) {}
@@ -147,7 +147,8 @@ class Numbered {
   int64_t total() const { return Before(a_.problem.batch); }
 
   RowId Row(int64_t n) const {
-    // The last sequence that begins at n or before: those without rows end where they begin.
+    // Binary search for the last sequence that begins at or before n; empty sequences begin where
+    // they end.
     int64_t b = 0;
     int64_t end = a_.problem.batch;
     while (end - b > 1) {
@@ -169,9 +170,8 @@ class Numbered {
   const Attention& a_;
 };
 
-// Multiply-adds that cost as much as the parts of a check that are none: what is done once for a
-// row and for each of its columns, and for a pair of a row and a key (two exponentials and their
-// like, tanh, and dropout's bits).
+// Cost in multiply-adds of the other parts of a check: once per row, per column, and per (row, key)
+// pair (two exponentials etc., tanh, dropout's bits).
 constexpr double kRowWork = 1000;
 constexpr double kColumnWork = 16;
 constexpr double kPairWork = 64;
@@ -186,7 +186,7 @@ double CheckWork(const Problem& p) {
   double pair = dim + dim_v + kPairWork;
   if (p.softcap > 0) pair += kTanhWork;
   if (p.dropout > 0) pair += kDropoutWork;
-  if (p.len_k > kKeptScores) pair += 2 * dim;  // most scores are computed twice and more
+  if (p.len_k > kKeptScores) pair += 2 * dim;  // most scores are computed at least twice
   return kRowWork + kColumnWork * dim_v + static_cast<double>(p.len_k) * pair;
 }
 
@@ -218,7 +218,7 @@ std::vector<RowId> SampleRows(const Attention& a, uint64_t seed, double work_bud
   const RowId some = all.Row(uniform(0, total));
   rows.AddEnd({some.b, some.h, SequenceOf(a, some.b).q_rows - 1});
   rows.AddEnd({some.b, some.h, 0});
-  // One row of each of as many equal shares as there is room for.
+  // One row from each of as many equal shares as there is room for.
   const int64_t shares = rows.room();
   const double share = static_cast<double>(total) / static_cast<double>(shares);
   for (int64_t n = 0; n < shares; ++n) {

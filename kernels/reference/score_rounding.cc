@@ -14,36 +14,36 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
 constexpr double kSmallestSubnormal = 0x1p-149;
 
-// fp32 rounds values above this to Inf.
+// fp32 rounds larger values to Inf.
 constexpr double kOverflow = 0x1.ffffffp127;
 
-// Roundings of a score beside those of q.k: see the header.
+// Roundings of a score in addition to those of q.k: see the header.
 constexpr double kTermRoundings = 4;
 constexpr double kTanhRoundings = 8;
-// Roundings of q.k for each element, where Tensor Cores add it up.
+// Roundings of q.k per element if Tensor Cores accumulate it.
 constexpr double kTruncations = 1.0 / 8;
 
-// A key whose weight may become exp(kOpen) times the largest makes a row's weights unknown; below
-// it no sum over keys overflows.
+// If some key's weight may become exp(kOpen) times the largest, the row's weights are unknown;
+// below that no sum over keys overflows.
 constexpr double kOpen = 100;
 
-// Weights come with no less than the smallest normal number, so that a smaller K knows nothing.
+// Weights are at least the smallest normal number, so a smaller K carries no information.
 constexpr double kKeptMin = 1e-290;
 
-// Roundings of the three sums that a spread is computed from, besides one for each key.
+// Roundings of the three sums behind a spread, in addition to one per key.
 constexpr double kSpreadRoundings = 8;
 
-// Below this a query's elements, or their products with the scale, lose bits in products with K's
-// that may count.
+// If an element of the query, or its product with the scale, is below this, products with K may
+// lose bits that matter.
 constexpr double kTinyQuery = 0x1p-100;
 
-// Kernels need not keep subnormal numbers of fp32.
+// Kernels may flush fp32 subnormals to 0.
 constexpr double kSmallestNormal = 0x1p-126;
-// Weights in fp16 lose bits below the first, and at most the second.
+// fp16 weights lose bits below the first, at most the second.
 constexpr double kSmallestNormalHalf = 0x1p-14;
 constexpr double kLargestLostHalf = 0x1p-25;
 
-// Keys with smaller weights, all together, are lost in fp32's rounding of the others.
+// Keys with smaller weights are lost, even all together, in fp32's rounding of the others.
 constexpr double kCountingWeight = 0x1p-40;
 
 }  // namespace
@@ -71,7 +71,7 @@ double ScoreRounding::DotError(double magnitude, const double* k) const {
   return error;
 }
 
-// What is left of an error after softcap; Inf or -Inf (`high`, `low`) becomes the cap.
+// The error that remains after softcap; Inf or -Inf (`high`, `low`) becomes the cap.
 double ScoreRounding::CappedError(const ScoreTerms& terms, double error, bool high,
                                   bool low) const {
   if (p_.softcap == 0) return error;
@@ -83,8 +83,9 @@ double ScoreRounding::CappedError(const ScoreTerms& terms, double error, bool hi
          kTanhRoundings * kRoundoff * std::abs(terms.capped);
 }
 
-// The sum and the magnitude cancel: if one part is below 2^-53 of the other, they no longer contain
-// it, but it may still overflow. If it cannot, so small a part does not count.
+// From the sum and the magnitude, which cancel: a part below 2^-53 of the other is lost, though it
+// might overflow. If overflow is impossible, so small a part does not matter; otherwise it is added
+// up separately.
 ScoreRounding::Parts ScoreRounding::PartsOf(const ScoreTerms& terms, const double* k) const {
   const double scale = std::abs(static_cast<double>(p_.scale));
   if (terms.magnitude * std::max(scale, 1.0) <= kOverflow) {
@@ -101,7 +102,7 @@ ScoreRounding::Parts ScoreRounding::PartsOf(const ScoreTerms& terms, const doubl
 
 void ScoreRounding::Judge(const ScoreTerms& terms, const double* k, KeyScore* score) {
   const double scale = static_cast<double>(p_.scale);
-  // An Inf among the elements is as IEEE says wherever the others do not overflow.
+  // An Inf element follows IEEE unless the other elements overflow.
   const bool special = !std::isfinite(terms.magnitude);
   Parts raw = PartsOf(terms, k);
   if (scale < 0) std::swap(raw.up, raw.down);
@@ -113,7 +114,7 @@ void ScoreRounding::Judge(const ScoreTerms& terms, const double* k, KeyScore* sc
   score->error += kTermRoundings * kRoundoff *
                   (std::abs(terms.capped) + std::abs(terms.bias) + std::abs(terms.penalty));
 
-  // An infinite term decides the score, unless the others overflow the other way.
+  // An infinite term decides the score, unless the others overflow in the opposite direction.
   const Parts product = p_.softcap > 0 || special
                             ? Parts{std::max(terms.capped, 0.0), std::max(-terms.capped, 0.0)}
                             : scaled;
@@ -131,18 +132,18 @@ RoundingSums::RoundingSums(const Problem& problem, double max, double highest, i
     : p_(problem),
       max_(max),
       highest_(highest),
-      open_(highest - max > kOpen),  // a row that overflows is NaN, and says nothing of others
+      open_(highest - max > kOpen),  // an overflowing row is NaN, and its sums carry no information
       tiny_weight_(kSmallestNormal * static_cast<double>(std::max<int64_t>(keys, 1))),
       lowest_(-kInfinity),
       row_(row) {}
 
-// exp(value - max) * (exp(error) - 1), without overflow on the way.
+// exp(value - max) * (exp(error) - 1), without intermediate overflow.
 double RoundingSums::Raised(double value, double error, double max) const {
   return std::exp(value + error - max) * -std::expm1(-error);
 }
 
 void RoundingSums::Add(const KeyScore& score, double weight, const double* v) {
-  // Few scores are off by so much that the two-term expansion is not good enough.
+  // Few errors are so large that the two-term expansion is too inexact.
   constexpr double kSmall = 0x1p-10;
   const bool small = score.error <= kSmall;
   double raised = open_   ? 0
@@ -191,7 +192,7 @@ void RoundingSums::Finish(double sum, double sink, const double* o) {
   const double kept = shrink * kept_ + (has_sink ? std::exp(sink - sink_error - top) : 0);
   const double sum_error = (kSpreadRoundings + static_cast<double>(row_->keys)) * 0x1p-53;
   for (int64_t d = 0; d < p_.dim_v; ++d) {
-    // A kernel's last factor, 1 / sum, may be subnormal where a sink takes nearly all.
+    // A kernel's last factor, 1 / sum, may be subnormal if a sink has nearly all of the weight.
     row_->lost[d] += kSmallestNormal * row_->o[d] + lost_halves_[d] * shrink / all;
     row_->o[d] *= shrink / all;
     const double squares = shrink * second_[d] + o[d] * o[d] * raised;

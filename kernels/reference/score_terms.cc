@@ -19,7 +19,7 @@ ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64
     terms.bias = LoadElementAsDouble(a.bias.data, a.bias.dtype, at);
     if (HasBits(a) && terms.bias < 0) return terms;
   }
-  // Several sums at once: one would wait for itself with every addition.
+  // Several accumulators break the dependency chain of additions.
   constexpr int64_t kSums = 8;
   std::array<double, kSums> dots{};
   std::array<double, kSums> magnitudes{};
@@ -27,7 +27,7 @@ ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64
   for (int64_t d = 0; d < p.dim; ++d) {
     products[d] = q[d] * k[d];
   }
-  // Whole blocks in a loop of known length, which compilers make vectors of.
+  // Whole blocks in a loop of constant length, which compilers vectorise.
   const int64_t whole = p.dim / kSums * kSums;
   for (int64_t d = 0; d < whole; d += kSums) {
     for (int64_t n = 0; n < kSums; ++n) {

@@ -20,7 +20,7 @@ struct ScoreTerms {
 };
 
 // The terms for query row id.i of sequence `s` and key j, whose elements are q[D] and k[D]. If a
-// bit removes the key, its bias is -inf and the other terms are 0, be K NaN.
+// bit removes the key, its bias is -inf and the other terms are 0, even if K is NaN.
 ScoreTerms TermsOf(const Attention& attention, const Sequence& s, const RowId& id, int64_t j,
                    const double* q, const double* k);
 

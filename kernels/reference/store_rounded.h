@@ -13,8 +13,8 @@
 
 namespace attend {
 
-// Stores the value of `dtype` nearest to a double as element `index`. Going through float would
-// round twice, so the float is rounded to odd: its last bit then remembers that something was cut
+// Stores the value of `dtype` nearest to a double as element `index`. Rounding through float would
+// round twice, so the float is rounded to odd: its last bit then records that something was cut
 // off.
 inline void StoreRounded(void* data, DType dtype, int64_t index, double value) {
   if (dtype == DType::kFloat64) {

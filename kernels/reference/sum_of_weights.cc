@@ -17,7 +17,7 @@ SumFault FindSumFault(const Attention& a, const Gradients& g, int64_t b, int64_t
   const bool rounded = weights_rounded && p.dtype != DType::kFloat32;
   const double step =
       SubnormalStep(p.dtype) + KeptFactor(p) * SubnormalRoundings(p.group() * s.q_len);
-  // The sums over rows and over keys, and each weight as a factor.
+  // Errors of the sums over rows and over keys, and of each weight as a factor.
   const double units = SumRoundings(s.k_len) + SumRoundings(s.q_len * p.group()) +
                        (rounded ? UnitRoundoff(p.dtype) : 0);
   const double steps = rounded ? static_cast<double>(s.k_len) * SubnormalStep(p.dtype) : 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A row's weights sum to 1, whatever they are. So over the keys of a KV head dV adds up to what dO
-// does over its rows (less the sinks' shares, times what dropout makes of the weights), which shows
-// faults of rows whose weights themselves fp32 leaves open. Host memory; calling thread.
+// does over its rows (minus the sinks' shares, times dropout's effect on the weights). This detects
+// faults in rows whose individual weights fp32 leaves undetermined. Host memory; calling thread.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace attend {
 
-// The element of dV's sum that is off by the most of its bounds: more than 1 is a fault.
+// The element of dV's sum with the largest error relative to its bound: more than 1 is a fault.
 struct SumFault {
   double ratio = 0;
   int64_t element = 0;
@@ -23,8 +23,8 @@ struct SumFault {
   double want = 0;
 };
 
-// Nothing is found where something is not finite, nor where a row's sum is not known: with dropout,
-// where the row was not computed whole.
+// Returns no fault if a value is not finite, or a row's sum is unknown: with dropout, if the row
+// was not computed whole.
 SumFault FindSumFault(const Attention& attention, const Gradients& gradients, int64_t b,
                       int64_t kv_head, bool weights_rounded, GradientRows* rows,
                       const StopFlag* stop = nullptr);

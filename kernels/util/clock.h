@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time as a dependency. Product code is given SteadyClock; tests advance their own clock by hand.
+// Time as an injected dependency: product code is given a SteadyClock, tests a clock that they
+// advance by hand.
 
 #pragma once
 
@@ -21,11 +22,10 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual TimePoint Now() const = 0;
-  // For pauses, and between two looks at what other threads do. By a clock that a test moves it may
-  // return at once.
+  // For short pauses, and between two polls of other threads. A test clock may return at once.
   virtual void SleepFor(Duration duration) const { std::this_thread::sleep_for(duration); }
-  // CondVar::Wait that also ends when `until` has come by this clock; kNever: it does not. False:
-  // the time has come.
+  // CondVar::Wait with a timeout: also ends once this clock has reached `until` (kNever: no
+  // timeout). False: it timed out.
   virtual bool WaitUntil(CondVar& changed, Mutex& mutex, TimePoint until) const
       ATTEND_REQUIRES(mutex) {
     if (until != kNever) return changed.WaitUntil(mutex, until);

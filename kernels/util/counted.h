@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Amounts in messages. Pure.
+// Counts and possessives in messages. Pure.
 
 #pragma once
 

@@ -11,7 +11,7 @@
 namespace attend {
 namespace {
 
-// More than any machine can address; rounding up stays far from overflow.
+// More than any machine can address, and small enough that rounding up cannot overflow.
 constexpr int64_t kMappedBytesMax = int64_t{1} << 60;
 
 int64_t RoundUp(int64_t bytes) {
@@ -33,7 +33,7 @@ Result<void*> MapHostMemory(int64_t bytes) {
   const Status none = ResourceExhausted("no host memory for a block of " + std::to_string(bytes) +
                                         " bytes, the machine has " + std::to_string(physical));
   if (bytes > kMappedBytesMax) return none;
-  // One huge page more than needed, so that it contains an aligned piece; the rest is given back.
+  // Map one huge page too many, so that an aligned range fits; unmap the rest on either side.
   const int64_t size = RoundUp(bytes);
   void* const mapped =
       mmap(nullptr, static_cast<size_t>(size + kHugePageBytes), PROT_READ | PROT_WRITE,
@@ -45,7 +45,7 @@ Result<void*> MapHostMemory(int64_t bytes) {
   char* const data = begin + before;
   if (before > 0) munmap(begin, static_cast<size_t>(before));
   munmap(data + size, static_cast<size_t>(kHugePageBytes - before));
-  madvise(data, static_cast<size_t>(size), MADV_HUGEPAGE);  // a hint: may be refused
+  madvise(data, static_cast<size_t>(size), MADV_HUGEPAGE);  // a hint: the kernel may refuse it
   return data;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Large pieces of host memory straight from the system: page by page when first touched, on huge
-// pages where it has them, given back whole. Any thread.
+// Large host memory blocks straight from mmap: committed page by page on first touch, on huge pages
+// where the system has them, unmapped as a whole. Any thread.
 
 #pragma once
 
@@ -13,13 +13,14 @@ namespace attend {
 
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-// At least `bytes` >= 0 bytes of zeros, aligned to kHugePageBytes. RESOURCE_EXHAUSTED if there are
-// not that many addresses. Only touching them shows whether there is memory for them.
+// At least `bytes` >= 0 bytes of zeros, aligned to kHugePageBytes. RESOURCE_EXHAUSTED if the
+// address space has no room for them. Memory is not reserved: whether there is enough shows only
+// when the pages are touched.
 Result<void*> MapHostMemory(int64_t bytes);
-// `bytes` as they were asked for.
+// `bytes` as passed to MapHostMemory.
 void UnmapHostMemory(void* data, int64_t bytes);
 
-// The machine's memory.
+// Physical memory of the machine.
 int64_t PhysicalMemoryBytes();
 
 }  // namespace attend

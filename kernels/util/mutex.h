@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Locks whose use Clang checks while it compiles (-Wthread-safety): a member names the mutex that
-// guards it, a function the one that its caller holds. To other compilers the annotations say
-// nothing. Beneath are the standard library's locks.
+// Locks whose use Clang checks at compile time (-Wthread-safety): a member names the mutex that
+// guards it, a function the one that its caller must hold. Other compilers ignore the annotations.
+// Thin wrappers of the standard library's locks.
 
 #pragma once
 
@@ -17,12 +17,12 @@
 #define ATTEND_THREAD_ATTRIBUTE(...)
 #endif
 
-// On a member: it is used only with the mutex held.
+// On a member: accessed only with the mutex held.
 #define ATTEND_GUARDED_BY(mutex) ATTEND_THREAD_ATTRIBUTE(guarded_by(mutex))
-// On a function: its caller holds the mutex, or must not hold it.
+// On a function: its caller holds the mutex (REQUIRES), or must not hold it (EXCLUDES).
 #define ATTEND_REQUIRES(...) ATTEND_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
 #define ATTEND_EXCLUDES(...) ATTEND_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
-// On locks and their functions.
+// On locks and their member functions.
 #define ATTEND_LOCK ATTEND_THREAD_ATTRIBUTE(capability("mutex"))
 #define ATTEND_SCOPED_LOCK ATTEND_THREAD_ATTRIBUTE(scoped_lockable)
 #define ATTEND_ACQUIRE(...) ATTEND_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))
@@ -44,11 +44,11 @@ class ATTEND_LOCK Mutex {
   std::mutex mutex_;
 };
 
-// Holds the mutex until its scope ends, except from Unlock to Lock.
+// Holds the mutex until the end of its scope, except between Unlock and Lock.
 class ATTEND_SCOPED_LOCK MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ATTEND_ACQUIRE(mutex) : lock_(mutex.mutex_) {}
-  // The thread holds it already.
+  // Adopts a mutex that this thread already holds.
   MutexLock(Mutex& mutex, std::adopt_lock_t adopt) ATTEND_REQUIRES(mutex)
       : lock_(mutex.mutex_, adopt) {}
   ~MutexLock() ATTEND_RELEASE() {}
@@ -60,12 +60,12 @@ class ATTEND_SCOPED_LOCK MutexLock {
   std::unique_lock<std::mutex> lock_;
 };
 
-// A wait lets go of the mutex meanwhile. It may end without a notification, so it belongs in a
-// loop that looks at what is waited for.
+// Waiting releases the mutex until the wait ends. Wake-ups may be spurious, so wait in a loop that
+// tests the condition.
 class CondVar {
  public:
   void Wait(Mutex& mutex) ATTEND_REQUIRES(mutex) { changed_.wait(*Adopted(mutex)); }
-  // By the true time; what is given a clock waits by Clock::WaitUntil. False: the time has come.
+  // Against the real clock; code that is given a Clock uses Clock::WaitUntil. False: it timed out.
   template <class TimePoint>
   bool WaitUntil(Mutex& mutex, const TimePoint& until) ATTEND_REQUIRES(mutex) {
     return changed_.wait_until(*Adopted(mutex), until) == std::cv_status::no_timeout;
@@ -74,7 +74,8 @@ class CondVar {
   void NotifyAll() { changed_.notify_all(); }
 
  private:
-  // The mutex as a wait needs it, for one statement: its holder keeps it.
+  // A std::unique_lock over the held mutex for one wait; it never unlocks, because the caller's
+  // lock owns the mutex.
   class Adopted {
    public:
     explicit Adopted(Mutex& mutex) : lock_(mutex.mutex_, std::adopt_lock) {}
@@ -88,7 +89,7 @@ class CondVar {
   std::condition_variable changed_;
 };
 
-// For what is read much more often than it is written: many hold it to read, one to write.
+// For data that is read much more often than written: many readers or one writer.
 class ATTEND_LOCK SharedMutex {
  private:
   friend class ReaderLock;

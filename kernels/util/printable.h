@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text that others have written, as a log or a terminal may show it: on one line, and without what
-// moves a cursor, gives a terminal orders, or changes how the rest is seen. Pure.
+// Makes untrusted text safe for a log or terminal: one line, without control sequences and
+// characters that change how the rest is displayed. Pure.
 
 #pragma once
 
@@ -11,11 +11,11 @@
 
 namespace attend {
 
-// Characters that a reader would not see, or that change how the rest of the line is seen.
+// Whether a character is invisible or changes how the rest of the line is displayed.
 bool IsHidden(uint32_t code);
 
-// Appends the text with hidden characters as "\u009b", newlines as "\n" and bytes that are not
-// UTF-8 as "\xff". `quoted`: for a place between quotes; quotes and backslashes are escaped too.
+// Appends `text` with hidden characters as "\u009b", newlines as "\n" and bytes that are not UTF-8
+// as "\xff". `quoted`: also escapes quotes and backslashes, for text between quotes.
 void AppendPrintable(std::string_view text, bool quoted, std::string* out);
 std::string Printable(std::string_view text);
 

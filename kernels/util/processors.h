@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many processors this process may use: those that taskset or a container's cpuset leaves it.
-// On a machine with more than 1024, all of them.
+// Number of processors that this process may use: its CPU affinity mask (taskset, a container's
+// cpuset). With more than 1024 processors the mask does not fit, and all of them are counted.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Errors as values. Codes carry gRPC's numbers so that the server converts them without a table,
-// yet nothing here depends on gRPC.
+// Errors as values. Codes have gRPC's numbers, so that the server converts them without a table,
+// but nothing here depends on gRPC.
 
 #pragma once
 
@@ -31,11 +31,11 @@ enum class Code {
   kUnavailable = 14,
 };
 
-// "INVALID_ARGUMENT" and so on.
+// "INVALID_ARGUMENT" etc.
 std::string_view CodeName(Code code);
 
-// OK, or a code and a message that names the field, the value and the bound. A program that counts
-// its refusals may give a status a reason of its own numbering; 0: none.
+// OK, or a code with a message that names the field, the value and the bound. `reason` is an
+// optional number by which a program classifies its refusals for metrics; 0 = none.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -70,7 +70,7 @@ inline Status Unavailable(std::string message) {
 }
 inline Status Internal(std::string message) { return Status(Code::kInternal, std::move(message)); }
 
-// A value, or the status that says why there is none.
+// A value, or the status that explains its absence.
 template <class T>
 class [[nodiscard]] Result {
  public:

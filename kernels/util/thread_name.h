@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names of threads, for top -H, perf and debuggers.
+// Thread names, for top -H, perf and debuggers.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace attend {
 
-// A literal of at most 15 bytes, which is what Linux keeps.
+// A string literal of at most 15 bytes, Linux's limit.
 class ThreadName {
  public:
   template <size_t N>
@@ -23,7 +23,7 @@ class ThreadName {
   const char* name_;
 };
 
-// Names this thread.
+// Names the calling thread.
 inline void NameThread(ThreadName name) { (void)prctl(PR_SET_NAME, name.get()); }
 
 }  // namespace attend

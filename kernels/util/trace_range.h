@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A named stretch of time on this thread for a profiler: an NVTX range, shown by Nsight Systems
-// beside the streams. Without a profiler, and in builds without CUDA, it costs next to nothing.
+// A named time range on this thread for a profiler: an NVTX range, which Nsight Systems shows
+// beside the streams. Next to free without a profiler and in builds without CUDA.
 
 #pragma once
 
@@ -9,7 +9,7 @@ namespace attend {
 
 class TraceRange {
  public:
-  explicit TraceRange(const char* name);  // a literal
+  explicit TraceRange(const char* name);  // a string literal
   ~TraceRange();
   TraceRange(const TraceRange&) = delete;
   TraceRange& operator=(const TraceRange&) = delete;

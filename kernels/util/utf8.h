@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text that others have written, character by character. Pure.
+// Decodes untrusted text as UTF-8, character by character. Pure.
 
 #pragma once
 
@@ -13,11 +13,11 @@ namespace attend {
 
 struct Character {
   uint32_t code = 0;
-  size_t bytes = 0;  // 0: no UTF-8
+  size_t bytes = 0;  // 0: not UTF-8
 };
 
-// The character that `text`, which is not empty, begins with. Neither overlong forms nor surrogates
-// are UTF-8.
+// The first character of `text`, which must not be empty. Overlong forms and surrogates are
+// rejected.
 inline Character FirstOf(std::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
   const uint32_t lead = byte(0);
@@ -35,7 +35,8 @@ inline Character FirstOf(std::string_view text) {
   return {code, bytes};
 }
 
-// The first so many bytes, of whole characters, where each byte that is no UTF-8 is U+FFFD.
+// The longest prefix of whole characters that takes at most `bytes_max` bytes of output; each
+// invalid byte becomes U+FFFD.
 inline std::string ToUtf8(std::string_view text, size_t bytes_max) {
   std::string out;
   while (!text.empty()) {

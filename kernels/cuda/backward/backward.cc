@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Items that are alike (Likeness) are laid out one after another in the workspace and share
+// launches, as many at a time as fit. Each group runs: prepare (clear), row terms, measured rows,
+// sink gradients, the gradient kernels, then repairs of non-finite elements on CUDA cores. Optional
+// steps read flags that earlier kernels have set and return at once if there is nothing to do, so
+// that the host never waits.
 
 #include "kernels/cuda/backward/backward.h"
 
@@ -19,36 +25,34 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kHopper = 90;
-constexpr int kAmpere = 8;           // its major number
-constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
-// Items that need no more than this run in one launch, where they are alike. What needs more has
-// work for all of a GPU by itself.
+constexpr int kAmpere = 8;           // major compute capability
+constexpr int64_t kFewestRows = 32;  // per tile, lower bound over all kernels here
 constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
 bool HasTerms(const Problem& p) { return p.softcap > 0.0f || p.has_bias || p.has_alibi; }
 
-// Which of cuda_flash_sm80's kernels it takes.
+// Which class of cuda_flash_sm80's kernels the problem needs.
 enum class Sm80Class { kPlain, kGeneral, kDropout };
 Sm80Class ClassOf(const Problem& p) {
   if (p.dropout > 0) return Sm80Class::kDropout;
   return HasTerms(p) ? Sm80Class::kGeneral : Sm80Class::kPlain;
 }
 
-// Kernels with score terms take the difference of score and LSE before it is multiplied.
+// Unit of LSE: kernels with score terms subtract LSE from the score before multiplying by log2(e).
 float LseUnit(KernelId kernel, const Problem& p) {
   const bool late = kernel == KernelId::kCudaFlashSm90 ||
                     (kernel == KernelId::kCudaFlashSm80 && ClassOf(p) == Sm80Class::kPlain);
   return late ? kLog2E : 1.0f;
 }
 
-// One kernel for all gradients is one too many where only some are wanted.
+// The kernel for all gradients does not pay if only some are wanted.
 bool TakesTurns(const BackwardItem& item) {
   const Gradients& g = item.gradients;
   return item.kernel == KernelId::kCudaFlashSm90 && item.room_for_turns && g.d_q.data != nullptr &&
          (g.d_k.data != nullptr || g.d_v.data != nullptr) && TakesTurns(item.attention.problem);
 }
 
-// Kernels compute several items in one launch if these agree.
+// Items can share launches if these agree.
 auto Likeness(const BackwardItem& item) {
   const Problem& p = item.attention.problem;
   const Gradients& g = item.gradients;
@@ -57,8 +61,8 @@ auto Likeness(const BackwardItem& item) {
                     g.d_v.data != nullptr, g.d_bias.data != nullptr, g.d_sinks != nullptr);
 }
 
-// What a block walks at most: those that walk most begin first, so that none is left alone at the
-// end. Bits do not depend on it.
+// Upper bound of a block's loop. Items with the longest loops start first, so that none runs alone
+// at the end; this affects no bits.
 int64_t LongestWalk(const BackwardItem& item) {
   const Problem& p = item.attention.problem;
   return p.heads_kv == 0 ? 0 : std::max(p.group() * p.len_q, p.len_k);
@@ -68,13 +72,13 @@ int64_t Aligned(int64_t bytes) {
   return (bytes + kTurnAlignment - 1) / kTurnAlignment * kTurnAlignment;
 }
 
-// The most tiles of rows or keys, of all heads, that an item may have. Each is a block of a launch;
-// Fp32Redo, which the kernels of 16-bit products need, has four units of work for each.
+// Upper bound of an item's tiles of rows or keys over all heads. Each is a block of a launch;
+// Fp32Redo, which the kernels of 16-bit products need, has four units of work per tile.
 int64_t TilesMost(const BackwardItem& item) {
   return item.kernel == KernelId::kCudaFlashFp32 ? kLaunchTilesMax : kLaunchTilesMax / 4;
 }
 
-// Of an item, so that another's may follow.
+// Bytes for one item, padded so that another's may follow.
 Result<int64_t> WorkspaceBytes(const BackwardItem& item) {
   const Problem& p = item.attention.problem;
   const int64_t longest = std::max(p.len_q, p.len_k) / kFewestRows + 1;
@@ -89,32 +93,32 @@ Result<int64_t> WorkspaceBytes(const BackwardItem& item) {
   return Aligned(*bytes);
 }
 
-// OK if the item's kernel can compute it, on a GPU that has it.
+// OK if the item's kernel can compute it on a GPU that supports the kernel.
 Status CheckKernel(const BackwardItem& item) {
   DeviceInfo device;
   device.kind = DeviceKind::kCuda;
   device.name = "CUDA";
   device.compute_capability = kHopper;
-  device.workspace_bytes_max = INT64_MAX;  // the caller's
+  device.workspace_bytes_max = INT64_MAX;  // provided by the caller
   return SelectBackward(item.attention.problem, device, KernelName(item.kernel),
                         {.not_tma = WhyNotTma(item.attention, item.gradients)})
       .status();
 }
 
-// mma.sync leaves dQ, dK and dV; dBias is CUDA cores' in any case.
+// mma.sync computes dQ, dK and dV; dBias is always computed on CUDA cores.
 cudaError_t LaunchBiasGradients(Passes passes, cudaStream_t stream) {
   if (passes.front().gradients.d_bias.data == nullptr) return cudaSuccess;
   std::vector<BackwardPass> only(passes.begin(), passes.end());
   for (BackwardPass& pass : only) {
     pass.gradients.d_q.data = pass.gradients.d_k.data = pass.gradients.d_v.data = nullptr;
     pass.gradients.d_sinks = nullptr;
-    pass.doubt = nullptr;  // delta of such rows is right by now
+    pass.doubt = nullptr;  // their delta is already measured
   }
   return LaunchFp32Gradients(only, stream);
 }
 
-// Computes again the elements that the Tensor Cores left not finite, from rows as CUDA cores
-// measure them; delta alone stays as it was.
+// Recomputes the elements that the Tensor Core kernels left non-finite, from rows as measured on
+// CUDA cores; only delta is kept.
 cudaError_t LaunchRepairs(std::vector<BackwardPass> passes, cudaStream_t stream) {
   for (BackwardPass& pass : passes) {
     pass.lse_unit = 1.0f;
@@ -123,7 +127,8 @@ cudaError_t LaunchRepairs(std::vector<BackwardPass> passes, cudaStream_t stream)
   return LaunchFp32Repairs(passes, stream);
 }
 
-// The item as the kernels see it, at `at` in the workspace; moves that on to what is after it.
+// Describes the item to the kernels, with its memory at `at` in the workspace; advances `at` past
+// it.
 BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* at) {
   const Problem& p = item.attention.problem;
   char* const base = workspace + *at;
@@ -186,7 +191,7 @@ cudaError_t LaunchSm80(Passes passes, Sm80Task task, cudaStream_t stream) {
   return launch(LaunchSm80PlainF16, LaunchSm80PlainBf16);
 }
 
-// Items that are alike, with room for all.
+// Launches items that are alike, with room for all.
 Status LaunchAlike(std::span<const BackwardItem* const> items, char* workspace,
                    cudaStream_t stream) {
   std::vector<BackwardPass> passes;
@@ -268,7 +273,7 @@ cudaError_t LoadBackward(int compute_major) {
   for (const auto& [dim, dim_v] : kDims) {
     std::tie(p.dim, p.dim_v) = std::pair(dim, dim_v);
     error = LaunchKernels(KernelId::kCudaFlashFp32, {pass}, nullptr);
-    // Which of them it has: without score terms (and on Hopper in turns), with them, with dropout.
+    // Its classes: without score terms (on Hopper also in turns), with them, and with dropout.
     for (int n = 0; n < 10 && error == cudaSuccess && compute_major >= kAmpere; ++n) {
       p.dtype = n % 2 == 0 ? DType::kFloat16 : DType::kBFloat16;
       p.softcap = n / 2 == 2 || n / 2 == 4 ? 1.0f : 0.0f;

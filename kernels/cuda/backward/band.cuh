@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who sees whom, as the Tensor Core kernels of the backward pass ask. Device code.
+// Visibility queries of the backward pass's Tensor Core kernels: keys of a row, rows of a key.
+// Device code.
 
 #pragma once
 
@@ -8,8 +9,8 @@
 
 namespace attend::cuda::backward {
 
-// The keys that a row sees and the rows that a key sees, in 32 bits: lengths are at most 2^30. A
-// bound of -1 does not bound.
+// The keys that a row sees and the rows that see a key, in 32 bits: lengths are at most 2^30. A
+// bound of -1 is unbounded.
 struct Band {
   int left, right;
   int q_len, k_len;
@@ -36,7 +37,7 @@ struct Band {
     return left >= 0 ? min(key - offset + left + 1, q_len) : q_len;
   }
 
-  // What does not fit hides nothing.
+  // A bound that does not fit hides nothing.
   static __device__ __forceinline__ int Bound(int64_t distance) {
     return distance >= (1 << 30) ? -1 : static_cast<int>(distance);
   }

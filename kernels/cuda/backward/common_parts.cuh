@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much a head's keys, values and queries have in common, which says where O's rounding spoils
-// gradients: dQ gets delta's error times the row's mean key, so it matters where keys have much in
-// common, and values too, as O is small otherwise beside what dS is made of. Device code.
+// How much a head's keys, values and queries have in common, which decides where O's rounding
+// spoils gradients: dQ receives delta's error times the row's mean key, so it matters where keys
+// have much in common; and where values do, because dS is then made of differences that are small
+// beside O. Device code.
 
 #pragma once
 
@@ -14,14 +15,14 @@
 
 namespace attend::cuda {
 
-// From this ratio of the two effects on, squared, delta is measured instead.
+// Threshold of the squared ratio of the two effects, from which delta is measured instead.
 inline constexpr float kSpoilt = 2.25f;
 
-// A head of a sequence, as RowTerms asks.
+// Per head of a sequence, as RowTerms needs it.
 struct alignas(16) CommonParts {
-  float keys = 0.0f;     // how much of a key's length a row's mean key has
-  float queries = 0.0f;  // the same of queries
-  float values = 0.0f;   // the square of a value's spread beside its mean; negative: next to none
+  float keys = 0.0f;     // share of a key's length that is a row's mean key
+  float queries = 0.0f;  // the same for queries
+  float values = 0.0f;   // squared spread of values relative to their mean; negative: almost none
 
   static __device__ __forceinline__ CommonParts* Of(const BackwardPass& pass, int64_t b,
                                                     int64_t h) {
@@ -31,11 +32,11 @@ struct alignas(16) CommonParts {
     return first + b * p.heads_q + h;
   }
 
-  // Whether delta's error spoils the gradients of a row that sees `count` keys. `own`: the square
-  // of what O is off the mean of its neighbours, beside that of O. O's rounding costs delta about
-  // the roundoff times O, and rounding dS costs about that times what is the row's own, as far as
-  // weights are concentrated; they are spread over all keys at most. Rows whose O is the same but
-  // for its rounding share their errors, which then add up in dK as queries do.
+  // Whether delta's error spoils the gradients of a row that sees `count` keys. `own`: squared
+  // deviation of O from the mean of its neighbours, relative to O. O's rounding costs delta about
+  // the roundoff times O; rounding dS costs about the roundoff times the row's own part, to the
+  // extent that weights are concentrated (they are spread over all keys at most). Rows whose O is
+  // equal up to rounding share their errors, which then add up in dK as queries do.
   __device__ __forceinline__ bool Spoil(float own, int64_t count, DType dtype) const {
     if (values == 0.0f) return false;
     const float unit = dtype == DType::kFloat16 ? 0x1p-12f : 0x1p-9f;
@@ -45,19 +46,19 @@ struct alignas(16) CommonParts {
 };
 static_assert(sizeof(CommonParts) == kHeadPartBytes);
 
-// The square of a tensor's mean row, and what rows are off it, squared, on average.
+// The square of a tensor's mean row, and the rows' mean squared deviation from it.
 struct Moments {
   float common = 0.0f, spread = 0.0f;
 
   __device__ __forceinline__ float Size() const { return common + spread; }
-  // How much of a row's length is the mean's.
+  // Share of a row's length that is the mean's.
   __device__ __forceinline__ float Share() const {
     return common > 0.0f ? sqrtf(common / Size()) : 0.0f;
   }
 };
 
-// Eight elements of 16 bits, of which `count` exist; 0 in place of others. `whole`: all do, on a
-// boundary of 16 bytes.
+// Eight 16-bit elements, of which `count` exist; 0 in place of the others. `whole`: all exist,
+// 16-byte aligned.
 __device__ __forceinline__ uint4 LoadEight(const void* data, int64_t index, int64_t count,
                                            bool whole) {
   const auto* const from = static_cast<const uint16_t*>(data) + index;
@@ -83,8 +84,8 @@ __device__ __forceinline__ T WarpSum(T x) {
   return x;
 }
 
-// Up to kSamples rows of a head of a tensor, as far apart as they can be. A warp has every
-// kWarps-th of them, a lane eight columns.
+// Up to kSamples rows of one head of a tensor, evenly spaced. A warp has every kWarps-th of them, a
+// lane eight columns.
 struct SampledRows {
   static constexpr int kSamples = 32;
   static constexpr int kWarps = 8;
@@ -107,7 +108,7 @@ struct SampledRows {
   }
 };
 
-// The moments of three tensors, from their sampled rows. In shared memory.
+// Moments of three tensors, from their sampled rows. In shared memory.
 struct MomentScratch {
   static constexpr int kTensors = 3;
   static constexpr int kWarps = SampledRows::kWarps;
@@ -136,7 +137,7 @@ struct MomentScratch {
     square = WarpSum(square);
     if (lane == 0) squares[which][warp] = square;
   }
-  // After threads have met: each has a column. They must meet again.
+  // Call between two barriers; each thread adds up one column.
   __device__ __forceinline__ void AddColumns() {
 #pragma unroll
     for (int which = 0; which < kTensors; ++which) {
@@ -147,8 +148,8 @@ struct MomentScratch {
       if (threadIdx.x % 32 == 0) commons[which][threadIdx.x / 32] = common;
     }
   }
-  // A tensor's, of `count` rows. A sample's mean is off by some of the spread, which is taken off
-  // its square.
+  // Moments of a tensor with `count` rows. The sample mean's own variance is subtracted from its
+  // square.
   __device__ __forceinline__ Moments Found(int which, int64_t count) const {
     const float samples =
         fmaxf(static_cast<float>(min(count, int64_t{SampledRows::kSamples})), 1.0f);
@@ -164,7 +165,7 @@ struct MomentScratch {
   }
 };
 
-// Finds one head's. All threads of a block.
+// Computes one head's. All threads of a block.
 __device__ __forceinline__ void StoreCommonParts(const BackwardPass& pass, int64_t b, int64_t h,
                                                  MomentScratch& scratch) {
   const Attention& a = pass.attention;
@@ -188,7 +189,7 @@ __device__ __forceinline__ void StoreCommonParts(const BackwardPass& pass, int64
   const Moments k = scratch.Found(0, s.k_len);
   const Moments v = scratch.Found(1, s.k_len);
   const Moments q = scratch.Found(2, s.q_len);
-  // Weights lean to keys like the query, which moves the mean key by as much as scores spread.
+  // Weights favour keys like the query, which moves the mean key by as much as scores spread.
   const float lean =
       fminf(fabsf(p.scale) * sqrtf(q.Size() * k.Size()) / static_cast<float>(p.dim), 1.0f);
   CommonParts parts;

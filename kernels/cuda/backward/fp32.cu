@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_fp32's backward pass: its kernels and their launches.
+// cuda_flash_fp32's backward pass: kernels and launches.
 
 #include <utility>
 #include <vector>

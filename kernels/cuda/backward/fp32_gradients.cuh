@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward pass on CUDA cores: what a block computes of each gradient, and of the terms of rows.
-// Seven products of a tile in two kernels instead of five in one, as dK and dV want a block for
-// each tile of keys and dQ one for each tile of rows; so no block waits for another and nothing is
-// added atomically. The algorithm is that of Dao et al. 2022, appendix B.4.
+// Backward pass on CUDA cores: what a block computes of each gradient, and of rows' terms. Seven
+// products per tile in two kernels instead of five in one, as dK and dV need a block per tile of
+// keys and dQ one per tile of rows; so no block waits for another and nothing is added atomically.
+// The algorithm is that of Dao et al. 2022, appendix B.4.
 
 #pragma once
 
@@ -13,20 +13,20 @@
 
 namespace attend::cuda {
 
-// kCareful: with NaN or Inf among the factors, pairs that do not count must be left out, as
-// 0 * NaN is NaN.
+// kCareful: if factors may be NaN or Inf, pairs that do not count must be skipped, because 0 * NaN
+// is NaN.
 template <bool kCareful>
 __device__ __forceinline__ float AddIfSeen(bool seen, float weight, float x, float sum) {
   return kCareful && !seen ? sum : fmaf(weight, x, sum);
 }
 
-// Work of a block: gradients, or what another kernel left of one that is not finite: sums of dK
-// and dV together take too many registers there.
+// A block's work: whole gradients, or repairs of the non-finite elements that another kernel left.
+// Repairs of dK and dV together would take too many registers.
 enum class Computes { kAll, kRepairsOfKeys, kRepairsOfValues, kRepairsOfQueries };
 
 // ---- terms of rows ------------------------------------------------------------------------------
 
-// A block for a tile of rows of one head, over their keys.
+// One block per tile of rows of one head, over their keys.
 template <class T>
 __device__ __forceinline__ void MeasureRows(const BackwardPass& pass, uint32_t block) {
   extern __shared__ float4 storage[];
@@ -63,11 +63,11 @@ __device__ __forceinline__ void MeasureRows(const BackwardPass& pass, uint32_t b
 
 // ---- dK and dV ----------------------------------------------------------------------------------
 
-// A thread's sums: four neighbouring keys, of each 64 columns four.
+// A thread's sums: four adjacent keys, four of every 64 columns.
 template <class T>
 using KeySums = float[4][T::kD / 16];
 
-// sums += weights^T rows, of the pairs in `counting`.
+// sums += weights^T rows, over the pairs in `counting`.
 template <class T, bool kCareful>
 __device__ __forceinline__ void AddToKeys(const uint64_t (&counting)[T::kRows],
                                           const float (&weights)[T::kRows][T::kStrideP],
@@ -96,8 +96,8 @@ __device__ __forceinline__ void AddToKeys(const uint64_t (&counting)[T::kRows],
   }
 }
 
-// Calls visit(index, n) for each of the thread's elements, where sums[n / (kD / 16)][n % (kD / 16)]
-// goes.
+// Calls visit(index, n) for each of the thread's elements, whose sum is sums[n / (kD / 16)][n % (kD
+// / 16)].
 template <class T, class Visit>
 __device__ __forceinline__ void VisitKeys(const TensorView& to, const Fp32Head& at, int64_t key,
                                           int64_t rows, int64_t dim, const Visit& visit) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void VisitKeys(const TensorView& to, const Fp32Head& 
   }
 }
 
-// One of dK and dV. A repair is of the elements in `wanted`, bit by bit.
+// dK or dV of a block. A repair covers the elements in `wanted`, one bit each.
 template <class T, Computes kComputes>
 struct KeyElements {
   const TensorView& to;
@@ -126,15 +126,15 @@ struct KeyElements {
   KeySums<T> sums = {};
 
   __device__ __forceinline__ void Find(const Fp32Head& at, DType dtype, int64_t key, int64_t rows) {
-    // Weights overflow no type, so that an Inf of dV is right.
+    // 16-bit weights do not overflow, so an Inf in dV is genuine: only NaN needs repair.
     constexpr bool kNan = kComputes == Computes::kRepairsOfValues;
     VisitKeys<T>(to, at, key, rows, dim, [&](int64_t index, int n) {
       const float x = LoadGlobal(to.data, dtype, index);
       if (kNan ? isnan(x) : NonFinite(x)) wanted |= uint64_t{1} << n;
     });
   }
-  // Whether further pairs may change a wanted element: it is not NaN yet, or not Inf either where
-  // no factor of the tile's own is.
+  // Whether further pairs may change a wanted element: it is not yet NaN, or, if the tile's own
+  // factors are finite, not yet Inf either.
   __device__ __forceinline__ bool IsOpen(bool careful) const {
     bool open = false;
 #pragma unroll
@@ -153,7 +153,7 @@ struct KeyElements {
   }
 };
 
-// Whether a row of the tile has terms that are not finite: its gradients are not either, nor are
+// Whether some row of the tile has non-finite terms: then its gradients are not finite, nor are
 // those of the keys that it sees.
 template <class T>
 __device__ __forceinline__ bool IsSpecial(const Fp32Head& at, int64_t row) {
@@ -166,9 +166,9 @@ __device__ __forceinline__ bool IsSpecial(const Fp32Head& at, int64_t row) {
   return __syncthreads_or(special) != 0;
 }
 
-// A block for a tile of keys of one KV head, over its group's heads and their rows.
-// A repair adds up what special rows make of it first: of most elements that are not finite, it is
-// all that counts.
+// One block per tile of keys of one KV head, over its group's heads and their rows. A repair first
+// adds the contributions of rows with non-finite terms, which alone decide most non-finite
+// elements.
 template <class T, Computes kComputes = Computes::kAll>
 __device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t block) {
   constexpr bool kRepairs = kComputes != Computes::kAll;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t 
 
 // ---- dQ -----------------------------------------------------------------------------------------
 
-// A thread's sums: neighbouring rows, of each 64 columns four.
+// A thread's sums: adjacent rows, four of every 64 columns.
 template <class T>
 using QuerySums = float[T::kRowsEach][T::kD / 16];
 
@@ -262,7 +262,7 @@ __device__ __forceinline__ void AddToQueries(const typename T::Shared& shared, Q
   }
 }
 
-// Calls visit(index, n) for each of the thread's elements, as VisitKeys.
+// Calls visit(index, n) for each of the thread's elements, as VisitKeys does.
 template <class T, class Visit>
 __device__ __forceinline__ void VisitQueries(const TensorView& to, const Fp32Head& at, int64_t row,
                                              const Visit& visit) {
@@ -280,7 +280,8 @@ __device__ __forceinline__ void VisitQueries(const TensorView& to, const Fp32Hea
   }
 }
 
-// A block for a tile of rows of one head, over their keys. A repair ends once all is NaN.
+// One block per tile of rows of one head, over their keys. A repair ends early once all wanted
+// elements are NaN.
 template <class T, Computes kComputes = Computes::kAll>
 __device__ __forceinline__ void QueryGradients(const BackwardPass& pass, uint32_t block) {
   constexpr bool kRepairs = kComputes != Computes::kAll;
@@ -292,7 +293,7 @@ __device__ __forceinline__ void QueryGradients(const BackwardPass& pass, uint32_
   const Fp32Head at(pass, block / tiles / p.heads_q, block / tiles % p.heads_q);
   const TensorView& to = pass.gradients.d_q;
   QuerySums<T> sums = {};
-  uint32_t wanted = 0;  // elements of a repair, bit by bit
+  uint32_t wanted = 0;  // elements to repair, one bit each
   if constexpr (kRepairs) {
     if (to.data == nullptr) return;
     VisitQueries<T>(to, at, row, [&](int64_t index, int n) {
@@ -330,7 +331,7 @@ __device__ __forceinline__ void QueryGradients(const BackwardPass& pass, uint32_
 
 // ---- dBias --------------------------------------------------------------------------------------
 
-// Which sequences, heads and rows of dBias there are, and how many of the problem's each sums.
+// The sequences, heads and rows that dBias has; broadcast dimensions have 1.
 struct BiasShape {
   int64_t batch, heads, rows;
 };
@@ -343,7 +344,7 @@ ATTEND_HD inline int64_t RowTilesOfBias(const BiasShape& shape) {
   return shape.rows == 1 ? 1 : (shape.rows + T::kRows - 1) / T::kRows;
 }
 
-// A block for a tile of dBias, over the sequences, heads and rows that share it. Row sums leave
+// One block per tile of dBias, over the sequences, heads and rows that share it. Row sums go
 // through shared memory, in the rows' order.
 template <class T>
 __device__ __forceinline__ void BiasGradients(const BackwardPass& pass, uint32_t block) {
@@ -407,7 +408,7 @@ __device__ __forceinline__ void BiasGradients(const BackwardPass& pass, uint32_t
 
 enum class Of { kMeasure, kKeys, kQueries, kBias };
 
-// Blocks of a launch, or units of Fp32Redo's.
+// Blocks of a launch, or units of Fp32Redo.
 template <class T, Of kOf>
 ATTEND_HD inline int64_t Blocks(const BackwardPass& pass) {
   const Problem& p = pass.attention.problem;
@@ -418,7 +419,7 @@ ATTEND_HD inline int64_t Blocks(const BackwardPass& pass) {
   return key_tiles * RowTilesOfBias<T>(shape) * shape.heads * shape.batch;
 }
 
-// The tiles that the problem needs: calls launch(tile).
+// Calls launch(tile) with the tile that the problem needs.
 template <class Launch>
 cudaError_t WithFp32Tile(Passes passes, const Launch& launch) {
   const Problem& p = passes.front().attention.problem;

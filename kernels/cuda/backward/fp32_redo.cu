@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Computes again, on CUDA cores, the elements that kernels of 16-bit products left not finite. A
-// finite element stays as it is, and a tile without others costs reading it.
+// Recomputes, on CUDA cores, the elements that kernels of 16-bit products left non-finite. Finite
+// elements are kept, and a tile without others only costs reading it.
 
 #include <utility>
 #include <vector>
@@ -22,8 +22,8 @@ __device__ __forceinline__ bool IsAnyWanted(const LaunchList<PassItem, kCount>& 
   return wanted;
 }
 
-// One unit of a pass's work: tiles whose rows are measured come first, then those of keys, twice,
-// and those of rows, which wait for the former.
+// One unit of a pass's work: first the tiles whose rows are measured, then those of keys, twice,
+// and those of rows; the latter two wait for the former.
 template <class T>
 __device__ __forceinline__ void RedoUnit(const BackwardPass& pass, uint32_t unit) {
   const auto measures = static_cast<uint32_t>(Blocks<T, Of::kMeasure>(pass));
@@ -52,15 +52,15 @@ __device__ __forceinline__ void RedoUnit(const BackwardPass& pass, uint32_t unit
   }
 }
 
-// Blocks take units in their order, and those that one waits for were taken before, by blocks that
-// run: none waits for ever.
+// Deadlock-free: blocks take units in order, so a unit only waits for units that running blocks
+// have already taken.
 template <class T, int kCount>
 __global__ void __launch_bounds__(T::kThreads, 1)
     Fp32Redo(const __grid_constant__ LaunchList<PassItem, kCount> list) {
   if (!IsAnyWanted(list)) return;
   __shared__ uint32_t unit;
   for (;;) {
-    __syncthreads();  // all have done the last one
+    __syncthreads();  // the previous unit is done
     if (threadIdx.x == 0) unit = atomicAdd(&list.items[0].pass.flags->taken, 1);
     __syncthreads();
     if (unit >= list.blocks) return;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   }
 }
 
-// Almost always there is nothing to compute again: what fills a GPU, for more would take longer to
+// Usually there is nothing to redo: enough blocks to fill a GPU, as more would only take longer to
 // find that out.
 constexpr int64_t kRedoBlocks = 132;
 

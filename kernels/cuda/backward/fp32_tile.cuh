@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward pass on CUDA cores: a tile of query rows against a tile of keys in shared memory, and
-// the products of the two. Takes every problem; rungs that are faster take fewer. Device code; a
-// block calls each function together.
+// their products. Supports every problem; the faster rungs support fewer. Device code; a block
+// calls each function together.
 
 #pragma once
 
@@ -15,31 +15,31 @@
 
 namespace attend::cuda {
 
-// kHeadDim: most that D and Dv may be.
+// kHeadDim: upper bound of D and Dv.
 template <int kHeadDim, int kQueryRows>
 struct Fp32Tile {
   static constexpr int kD = kHeadDim;
   static constexpr int kRows = kQueryRows;
   static constexpr int kKeys = 64;
   static constexpr int kThreads = 256;
-  // Rows begin four banks apart, so that neighbours' 16 bytes do not collide.
+  // Rows start four banks apart, so that adjacent rows' 16-byte accesses do not conflict.
   static constexpr int kStride = kD + 4;
   static constexpr int kStrideP = kKeys + 4;
-  static constexpr int kRowsEach = kRows / 16;  // of a thread: 16 apart, as are its keys
+  static constexpr int kRowsEach = kRows / 16;  // rows per thread, 16 apart, as are its keys
   static constexpr int kKeysEach = kKeys / 16;
 
   struct Shared {
     float q[kRows][kStride], d_o[kRows][kStride];
     float k[kKeys][kStride], v[kKeys][kStride];
-    float weight[kRows][kStrideP];  // P, as dropout leaves it
+    float weight[kRows][kStrideP];  // P, with dropout applied
     float d_dot[kRows][kStrideP];   // dT times scale
     float lse[kRows], less[kRows], shift[kRows];
-    uint64_t seen[kRows];  // bits: the keys that count for the row
-    uint64_t kept[kRows];  // and whose weights are not dropped
+    uint64_t seen[kRows];  // bit n: key n counts for the row
+    uint64_t kept[kRows];  // and its weight is not dropped
   };
 };
 
-// One sequence and head, and what its tiles have in common.
+// One sequence and head, shared by its tiles.
 struct Fp32Head {
   const BackwardPass& pass;
   int64_t b, h;
@@ -48,15 +48,15 @@ struct Fp32Head {
   __device__ __forceinline__ Fp32Head(const BackwardPass& pass, int64_t b, int64_t h)
       : pass(pass), b(b), h(h), s(SequenceOf(pass.attention, b)) {}
   __device__ __forceinline__ int64_t kv_head() const { return h / pass.attention.problem.group(); }
-  // The row's LSE as the caller gave it.
+  // The row's LSE as the caller passed it.
   __device__ __forceinline__ float Lse(int64_t i) const {
     const Attention& a = pass.attention;
     return a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i];
   }
 };
 
-// Rows [first, first + kCount) of a tensor's head to shared memory, zeros where there are none.
-// True if an element is NaN or Inf.
+// Loads rows [first, first + kCount) of one head of a tensor to shared memory; zeros where there
+// are none. True if an element is NaN or Inf.
 template <class T, int kCount>
 __device__ __forceinline__ bool LoadRows(float (&to)[kCount][T::kStride], const ConstTensorView& t,
                                          DType dtype, int64_t b, int64_t head, int64_t first,
@@ -94,7 +94,7 @@ __device__ __forceinline__ bool LoadRows(float (&to)[kCount][T::kStride], const 
   return found;
 }
 
-// Query rows from `first` on, with their dO and terms. As LoadRows.
+// Loads query rows from `first` on, with their dO and terms. Returns as LoadRows.
 template <class T>
 __device__ __forceinline__ bool LoadQueries(typename T::Shared& shared, const Fp32Head& at,
                                             int64_t first) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ bool LoadKeys(typename T::Shared& shared, const Fp32H
   return found;
 }
 
-// Whether some row of the tile sees some key of it. Both ends of what rows see never fall.
+// Whether some row of the tile sees some key of it. Both ends of the visible range are monotonic.
 template <class T>
 __device__ __forceinline__ bool TilesMeet(const Fp32Head& at, int64_t row, int64_t key) {
   if (row >= at.s.q_len || key >= at.s.k_len) return false;
@@ -139,7 +139,7 @@ __device__ __forceinline__ bool TilesMeet(const Fp32Head& at, int64_t row, int64
          VisibleKeys(mask, at.s, last).end > key;
 }
 
-// Each thread's products of rows of `a` and `b`: sums[r][c] = a[y + 16 r] . b[x + 16 c].
+// Each thread's dot products of rows of `a` and `b`: sums[r][c] = a[y + 16 r] . b[x + 16 c].
 template <class T, int kA, int kB>
 __device__ __forceinline__ void Multiply(const float (*a)[T::kStride], const float (*b)[T::kStride],
                                          float (&sums)[kA][kB]) {
@@ -168,8 +168,8 @@ __device__ __forceinline__ void Multiply(const float (*a)[T::kStride], const flo
 }
 
 struct Fp32Score {
-  float score;  // what softmax sees
-  float slope;  // its derivative by q.k
+  float score;  // as the softmax sees it
+  float slope;  // its derivative with respect to q.k
 };
 
 __device__ __forceinline__ Fp32Score ScoreOf(const Fp32Head& at, int64_t i, int64_t j, float dot) {
@@ -194,15 +194,15 @@ __device__ __forceinline__ Fp32Score ScoreOf(const Fp32Head& at, int64_t i, int6
   return result;
 }
 
-// A query row and a key; all 0 if it does not count.
+// One query row and key; all 0 if the pair does not count.
 struct Fp32Pair {
   float score = NegativeInfinity();
-  float d_weight = 0;  // dP, as dropout leaves it
-  float weight = 0;    // P, as dropout leaves it
+  float d_weight = 0;  // dP, with dropout applied
+  float weight = 0;    // P, with dropout applied
   float d_score = 0;   // dS
   float slope = 0;     // see Fp32Score
   bool counts = false;
-  bool kept = false;  // and is not dropped
+  bool kept = false;  // counts and is not dropped
 };
 
 struct Fp32Terms {
@@ -214,7 +214,8 @@ __device__ __forceinline__ Fp32Pair PairOf(const Fp32Head& at, int64_t i, int64_
   const Attention& a = at.pass.attention;
   const Fp32Score score = ScoreOf(at, i, j, dot);
   Fp32Pair pair;
-  // A key of this score has no weight whatever else is; a row without weights has no LSE.
+  // A key with this score has no weight, whatever its other values; a row without weights has no
+  // LSE.
   pair.counts = score.score != NegativeInfinity() && terms.lse != NegativeInfinity();
   if (!pair.counts) return pair;
   pair.score = score.score;
@@ -228,7 +229,7 @@ __device__ __forceinline__ Fp32Pair PairOf(const Fp32Head& at, int64_t i, int64_
   return pair;
 }
 
-// What the tile's keys get of its rows: calls visit(row, key, pair) for each pair of the thread.
+// Computes the tile's pairs: calls visit(row, key, pair) for each of the thread's.
 template <class T, class Visit>
 __device__ __forceinline__ void ForPairs(const typename T::Shared& shared, const Fp32Head& at,
                                          int64_t row, int64_t key, const Visit& visit) {
@@ -256,8 +257,8 @@ __device__ __forceinline__ void ForPairs(const typename T::Shared& shared, const
   }
 }
 
-// The rows' bits of a tile's keys, from each thread's of its own: sixteen lanes have a row's keys,
-// four each: bit x + 16 * c.
+// Collects the rows' key bits from the threads: sixteen lanes share a row, four keys each, as bits
+// x + 16 * c.
 template <class T>
 __device__ __forceinline__ void StoreBits(const uint32_t (&own)[T::kRowsEach],
                                           uint64_t (&to)[T::kRows]) {
@@ -274,7 +275,7 @@ __device__ __forceinline__ void StoreBits(const uint32_t (&own)[T::kRowsEach],
   }
 }
 
-// Leaves P and the derivatives by q.k in shared memory, and which pairs count.
+// Stores P, the derivatives with respect to q.k, and which pairs count, to shared memory.
 template <class T>
 __device__ __forceinline__ void ComputeWeights(typename T::Shared& shared, const Fp32Head& at,
                                                int64_t row, int64_t key) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Several passes in one launch. They travel in the kernel's parameter, one after another; a block
-// finds its own by its number, and what it computes depends on that pass alone.
+// Several passes in one launch. They are passed in the kernel's parameter; a block finds its own by
+// its number, and its result is a function of that pass alone.
 
 #pragma once
 
@@ -17,28 +17,28 @@
 
 namespace attend::cuda {
 
-// Most items of a launch. A kernel's parameters have at most 32764 bytes.
+// Upper bound of items per launch: kernel parameters have at most 32764 bytes.
 inline constexpr int kItemsMax = 16;
-inline constexpr int kSharedBytesAlways = 48 << 10;  // more must be asked for
+inline constexpr int kSharedBytesAlways = 48 << 10;  // more must be requested
 inline constexpr uint32_t kNoBlock = UINT32_MAX;
 
-// blockIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not kept
-// in registers across the loop over tiles.
+// blockIdx.x, opaque to the compiler, so that values derived from it are recomputed where needed
+// instead of occupying registers across the loop over tiles.
 __device__ __forceinline__ uint32_t BlockIndex() {
   uint32_t index;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
   return index;
 }
 
-// A kernel's parameter: items, each with its `pass`. Kernels are compiled for one item and for
-// kItemsMax: of one, all that is read is an operand at a known place, which takes no register.
+// Kernel parameter: items, each with its `pass`. Kernels are compiled for one item and for
+// kItemsMax: with one item, parameters are operands at fixed addresses, which take no registers.
 template <class Item, int kCount>
 struct LaunchList {
   static_assert(sizeof(Item) * kItemsMax + 64 <= 32764);
   Item items[kCount];
   uint32_t blocks = 0;  // of the launch
 
-  // The item that a block of the launch belongs to.
+  // Index of the item that a block of the launch belongs to.
   __device__ __forceinline__ int Index(uint32_t block) const {
     int index = 0;
 #pragma unroll
@@ -52,7 +52,7 @@ struct PassItem {
   BackwardPass pass;
 };
 
-// An item, and how many blocks it has.
+// An item and its number of blocks.
 template <class Item>
 struct ItemBlocks {
   Item item;
@@ -62,7 +62,7 @@ struct ItemBlocks {
 struct LaunchShape {
   int threads = 0;
   int shared_bytes = 0;
-  int64_t blocks_max = INT64_MAX;  // of blocks that loop
+  int64_t blocks_max = INT64_MAX;  // upper bound for kernels whose blocks loop
 };
 
 template <class Item, int kCount>
@@ -90,9 +90,8 @@ cudaError_t LaunchChunk(void (*kernel)(LaunchList<Item, kCount>),
   return cudaGetLastError();
 }
 
-// One launch for as many of the items as a launch can have. Items without blocks are left out. If
-// none is left, nothing is launched, but the kernels' code is on the device after it.
-// Without a kernel for several, each has a launch.
+// One launch for as many items as fit. Items without blocks are skipped; if all are, nothing is
+// launched, but the kernels' code is loaded. If `several` is null, each item has a launch.
 template <class Item>
 cudaError_t LaunchItems(void (*single)(LaunchList<Item, 1>),
                         void (*several)(LaunchList<Item, kItemsMax>),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows whose terms, or delta alone, are not taken from LSE and O: what is added up over their keys,
-// from the same scores as the gradients', and the terms that it makes. Then weights sum to 1
-// however large scores are, and delta does not have O's rounding. Device code.
+// Measured rows: rows whose terms, or delta alone, are not taken from LSE and O but added up over
+// their keys, from the same scores as the gradients use. Then weights sum to 1 however large scores
+// are, and delta is free of O's rounding. Device code.
 
 #pragma once
 
@@ -11,17 +11,17 @@
 
 namespace attend::cuda {
 
-// Sums over some keys of a row. `unit`: of a score, in powers of two; positive.
+// Sums over some keys of a row. `unit`: log2 of the weight per unit of score; positive.
 struct RowMeasure {
-  float most = NegativeInfinity();  // score
+  float most = NegativeInfinity();  // largest score
   float sum = 0.0f;                 // of weights 2^((score - most) unit)
   float delta = 0.0f;               // sum of weights times dP
 
-  // The factor of sums if `above` is the largest score.
+  // Factor of the sums if `above` becomes the largest score.
   __device__ __forceinline__ float Factor(float above, float unit) const {
     return most == NegativeInfinity() ? 0.0f : FastExp2(RoundedDifference(most, above) * unit);
   }
-  // Takes a score as the largest so far, if it is. NaN raises nothing.
+  // Raises the largest score if `score` is larger. NaN raises nothing.
   __device__ __forceinline__ void Raise(float score, float unit) {
     if (!(score > most)) return;
     const float factor = Factor(score, unit);
@@ -29,7 +29,7 @@ struct RowMeasure {
     sum *= factor;
     delta *= factor;
   }
-  // Adds a key; Raise must have seen its score. A key that does not count has a score of -inf and a
+  // Adds a key; Raise must have seen its score. A key that does not count has score -inf and a
   // finite dP.
   __device__ __forceinline__ void Add(float score, float d_weight, float unit) {
     const float weight = FastExp2(RoundedDifference(score, ReferenceOf(most)) * unit);
@@ -49,7 +49,7 @@ struct RowMeasure {
   }
 };
 
-// How much of a row is measured: delta alone where O's rounding spoils it.
+// How much of a row is measured: only delta where O's rounding spoils it.
 enum class Measured { kNothing, kDelta, kAll };
 __device__ __forceinline__ Measured MeasuredOf(const BackwardPass& pass, const Sequence& s,
                                                int64_t b, int64_t h, int64_t i) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ Measured MeasuredOf(const BackwardPass& pass, const S
   const bool doubted = pass.doubt != nullptr && pass.doubt[TermIndex(p, s, b, h, i)] != 0.0f;
   return doubted ? Measured::kDelta : Measured::kNothing;
 }
-// Whether something is of one of the rows [begin, end). All threads of a block.
+// Whether one of the rows [begin, end) needs measuring. All threads of a block.
 __device__ __forceinline__ bool IsAnyMeasured(const BackwardPass& pass, const Sequence& s,
                                               int64_t b, int64_t h, int64_t begin, int64_t end) {
   bool any = false;
@@ -70,8 +70,8 @@ __device__ __forceinline__ bool IsAnyMeasured(const BackwardPass& pass, const Se
   return __syncthreads_or(any) != 0;
 }
 
-// Stores row i's terms, from the sums of all its keys, or what it takes of them. `sign`: that
-// scores were multiplied by.
+// Stores the terms of row i, or the part that is measured, from the sums of all its keys. `sign`:
+// the factor that scores were multiplied by.
 __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Sequence& s,
                                               int64_t b, int64_t h, int64_t i,
                                               const RowMeasure& row, Measured how, float unit,
@@ -96,13 +96,13 @@ __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Se
   const double delta = none ? 0.0 : static_cast<double>(row.delta) * exp2(-base);
   pass.less[term] = static_cast<float>(delta) - d_lse;
   if (how == Measured::kDelta) return;
-  // cuda_flash_sm90 has no shifts beside softcap, whose scores are small.
+  // cuda_flash_sm90 has no shifts with softcap, whose scores are bounded.
   const bool shifted =
       fabs(shift + base) > kShiftedLse && !(p.softcap > 0.0f && pass.lse_unit == kLog2E);
   if (!shifted) base += shift;
   const double in_units = pass.lse_unit == kLog2E ? base : base * 0.6931471805599453;
   pass.lse[term] = none ? INFINITY : static_cast<float>(in_units);
-  // Rows may be measured twice, and need not have a shift both times.
+  // A row may be measured twice, and need a shift only once.
   pass.shift[term] = none || !shifted ? 0.0f : row.most * sign;
   if (!none && shifted) pass.flags->shifted = 1;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The terms that the backward pass needs of each query row, and the gradients of sinks, which need
-// nothing else. The memory that the pass adds to is cleared first.
+// The backward pass's terms of each query row, and the gradients of sinks, which need nothing else.
+// Memory that the pass accumulates into is cleared first. Also decides which rows are measured:
+// those with a large LSE (IsMeasured) and those whose delta O's rounding spoils (common_parts.cuh).
 
 #include <utility>
 #include <vector>
@@ -15,20 +16,20 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kEach = 4;  // rows of a lane
+constexpr int kEach = 4;  // rows per lane
 
 // ---- before -------------------------------------------------------------------------------------
 
 struct PrepareItem {
   BackwardPass pass;
-  int64_t heads;       // blocks that find what a head has in common; others clear
+  int64_t heads;       // blocks that compute a head's common parts; the others clear
   int64_t term_bytes;  // from the flags on
   int64_t turn_bytes;  // of counters
 };
 
-constexpr int64_t kClearBytes = 32 << 10;  // by a block
+constexpr int64_t kClearBytes = 32 << 10;  // per block
 
-// Bytes [begin, end), all multiples of four.
+// Clears bytes [begin, end), all multiples of four.
 __device__ __forceinline__ void Clear(void* from, int64_t begin, int64_t end) {
   auto* const words = static_cast<uint32_t*>(from);
   for (int64_t n = begin / 4 + threadIdx.x; n < end / 4; n += kThreads) words[n] = 0;
@@ -60,7 +61,7 @@ ATTEND_HD int64_t BlocksOfHead(const Problem& p, int lanes) {
   return (p.len_q + rows - 1) / rows;
 }
 
-// Rows of 16-bit elements of which each eight begin on a boundary of 16 bytes.
+// Rows of 16-bit elements with every eight elements 16-byte aligned.
 template <class View>
 __device__ __forceinline__ bool EightAligned(const View& view, const Problem& p) {
   return DTypeBytes(p.o_dtype()) == 2 && p.dim_v % 8 == 0 &&
@@ -68,7 +69,7 @@ __device__ __forceinline__ bool EightAligned(const View& view, const Problem& p)
          view.stride_h % 8 == 0 && view.stride_l % 8 == 0;
 }
 
-// x . y of eight elements.
+// Dot product of eight elements.
 __device__ __forceinline__ float DotEight(DType dtype, const uint4& x, const uint4& y) {
   float sum = 0.0f;
 #pragma unroll
@@ -95,8 +96,8 @@ __device__ __forceinline__ float SumOfRow(float x) {
   return x;
 }
 
-// How much of O is the rows' own, in squares, beside what is common to a warp's 16-bit rows; 1 of
-// NaN. Whatever dO is: it seldom prefers columns for what values have in common.
+// Share of O, in squares, that is the rows' own rather than common to a warp's 16-bit rows; 1 for
+// NaN. Independent of dO, which seldom favours the columns that values have in common.
 template <int kLanes>
 __device__ __forceinline__ float OwnShare(DType dtype, const uint4 (&x)[kEach], int existing) {
   float sums[8] = {};
@@ -117,15 +118,16 @@ __device__ __forceinline__ float OwnShare(DType dtype, const uint4 (&x)[kEach], 
   float common = 0.0f;
 #pragma unroll
   for (const float sum : sums) common = fmaf(sum, sum, common);
-  // Off their mean, rows differ by less than they do.
+  // Deviations from the sample mean underestimate the spread.
   size = WarpSum(size);
   common = SumOfRow<kLanes>(common);
   const float own = fmaxf(size - common / rows, 0.0f) * rows / (rows - 1.0f);
-  if (rows == 1.0f) return size > 0.0f ? 0.0f : 1.0f;  // keys and values alone tell
+  if (rows == 1.0f) return size > 0.0f ? 0.0f : 1.0f;  // only keys and values decide
   return own < size ? own / size : 1.0f;
 }
 
-// Row i's terms, of dO O in `less`. `own`: OwnShare. `d_o_row`: the row's first element of dO.
+// Stores row i's terms; `less` is dO . O. `own`: OwnShare. `d_o_row`: the row's first element of
+// dO.
 __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Sequence& s, int64_t b,
                                            int64_t h, int64_t i, float less, float own,
                                            int64_t d_o_row) {
@@ -136,7 +138,7 @@ __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Seque
   const float lse = a.lse[in_lse];
   const bool measured = IsMeasured(p, lse);
   if (measured) pass.flags->measure = 1;
-  // Inf in dO times values of both signs is NaN, which O, their mean, hides.
+  // Inf in dO times values of both signs gives NaN, which O, their mean, hides.
   if (isinf(less)) {
     for (int64_t n = 0; n < p.dim_v; ++n) {
       if (NonFinite(LoadGlobal(pass.gradients.d_o.data, p.o_dtype(), d_o_row + n))) less = NAN;
@@ -144,7 +146,7 @@ __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Seque
   }
   const int64_t term = TermIndex(p, s, b, h, i);
   if (NonFinite(less) || !(lse < INFINITY)) pass.flags->special = 1;
-  // Most often this is no question, and nothing is read for it.
+  // Usually decided without reading memory.
   if (own * kSpoilt < 1.0f && !measured) {
     const KeyRange keys = VisibleKeys(p.mask, s, i);
     if (CommonParts::Of(pass, b, h)->Spoil(own, keys.end - keys.begin, p.dtype)) {
@@ -156,7 +158,7 @@ __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Seque
   pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
 }
 
-// kLanes neighbouring lanes take a row, eight elements each, and then kEach - 1 others.
+// kLanes adjacent lanes process a row, eight elements each, then kEach - 1 further rows.
 template <int kLanes, int kCount>
 __global__ void __launch_bounds__(kThreads, kCount == 1 ? 3 : 2)
     RowTerms(const __grid_constant__ LaunchList<PassItem, kCount> list) {
@@ -215,14 +217,14 @@ cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream) {
                      stream);
 }
 
-// Beyond this, in powers of two, a sink above a row's shift has all of the weight. LSE of a row
+// A sink this far above a row's shift, in powers of two, has all of the weight. The LSE of a row
 // without a shift is below it: at most kShiftedLse, or with cuda_flash_sm90's softcap of up to 256,
 // which is 369 powers of two, and 2^30 keys, 400.
 constexpr double kFarSink = 512;
 
-// The sink's weight in a measured row. The difference to LSE has no more digits than fp32 has for
-// LSE, which may be as large as the sink. So where LSE is what the sink alone makes of it, the
-// weight is 1; LSE is Inf where there are no keys, or where fp32 ends below the sink.
+// The sink's weight in a measured row. Its difference to LSE is only as exact as LSE in fp32, which
+// may be as large as the sink. So if LSE equals what the sink alone gives, the weight is 1; LSE is
+// Inf if there are no keys, or if the sink exceeds fp32.
 __device__ __forceinline__ double MeasuredSinkWeight(const BackwardPass& pass, int64_t term,
                                                      float sink) {
   const bool products = pass.lse_unit == kLog2E;
@@ -235,8 +237,8 @@ __device__ __forceinline__ double MeasuredSinkWeight(const BackwardPass& pass, i
   return exp2(above - (products ? 1.0 : 1.4426950408889634) * static_cast<double>(lse));
 }
 
-// A block for each head; threads take rows in turn, and their sums are added in one order. In
-// double: there are few terms, and they may be of any size.
+// One block per head; threads take rows in turn, and their sums are added in a fixed order. In
+// double: there are few terms, of any size.
 template <int kCount>
 __global__ void __launch_bounds__(kThreads)
     SinkGradients(const __grid_constant__ LaunchList<PassItem, kCount> list) {

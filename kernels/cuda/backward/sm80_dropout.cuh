@@ -12,13 +12,13 @@
 
 namespace attend::cuda::backward {
 
-// The draws of a thread's pairs of 16 by 16: word 2 * half + eight has those of its owned row's
+// Draws of a thread's pairs in a 16 x 16 block: word 2 * half + eight has those of its owned row's
 // half `half` (see OwnRow) and of its two others among the first or last eight.
 struct PairDraws {
   uint32_t words[4];
 };
 
-// With query rows down, a thread has one of Philox's groups of 16 by 16.
+// With query rows down, a thread has one Philox group of 16 x 16.
 template <class T>
 __device__ __forceinline__ PairDraws DrawRowsDown(const Attention& a, const MmaWork& work, int head,
                                                   int slice, int key) {
@@ -28,13 +28,13 @@ __device__ __forceinline__ PairDraws DrawRowsDown(const Attention& a, const MmaW
   return {{bits.words[0], bits.words[1], bits.words[2], bits.words[3]}};
 }
 
-// With keys down it has one key's half of two groups: lanes of neighbouring keys draw one each, and
+// With keys down it has one key's half of two groups: lanes of adjacent keys draw one each, and
 // exchange halves.
 template <class T>
 __device__ __forceinline__ PairDraws DrawKeysDown(const Attention& a, const MmaWork& work, int head,
                                                   int slice, int row) {
   const int thread = ThreadIndex() % 32;
-  const int odd = thread / 4 % 2;  // key; and the row of two that this lane draws for
+  const int odd = thread / 4 % 2;  // the lane's key, and the row of the two that it draws for
   const DropoutLane lane = DropoutLane::Of(a, work.b, head, row + thread % 4 * 2 + odd, thread / 8);
   const int key = OwnRow<T>(work, slice, 0) - thread / 4;
   const DropoutBits bits = lane.Draw<false>(0, key);
@@ -47,7 +47,7 @@ __device__ __forceinline__ PairDraws DrawKeysDown(const Attention& a, const MmaW
     const uint32_t second = bits.words[2 * eight + 1];
     const uint32_t own = __byte_perm(first, second, mine);
     const uint32_t got = __shfl_xor_sync(0xffffffffu, __byte_perm(first, second, theirs), 4);
-    // Halves are the thread's two keys; the words wanted have its two rows.
+    // Halves are the thread's two keys; the result's words have its two rows.
     const uint32_t even_row = odd ? got : own;
     const uint32_t odd_row = odd ? own : got;
     draws.words[eight] = __byte_perm(even_row, odd_row, 0x5410);
@@ -82,7 +82,7 @@ __device__ __forceinline__ uint32_t KeptPairs(const Attention& a, const MmaWork&
   return kept;
 }
 
-// Multiplies kept pairs by `factor`, and leaves no others.
+// Multiplies kept pairs by `factor` and zeroes the others.
 template <class T>
 __device__ __forceinline__ void DropPairs(uint32_t kept, float factor, StepSums<T>& sums) {
 #pragma unroll

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by mma.sync: products, and the kernel (see sm80_tile.cuh). Tiles of others
-// arrive in one stage of shared memory while those in the other are computed, a step at a time.
+// The backward pass by mma.sync: products, and the kernel (see sm80_tile.cuh). Tiles of the others
+// are loaded into one stage of shared memory while those in the other stage are processed, one step
+// at a time.
 
 #pragma once
 
@@ -11,7 +12,7 @@
 namespace attend::cuda::backward {
 
 // sums = own others^T, rows of both along the head dim. `own`: the warp's first row; `others`: the
-// step's.
+// step's first.
 template <class T, class Element, int kDim>
 __device__ __forceinline__ void Along(uint32_t own, uint32_t others, StepSums<T>& sums) {
   const BlockOffsets<kDim> left(Second::kRows), right(Second::kColumns);
@@ -38,7 +39,7 @@ __device__ __forceinline__ void Along(uint32_t own, uint32_t others, StepSums<T>
   }
 }
 
-// The warp's own rows along the head dim, as operands in registers.
+// The warp's own rows along the head dim, as register operands.
 template <class T, int kDim>
 struct HeldRows {
   uint32_t blocks[kDim / 16][T::kSlices][4];
@@ -53,7 +54,7 @@ struct HeldRows {
   }
 };
 
-// As Along, of rows that are held: the same products in the same order.
+// Along for held rows: the same products in the same order.
 template <class T, class Element, int kDim>
 __device__ __forceinline__ void Along(const HeldRows<T, kDim>& own, uint32_t others,
                                       StepSums<T>& sums) {
@@ -78,12 +79,12 @@ __device__ __forceinline__ void Along(const HeldRows<T, kDim>& own, uint32_t oth
   }
 }
 
-// A gradient's rows that the warp owns.
+// The warp's owned rows of a gradient.
 template <class T, int kDim>
 using OwnSums = float[T::kSlices][kDim / 8][4];
 
-// sums += pairs others, down the step's rows. `others`: of rows of kDim columns, the first of those
-// that are summed.
+// sums += pairs others, down the step's rows. `others`: rows of kDim columns, from the first column
+// summed.
 template <class T, class Element, int kDim>
 __device__ __forceinline__ void Down(const StepPairs<T>& pairs, uint32_t others,
                                      OwnSums<T, kDim / T::kShare>& sums) {
@@ -118,7 +119,7 @@ __device__ __forceinline__ void Clear(float (&sums)[kSlices][kBlocks][4]) {
   }
 }
 
-// What a warp has summed; dims of 0 where nothing is.
+// A warp's accumulators; minimal size for gradients that are not computed.
 template <class T>
 struct MmaState {
   static constexpr int kFirst = T::kWantsFirst ? T::kDim / T::kShare : 8;
@@ -128,13 +129,13 @@ struct MmaState {
   OwnTerms<T> terms;
 };
 
-// Where a step is: of the head-th head, the others from `other` on, the `row`-th of the stage's.
+// Position of a step: query head, first other, and its row within the stage.
 struct StepPlace {
   int head, other, row;
-  int stage;  // in shared memory
+  int stage;  // address in shared memory
 };
 
-// Leaves the products of T::kStep others in `s` and `d_p`, and their bias.
+// Computes the products of T::kStep others into `s` and `d_p`, and loads their bias.
 template <class T, class Element, Class kClass>
 __device__ __forceinline__ void Products(const Attention& a, const MmaWork& work, char* shared,
                                          const StepPlace& at, StepSums<T>& s, StepSums<T>& d_p,
@@ -153,7 +154,7 @@ __device__ __forceinline__ void Products(const Attention& a, const MmaWork& work
   }
 }
 
-// Leaves P and what it is of dS of T::kStep others in `s` and `d_p`.
+// Computes P into `s` and dS into `d_p`, for T::kStep others.
 template <class T, class Element, Class kClass>
 __device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& work, char* shared,
                                       const StepPlace& at, Sight sight, const OwnTerms<T>& own,
@@ -172,7 +173,7 @@ __device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& wo
   }
 }
 
-// Adds to the gradients what T::kStep others make of them.
+// Adds the contributions of T::kStep others to the gradients.
 template <class T, class Element, Class kClass>
 __device__ __forceinline__ void Step(const MmaParams& params, const MmaWork& work, char* shared,
                                      const StepPlace& at, MmaState<T>& state) {
@@ -195,12 +196,12 @@ __device__ __forceinline__ void Step(const MmaParams& params, const MmaWork& wor
 
 // ---- warps that share rows ----------------------------------------------------------------------
 
-// Until both warps are here.
+// Barrier between the two warps.
 __device__ __forceinline__ void SyncSharers() {
   asm volatile("bar.sync %0, 64;" ::"r"(threadIdx.x / 64 + 1) : "memory");
 }
 
-// To and from the other warp, as they are in registers.
+// Exchange with the other warp, in register layout.
 template <class T>
 __device__ __forceinline__ void GivePairs(char* to, const StepPairs<T>& pairs) {
   auto* const lane = reinterpret_cast<uint4*>(to) + threadIdx.x % 32;
@@ -223,8 +224,8 @@ __device__ __forceinline__ void TakePairs(const char* from, StepPairs<T>& pairs)
   }
 }
 
-// Step by two warps: all of a stage's others. Either computes P and dS of one half of them, and
-// sums the gradients' columns of one half over all.
+// Step shared by two warps, over all of a stage's others. Each computes P and dS of one half of
+// them, and sums one half of the gradients' columns over all.
 template <class T, class Element, Class kClass>
 __device__ __forceinline__ void SharedStep(const MmaParams& params, const MmaWork& work,
                                            char* shared, StepPlace at, MmaState<T>& state) {
@@ -236,7 +237,7 @@ __device__ __forceinline__ void SharedStep(const MmaParams& params, const MmaWor
   const char* const taken = shared + T::kOffsetGiven + (warp ^ 1) * T::kGivenBytes;
   at.row = half * T::kStep;
   at.other += at.row;
-  // Columns are halves of whole spans of the swizzle.
+  // Each half of the columns is whole swizzle spans.
   const uint32_t first = SharedAddress(shared) + at.stage + half * T::kDim;
   const uint32_t second = SharedAddress(shared) + at.stage + T::kOffset2 + half * T::kDimV;
   const int other_row = T::kStep - at.row;
@@ -309,7 +310,7 @@ __device__ __forceinline__ void Accumulate(const MmaParams& params, const MmaWor
   });
 }
 
-// Says whether a sum that counts is not finite.
+// Stores a gradient; returns whether an element that counts is not finite.
 template <class T, class Element, int kBlocks>
 __device__ __forceinline__ bool Store(const MmaParams& params, const MmaWork& work,
                                       const TensorView& to, float factor, int64_t dim,
@@ -348,7 +349,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   if (work.other_begin < work.other_end) {
     Accumulate<T, Element, kClass>(params, work, shared, state);
   }
-  // Not `params`: the loop has no register to spare for where they are.
+  // Not `params`: the loop has no register to spare for its address.
   const MmaParams& after = list.Of(BlockIndex());
   const Gradients& g = after.pass.gradients;
   const Problem& p = after.pass.attention.problem;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tiles the backward pass by mma.sync has, and its launches. Included by the file of each
-// dtype and class.
+// The tiles of the backward pass by mma.sync, and its launches. Included by each source of a dtype
+// and class.
 
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace attend::cuda::backward {
 
-// The tiles of one head dim. Wide ones need more shared memory than the smallest GPUs have (99 KiB
-// to a block).
+// The tiles for one head dim. Wide ones need more shared memory than the smallest GPUs have (99 KiB
+// per block).
 template <MmaConfig... kConfigs>
 struct MmaTiles {};
 
@@ -46,16 +46,16 @@ using Measure192 = MmaTiles<MmaConfig{Leaves::kMeasure, 192, 128, 8, 1, 64, 64, 
                             MmaConfig{Leaves::kMeasure, 192, 128, 4, 1, 32, 32, 2}>;
 using Measure256 = MmaTiles<MmaConfig{Leaves::kMeasure, 256, 256, 8, 1, 32, 32, 1},
                             MmaConfig{Leaves::kMeasure, 256, 256, 4, 1, 16, 16, 2}>;
-// Where shared memory is short.
+// For GPUs with less shared memory.
 using Keys256 = MmaTiles<MmaConfig{Leaves::kKeys, 256, 256, 4, 1, 16, 16, 2}>;
 using Values256 = MmaTiles<MmaConfig{Leaves::kValues, 256, 256, 4, 1, 32, 32, 2}>;
 // clang-format on
 
-// Heads whose tiles run side by side. Without a mask one head at a time caches best; under one the
-// heads' longest tiles should go first, of as many as the L2 cache holds what they walk.
+// Number of heads whose tiles run side by side. Without a mask one head at a time caches best; with
+// one, the longest tiles should start first, over as many heads as the L2 cache holds.
 inline int SectionOf(const Problem& p, bool owns_keys, int64_t heads, int tiles) {
   constexpr int64_t kSectionBytes = int64_t{40} << 20;  // Ampere's L2 cache
-  constexpr int64_t kSectionTiles = 400;                // fill Hopper's multiprocessors thrice
+  constexpr int64_t kSectionTiles = 400;                // three per multiprocessor on Hopper
   if (p.mask.unrestricted()) return 1;
   const int64_t rows = owns_keys ? p.len_q * p.group() : p.len_k;
   const int64_t bytes = std::max<int64_t>(2 * rows * (p.dim + p.dim_v), 1);
@@ -67,8 +67,8 @@ inline int SectionOf(const Problem& p, bool owns_keys, int64_t heads, int tiles)
   return static_cast<int>(std::min(section, heads));
 }
 
-// Most launches have nothing to measure: these blocks fill a GPU, and more would take longer to
-// find that out.
+// Usually there is nothing to measure: enough blocks to fill a GPU, as more would only take longer
+// to find that out.
 inline constexpr int64_t kMeasureBlocks = 264;
 
 template <MmaConfig kConfig, class Element, Class kClass>
@@ -93,13 +93,13 @@ cudaError_t LaunchTile(Passes passes, cudaStream_t stream) {
   }
 }
 
-// What a block of the tile takes of a multiprocessor's shared memory: with what the kernel has
-// beside the tile's, and the system.
+// Shared memory of a multiprocessor that a block takes: the tile's, the kernel's own, and the
+// system's.
 template <MmaConfig kConfig>
 inline constexpr int kBlockBytes = MmaTile<kConfig>::kSharedBytes +
                                    static_cast<int>(sizeof(MmaWork)) + 1024;
 
-// The first of the tiles for which the device has the memory, or the last.
+// Launches the first tile that fits the device's shared memory, or the last.
 template <class Element, Class kClass, MmaConfig kFirst, MmaConfig... kOthers>
 cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, Passes passes,
                           cudaStream_t stream) {
@@ -111,7 +111,7 @@ cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, Passes
   return LaunchTile<kFirst, Element, kClass>(passes, stream);
 }
 
-// Whether the last of the tiles runs everywhere.
+// Whether the last tile runs everywhere.
 template <MmaConfig kFirst, MmaConfig... kOthers>
 constexpr bool FitAll(MmaTiles<kFirst, kOthers...>) {
   constexpr int kSmallest = 100 * 1024;

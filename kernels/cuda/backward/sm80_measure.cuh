@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that are measured for the kernels of 16-bit products (measure.cuh), by mma.sync: scores and
-// dP of a block's rows, whose weights and P dP are added up. wgmma's products have the same bits on
-// Hopper, so that kernels of wgmma take the same terms.
+// Measures rows (measure.cuh) for the kernels of 16-bit products, by mma.sync: computes scores and
+// dP of a block's rows, and sums weights and P dP. On Hopper wgmma's products have the same bits,
+// so the wgmma kernels can use these terms.
 
 #pragma once
 
@@ -11,19 +11,19 @@
 
 namespace attend::cuda::backward {
 
-// The unit of scores, and how they become those that RowMeasure takes.
+// Unit of scores, and their conversion to those that RowMeasure takes.
 struct MeasureUnit {
-  float unit;        // of such a score, in powers of two; positive
-  float sign;        // of the others
-  bool of_products;  // a score is a product of Q and K
+  float unit;        // log2 of the weight per unit of such a score; positive
+  float sign;        // sign of the kernel's scores relative to them
+  bool of_products;  // scores are raw products of Q and K
 
   template <Class kClass>
   static __device__ __forceinline__ MeasureUnit Of(const BackwardPass& pass) {
     const Problem& p = pass.attention.problem;
     const bool products = kClass == Class::kPlain || (pass.lse_unit == kLog2E && p.softcap == 0.0f);
     const float unit = products ? p.scale * kLog2E : kLog2E;
-    // A scale of 0 becomes the smallest there is: products with it are 0, but a score of -inf
-    // stays.
+    // A scale of 0 becomes the smallest subnormal: products with it are 0, but a score of -inf is
+    // kept.
     return {fmaxf(fabsf(unit), 0x1p-149f), unit < 0.0f ? -1.0f : 1.0f, products};
   }
 };
@@ -32,7 +32,7 @@ struct MeasureUnit {
 template <class T>
 using OwnMeasures = RowMeasure[2 * T::kSlices];
 
-// The warp's rows of Q and dO in registers, where score terms leave room for them.
+// The warp's rows of Q and dO in registers, if score terms leave room for them.
 template <class T>
 struct MeasuredRows {
   HeldRows<T, T::kDim> q;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void MeasureStep(const MmaParams& params, const MmaWo
   AddStep<T>(unit, s, d_p, rows);
 }
 
-// The block's rows, if one of them is to be measured.
+// Measures the block's rows, if one of them needs it.
 template <class T, class Element, Class kClass>
 __device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& work, char* shared) {
   const BackwardPass& pass = params.pass;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void MeasureTile(const MmaParams& params, MmaWork& wo
   }
 }
 
-// Tile after tile. Of items without rows to measure, and most have none, nothing.
+// Blocks loop over tiles. Items without rows to measure, which is most of them, cost nothing.
 template <class T, class Element, Class kClass, int kCount>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     MeasureSm80(const __grid_constant__ LaunchList<MmaParams, kCount> list) {
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
       if (kCount == 1) return;
       continue;
     }
-    __syncthreads();  // what the last one left in shared memory
+    __syncthreads();  // shared memory of the previous tile is free
     if (threadIdx.x == 0) SetUp<T>(params, block, work);
     __syncthreads();
     MeasureTile<T, Element, kClass>(params, work, shared);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by mma.sync: tiles, what a block computes, and its copies. Device code.
+// The backward pass by mma.sync: tiles, a block's work, and its copies. Device code.
 //
-// One kernel in the place of two or more. A block *owns* rows of two tensors and walks those of two
-// *others*: to leave dK and dV it owns keys, rows of K and V, and walks Q and dO of all heads of
-// the group; to leave dQ it owns rows of Q and dO, and walks K and V. In either case
+// One kernel template for all gradients. A block *owns* rows of two tensors and walks the rows of
+// two *others*: for dK and dV it owns keys (rows of K and V) and walks Q and dO of all heads of the
+// group; for dQ it owns rows of Q and dO, and walks K and V. In either case
 //
 //   S = own[0] other[0]^T    dP = own[1] other[1]^T    dK or dQ += dS other[0]
 //   dV += P other[1]
 //
-// with owned rows down, so that P and dS leave one product as the operand in registers of the next.
+// with owned rows down, so that P and dS leave one product as the register operand of the next.
 
 #pragma once
 
@@ -21,28 +21,26 @@
 
 namespace attend::cuda::backward {
 
-// What a kernel is compiled for: without score terms, with all, and with dropout besides.
+// Kernel classes: without score terms, with all terms, and with dropout as well.
 enum class Class { kPlain, kGeneral, kDropout };
 
-// What a kernel leaves. Sums of both dK and dV do not fit registers if D and Dv are large.
-// kMeasure leaves terms of query rows (measure.cuh), and no gradient.
+// The kernel's outputs. Sums of both dK and dV do not fit the registers if D and Dv are large.
+// kMeasure computes terms of query rows (measure.cuh) and no gradient.
 enum class Leaves { kQueries, kKeysAndValues, kKeys, kValues, kMeasure };
 
 struct MmaConfig {
   Leaves leaves;
-  int dim;     // most that D may be: a multiple of 32
-  int dim_v;   // and Dv
-  int warps;   // to a block
-  int slices;  // of 16 owned rows to a warp
-  int tile;    // other rows in shared memory at a time, of which there are two
-  int step;    // of which so many are computed at once: a multiple of 16
-  int blocks;  // to a multiprocessor
-  // Warps that own the same rows: one, or two that have half of the others' rows each when scores
-  // are computed, and half of the columns when sums are.
+  int dim;     // upper bound of D: a multiple of 32
+  int dim_v;   // upper bound of Dv
+  int warps;   // per block
+  int slices;  // of 16 owned rows, per warp
+  int tile;    // other rows per stage, of which there are two
+  int step;    // other rows processed at a time: a multiple of 16
+  int blocks;  // per multiprocessor
   int share = 1;
 };
 
-// As sm80/tile.cuh's copies want it: neighbouring threads copy each row's span of chunks.
+// Layout for sm80/tile.cuh's copies: adjacent threads copy each row's span of chunks.
 template <int kColumns, int kThreads>
 struct CopyShape {
   static constexpr int kDim = kColumns;
@@ -74,14 +72,14 @@ struct MmaTile {
   using FirstRow = typename First::Row;
   using SecondRow = typename Second::Row;
 
-  // To leave dV needs no V.
+  // dV does not need V.
   static constexpr int kOffsetOwn2 = kOwn * FirstRow::kBytes;
   static constexpr int kOffsetStages = kOffsetOwn2 + (kWantsFirst ? kOwn * SecondRow::kBytes : 0);
   static constexpr int kOffset2 = kOther * FirstRow::kBytes;  // in a stage
   static constexpr int kOffsetTerms = kOffset2 + kOther * SecondRow::kBytes;
   static constexpr int kTermBytes = kOwnsKeys ? 2 * kOther * static_cast<int>(sizeof(float)) : 0;
   static constexpr int kStageBytes = kOffsetTerms + kTermBytes;
-  // What warps that share rows give each other, of each 16 of a step's others.
+  // Per 16 of a step's others, for the exchange between warps that share rows.
   static constexpr int kKinds = (kWantsFirst ? 1 : 0) + (kWantsSecond ? 1 : 0);
   static constexpr int kGivenBytes = kKinds * kSlices * kStep / 16 * 32 * 16;
   static constexpr int kOffsetGiven = kOffsetStages + 2 * kStageBytes;
@@ -98,30 +96,30 @@ struct MmaTile {
 // An item of a launch.
 struct MmaParams {
   BackwardPass pass;
-  int tiles;    // of owned rows of a head
+  int tiles;    // of a head's owned rows
   int section;  // heads whose tiles run side by side
 };
 
-// What a block computes: in shared memory, as all registers are needed for accumulators.
+// Description of a block's work: in shared memory, as accumulators need all registers.
 struct MmaWork {
   int b, head;              // of the first query head
   int heads;                // query heads to walk
-  int64_t head_strides[2];  // bytes from one's other rows to the next's
+  int64_t head_strides[2];  // bytes between heads of the others' rows
   sm80::Source own[2], other[2];
   Band band;
   int offset;      // of the diagonal
   int begin;       // first owned row
-  int own_length;  // of the sequence
+  int own_length;  // the sequence's length in owned rows
   int own_count;   // rows to write
   int other_length;
   int other_begin, other_end;  // rows that some owned row sees, begin rounded down to a tile
-  const float* lse;            // terms of the first head's row 0
+  const float* lse;            // terms, from row 0 of the first head on
   const float* less;
   const float* shift;
   bool shifted;   // some rows have one
-  int64_t terms;  // of a head
-  float to_log2;  // of a product of Q and K, without score terms
-  float factor;   // of a product of Q and K, to a score
+  int64_t terms;  // per head
+  float to_log2;  // factor of a product of Q and K, without score terms
+  float factor;   // factor of a product of Q and K that gives a score
 };
 
 // The rows [begin, end) of the others that an owned row sees.
@@ -134,8 +132,8 @@ __device__ __forceinline__ int SeenEnd(const Band& band, int row) {
   return T::kOwnsKeys ? band.RowEnd(row) : band.KeyEnd(row);
 }
 
-// Which head and tile the block has: a section's heads side by side. Under a causal mask the first
-// keys and the last rows see most, and go first.
+// A block's head and tile: a section's heads side by side. Under a causal mask the first keys and
+// the last rows see most, and go first.
 struct MmaPlace {
   int64_t head;  // counted over sequences
   int tile;
@@ -152,7 +150,7 @@ __device__ __forceinline__ MmaPlace PlaceOf(const MmaParams& params, uint32_t of
   return {begin + rest % side_by_side, T::kOwnsKeys ? tile : params.tiles - 1 - tile};
 }
 
-// Rows of a head, and whether all heads of the group can be copied as this one.
+// Rows of a head; `fast` only if it holds for all heads of the group.
 __device__ __forceinline__ sm80::Source OtherSource(const ConstTensorView& view, int64_t b,
                                                     int64_t h, int64_t row, int64_t dim) {
   sm80::Source source = sm80::SourceOf(view, b, h, row, dim);
@@ -160,7 +158,7 @@ __device__ __forceinline__ sm80::Source OtherSource(const ConstTensorView& view,
   return source;
 }
 
-// One thread calls it.
+// One thread.
 template <class T>
 __device__ __forceinline__ void SetUp(const MmaParams& params, uint32_t block, MmaWork& work) {
   const BackwardPass& pass = params.pass;
@@ -174,7 +172,7 @@ __device__ __forceinline__ void SetUp(const MmaParams& params, uint32_t block, M
   const int64_t kv_head = T::kOwnsKeys ? owner : owner / p.group();
   const Sequence s = SequenceOf(a, b);
   const ConstTensorView& d_o = pass.gradients.d_o;
-  constexpr int kKeys = T::kOwnsKeys ? 0 : 1;  // which pair, below, is that of the keys
+  constexpr int kKeys = T::kOwnsKeys ? 0 : 1;  // index of the keys' pair below
   sm80::Source sources[2][2] = {
       {OtherSource(a.k, b, kv_head, s.k_row, p.dim),
        OtherSource(a.v, b, kv_head, s.k_row, p.dim_v)},
@@ -215,10 +213,10 @@ __device__ __forceinline__ void SetUp(const MmaParams& params, uint32_t block, M
 
 // ---- a step -------------------------------------------------------------------------------------
 
-// What products leave of one step: [slice][eight others][fragment, see MultiplyAdd].
+// Products of one step: [slice][eight others][fragment, see MultiplyAdd].
 template <class T>
 using StepSums = float[T::kSlices][T::kStepBlocks][4];
-// The same as the operand of the next product: [slice][eight others][half].
+// The same, packed as the next product's operand: [slice][eight others][half].
 template <class T>
 using StepPairs = uint32_t[T::kSlices][T::kStepBlocks][2];
 
@@ -241,7 +239,7 @@ __device__ __forceinline__ void LoadOwn(uint32_t shared, const MmaWork& work) {
   }
 }
 
-// Rows [row, row + T::kOther) of the head-th head, and what is known of them.
+// Loads rows [row, row + T::kOther) of one query head of the group, and their terms.
 template <class T>
 __device__ __forceinline__ void LoadOthers(uint32_t stage, const MmaWork& work, int head, int row) {
   sm80::Source sources[2] = {work.other[0], work.other[1]};
@@ -252,7 +250,7 @@ __device__ __forceinline__ void LoadOthers(uint32_t stage, const MmaWork& work, 
     if (thread < 2 * kChunks) {
       const float* const terms = thread < kChunks ? work.lse : work.less;
       const int first = row + thread % kChunks * 4;
-      // Other sequences' may be NaN, which a weight of 0 does not hide.
+      // Other sequences' terms may be NaN, which a weight of 0 does not mask.
       CopyAsync16(stage + T::kOffsetTerms + 16 * thread, terms + head * work.terms + first,
                   first < work.other_length);
     }

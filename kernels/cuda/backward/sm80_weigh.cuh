@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by mma.sync between its products: P and dS of the scores and dP. Device code;
-// all lanes of a warp call each function together.
+// The backward pass by mma.sync between its products: P and dS from scores and dP. Device code; all
+// lanes of a warp call each function together.
 
 #pragma once
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ void LoadOwnTerms(const MmaWork& work, OwnTerms<T>& t
   }
 }
 
-// Where the others' rows [other, other + count) are to what the warp owns.
+// How much of the others' rows [other, other + count) the warp's rows see.
 enum class Sight { kNone, kSome, kAll };
 template <class T>
 __device__ __forceinline__ Sight SightOf(const MmaWork& work, int other, int count) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ Sight SightOf(const MmaWork& work, int other, int cou
   return all ? Sight::kAll : Sight::kSome;
 }
 
-// Gives pairs that do not see each other the weight, or the score, `hidden`. `other`: the thread's
+// Sets the weight, or score, of pairs that do not see each other to `hidden`. `other`: the thread's
 // first.
 template <class T>
 __device__ __forceinline__ void HidePairs(const MmaWork& work, int other, StepSums<T>& weights,
@@ -72,7 +72,7 @@ struct PairTerms {
   float lse, less;
 };
 
-// The pair's terms if others are query rows: those of eight of them, in shared memory.
+// A pair's terms; if others are query rows, from eight rows' terms in shared memory.
 template <class T>
 __device__ __forceinline__ PairTerms TermsOf(const OwnTerms<T>& own, const float2& lse,
                                              const float2& less, int r, int e) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void ForPairs(const OwnTerms<T>& own, const float* te
   }
 }
 
-// Takes each row's shift off its scores. `head`: of those that are walked.
+// Subtracts each row's shift from its scores. `head`: index among those walked.
 template <class T>
 __device__ __forceinline__ void ShiftPairs(const MmaWork& work, int head, int other,
                                            StepSums<T>& s) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void ShiftPairs(const MmaWork& work, int head, int ot
   });
 }
 
-// Scores and dP become P and dS, in place. Without score terms.
+// Turns scores and dP into P and dS, in place, without score terms.
 template <class T>
 __device__ __forceinline__ void WeighPlain(const MmaWork& work, int head, Sight sight, int other,
                                            const OwnTerms<T>& own, const float* terms,
@@ -135,7 +135,8 @@ __device__ __forceinline__ void WeighPlain(const MmaWork& work, int head, Sight 
   }
 }
 
-// Scores become factor * q.k, and dP, unless it is measured, what dS is without the weight.
+// Turns products into factor * q.k, capped, and dP, unless it is measured, into dS without its
+// weight.
 template <class T>
 __device__ __forceinline__ void ScaleAndCap(const Problem& p, float factor, const OwnTerms<T>& own,
                                             const float* terms, StepSums<T>& s, StepSums<T>& d_p) {
@@ -155,8 +156,8 @@ __device__ __forceinline__ void ScaleAndCap(const Problem& p, float factor, cons
   });
 }
 
-// The pairs' bias; `from`: row 0's, `stride` elements to the next; of bits, bytes, from which rows
-// begin. 0 where there is none. `other`: the thread's first.
+// Loads the pairs' bias; 0 where there is none. `from`: row 0's; rows are `stride` elements apart,
+// or bytes for bits. `other`: the thread's first.
 template <class T, class Element>
 __device__ __forceinline__ void LoadBias(const MmaWork& work, const Element* from, int64_t stride,
                                          int other, StepSums<T>& bias) {
@@ -182,7 +183,7 @@ __device__ __forceinline__ void LoadBias(const MmaWork& work, const Element* fro
   });
 }
 
-// Begins what AddBias ends: products run between the two. Types of 16 bits stay as they are.
+// Starts loading what AddBias adds, so that products hide the latency. 16-bit types stay packed.
 template <class T>
 __device__ __forceinline__ void LoadBias(const MmaWork& work, const BiasView& view, int head,
                                          int other, StepSums<T>& bias) {
@@ -213,12 +214,12 @@ __device__ __forceinline__ void AddAlibi(const MmaWork& work, float slope, int o
                                          StepSums<T>& s) {
   const int apart = other - OwnRow<T>(work, 0, 0) - (T::kOwnsKeys ? -work.offset : work.offset);
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms) {
-    const int distance = apart + 8 * (n - r) + e;  // or its opposite
+    const int distance = apart + 8 * (n - r) + e;  // or its negative
     s[r / 2][n][r % 2 * 2 + e] -= slope * fabsf(static_cast<float>(distance));
   });
 }
 
-// Gives the pairs that a mask's bits remove the score -inf.
+// Sets to -inf the scores of pairs that a mask's bits remove.
 template <class T>
 __device__ __forceinline__ void RemovePairs(const StepSums<T>& bias, StepSums<T>& s) {
   ForPairs<T>({}, nullptr, [&](int n, int r, int e, PairTerms) {
@@ -226,8 +227,8 @@ __device__ __forceinline__ void RemovePairs(const StepSums<T>& bias, StepSums<T>
   });
 }
 
-// Products become scores, with score terms in the order that problem.h gives, and dP what it is
-// with dropout and what ScaleAndCap makes of it. Says which pairs are kept.
+// Turns products into scores, with score terms in the order of problem.h, and dP into its value
+// with dropout, as ScaleAndCap leaves it. Returns which pairs are kept.
 template <class T, bool kDropout>
 __device__ __forceinline__ uint32_t ScoreGeneral(const MmaWork& work, const Attention& a, int head,
                                                  int other, const OwnTerms<T>& own,
@@ -249,8 +250,8 @@ __device__ __forceinline__ uint32_t ScoreGeneral(const MmaWork& work, const Atte
   return kept;
 }
 
-// Scores and dP become P and dS, in place, with score terms and dropout. `head`: of those that are
-// walked.
+// Turns scores and dP into P and dS, in place, with score terms and dropout. `head`: index among
+// those walked.
 template <class T, bool kDropout>
 __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attention& a, int head,
                                              Sight sight, int other, const OwnTerms<T>& own,
@@ -258,7 +259,7 @@ __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attentio
                                              StepSums<T>& s, StepSums<T>& d_p) {
   const uint32_t kept = ScoreGeneral<T, kDropout>(work, a, head, other, own, terms, bias, s, d_p);
   if (work.shifted) ShiftPairs<T>(work, head, other, s);
-  // The difference first: scores of a row may be far from 0 (exponent_base.cuh).
+  // Subtract first: a row's scores may be far from 0 (exponent_base.cuh).
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];
     weight = FastExp2(RoundedDifference(weight, pair.lse) * kLog2E);

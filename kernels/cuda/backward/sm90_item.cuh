@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An item of a launch of the backward pass by wgmma, as the host makes it.
+// Builds an item of a launch of the backward pass by wgmma, on the host.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace attend::cuda::backward {
 
 inline cudaError_t EncodeMaps(const BackwardPass& pass, int rows, int keys, TensorMaps* maps) {
   const TensorBoxes boxes{{rows, kCols}, {keys, kCols}, {keys, kCols}, {}};
-  // dO as another attention's Q.
+  // dO as the Q of another attention.
   Attention of_d_o = pass.attention;
   of_d_o.q = pass.gradients.d_o;
   of_d_o.problem.dim = of_d_o.problem.dim_v;
@@ -26,13 +26,13 @@ inline cudaError_t EncodeMaps(const BackwardPass& pass, int rows, int keys, Tens
   return error;
 }
 
-// Bytes of the tensors that a section's blocks walk: a part of the L2 cache, of which every half
-// has a copy.
+// Bytes of the tensors that a section's blocks walk: a part of the L2 cache, each half of which
+// keeps its own copy.
 inline constexpr int64_t kSectionBytes = int64_t{16} << 20;
 
 using Sm90Item = ItemBlocks<Sm90Params>;
 
-// T's blocks own keys, or rows of queries.
+// Whether T's blocks own keys, or query rows.
 template <class T, bool kOwnsKeys>
 cudaError_t MakeItem(const BackwardPass& pass, Sm90Item* item) {
   const Problem& p = pass.attention.problem;

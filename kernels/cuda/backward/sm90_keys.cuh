@@ -5,7 +5,7 @@
 //   Tensor Cores | dP     | dV += P dO, dK += dS Q, next scores |
 //   warpgroup    | P      | (waits)                             | dS ...
 //
-// and the other consumer's products run under what this one computes.
+// where the other consumer's products overlap with this one's arithmetic.
 
 #pragma once
 
@@ -15,7 +15,7 @@ namespace attend::cuda::backward {
 
 template <class T, class Class>
 struct KeysConsumer {
-  static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
+  static constexpr int kPairs = T::kRows / 2;  // per thread: two keys, 8 apart
   static constexpr bool kBfloat16 = Class::kBfloat16;
   static_assert(T::kKeys == 64 * kConsumers && !Class::kDropout);
 
@@ -44,7 +44,7 @@ struct KeysConsumer {
     WgmmaCommit();
   }
 
-  // Scores become weights, and those that dS is made of.
+  // Turns scores into weights, for P and for dS.
   __device__ __forceinline__ void Exponentiate(int row, uint32_t terms) {
     keys.FinishScores(scores, row, terms);
 #pragma unroll

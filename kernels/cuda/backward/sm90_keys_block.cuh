@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dK and dV by wgmma, what both ways of dividing a block's work share: its tiles in shared memory,
-// what it computes, the warp that loads, and the kernel. A block has a tile of keys of a KV head
-// and walks tiles of query rows of all the group's heads. Scores and dP are computed transposed,
-// keys down, so that P and dS come out of one product as the operand in registers of the next.
+// dK and dV by wgmma, shared by both ways of dividing a block's work: its tiles in shared memory,
+// its work, the loading warp, and the kernel. A block has a tile of keys of a KV head and walks
+// tiles of query rows of all the group's heads. Scores and dP are computed transposed, keys down,
+// so that P and dS leave one product as the register operand of the next.
 
 #pragma once
 
@@ -11,15 +11,15 @@
 
 namespace attend::cuda::backward {
 
-// For consumers that split a block's work: kExchanges buffers in which one hands weights to the
-// other, and at most kHeld fragments of 16 columns of K or V are kept in registers.
+// For consumers that split a block's work: kExchanges buffers for passing weights between them; at
+// most kHeld fragments of 16 columns of K or V are kept in registers.
 template <int kHeadDim, int kValueDim, int kKeyRows, int kQueryRows, int kQueryStages,
           int kExchangeBuffers = 0, int kHeldMost = 0>
 struct KeysTile {
   static constexpr int kD = kHeadDim;
   static constexpr int kDv = kValueDim;
   static constexpr int kKeys = kKeyRows;
-  static constexpr int kRows = kQueryRows;  // of a step
+  static constexpr int kRows = kQueryRows;  // per step
   static constexpr int kStages = kQueryStages;
   static constexpr int kExchanges = kExchangeBuffers;
   static constexpr int kHeldK = kHeldMost < kD / 16 ? kHeldMost : kD / 16;
@@ -80,15 +80,15 @@ struct KeysShared {
   }
 };
 
-// What the block computes.
+// A block's work.
 struct KeysWork {
   int64_t b, kv_head;
   Sequence s;
   Band band;
-  int key;                 // first
-  int row_begin, row_end;  // of tiles of rows that some key sees
+  int key;                 // its first
+  int row_begin, row_end;  // tiles of rows that see some key
 
-  // The first keys first: under a causal mask most rows see them.
+  // The first keys go first: under a causal mask most rows see them.
   template <class T>
   static __device__ __forceinline__ KeysWork Of(const Sm90Params& params, T) {
     const Problem& p = params.pass.attention.problem;
@@ -119,7 +119,8 @@ struct KeysProducer {
   const bool special;  // some terms are not finite
   uint32_t tail_parity = 0;
 
-  // A tile of Q or dO. Rows beyond the length may be another sequence's, or hold anything.
+  // Loads a tile of Q or dO. Rows beyond the length may be another sequence's, or have any
+  // contents.
   template <class Tile>
   __device__ __forceinline__ void LoadRows(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to, uint32_t empty, uint32_t parity,
@@ -196,15 +197,15 @@ struct KeysProducer {
   }
 };
 
-// What a thread of a consumer knows of its two keys, 8 apart, and does for them.
+// Per-thread state and operations for a consumer's two keys, 8 apart.
 template <class T, class Class>
 struct KeysOfThread {
-  static constexpr int kPairs = T::kRows / 2;  // of a tile
+  static constexpr int kPairs = T::kRows / 2;  // per tile
 
   const Sm90Params& params;
   const KeysWork& work;
   const bool& shifted;  // in shared memory: some rows have a shift
-  const int first;      // key of the warpgroup
+  const int first;      // the warpgroup's first key
   const int key;        // the thread's first
   const WeightRule<Class> rule;
 
@@ -217,7 +218,7 @@ struct KeysOfThread {
         key(RowOfThread(first)),
         rule(params) {}
 
-  // Steps of all heads.
+  // Steps over all heads.
   __device__ __forceinline__ int Steps() const {
     const int tiles = (work.row_end - work.row_begin + T::kRows - 1) / T::kRows;
     return static_cast<int>(params.pass.attention.problem.group()) * tiles;
@@ -253,7 +254,7 @@ struct KeysOfThread {
     }
   }
 
-  // The terms of the thread's rows of a block of 8: LSE, and what dP is lessened by.
+  // Terms of the thread's rows in a block of 8: LSE, and what is subtracted from dP.
   static __device__ __forceinline__ float2 Lse2(uint32_t terms, int j) {
     return LoadShared2(terms + 4 * (8 * j + 2 * (threadIdx.x % 4)));
   }
@@ -261,7 +262,7 @@ struct KeysOfThread {
     return LoadShared2(terms + 4 * (T::kRows + 8 * j + 2 * (threadIdx.x % 4)));
   }
 
-  // `first_key`: the warpgroup's, from the block's on.
+  // `first_key`: the warpgroup's, relative to the block's.
   template <int kDim>
   __device__ __forceinline__ void Store(const TensorView& to, const float (&sums)[kDim / 2],
                                         float factor, int64_t dim, int first_key) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tiles the backward pass by wgmma has, and its launches. Included by the file of each dtype.
+// The tiles of the backward pass by wgmma, and its launches. Included by each dtype's source.
 
 #pragma once
 
@@ -37,7 +37,7 @@ cudaError_t LaunchTiles(Passes passes, cudaStream_t stream) {
   const Gradients& g = passes.front().gradients;
   cudaError_t error = cudaSuccess;
   if (g.d_k.data != nullptr || g.d_v.data != nullptr) {
-    // Wide tiles with dropout have no registers to spare for where an item's parameters are.
+    // Wide tiles with dropout have no registers for the address of an item's parameters.
     void (*several)(LaunchList<Sm90Params, kItemsMax>) = nullptr;
     if constexpr (!Class::kDropout || Keys::kD < 128) several = KeysSm90<Keys, Consumer, kItemsMax>;
     error = Launch<Keys, true>(KeysSm90<Keys, Consumer, 1>, several, passes, stream);
@@ -49,8 +49,8 @@ cudaError_t LaunchTiles(Passes passes, cudaStream_t stream) {
   return error;
 }
 
-// Which tiles there are. Most that D and Dv may be, keys, rows, stages: as the templates name them.
-// What a class adds takes registers, so some of its tiles are smaller.
+// The tiles: upper bounds of D and Dv, keys, rows, stages, as in the templates. Extra features of a
+// class need registers, so some of its tiles are smaller.
 template <class Class>
 cudaError_t LaunchClass(Passes passes, cudaStream_t stream) {
   constexpr bool kPlain = !Class::kSoftcap;
@@ -97,7 +97,7 @@ cudaError_t LaunchDropoutClass(Passes passes, cudaStream_t stream) {
       passes, stream);
 }
 
-// All gradients by one kernel, and dQ from its sums.
+// One kernel for all gradients, then dQ from its sums.
 template <class Tile, bool kBfloat16>
 cudaError_t LaunchTurns(Passes passes, cudaStream_t stream) {
   const cudaError_t error = Launch<Tile, true>(

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that are measured (measure.cuh) by wgmma, without softcap and dropout: tiles of QueriesSm90
-// (sm90_queries.cuh), of which a block walks the keys for scores and dP alone. Blocks take tile
-// after tile, as most launches have nothing to measure. With one warp of loads beside the
-// consumers, as many registers as they want are left to all, and roles may change from tile to
-// tile. A step:
+// Measures rows (measure.cuh) by wgmma, without softcap and dropout: tiles of QueriesSm90
+// (sm90_queries.cuh), whose keys a block walks for scores and dP only. Blocks loop over tiles, as
+// most launches have nothing to measure. With a single loading warp beside the consumers every
+// thread has enough registers without reallocation, so roles may change between tiles. A step:
 //
 //   Tensor Cores | dP           | next scores |
 //   warpgroup    | weights, sum | P dP ...    |
@@ -28,16 +27,16 @@ template <class T, class Class>
 struct MeasureConsumer : QueriesConsumer<T, Class> {
   using Queries = QueriesConsumer<T, Class>;
   using Queries::kPairs;
-  const float unit;  // of a score, in powers of two; positive
-  const float sign;  // of scores to it
+  const float unit;  // log2 of the weight per unit of score; positive
+  const float sign;  // of raw scores relative to it
   RowMeasure rows[2] = {};
 
-  // The base has no use for shifts.
+  // The base class does not need shifts here.
   __device__ __forceinline__ MeasureConsumer(const Sm90Params& params, const QueriesWork& work,
                                              const QueriesShared<T>& shared, const bool& shifted,
                                              float (&shifts)[T::kRows], int group)
       : Queries(params, work, shared, shifted, shifts, group),
-        // A scale of 0 becomes the smallest there is: products with it are 0, but -inf stays.
+        // A scale of 0 becomes the smallest subnormal: products with it are 0, but -inf is kept.
         unit(fmaxf(fabsf(this->rule.to_log2), 0x1p-149f)),
         sign(this->rule.to_log2 < 0.0f ? -1.0f : 1.0f) {}
 
@@ -47,7 +46,7 @@ struct MeasureConsumer : QueriesConsumer<T, Class> {
            key + T::kKeys > band.KeyEnd(this->first_row);
   }
 
-  // Scores become weights beside the row's largest score so far.
+  // Turns scores into weights relative to the row's largest score so far.
   __device__ __forceinline__ void Weigh(int key, bool hidden) {
     float(&scores)[kPairs] = this->scores;
     if (sign < 0.0f) {
@@ -71,7 +70,7 @@ struct MeasureConsumer : QueriesConsumer<T, Class> {
     }
   }
 
-  // A hidden key has no weight, and anything for dP.
+  // A hidden key has no weight, and an arbitrary dP.
   __device__ __forceinline__ void AddDelta(bool hidden) {
     const float(&weights)[kPairs] = this->scores;
     float(&d_weights)[kPairs] = this->d_weights;
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(kMeasureThreads, 1)
     MeasureSm90(const __grid_constant__ LaunchList<Sm90Params, kCount> list) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
-  // Not in registers, of which the consumers have none to spare.
+  // Not in registers: the consumers have none to spare.
   __shared__ alignas(QueriesWork) char place[sizeof(QueriesWork)];
   __shared__ bool shifted;
   __shared__ float shifts[T::kRows];
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(kMeasureThreads, 1)
       if (kCount == 1) return;
       continue;
     }
-    __syncthreads();  // the last tile is done
+    __syncthreads();  // the previous tile is done
     if (threadIdx.x == 0) new (place) QueriesWork(QueriesWork::Of(params, T{}, block));
     __syncthreads();
     const int end = min(work.row + T::kRows, work.band.q_len);

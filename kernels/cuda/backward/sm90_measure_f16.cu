@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Instances of what measures rows by wgmma, for fp16.
+// Instances of the measuring kernel by wgmma for fp16.
 
 #include "kernels/cuda/backward/sm90_measure_launch.cuh"
 

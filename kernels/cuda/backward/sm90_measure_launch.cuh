@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tiles measure rows by wgmma, and their launch. Included by the file of each dtype.
+// The tiles that measure rows by wgmma, and their launch. Included by each dtype's source.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace attend::cuda::backward {
 
-// To a launch: they fill a GPU.
+// per launch: enough to fill a GPU
 inline constexpr int64_t kMeasureBlocks = 132;
 
 template <class T, bool kBfloat16>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dQ by wgmma. A block has 128 query rows of a head, 64 to each consumer, and walks tiles of keys.
-// As in the forward pass, rows are down, and what a product leaves is the operand in registers of
-// the next. A step:
+// dQ by wgmma. A block has 128 query rows of a head, 64 per consumer, and walks tiles of keys. As
+// in the forward pass, rows are down, and each product's result is the register operand of the
+// next. A step:
 //
 //   Tensor Cores | dP     | dQ += dS K, next scores |
 //   warpgroup    | P      | (waits)                 | dS ...
@@ -18,7 +18,7 @@ struct QueriesTile {
   static constexpr int kD = kHeadDim;
   static constexpr int kDv = kValueDim;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = kKeyRows;  // of a step
+  static constexpr int kKeys = kKeyRows;  // per step
   static constexpr int kStagesK = kKeyStages;
   static constexpr int kStagesV = kValueStages;
   using Q = BoxedTile<kRows, kD>;
@@ -74,15 +74,15 @@ struct QueriesShared {
   }
 };
 
-// What the block computes.
+// A block's work.
 struct QueriesWork {
   int64_t b, head;
   Sequence s;
   Band band;
-  int row;                 // first
-  int key_begin, key_end;  // of tiles of keys that some row sees
+  int row;                 // its first
+  int key_begin, key_end;  // tiles of keys that some row sees
 
-  // The last rows first: under a causal mask they have the most keys.
+  // The last rows go first: under a causal mask they see most keys.
   template <class T>
   static __device__ __forceinline__ QueriesWork Of(const Sm90Params& params, T,
                                                    uint32_t block = BlockIndex()) {
@@ -117,7 +117,7 @@ struct QueriesProducer {
   const int lane;
   uint32_t tail_parity = 0;
 
-  // A tile of K or V. Keys beyond the length may be another sequence's, or hold anything.
+  // Loads a tile of K or V. Keys beyond the length may be another sequence's, or have any contents.
   template <class Tile>
   __device__ __forceinline__ void LoadKeys(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to, uint32_t empty, uint32_t parity,
@@ -175,20 +175,20 @@ struct QueriesProducer {
 
 template <class T, class Class>
 struct QueriesConsumer {
-  static constexpr int kPairs = T::kKeys / 2;  // of a thread: two rows, 8 apart
+  static constexpr int kPairs = T::kKeys / 2;  // per thread: two rows, 8 apart
   static constexpr bool kBfloat16 = Class::kBfloat16;
 
   const Sm90Params& params;
   const QueriesWork& work;
   const QueriesShared<T> shared;
   const int group;      // warpgroup
-  const int first_row;  // its
-  const int row;        // this thread's first; the second is 8 further
+  const int first_row;  // the warpgroup's
+  const int row;        // this thread's first; the second is row + 8
   const WeightRule<Class> rule;
-  // In shared memory: whether some rows have a shift, and those of the block's rows.
+  // In shared memory: whether some row has a shift, and the shifts of the block's rows.
   const bool& shifted;
   float (&shifts)[T::kRows];
-  DropoutLane dropout = {};  // if the class has it
+  DropoutLane dropout = {};  // if the class has dropout
   float lse2[2], less[2];
   float scores[kPairs], d_weights[kPairs];
   float d_q[T::kD / 2];
@@ -249,7 +249,7 @@ struct QueriesConsumer {
     }
   }
 
-  // Scores become what dS is made of.
+  // Turns scores into weights, with softcap's slope, for dS.
   __device__ __forceinline__ void Exponentiate(int key) {
     if (!Class::kSoftcap && shifted) {
       const int mine = RowOfThread(64 * group);
@@ -266,7 +266,7 @@ struct QueriesConsumer {
     if constexpr (Class::kDropout) MarkDropped(key);
   }
 
-  // Of the keys from `key` on.
+  // For the keys from `key` on.
   __device__ __forceinline__ void MarkDropped(int key) {
 #pragma unroll
     for (int j = 0; j < T::kKeys / 8; j += 2) {
@@ -298,7 +298,7 @@ struct QueriesConsumer {
     HoldRegisters(scores);
     for (int key = work.key_begin; key < work.key_end; key += T::kKeys) {
       const int now = k.index;
-      rule.Cap(scores);  // here, as dP's registers are not needed yet
+      rule.Cap(scores);  // here, while dP's registers are not in use
       Wait(shared.FullV(v.index), v.parity);
       IssueDWeights(v.index);
       Exponentiate(key);
@@ -327,7 +327,7 @@ struct QueriesConsumer {
       const int64_t term = TermIndex(p, work.s, work.b, work.head, 0);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        // What is beyond the rows of the terms is beyond those of the tensor.
+        // Terms end with the tensor's rows, so check before reading.
         const bool exists = row + 8 * r < work.band.q_len;
         lse2[r] = exists ? params.pass.lse[term + row + 8 * r] : INFINITY;
         less[r] = exists ? params.pass.less[term + row + 8 * r] : 0.0f;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // dK and dV of 64 keys, for D and Dv whose sums do not fit the registers of one warpgroup: the
-// first consumer computes scores, P and dV, the second dP, dS and dK. Both have as much to do,
-// whatever D and Dv are, no product is computed twice, and a thread has the pairs of its neighbour
-// in the other warpgroup, to whom it hands P in fp32 through shared memory. A step:
+// first consumer computes scores, P and dV, the second dP, dS and dK. Both do equal work whatever D
+// and Dv are, no product is computed twice, and each thread has the same pairs as its counterpart
+// in the other warpgroup, to which it passes P in fp32 through shared memory. A step:
 //
 //   first    Tensor Cores | dV += P dO, next scores |
 //            warpgroup    | (waits)                 | P ...
 //   second   Tensor Cores | dK += dS Q, next dP     |
 //            warpgroup    | (waits)                 | dS ...
 //
-// Either computes under the other's products. (To issue the next scores before dV and compute P
-// under dV would keep tiles of Q and dO for a step longer, and there is room for two of each.)
+// Each one's arithmetic overlaps with the other's products. (Issuing the next scores before dV, to
+// compute P during dV, would keep tiles of Q and dO for one more step, and only two of each fit.)
 
 #pragma once
 
@@ -19,22 +19,22 @@
 
 namespace attend::cuda::backward {
 
-// A thread's place for pairs [4 j, 4 j + 4) in a buffer.
+// Address of a thread's pairs [4 j, 4 j + 4) in a buffer.
 __device__ __forceinline__ uint32_t ExchangePlace(uint32_t buffer, int j) {
   return buffer + 16 * (128 * j + threadIdx.x % 128);
 }
 
-// Which of a thread's pairs dropout keeps: of each 16 keys by 16 rows, the keys k = lane / 4 and
-// k + 8 by the rows c = lane % 4 * 2, c + 1, c + 8 and c + 9. They are halves of two groups (those
-// of rows c and c + 1), whose other halves are the pairs of the lane with the key next to k, the
-// other of an even and an odd one. So either draws one group, and they exchange halves.
+// Which of a thread's pairs dropout keeps: of each 16 keys by 16 rows, keys k = lane / 4 and k + 8
+// by rows c = lane % 4 * 2, c + 1, c + 8 and c + 9. They are halves of two groups (of rows c and c
+// + 1), whose other halves belong to the lane whose key is the other of an even and an odd one. So
+// each of the two lanes draws one group, and they exchange halves.
 struct KeysDropout {
   uint64_t seed;
   uint32_t head, sequence;
   uint32_t row, key;  // DropoutGroup's counters
-  uint32_t least;     // a weight is kept if its draw, in the upper half of 32 bits, is not below
+  uint32_t least;     // kept: the draw, in 32 bits' upper half, is at least this
 
-  // `key`: of the warp's first 16.
+  // `key`: first of the warp's 16.
   static __device__ __forceinline__ KeysDropout Of(const Attention& a, int64_t b, int64_t h,
                                                    int key) {
     const int lane = threadIdx.x % 32;
@@ -48,8 +48,8 @@ struct KeysDropout {
     return at;
   }
 
-  // Draws of the 16 rows from `first` on: [2 * i + n] has that of row c + i + 8 * n with key k in
-  // its lower half, and with key k + 8 in its upper one.
+  // Draws of the 16 rows from `first` on: [2 * i + n] has the draw of row c + i + 8 * n with key k
+  // in its lower half, and with key k + 8 in its upper half.
   __device__ __forceinline__ void Draw(int first, uint32_t (&draws)[4]) const {
     const bool odd = threadIdx.x / 4 % 2 != 0;
     const DropoutBits bits = DropoutPhilox(seed, row + first / 16 * 8, key, head, sequence);
@@ -66,7 +66,7 @@ struct KeysDropout {
 
 template <class T, class Class>
 struct ValuesConsumer {
-  static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
+  static constexpr int kPairs = T::kRows / 2;  // per thread: two keys, 8 apart
   static constexpr bool kBfloat16 = Class::kBfloat16;
 
   const KeysShared<T> shared;
@@ -75,7 +75,7 @@ struct ValuesConsumer {
   float d_v[T::kDv / 2];
   uint32_t weights[kPairs / 2];
   HeldColumns<T::kHeldK> held;
-  KeysDropout dropout = {};  // if the class has it
+  KeysDropout dropout = {};  // if the class has dropout
 
   __device__ __forceinline__ void IssueScores(int stage) {
     WgmmaFence();
@@ -90,7 +90,7 @@ struct ValuesConsumer {
     WgmmaCommit();
   }
 
-  // Scores become weights; those that dS is made of go to the other consumer.
+  // Turns scores into weights; those for dS are passed to the other consumer.
   __device__ __forceinline__ void Exponentiate(int row, uint32_t terms, uint32_t buffer) {
     keys.FinishScores(scores, row, terms);
     uint32_t draws[4];
@@ -180,7 +180,7 @@ struct ValuesConsumer {
 
 template <class T, class Class>
 struct KeysOnlyConsumer {
-  static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
+  static constexpr int kPairs = T::kRows / 2;  // per thread: two keys, 8 apart
   static constexpr bool kBfloat16 = Class::kBfloat16;
 
   const KeysShared<T> shared;

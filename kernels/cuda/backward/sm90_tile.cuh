@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by wgmma and TMA: what its kernels share. Of two, KeysSm90
-// (sm90_keys_block.cuh) leaves dK and dV, a block for each tile of keys over the rows of all heads
-// of the group, and QueriesSm90 (sm90_queries.cuh) dQ, a block for each tile of rows over its keys:
-// no sum needs more than one block, so none waits for another, and both compute the scores and dP,
-// seven products in place of five. TurnsSm90 (sm90_turns.cuh) leaves all three with five; its
-// blocks wait for their turns at dQ: it is added in one order. Device code for sm_90a.
+// The backward pass by wgmma and TMA: shared by its kernels. KeysSm90 (sm90_keys_block.cuh)
+// computes dK and dV, one block per tile of keys over the rows of all heads of the group, and
+// QueriesSm90 (sm90_queries.cuh) dQ, one block per tile of rows over its keys: each sum belongs to
+// one block, so none waits for another, but both compute scores and dP, seven products instead of
+// five. TurnsSm90 (sm90_turns.cuh) computes all three with five; its blocks take turns at dQ, which
+// is thus added in a fixed order. Device code for sm_90a.
 
 #pragma once
 
@@ -30,11 +30,11 @@ inline constexpr int kConsumers = 2;  // warpgroups
 inline constexpr int kThreads = 128 * (kConsumers + 1);
 inline constexpr int kProducerRegisters = 40;
 inline constexpr int kConsumerRegisters = 232;
-inline constexpr int kCols = 64;  // of a box: 128-byte rows
+inline constexpr int kCols = 64;  // per box: 128-byte rows
 inline constexpr int kRowBytes = 2 * kCols;
-inline constexpr int kSharedBytesMax = 227 * 1024;  // of a block
+inline constexpr int kSharedBytesMax = 227 * 1024;  // per block
 
-// What a kernel is compiled for beside its tile.
+// Compile-time properties of a kernel beside its tile.
 template <bool kIsBfloat16, bool kHasSoftcap = false, bool kHasDropout = false>
 struct Sm90Class {
   static constexpr bool kBfloat16 = kIsBfloat16;
@@ -42,17 +42,17 @@ struct Sm90Class {
   static constexpr bool kDropout = kHasDropout;
 };
 
-// An item of a launch. maps.o is that of dO; a box is a tile's rows.
+// An item of a launch. maps.o is dO's; a box has a tile's rows.
 struct Sm90Params {
   BackwardPass pass;
   TensorMaps maps;
   float cap_factor;  // softcap: score = tanh(q.k * cap_factor)
-  float kept_scale;  // of the weights that dropout keeps
-  int64_t heads;     // of all sequences: of K and V, or of Q
-  int64_t section;   // of them
+  float kept_scale;  // factor of the weights that dropout keeps
+  int64_t heads;     // over all sequences: of K and V, or of Q
+  int64_t section;   // heads per section
 };
 
-// A tile of kRows x kD: boxes of 64 columns after one another. What the last has beyond kD is not
+// A tile of kRows x kD: consecutive boxes of 64 columns. Columns of the last box beyond kD are not
 // read.
 template <int kRows, int kD>
 struct BoxedTile {
@@ -62,12 +62,13 @@ struct BoxedTile {
   static constexpr int kBytes = kBoxes * kBoxBytes;
 };
 
-// Of a warpgroup's 64 rows from `first` on, the first of the thread's two; the second is 8 further.
+// The first of the thread's two rows among a warpgroup's 64 from `first` on; the second is 8
+// further.
 __device__ __forceinline__ int RowOfThread(int first) {
   return first + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
 }
 
-// The stage that is used next, and the parity of its barriers.
+// The next stage of a ring buffer, and its barriers' parity.
 template <int kStages>
 struct Stage {
   int index = 0;
@@ -89,13 +90,13 @@ struct HeldColumns {
     const uint32_t row = a + (threadIdx.x / 32 % 4 * 16 + lane % 16) * kRowBytes;
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) {
-      const int column = (2 * n % 8 + lane / 16) ^ lane % 8;  // of 16 bytes, swizzled
+      const int column = (2 * n % 8 + lane / 16) ^ lane % 8;  // 16-byte chunk, swizzled
       LoadMatrix(row + n / 4 * a_box + 16 * column, chunks[n]);
     }
   }
 };
 
-// d = A B^T, rows of both along the head dim. What is held of A is not read.
+// d = A B^T, rows of both along the head dim. Held columns of A are not read from shared memory.
 template <int kN, int kD, bool kBfloat16, int kHeld = 0>
 __device__ __forceinline__ void IssueAlong(float (&d)[kN / 2], uint32_t a, int a_box, uint32_t b,
                                            int b_box, const HeldColumns<kHeld>& held = {}) {
@@ -114,7 +115,7 @@ __device__ __forceinline__ void IssueAlong(float (&d)[kN / 2], uint32_t a, int a
   }
 }
 
-// d += A B, A in registers, the depth of kDepth down B's rows.
+// d += A B, A in registers, kDepth rows of B as the product's depth.
 template <int kDepth, int kD, bool kBfloat16>
 __device__ __forceinline__ void IssueDown(float (&d)[kD / 2], const uint32_t* a, uint32_t b,
                                           int b_box, bool accumulate) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ void IssueDown(float (&d)[kD / 2], const uint32_t* a,
   }
 }
 
-// Deletes the rows of a tile from `begin` on.
+// Zeroes the rows of a tile from `begin` on.
 template <int kRows, int kD>
 __device__ __forceinline__ void PatchRows(uint32_t tile, int begin, int lane) {
   using Tile = BoxedTile<kRows, kD>;
@@ -139,8 +140,8 @@ __device__ __forceinline__ void PatchRows(uint32_t tile, int begin, int lane) {
   }
 }
 
-// Gives the rows of a tile from `begin` on, of `rows`, terms without effect. They have been loaded
-// as other sequences' are, which may be NaN.
+// Gives the rows of a tile from `begin` on, of `rows`, neutral terms. The loaded ones are another
+// sequence's, and may be NaN.
 __device__ __forceinline__ void PatchTerms(uint32_t terms, int begin, int rows, float value,
                                            int lane) {
   for (int row = begin + lane; row < rows; row += 32) {
@@ -148,7 +149,7 @@ __device__ __forceinline__ void PatchTerms(uint32_t terms, int begin, int rows, 
   }
 }
 
-// Loads floats, 16-byte aligned, a multiple of four.
+// Loads floats: 16-byte aligned, a multiple of four.
 __device__ __forceinline__ void LoadFloats(const float* from, uint32_t shared, int count,
                                            uint32_t barrier) {
   asm volatile(
@@ -173,7 +174,7 @@ __device__ __forceinline__ uint4 LoadShared16(uint32_t shared) {
   return x;
 }
 
-// All boxes of a tile, by one thread.
+// Loads all boxes of a tile; one thread.
 template <class Tile>
 __device__ __forceinline__ void LoadTile(const CUtensorMap* map, uint32_t to, uint32_t barrier,
                                          int row, int head, int batch, CachePolicy policy) {
@@ -183,8 +184,8 @@ __device__ __forceinline__ void LoadTile(const CUtensorMap* map, uint32_t to, ui
   }
 }
 
-// Takes shifts off the scores of a tile, keys down: `shifts` are those of its rows, of which a
-// thread has two of each eight.
+// Subtracts shifts from the scores of a tile, keys down: `shifts` are its rows', of which a thread
+// has two of every eight.
 template <int kPairs>
 __device__ __forceinline__ void ShiftScores(float (&scores)[kPairs], uint32_t shifts) {
 #pragma unroll
@@ -195,14 +196,14 @@ __device__ __forceinline__ void ShiftScores(float (&scores)[kPairs], uint32_t sh
   }
 }
 
-// How scores become weights, and what softcap does to their gradients. Score is what a product
-// left, and with softcap its tanh.
+// How scores become weights, and softcap's effect on gradients. A score is a raw product, or with
+// softcap its tanh.
 template <class Class>
 struct WeightRule {
   static constexpr bool kSoftcap = Class::kSoftcap;
   float to_log2;  // of a score
   float cap_factor;
-  float kept_scale;  // of the weights that dropout keeps
+  float kept_scale;  // factor of the weights that dropout keeps
 
   explicit __device__ __forceinline__ WeightRule(const Sm90Params& params)
       : to_log2((kSoftcap ? params.pass.attention.problem.softcap
@@ -211,7 +212,7 @@ struct WeightRule {
         cap_factor(params.cap_factor),
         kept_scale(params.kept_scale) {}
 
-  // Before the mask.
+  // Call before masking.
   template <int kCount>
   __device__ __forceinline__ void Cap(float (&scores)[kCount]) const {
     if constexpr (kSoftcap) {
@@ -222,16 +223,16 @@ struct WeightRule {
   __device__ __forceinline__ float Weight(float score, float lse2) const {
     return FastExp2(fmaf(score, to_log2, -lse2));
   }
-  // The weight times the slope of softcap; of a hidden score, -Inf, the slope is 0.
+  // The weight times softcap's slope, which is 0 for a hidden score, -Inf.
   static __device__ __forceinline__ float Sloped(float weight, float score) {
     return kSoftcap ? weight * fmaxf(fmaf(-score, score, 1.0f), 0.0f) : weight;
   }
 };
 
-// A weight that dropout removes from O is marked by its sign, as dS needs it all the same.
+// A weight that dropout removes from O is marked by its sign, because dS still needs it.
 __device__ __forceinline__ float Marked(float weight, bool kept) { return kept ? weight : -weight; }
 
-// dS of a weight, marked if there is dropout.
+// dS of a weight, which is marked if there is dropout.
 template <class Class>
 __device__ __forceinline__ float DScore(const WeightRule<Class>& rule, float weight, float d_weight,
                                         float less) {
@@ -240,9 +241,9 @@ __device__ __forceinline__ float DScore(const WeightRule<Class>& rule, float wei
   return fabsf(weight) * (kept ? fmaf(d_weight, rule.kept_scale, -less) : -less);
 }
 
-// A block's head, counted over all sequences, and its tile. Blocks that run at the same time walk
-// the same tensors, those of the heads of a section, so that most loads find them in the L2 cache;
-// of a section's tiles the first ones come first.
+// A block's head, counted over all sequences, and tile. Concurrent blocks walk the same tensors,
+// those of the heads of a section, so that most loads hit the L2 cache; within a section the first
+// tiles come first.
 struct BlockPlace {
   int64_t head, tile;
 
@@ -256,7 +257,7 @@ struct BlockPlace {
   }
 };
 
-// One arrival for each warp: what it did before is done.
+// One arrival per warp, after its earlier accesses.
 __device__ __forceinline__ void Release(uint32_t barrier) {
   if (threadIdx.x % 32 == 0) Arrive(barrier);
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // dQ, dK and dV by one kernel: its consumers, and the kernel. Scores and dP are computed
-// transposed, keys down, so that P and dS come out of one product as the operand in registers of
-// the next; dS also goes to shared memory, for dQ takes that of both consumers. It takes it a step
-// later, so that neither waits for the other. A step:
+// transposed, keys down, so that P and dS leave one product as the register operand of the next; dS
+// also goes to shared memory, because dQ needs both consumers'. dQ runs one step behind, so that
+// neither consumer waits for the other. A step:
 //
 //   Tensor Cores | scores, dP | the last step's dQ, dV += P dO, dK += dS Q |
 //   warpgroup    | adds dQ, P | dS ...                                     |
 //
-// and the other consumer's products run under what this one computes.
+// where the other consumer's products overlap with this one's arithmetic.
 
 #pragma once
 
@@ -18,7 +18,8 @@
 
 namespace attend::cuda::backward {
 
-// stmatrix, each 8 x 8 matrix transposed: lane 8 * m + i names the place of column i of matrix m.
+// stmatrix with each 8 x 8 matrix transposed: lane 8 * m + i passes the address of column i of
+// matrix m.
 __device__ __forceinline__ void StoreMatricesTransposed(uint32_t shared, const uint32_t* x) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
@@ -26,8 +27,7 @@ __device__ __forceinline__ void StoreMatricesTransposed(uint32_t shared, const u
       : "memory");
 }
 
-// The registers hold nothing that is wanted: what a product will write anew need not be kept until
-// then.
+// Marks the registers as dead, so that they are free until a product overwrites them.
 template <int kCount>
 __device__ __forceinline__ void DropRegisters(float (&d)[kCount]) {
 #pragma unroll
@@ -47,14 +47,14 @@ __device__ __forceinline__ void AddFour(float* to, const float* x) {
 
 template <class T, bool kBfloat16>
 struct TurnsConsumer {
-  static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
+  static constexpr int kPairs = T::kRows / 2;  // per thread: two keys, 8 apart
 
   const Sm90Params& params;
   const TurnsWork& work;
   const TurnsShared<T> shared;
   const int group;  // warpgroup
   float to_log2;
-  int key;  // this thread's first; the second is 8 further
+  int key;  // this thread's first; the second is key + 8
   uint32_t turn_parity = 0;
   float scores[kPairs], d_weights[kPairs];
   float d_v[T::kD / 2], d_k[T::kD / 2], d_q[32];
@@ -74,7 +74,7 @@ struct TurnsConsumer {
     IssueDown<T::kRows, T::kD, kBfloat16>(d_k, d_scores, shared.Q(stage), T::Rows::kBoxBytes,
                                           accumulate);
   }
-  // This consumer's half of dQ: rows where a tile has 128, else columns.
+  // This consumer's half of dQ: rows if a tile has 128, else columns.
   __device__ __forceinline__ void IssueQueries(int stage) {
     const int row = T::kRows > 64 ? group * 64 * kRowBytes : 0;
     const int col = T::kRows > 64 ? 0 : group * T::Keys::kBoxBytes;
@@ -140,7 +140,7 @@ struct TurnsConsumer {
     PackAll<kBfloat16>(d_weights, d_scores);
   }
 
-  // dS, rows down, this consumer's keys along them.
+  // Stores dS, rows down, with this consumer's keys along them.
   __device__ __forceinline__ void ShareScores(int stage) {
     const int lane = threadIdx.x % 32;
     const int chunk = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
@@ -155,8 +155,8 @@ struct TurnsConsumer {
     Release(shared.FullScores(stage));
   }
 
-  // In the order of accumulators, which is that of the sums. The first block of a tile stores its
-  // own.
+  // In accumulator order, which is also the sums' layout. The first block of a tile stores instead
+  // of adding.
   __device__ __forceinline__ void AddQueries() {
     Wait(shared.Turn(group), turn_parity);
     turn_parity ^= 1;
@@ -210,7 +210,7 @@ struct TurnsConsumer {
       Wait(shared.EmptyScores(now), stage.parity ^ 1);
       ShareScores(now);
       if (n > 0) Wait(shared.FullScores(last.index), last.parity);
-      // The first step's is of no use, but keeps what is under way the same in all.
+      // The first step's result is discarded, but keeps the number of products in flight the same.
       WgmmaFence();
       IssueQueries(last.index);
       IssueKeys(now, n > 0);
@@ -276,15 +276,15 @@ struct TurnsConsumer {
   }
 };
 
-// No block waits for ever: it waits only for blocks of earlier keys of the same head, which have
-// lower numbers (TurnsWork::Of), and numbers are given out as blocks begin, to blocks that then run
-// to their end. Of all that have not ended, the one with the lowest number waits for none.
+// Deadlock-free: a block waits only for blocks of earlier keys of the same head, which have lower
+// numbers (TurnsWork::Of); numbers are assigned as blocks start, and blocks run to completion. So
+// of all unfinished blocks the lowest-numbered one waits for none.
 template <class T, bool kBfloat16, int kCount>
 __global__ void __launch_bounds__(kThreads, 1)
     TurnsSm90(const __grid_constant__ LaunchList<Sm90Params, kCount> list) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
-  // Not in registers, of which the consumers have none to spare.
+  // Not in registers: the consumers have none to spare.
   __shared__ alignas(TurnsWork) char place[sizeof(TurnsWork)];
   __shared__ int index;
   const TurnsShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
@@ -317,7 +317,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// dQ from its sums; 0 of rows that see no key. A block for each tile, a warpgroup for each half.
+// Converts dQ from its sums; 0 for rows that see no key. One block per tile, one warpgroup per
+// half.
 template <class T, bool kBfloat16, int kCount>
 __global__ void __launch_bounds__(128 * kConsumers)
     NarrowQueries(const __grid_constant__ LaunchList<PassItem, kCount> list) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TurnsSm90's helpers: the warp that loads tiles, and who gives consumers their turns at dQ.
+// TurnsSm90's helper warps: one loads tiles, others give consumers their turns at dQ.
 
 #pragma once
 
@@ -16,7 +16,7 @@ struct TurnsProducer {
   const int lane;
   uint32_t tail_parity = 0;
 
-  // A tile of kCount rows, from `row` of the tensor on.
+  // Loads a tile of kCount rows, from `row` of the tensor on.
   template <int kCount>
   __device__ __forceinline__ void LoadBoxes(const CUtensorMap* map, const ConstTensorView& view,
                                             uint32_t to, uint32_t barrier, int head, int row,
@@ -29,7 +29,7 @@ struct TurnsProducer {
     }
   }
 
-  // Deletes what the tile has from `begin` on, and hands it over. `terms`: of its rows, or 0.
+  // Zeroes the tile from `begin` on, and signals `full`. `terms`: its rows', or 0.
   template <int kCount>
   __device__ __forceinline__ void Patch(uint32_t tile, int begin, uint32_t full, uint32_t terms = 0,
                                         float term = 0.0f) {
@@ -43,8 +43,8 @@ struct TurnsProducer {
   }
 
   // Loads a tile of Q or dO with its rows' terms. Rows beyond the length, which may be another
-  // sequence's or hold anything, become zeros with `term` where they may not be finite. `shift` is
-  // null if no row has one.
+  // sequence's or have any contents, become zeros with `term` if they might not be finite. `shift`
+  // is null if no row has one.
   __device__ __forceinline__ void LoadRows(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to, uint32_t full, int head, int row,
                                            uint32_t terms, const float* from, float term,
@@ -63,7 +63,7 @@ struct TurnsProducer {
     if (patch) Patch<T::kRows>(to, work.band.q_len - row, full, terms, term);
   }
 
-  // The tile of K or V. What is beyond the length meets weights of 0.
+  // Loads the tile of K or V. Keys beyond the length meet weights of 0.
   __device__ __forceinline__ void LoadKeys(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to, uint32_t full) {
     const Attention& a = params.pass.attention;
@@ -106,7 +106,7 @@ struct TurnsProducer {
   }
 };
 
-// A count, and with it what was written before it was.
+// Reads a count with acquire semantics: writes published with it are visible.
 __device__ __forceinline__ uint32_t ReadCount(const uint32_t* at) {
   uint32_t count;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(at) : "memory");
@@ -116,8 +116,8 @@ __device__ __forceinline__ void PublishCount(uint32_t* at, uint32_t count) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(count) : "memory");
 }
 
-// Tells a consumer when it is its turn at a half of dQ, and where that is, and leaves the next
-// block its turn once what the consumer added is there. One thread.
+// Tells a consumer when its turn at a half of dQ has come, and the half's address; passes the turn
+// to the next block once the consumer's additions are visible. One thread.
 template <class T>
 struct TurnsKeeper {
   const BackwardPass& pass;
@@ -125,7 +125,7 @@ struct TurnsKeeper {
   const TurnsShared<T> shared;
   const int consumer;
 
-  // Where a step's half of dQ is, and how many blocks add to it before.
+  // A step's half of dQ, and the number of blocks that add to it earlier.
   struct Place {
     int64_t half;
     uint32_t earlier;
@@ -155,7 +155,7 @@ struct TurnsKeeper {
       while (count != place.earlier) count = ReadCount(pass.turns + place.half);
       Give(place);
       const Place next = step + 1 < steps ? At(step + 1) : place;
-      count = ReadCount(pass.turns + next.half);  // meanwhile
+      count = ReadCount(pass.turns + next.half);  // prefetch while the consumer adds
       Wait(shared.Added(consumer), step & 1);
       PublishCount(pass.turns + place.half, place.earlier + 1);
       place = next;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dQ, dK and dV by one kernel of wgmma and TMA, TurnsSm90 (sm90_turns.cuh): what its warps share. A
+// dQ, dK and dV by one kernel of wgmma and TMA, TurnsSm90 (sm90_turns.cuh): shared by its warps. A
 // block has 128 keys of a KV head and walks tiles of query rows of all the group's heads, the last
-// rows first. dK and dV stay in registers. What its keys add to a tile's dQ is added up in global
-// memory, in fp32, in the order of the keys, for which blocks wait for each other's turn; so bits
-// depend on the problem alone, and five products are enough.
+// rows first. dK and dV stay in registers. The keys' contributions to a tile's dQ are added in
+// global memory, in fp32 and in key order, for which blocks wait for their turns; so bits are a
+// function of the problem alone, and five products are enough.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace attend::cuda::backward {
 
-// Of those that come with 384 threads: consumers want all that the others can do without.
+// Registers per thread of the 384 that a block has: consumers get all that the helpers do not need.
 inline constexpr int kHelperRegisters = 24;
 inline constexpr int kTurnsRegisters = 240;
 
@@ -20,7 +20,7 @@ template <int kHeadDim>
 struct TurnsTile {
   static_assert(kHeadDim == 64 || kHeadDim == 128);
   static constexpr int kD = kHeadDim;
-  static constexpr int kRows = kD == 64 ? 128 : 64;  // of a step, as TurnRows
+  static constexpr int kRows = kD == 64 ? 128 : 64;  // per step, as TurnRows
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kStages = 2;
   using Keys = BoxedTile<kKeys, kD>;
@@ -58,7 +58,7 @@ struct TurnsShared {
   __device__ __forceinline__ uint32_t Terms(int n) const {
     return base + T::kOffsetTerms + n * T::kTermBytes;
   }
-  // Where a consumer's half of dQ goes: an address, and how many blocks have added to it.
+  // Where a consumer's half of dQ is added: its address, and how many blocks have added to it.
   __device__ __forceinline__ uint32_t Place(int consumer) const {
     return base + T::kOffsetPlaces + consumer * T::kPlaceBytes;
   }
@@ -102,9 +102,9 @@ struct TurnsShared {
   }
 };
 
-// Heads whose blocks run at about the same time: those whose rows and sums find room in the L2
-// cache together, or enough for the blocks of a head, which walk the same rows one after another,
-// to be few.
+// Heads whose blocks run at about the same time: as many as fit the L2 cache with their rows and
+// sums, but at least enough that few blocks of one head, which walk the same rows in turn, run at a
+// time.
 inline constexpr int64_t kTurnsCacheBytes = int64_t{32} << 20;
 inline constexpr int kTurnsHeadsMin = 16;
 
@@ -114,18 +114,19 @@ __device__ __forceinline__ int HeadsAtATime(const Problem& p) {
   return min(max(fit, kTurnsHeadsMin), static_cast<int>(p.heads_kv * p.batch));
 }
 
-// What the block computes.
+// A block's work.
 struct TurnsWork {
   int64_t b, kv_head;
   Sequence s;
   Band band;
-  int key;                 // first
-  int row_begin, row_end;  // of tiles of rows that some key sees; the last tile may end beyond
-  int whole_end;           // of keys whose tiles without a mask need nothing else: k_len, or 0
-  bool shifted;            // some rows have a shift
+  int key;                 // its first
+  int row_begin, row_end;  // tiles of rows that see some key; the last may extend beyond
+  int whole_end;           // tiles of keys that end by here need at most the mask: k_len, or 0
+  bool shifted;            // some row has a shift
   bool special;            // some terms are not finite
 
-  // Of the block that began as `number`th. Of a head's keys, earlier blocks have earlier ones.
+  // The work of the block that started as `number`th. Blocks of a head's earlier keys have lower
+  // numbers.
   template <class T>
   static __device__ __forceinline__ TurnsWork Of(const BackwardPass& pass, int number, T) {
     const Attention& a = pass.attention;
@@ -167,8 +168,8 @@ struct TurnsWork {
   }
 };
 
-// How many blocks of earlier keys add to the rows' dQ before that of `key`. As the band has no
-// gaps, a block has a tile of rows in its way exactly if one of the rows sees one of its keys.
+// How many blocks of earlier keys add to the rows' dQ before that of `key`. The band has no gaps,
+// so a block processes a tile of rows exactly if one of the rows sees one of its keys.
 template <class T>
 __device__ __forceinline__ uint32_t EarlierBlocks(const Band& band, int row, int key) {
   return static_cast<uint32_t>(key / T::kKeys - band.KeyBegin(row) / T::kKeys);

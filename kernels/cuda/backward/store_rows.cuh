@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How gradients leave the Tensor Core kernels of the backward pass. Device code; all lanes of a
-// warp call it together.
+// Stores gradients from the Tensor Core kernels of the backward pass. Device code; all lanes of a
+// warp call each function together.
 
 #pragma once
 
@@ -20,10 +20,10 @@ __device__ __forceinline__ bool NonFinitePair(uint32_t pair) {
   return (pair & kLow) == kLow || (pair & kHigh) == kHigh;
 }
 
-// Stores a warp's 16 rows of a gradient, times `factor`: of which those below `count` exist and
-// those from `length` on get zeros. `sums`: the thread's part of rows `row` and `row` + 8, as
-// products leave it. kEights: dim is a multiple of 8, which saves registers to know. Says whether
-// an element is NaN or Inf as it is stored, which is what Fp32Redo looks for.
+// Stores a warp's 16 rows of a gradient, times `factor`: rows below `count` exist, and those from
+// `length` on get zeros. `sums`: the thread's part of rows `row` and `row` + 8, in accumulator
+// layout. kEights: dim is known to be a multiple of 8, which saves registers. Returns whether an
+// element is NaN or Inf as stored, which Fp32Redo looks for.
 template <int kD, bool kBfloat16, bool kEights>
 __device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint16_t* to,
                                           int64_t stride, int row, int length, int count, int dim) {

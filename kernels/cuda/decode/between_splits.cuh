@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens between a segment's splits, however they are computed. Device code; all threads of a
-// block call each function together.
+// Bookkeeping between the splits of a segment, shared by all decoding kernels. Device code; all
+// threads of a block call each function together.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace attend::cuda::decode {
 
-// The group that a split belongs to, and where its partials go; kept up from split to split.
+// The group that the current split belongs to, and where its partials are stored.
 struct OpenGroup {
   int number = -1;
   PartialRun run;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_decode_sm80 for up to sixteen packed rows: K and V go from memory to registers, in the
-// order that the Tensor Cores want them, and no warp waits for another until a split ends. The
-// products are turned round, so that keys (then columns of V) fill the instruction's sixteen rows
-// and the few query rows its eight columns. Device code; a warp calls each function together.
+// cuda_decode_sm80 for up to sixteen packed rows: K and V go from global memory to registers, in
+// the Tensor Cores' operand order, and warps are independent until a split ends. The products are
+// transposed: keys (then columns of V) fill the instruction's sixteen rows and the few query rows
+// its eight columns. Device code; a warp calls each function together.
 //
-// A warp has sixteen keys at a time. Lane l is g = l / 4 and c = l % 4 throughout: its scores are
-// those of keys g and g + 8 with rows 2c and 2c + 1 of each eight, and so are its outputs' rows.
+// A warp has sixteen keys at a time. With g = lane / 4 and c = lane % 4 throughout, a lane's scores
+// are of keys g and g + 8 by rows 2c and 2c + 1 of each eight; its outputs have the same rows.
 
 #pragma once
 
@@ -20,9 +20,9 @@ namespace attend::cuda::decode {
 // ---- geometry -----------------------------------------------------------------------------------
 
 struct DirectConfig {
-  int head_dim;  // most that D or Dv may be: a multiple of 64
+  int head_dim;  // upper bound of D and Dv: a multiple of 64
   int rows;      // 8 or 16
-  int blocks;    // to a multiprocessor
+  int blocks;    // per multiprocessor
   int warps = 4;
 };
 
@@ -38,22 +38,23 @@ struct Direct {
   static constexpr int kWarpKeys = 16;
   static constexpr int kKeys = kWarpKeys * kKeyWarps;
 
-  static constexpr int kEights = kRows / 8;      // of rows
-  static constexpr int kLaneRows = 2 * kEights;  // rows of a lane
+  static constexpr int kEights = kRows / 8;      // groups of eight rows
+  static constexpr int kLaneRows = 2 * kEights;  // rows per lane
   static constexpr int kSpans = kDim / 64;
-  // Longer rows of K and V pass through registers part after part. There it pays not to read again
-  // what stands for columns beyond D.
+  // Longer rows of K and V pass through registers in parts. Columns beyond D are then zeroed
+  // instead of read again, which is cheaper there.
   static constexpr int kPart = kDim < 128 ? kDim : 128;
   static constexpr int kParts = kDim / kPart;
   static constexpr bool kExact = kParts > 1;
   static constexpr int kPartSpans = kPart / 64;
-  static constexpr int kQueryQuads = kDim / 32 * kEights;  // a lane's, of four registers
+  static constexpr int kQueryQuads = kDim / 32 * kEights;  // per lane, of four registers
   static constexpr bool kQueryStays = kQueryQuads <= 4;    // in registers
 
-  // Where outputs take so many registers, the next values wait until a split has been closed.
+  // Where outputs take this many registers, the next values are loaded only after a split is
+  // closed.
   static constexpr bool kHoldsBack = kDim * kRows > 2048;
 
-  // At a split's end the warps' outputs pass through shared memory.
+  // Scratch in shared memory for joining the warps' outputs at a split's end.
   static constexpr int kLaneFours = kDim / 16 * kEights;
   static constexpr int kJoinBytes = kKeyWarps * kLaneFours * 32 * 16;
   static constexpr int kSharedBytes = kJoinBytes + (kQueryStays ? 0 : kQueryQuads * 32 * 16);
@@ -62,28 +63,28 @@ struct Direct {
   static_assert(kLaneFours % kKeyWarps == 0);
 };
 
-// What a segment's rows need beside Q. In shared memory.
+// Per-row data of a segment, beside Q. In shared memory.
 template <class T>
 struct DirectRows {
-  int begin[T::kRows], end[T::kRows];  // keys that the row sees
-  int diagonal[T::kRows];              // the key at distance 0
+  int begin[T::kRows], end[T::kRows];  // keys visible to the row
+  int diagonal[T::kRows];              // key at distance 0
   float slope[T::kRows];
 };
 
 template <class T>
 struct DirectState {
-  // Span t, pair of columns j: columns 64 * t + 8 * g + 2 * j of the lane's two rows, then the
-  // columns after them.
+  // Span t, column pair j: columns 64 * t + 8 * g + 2 * j of the lane's two rows, then the columns
+  // after them.
   float output[T::kDim / 16][T::kEights][4];
   float max[T::kLaneRows];
-  float sum[T::kLaneRows];  // of the lane's own keys
+  float sum[T::kLaneRows];  // over the lane's own keys
 };
 
 using Quad = uint32_t[4];
-// Eight columns of each 32 of keys g and g + 8.
+// Eight columns of every 32, of keys g and g + 8.
 template <class T>
 using DirectKeys = Quad[2][2 * T::kPartSpans];
-// Eight columns of each 64 of keys 2c, 2c + 1, 2c + 8 and 2c + 9.
+// Eight columns of every 64, of keys 2c, 2c + 1, 2c + 8 and 2c + 9.
 template <class T>
 using DirectValues = Quad[4][T::kPartSpans];
 template <class T>
@@ -91,7 +92,7 @@ using DirectScores = float[T::kEights][4];
 template <class T>
 using DirectWeights = uint32_t[T::kEights][2];
 
-// The row of the unit that is the lane's row r.
+// The unit's row that is the lane's row r.
 __device__ __forceinline__ int DirectRow(int r) {
   return r / 2 * 8 + ThreadIndex() % 4 * 2 + r % 2;
 }
@@ -104,7 +105,7 @@ __device__ __forceinline__ void LoadStream(const char* data, Quad& x) {
                : "l"(data));
 }
 
-// The same if `exists`; else zeros, and nothing is read.
+// LoadStream if `exists`; otherwise zeros, without reading.
 __device__ __forceinline__ void LoadStreamIf(bool exists, const char* data, Quad& x) {
   asm volatile(
       "{ .reg .pred exists;\n"
@@ -116,19 +117,19 @@ __device__ __forceinline__ void LoadStreamIf(bool exists, const char* data, Quad
       : "l"(data), "r"(static_cast<int>(exists)));
 }
 
-// The page of the sixteen keys from `key` on: pages are no shorter.
+// The page of the sixteen keys from `key` on; pages have at least 16.
 __device__ __forceinline__ int FindPage(const Segment& segment, int key, int end) {
   if (segment.pages == nullptr) return 0;
   return __ldg(segment.pages + (min(key, end - 1) >> segment.page_shift));
 }
 
-// Where sixteen keys are. Rows from `end` on are read as the last before it: they weigh nothing,
-// and only what a row may see is ever read.
+// Addresses of sixteen keys. Rows from `end` on read the last row before it instead: they get no
+// weight, and no row is read that is not visible.
 struct DirectBlock {
   const char* data;
   uint64_t stride;  // bytes
-  int last;         // row that exists
-  int limit;        // bytes of the last eight columns
+  int last;         // last row that exists
+  int limit;        // byte offset of the last eight columns
 
   __device__ __forceinline__ DirectBlock(const Segment& segment, const KeySource& source,
                                          int columns, int key, int page, int end) {
@@ -144,8 +145,8 @@ struct DirectBlock {
   __device__ __forceinline__ const char* Row(int row) const {
     return data + static_cast<uint32_t>(min(row, last)) * stride;
   }
-  // Sixteen bytes from byte `at` of a row on. What a tile has beyond D is zeros if kExact; else the
-  // last eight columns again, which costs least.
+  // Loads sixteen bytes from byte `at` of a row on. Columns beyond D are zeros if kExact; else the
+  // last eight columns again, which is cheapest.
   template <bool kExact>
   __device__ __forceinline__ void Load(const char* row, int at, Quad& x) const {
     if constexpr (kExact) return LoadStreamIf(at <= limit, row + at, x);
@@ -183,11 +184,11 @@ __device__ __forceinline__ void LoadValues(const Segment& segment, int key, int 
   }
 }
 
-// Q's fragments: rows g, the columns that the lane has of keys. Zeros where there are none.
+// Q's fragments: row g, the columns that the lane has of keys; 0 where there are none.
 template <class T>
 struct DirectQuery {
   Quad quads[T::kQueryStays ? T::kQueryQuads : 1];
-  const uint4* shared;  // or there
+  const uint4* shared;  // used unless kQueryStays
 
   __device__ __forceinline__ void Get(int n, Quad& q) const {
     if constexpr (T::kQueryStays) {
@@ -200,7 +201,7 @@ struct DirectQuery {
   }
 };
 
-// Quad n: eight n % kEights of the rows, columns from 32 * (n / kEights) on.
+// Quad n: rows of group n % kEights, columns from 32 * (n / kEights) on.
 template <class T>
 __device__ __forceinline__ uint4 LoadQueryQuad(const Segment& segment, int n) {
   const int lane = ThreadIndex() % 32;
@@ -271,8 +272,8 @@ __device__ __forceinline__ void Start(DirectState<T>& state) {
   }
 }
 
-// Adds the products of the columns of `part`. Each product of a chain waits for the one before, so
-// there are two, which FinishScores adds.
+// Adds the products of the columns of `part`. Products of a chain depend on each other, so there
+// are two chains, which FinishScores adds.
 template <class T, class Element>
 __device__ __forceinline__ void Score(const DirectQuery<T>& query, const DirectKeys<T>& k, int part,
                                       DirectScores<T> (&s)[2]) {
@@ -307,8 +308,8 @@ __device__ __forceinline__ void SubtractSlopes(const DirectRows<T>& rows, int ke
   }
 }
 
-// Scale, softcap and ALiBi in the order that problem.h gives; then -inf for keys that a row does
-// not see. `key`: the warp's first.
+// Scale, softcap and ALiBi in the order of problem.h; then -inf for keys that a row does not see.
+// `key`: the warp's first.
 template <class T>
 __device__ __forceinline__ void FinishScores(const Segment& segment, const DirectRows<T>& rows,
                                              int key, const DirectScores<T> (&chains)[2],
@@ -339,7 +340,7 @@ __device__ __forceinline__ void FinishScores(const Segment& segment, const Direc
 
 // ---- rescale and accumulate ---------------------------------------------------------------------
 
-// Follows the rows' maxima, which few blocks raise.
+// Raises the rows' maxima, which few blocks of keys do.
 template <class T>
 __device__ __forceinline__ void RaiseMaxima(const DirectScores<T>& s, DirectState<T>& state) {
   float top[T::kLaneRows];
@@ -369,7 +370,7 @@ __device__ __forceinline__ void RaiseMaxima(const DirectScores<T>& s, DirectStat
   }
 }
 
-// Scores become weights: of the lane's rows, for key g and for key g + 8.
+// Turns scores into weights: of the lane's rows, for keys g and g + 8.
 template <class T, class Element>
 __device__ __forceinline__ void Weigh(float unit, const DirectScores<T>& s, DirectState<T>& state,
                                       DirectWeights<T>& p) {
@@ -388,7 +389,7 @@ __device__ __forceinline__ void Weigh(float unit, const DirectScores<T>& s, Dire
   }
 }
 
-// Then the second product wants them of row g, for keys 2c, 2c + 1, 2c + 8 and 2c + 9.
+// Transposes weights for the second product: row g, keys 2c, 2c + 1, 2c + 8 and 2c + 9.
 template <class T>
 __device__ __forceinline__ void Turn(DirectWeights<T>& p) {
 #pragma unroll
@@ -416,8 +417,8 @@ __device__ __forceinline__ void Accumulate(const DirectWeights<T>& p, const Dire
 
 // ---- values that are not finite -----------------------------------------------------------------
 
-// O += P V for those elements of V alone that are not finite, of rows that see their key. `p` has
-// not been turned. Slow.
+// O += P V for the non-finite elements of V only, of rows that see their key. `p` is not yet
+// transposed. Slow.
 template <class T, class Element>
 __device__ __forceinline__ void AddNonFinite(const DirectBlock& values, const DirectScores<T>& s,
                                              const DirectWeights<T>& p, DirectState<T>& state) {
@@ -457,7 +458,7 @@ __device__ __forceinline__ void AddNonFinite(const DirectBlock& values, const Di
   }
 }
 
-// As 0 * NaN is NaN, NaN and Inf leave the values before the product.
+// Zeroes NaN and Inf in the values before the product, as 0 * NaN is NaN.
 template <class T, class Element>
 __device__ __forceinline__ void TakeOutNonFinite(DirectValues<T>& v) {
 #pragma unroll
@@ -467,7 +468,7 @@ __device__ __forceinline__ void TakeOutNonFinite(DirectValues<T>& v) {
   }
 }
 
-// One block of keys of a split that needs care, nothing under way.
+// One block of keys of a split that needs care; no copies are in flight.
 template <class T, class Element>
 __device__ __forceinline__ void CarefulDirect(const Segment& segment, const DirectQuery<T>& query,
                                               const DirectRows<T>& rows, int key, int end,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_decode_sm80 for up to sixteen packed rows (direct.cuh): a segment's splits. Device code; all
-// threads of a block call each function together.
+// cuda_decode_sm80 for up to sixteen packed rows (direct.cuh): the splits of a segment. Device
+// code; all threads of a block call each function together.
 
 #pragma once
 
@@ -22,8 +22,9 @@ struct DirectShared {
 
 // ---- a split's end ------------------------------------------------------------------------------
 
-// Whether an output of the lane is not finite though its row's weights, all added up, are. If they
-// are not, that may be from K's columns that were read again: Q is 0 there, but 0 * Inf is NaN.
+// Whether an output of the lane is not finite although the sum of its row's weights is. If that sum
+// is not finite either, columns of K that were read twice may be the cause: Q is 0 there, but 0 *
+// Inf is NaN.
 template <class T>
 __device__ __forceinline__ bool DirectWantsCare(const Segment& segment, const DirectRows<T>& rows,
                                                 const DirectState<T>& state) {
@@ -44,7 +45,7 @@ __device__ __forceinline__ bool DirectWantsCare(const Segment& segment, const Di
   return wants;
 }
 
-// Adds up the lanes' sums, and tells the other warps.
+// Adds up the lanes' sums, and shares them with the other warps.
 template <class T>
 __device__ __forceinline__ void ShareTotals(Exchange<T>& exchange, DirectState<T>& state) {
   const int warp = ThreadIndex() / 32, lane = ThreadIndex() % 32;
@@ -60,7 +61,7 @@ __device__ __forceinline__ void ShareTotals(Exchange<T>& exchange, DirectState<T
   }
 }
 
-// What the warp's outputs of the lane's row r are multiplied by. The first warp stores the totals.
+// Factor of the warp's outputs of the lane's row r. The first warp stores the totals.
 template <class T>
 __device__ __forceinline__ float SplitFactor(const Segment& segment, const Exchange<T>& exchange,
                                              float own_max, float unit, int r,
@@ -82,7 +83,7 @@ __device__ __forceinline__ float SplitFactor(const Segment& segment, const Excha
   return total == 0.0f ? 0.0f : WeightAgainst(own_max, reference, kLog2E) / unit / total;
 }
 
-// Adds up the warps' outputs in shared memory, in order, and stores them.
+// Adds up the warps' outputs in shared memory, in fixed order, and stores them.
 template <class T>
 __device__ __forceinline__ void StoreSums(const Segment& segment, const float4* join,
                                           const Partial& partial) {
@@ -103,8 +104,8 @@ __device__ __forceinline__ void StoreSums(const Segment& segment, const float4* 
   }
 }
 
-// Writes the split's partial. False, and nothing is written, if `may_want_care` and it does.
-// `unit`: of the outputs' weights.
+// Writes the split's partial. If `may_want_care` and it needs care, writes nothing and returns
+// false. `unit`: of the outputs' weights.
 template <class T, class Element>
 __device__ __forceinline__ bool StoreDirect(DirectShared<T>& block, bool may_want_care, float unit,
                                             char* shared, const Partial& partial,
@@ -137,13 +138,13 @@ __device__ __forceinline__ int WarpKey() {
   return ThreadIndex() / 32 * T::kWarpKeys;
 }
 
-// As kernel.cuh's: streams the segment's keys from split `split` on, which has some. Returns the
-// split that it could not close as it wants care, or the segment's end.
+// As in kernel.cuh: streams the segment's keys from split `split` on, which must have some. Returns
+// the split that it could not close because it needs care, or the segment's end.
 template <class T, class Element>
 __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T>& block,
                                       char* shared, OpenGroup& group, int split, bool& care) {
   const Segment& segment = block.segment;
-  int key = RangeOf<T>(segment, split).begin;  // the first warp's
+  int key = RangeOf<T>(segment, split).begin;  // of the first warp
   const int end = RangeOf<T>(segment, segment.split_end - 1).end;
   int page = FindPage(segment, key + WarpKey<T>(), end);
   int next_page = FindPage(segment, key + WarpKey<T>() + T::kKeys, end);
@@ -205,7 +206,8 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T
   return split;
 }
 
-// A split again, whose values are not finite or whose sums left fp32's range; or one of no keys.
+// Recomputes a split whose values are not finite or whose sums overflowed fp32; also handles a
+// split without keys.
 template <class T, class Element>
 __device__ __forceinline__ void CarefulSplit(const DecodeParams& params, DirectShared<T>& block,
                                              char* shared, OpenGroup& group, int split) {
@@ -225,7 +227,7 @@ __device__ __forceinline__ void CarefulSplit(const DecodeParams& params, DirectS
   const Partial partial = PartialAt(params, group.run.first + split % kFanIn);
   (void)StoreDirect<T, Element>(block, false, kSmallUnit<Element>, shared, partial, state);
   AfterSplit<T, Element>(params, block, group, split);
-  __syncthreads();  // what the warps told each other has been read
+  __syncthreads();  // the exchange has been read
 }
 
 template <class T, class Element>

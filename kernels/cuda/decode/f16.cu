@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The instances of cuda_decode_sm80 for fp16.
+// Instances of cuda_decode_sm80 for fp16.
 
 #include "kernels/cuda/decode/instances.h"
 #include "kernels/cuda/decode/table.cuh"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the instances of cuda_decode_sm80 and cuda_decode_sm90, one file for each dtype, offer
-// launch.cc.
+// The instances of cuda_decode_sm80 and cuda_decode_sm90, one source per dtype, as launch.cc sees
+// them.
 
 #pragma once
 
@@ -15,7 +15,7 @@ namespace attend::cuda::decode {
 std::span<const FlashVariant> Float16(int dim, int rows);
 std::span<const FlashVariant> BFloat16(int dim, int rows);
 
-// The same of cuda_decode_sm90.
+// The same for cuda_decode_sm90.
 std::span<const FlashVariant> HopperFloat16(int dim, int rows);
 std::span<const FlashVariant> HopperBFloat16(int dim, int rows);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decoding kernels: few query rows against long K and V. What bounds them is reading K and V
-// once, so all query heads of a KV head and all query rows share a tile, keys are cut over the
-// whole device (plan.h), and a ring of tiles is on its way to shared memory all the time, through a
-// split's end too. cuda_decode_sm80 multiplies with mma.sync, cuda_decode_sm90 with wgmma. Device
-// code, instantiated by f16.cu, bf16.cu, sm90_f16.cu and sm90_bf16.cu.
+// The decoding kernels: few query rows against long K and V. They are bound by reading K and V
+// once, so all query heads of a KV head and all query rows share a tile, keys are distributed over
+// the whole device (plan.h), and a ring of tiles is always in flight to shared memory, across the
+// ends of splits too. cuda_decode_sm80 multiplies with mma.sync, cuda_decode_sm90 with wgmma.
+// Device code, instantiated by f16.cu, bf16.cu, sm90_f16.cu and sm90_bf16.cu.
 
 #pragma once
 
@@ -28,8 +28,8 @@ __device__ __forceinline__ uint32_t StageAt(int stage) {
   return T::kOffsetStages + stage * T::kStageBytes;
 }
 
-// Streams the segment's keys from split `split` on, which has some. Returns the split that it could
-// not close as it wants care, or the first that has no keys, or the segment's end.
+// Streams the segment's keys from split `split` on, which must have some. Returns the split that it
+// could not close because it needs care, the first without keys, or the segment's end.
 template <class T, class Element>
 __device__ __forceinline__ int Stream(const DecodeParams& params, BlockShared<T>& block,
                                       char* shared, Place<T>& place, OpenGroup& group, int split,
@@ -55,7 +55,7 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, BlockShared<T>
   for (int stage = 0; key < end; key += T::kKeys, stage = stage + 1 == T::kStages ? 0 : stage + 1) {
     WaitCopyGroups<T::kStages - 2>();
     ShowToProducts<T>();
-    __syncthreads();  // the tile has arrived; the one before it has been read
+    __syncthreads();  // the tile has arrived; the previous one has been read
     const int far = key + (T::kStages - 1) * T::kKeys;
     if (far < end) {
       const int behind = stage == 0 ? T::kStages - 1 : stage - 1;
@@ -83,14 +83,14 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, BlockShared<T>
   return split;
 }
 
-// A split again, whose values are not finite or whose sums left fp32's range: one tile at a time.
+// Recomputes a split whose values are not finite or whose sums overflowed fp32, one tile at a time.
 template <class T, class Element>
 __device__ __forceinline__ void CarefulSplit(const DecodeParams& params, BlockShared<T>& block,
                                              char* shared, const Place<T>& place, OpenGroup& group,
                                              int split) {
   const Segment& segment = block.segment;
   CommitCopies();
-  WaitCopyGroups<0>();  // of Q, if no tile has waited for it: the next segment's goes to its place
+  WaitCopyGroups<0>();  // of Q too, if no tile has waited: the next segment's overwrites it
   const SplitRange range = RangeOf<T>(segment, split);
   RowState<T> state;
   Start<T>(state);
@@ -111,7 +111,7 @@ __device__ __forceinline__ void CarefulSplit(const DecodeParams& params, BlockSh
   (void)StoreSplit<T, Element>(segment, place, false, kSmallUnit<Element>, shared + StageAt<T>(0),
                                partial, block.exchange, state);
   AfterSplit<T, Element>(params, block, group, split);
-  __syncthreads();  // what the warps told each other has been read
+  __syncthreads();  // the exchange has been read
 }
 
 template <class T, class Element>
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     }
     __syncthreads();
     if (block.segment.attention == nullptr) return;
-    ComputeSegment<T, Element>(params, block, shared);  // its own for each kind of block
+    ComputeSegment<T, Element>(params, block, shared);  // overloaded on the kind of block
   }
 }
 

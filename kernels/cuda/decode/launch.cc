@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The host's side of a decoding launch: variants, workspace, lists. Any thread.
+// Host side of a decoding launch: variants, workspace, lists. Any thread.
 
 #include <algorithm>
 #include <cstring>
@@ -15,24 +15,24 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kDims[] = {64, 128, 256};            // compiled head dims
-constexpr int kRowTiles[] = {8, 16, 32, 64, 128};  // and rows of a unit
+constexpr int kRowTiles[] = {8, 16, 32, 64, 128};  // rows of a unit
 
 int64_t RoundUp(int64_t bytes) { return CeilDivide(bytes, 256) * 256; }
 
 int64_t RowsOf(const Problem& p) { return p.heads_kv == 0 ? 0 : p.len_q * p.group(); }
 
-// The most partials of a group of splits, and of a unit's groups.
+// Upper bounds of the partials of a group and of a unit.
 struct PartialCounts {
   int64_t splits = 1;
   int64_t groups = 0;
-  int64_t splits_all = 0;  // of all units, or enough for all blocks
-  int64_t blocks = 0;      // at most
+  int64_t splits_all = 0;  // over all units; capped at what all blocks need
+  int64_t blocks = 0;      // upper bound
   int64_t rows = 1;
 
   void Add(const Problem& p, const FlashVariant& variant) {
-    const int64_t tile_rows = variant.rows;  // of a unit, at most
+    const int64_t tile_rows = variant.rows;  // upper bound of a unit's rows
     const int64_t rows_max = std::min(RowsOf(p), tile_rows);
-    // A packed sequence may have fewer rows than the longest, and shorter splits then.
+    // A packed sequence may have fewer rows than the longest, and therefore shorter splits.
     const int64_t most = SplitsAtMost(p.len_k, p.packed ? 1 : rows_max);
     const int64_t units = p.batch * p.heads_kv * CeilDivide(RowsOf(p), tile_rows);
     const int64_t room = std::min(kBlocksMax, kMultiprocessorsMax * variant.blocks);
@@ -45,7 +45,7 @@ struct PartialCounts {
   int64_t floats(int64_t columns) const { return CeilDivide(2 * rows, 4) * 4 + rows * columns; }
 };
 
-// Where things lie in the workspace.
+// Offsets in the workspace.
 struct Layout {
   int64_t attentions, sequences, partials;
 
@@ -59,14 +59,14 @@ struct Layout {
 cudaError_t UploadList(std::span<const Attention* const> attentions, const Layout& layout,
                        char* workspace, HostArena* lists, cudaStream_t stream,
                        DecodeParams* params) {
-  // A graph would copy the list again at every launch, from host memory that is gone.
+  // A graph would repeat the copy at every launch, from host memory that no longer exists.
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
   if (asked != cudaSuccess) return asked;
   if (capture != cudaStreamCaptureStatusNone) return cudaErrorStreamCaptureUnsupported;
   const int64_t bytes = layout.partials - layout.attentions;
   char* const locked = lists == nullptr ? nullptr : lists->Take(bytes);
-  // When the copy call returns, it has taken the bytes of pageable memory.
+  // A copy from pageable memory has staged the bytes when the call returns.
   std::vector<char> pageable(locked == nullptr ? static_cast<size_t>(bytes) : 0);
   char* const host = locked == nullptr ? pageable.data() : locked;
   int32_t count = 0;
@@ -95,7 +95,7 @@ void PutSingle(const Attention& a, DecodeParams* params) {
   params->alike = !a.problem.packed && a.q_lengths == nullptr && a.kv_lengths == nullptr;
 }
 
-// What the device need not work out for sequences that are alike.
+// Precomputes on the host what is the same for all sequences.
 void PlanAlike(int tile_rows, DecodeParams* params) {
   const SequencePlan& plan = params->plan;
   params->alike = params->shares.total < (int64_t{1} << 31);
@@ -108,10 +108,10 @@ void PlanAlike(int tile_rows, DecodeParams* params) {
   params->by_row_tiles = Divisor(static_cast<uint32_t>(plan.row_tiles));
 }
 
-// Percent of what could be shared memory that is to be: what passes by it on the way to registers
-// needs the rest.
+// Percentage of the unified memory to use as shared memory; loads straight to registers need the
+// rest as L1.
 int Carveout(const FlashVariant& variant) {
-  constexpr int kLeast = 100 << 10;  // of a multiprocessor that has room for any variant
+  constexpr int kLeast = 100 << 10;  // of any multiprocessor that runs all variants
   const int needed = variant.blocks * (variant.shared_bytes + (8 << 10));
   return needed >= kLeast ? cudaSharedmemCarveoutMaxShared : needed * 100 / kLeast;
 }
@@ -149,7 +149,7 @@ std::span<const FlashVariant> DecodeVariantsFor(KernelId kernel, const Problem& 
 }
 
 Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems) {
-  // One launch for each variant, as if that variant took all that it can.
+  // One launch per variant, sized as if that variant took everything it can.
   struct Launch {
     const FlashVariant* variant;
     PartialCounts counts;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a decoding launch joins partial answers. A split's is a partial in the workspace: for each
-// row the largest score, the sum of weights against it, and the mean of V by them. Whoever finishes
-// the last split of a group merges its partials in order; whoever merges the last group of a unit
-// merges those, and writes O and LSE. The order of additions is the splits', whoever adds. Device
-// code; all threads of a block call each function together.
+// How a decoding launch combines partial answers. A split's answer is a partial in the workspace:
+// for each row the largest score, the sum of weights relative to it, and their weighted mean of V.
+// The block that completes the last split of a group merges the group's partials in order; the
+// block that merges the last group of a unit merges the groups, and writes O and LSE. Additions are
+// in the splits' order, whichever block makes them. Device code; all threads of a block call each
+// function together.
 
 #pragma once
 
@@ -28,10 +29,10 @@ struct Partial {
   __device__ __forceinline__ float* Output() const { return data + (2 * rows + 3) / 4 * 4; }
 };
 
-// Partials that are merged together.
+// A run of partials that are merged together.
 struct PartialRun {
   int share;     // in which they begin
-  bool goes_on;  // in other shares
+  bool goes_on;  // into other shares
   int64_t first;
 };
 
@@ -39,8 +40,8 @@ __device__ __forceinline__ Partial PartialAt(const DecodeParams& params, int64_t
   return {params.partials + index * params.partial_floats, params.partial_rows};
 }
 
-// Of the splits [first, last] of the unit: their own partials, or those of their groups. First come
-// those that are all a block's own, then those that go on in other shares.
+// The run of the unit's splits [first, last]: their own partials, or those of their groups.
+// Partials that are entirely a block's own come first, then those that continue in other shares.
 __device__ __forceinline__ PartialRun RunOf(const DecodeParams& params, const Shares& shares,
                                             const Segment& segment, int first, int last,
                                             bool of_groups) {
@@ -62,16 +63,16 @@ __device__ __forceinline__ PartialRun GroupRun(const DecodeParams& params, const
 
 // ---- a split's end ------------------------------------------------------------------------------
 
-// What the block's warps tell each other.
+// Exchange between the block's warps.
 template <class T>
 struct Exchange {
   float max[T::kKeyWarps][T::kRows];
   float sum[T::kKeyWarps][T::kRows];
-  float factors[kFanIn][T::kRows];  // of partials that are merged
+  float factors[kFanIn][T::kRows];  // factors of the partials being merged
   int last;
 };
 
-// Whether an output of the thread is not finite though its row's weights are.
+// Whether an output of the thread is not finite although its row's weights are.
 template <class T>
 __device__ __forceinline__ bool WantsCare(const Place<T>& place, const RowState<T>& state) {
   float largest[2] = {0.0f, 0.0f};
@@ -89,7 +90,7 @@ __device__ __forceinline__ bool WantsCare(const Place<T>& place, const RowState<
   return wants;
 }
 
-// Of the thread's outputs, blocks of eight columns [begin, end) of its rows.
+// Stores the thread's outputs: blocks of eight columns, from `begin` on, of its rows.
 template <class T>
 __device__ __forceinline__ void StoreColumns(const Segment& segment, const Place<T>& place,
                                              const Partial& partial, int begin,
@@ -106,15 +107,15 @@ __device__ __forceinline__ void StoreColumns(const Segment& segment, const Place
   }
 }
 
-// Adds up the key warps' outputs, of which each has some of the columns, and stores them. What
-// belongs to others passes through `stage`.
+// Adds up the key warps' outputs, each warp for its share of the columns, and stores them. Columns
+// of other warps are exchanged through `stage`.
 template <class T>
 __device__ __forceinline__ void JoinKeyWarps(const Segment& segment, const Place<T>& place,
                                              char* stage, const Partial& partial,
                                              const RowState<T>& state) {
   constexpr int kOwnBlocks = T::kDim / 8 / T::kKeyWarps;  // blocks of eight columns
   auto* const fours = reinterpret_cast<float4*>(stage) + place.row_warp * 32 + ThreadIndex() % 32;
-  // Where warp `from` leaves block j of warp `to`.
+  // Where warp `from` puts block j for warp `to`.
   const auto at = [&](int from, int to, int j) {
     const int other = from < to ? from : from - 1;
     return fours + ((to * (T::kKeyWarps - 1) + other) * kOwnBlocks + j) * T::kRowWarps * 32;
@@ -149,9 +150,9 @@ __device__ __forceinline__ void JoinKeyWarps(const Segment& segment, const Place
   }
 }
 
-// Writes the split's partial. False, and nothing is written, if `may_want_care` and it does.
-// `unit`: of the outputs' weights. `stage`: shared memory that nobody reads any more once all are
-// here.
+// Writes the split's partial. If `may_want_care` and it needs care, writes nothing and returns
+// false. `unit`: of the outputs' weights. `stage`: shared memory that is unused once all threads
+// are here.
 template <class T, class Element>
 __device__ __forceinline__ bool StoreSplit(const Segment& segment, const Place<T>& place,
                                            bool may_want_care, float unit, char* stage,
@@ -211,17 +212,15 @@ __device__ __forceinline__ bool StoreSplit(const Segment& segment, const Place<T
 
 // ---- merges -------------------------------------------------------------------------------------
 
-// A mean of values that the dtype holds is one itself; weights that were rounded by themselves may
-// carry it a little beyond.
+// A mean of values is within their dtype's range; rounded weights may carry it a little beyond.
 template <class Element>
 __device__ __forceinline__ float KeepInRange(float mean) {
   constexpr float kMost = std::is_same_v<Element, __half> ? 65504.0f : 0x1.fep127f;
   return fabsf(mean) > kMost && !isinf(mean) ? copysignf(kMost, mean) : mean;
 }
 
-// Rows' totals over `count` partials, a lane for each partial, and what each one's mean is
-// multiplied by: its weight, and factor(row, total, first), where `first` is true once for each
-// row.
+// Rows' totals over `count` partials, one lane per partial, and the factor of each partial's mean:
+// its weight times factor(row, total, first), where `first` is true once per row.
 template <class T, class Factor>
 __device__ __forceinline__ void MergeTotals(const DecodeParams& params, int64_t first, int count,
                                             int rows, Exchange<T>& exchange, const Factor& factor) {
@@ -264,7 +263,8 @@ __device__ __forceinline__ float4 MergeColumns(const DecodeParams& params, int64
     float4 x[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      // Volatile: the compiler would move each load to its use, and so wait for each by itself.
+      // Volatile: the compiler would otherwise sink each load to its use, and wait for each in
+      // turn.
       asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                    : "=f"(x[n].x), "=f"(x[n].y), "=f"(x[n].z), "=f"(x[n].w)
                    : "l"(from + min(begin + n, count - 1) * params.partial_floats)
@@ -283,7 +283,7 @@ __device__ __forceinline__ float4 MergeColumns(const DecodeParams& params, int64
   return sum;
 }
 
-// Merges `count` partials: factor as in MergeTotals, then store(row, column, mean) for each four
+// Merges `count` partials: factor as in MergeTotals, then store(row, column, mean) for every four
 // columns.
 template <class T, class Factor, class Store>
 __device__ __forceinline__ void Merge(const DecodeParams& params, const Segment& segment,
@@ -317,7 +317,7 @@ __device__ __forceinline__ void MergeToPartial(const DecodeParams& params, const
       });
 }
 
-// Four columns of O, from element `index` on.
+// Stores four columns of O, from element `index` on.
 template <class Element>
 __device__ __forceinline__ void StoreFour(const Attention& a, int64_t index, float4 x) {
   if (a.problem.o_float32) {
@@ -374,8 +374,8 @@ __device__ __forceinline__ void MergeToOutput(const DecodeParams& params, const 
       });
 }
 
-// Counts `done` more of the `count` partials of a run; true for the block that finds them complete,
-// and what others wrote of them can then be seen.
+// Counts `done` more of a run's `count` partials. True for the block that completes it, to which
+// the other blocks' writes are then visible.
 template <class T>
 __device__ __forceinline__ bool Complete(const PartialRun& run, unsigned int* counters, int done,
                                          int count, Exchange<T>& exchange) {
@@ -387,21 +387,21 @@ __device__ __forceinline__ bool Complete(const PartialRun& run, unsigned int* co
   if (threadIdx.x == 0) {
     unsigned int* const counter = counters + run.share;
     unsigned int before;
-    // Releases what the barrier has gathered, and acquires what others have released.
+    // Releases this block's writes, gathered by the barrier, and acquires those of the others.
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
                  : "=r"(before)
                  : "l"(counter), "r"(done)
                  : "memory");
     const bool last = before + done == count;
-    if (last) *counter = 0;  // as it was found; nobody else will come
+    if (last) *counter = 0;  // reset; no other block will access it
     exchange.last = last;
   }
   __syncthreads();
   return exchange.last != 0;
 }
 
-// After split `split` of the segment, the last of its group or of the segment: `done` splits of the
-// group, whose run is `run`, are this block's. Merges what is complete.
+// Call after `split`, the last of its group or of the segment: `done` splits of the group, whose
+// run is `run`, are this block's. Merges whatever is complete.
 template <class T, class Element>
 __device__ __forceinline__ void FinishSplits(const DecodeParams& params, const Shares& shares,
                                              const Segment& segment, const PartialRun& run,
@@ -419,7 +419,7 @@ __device__ __forceinline__ void FinishSplits(const DecodeParams& params, const S
   MergeToPartial<T>(params, segment, run.first, size, PartialAt(params, whole.first + group),
                     exchange);
   __syncthreads();
-  // Of a unit that is all the block's, groups are complete in their order.
+  // If the unit is entirely this block's, groups complete in order.
   if (!whole.goes_on && group != groups - 1) return;
   if (!Complete<T>(whole, params.counters->groups, 1, groups, exchange)) return;
   MergeToOutput<T, Element>(params, segment, whole.first, groups, exchange);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a decoding launch (decode.h) cuts its keys and shares them out. Host and device code: the
-// blocks of a launch and the tests work it out alike.
+// How a decoding launch (decode.h) splits its keys and distributes them. Host and device code:
+// tests compute the same plan as a launch's blocks.
 //
 // A *unit* is one KV head of one sequence with up to a tile's rows: all query heads of the group,
-// row after row. Its keys are cut into *splits* at places that the sequence alone decides, so that
-// no neighbour changes a bit. Splits of all units stand in one row, each with a cost; a *share* of
-// that row is what one block computes. The answer over a split is a *partial*. Up to kFanIn splits
-// make a *group*, whose partials are merged in order, and then those of a unit's groups.
+// row by row. Its keys are cut into *splits* at positions that are a function of the sequence
+// alone, so that no neighbour changes a bit. The splits of all units form one line, each with a
+// cost; a *share* of that line is one block's work. The answer over a split is a *partial*. Up to
+// kFanIn splits form a *group*, whose partials are merged in order, and then those of a unit's
+// groups.
 
 #pragma once
 
@@ -19,21 +20,21 @@
 
 namespace attend::cuda {
 
-inline constexpr int kFanIn = 16;                   // partials that one merge takes
-inline constexpr int kSplitsMax = kFanIn * kFanIn;  // of a unit
-inline constexpr int kCostKeys = 64;                // keys that cost one
-inline constexpr int kSplitCost = 1;                // of closing a split, beside its keys
+inline constexpr int kFanIn = 16;                   // partials per merge
+inline constexpr int kSplitsMax = kFanIn * kFanIn;  // per unit
+inline constexpr int kCostKeys = 64;                // keys per unit of cost
+inline constexpr int kSplitCost = 1;                // of closing a split
 
-// Short sequences have short splits: they alone must fill a device. A partial of many rows is worth
-// more keys.
+// Short sequences have short splits, because they must fill the device by themselves. Partials of
+// many rows are expensive, so their splits are longer.
 inline constexpr int kShortKeys = 2048;
 inline constexpr int kMediumKeys = 8192;
-inline constexpr int kShortSplit = 7;  // powers of two
+inline constexpr int kShortSplit = 7;  // log2 of keys
 inline constexpr int kMediumSplit = 9;
 inline constexpr int kLongSplit = 11;
 
-// Of numbers that are not negative. Most fit 32 bits, whose division takes a device a tenth of the
-// time, and one thread works these out while others wait.
+// Division of non-negative numbers. Most fit 32 bits, whose division takes a GPU a tenth of the
+// time, and one thread does this while others wait.
 ATTEND_HD inline int64_t FastDivide(int64_t a, int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
   return a / b;
@@ -41,8 +42,8 @@ ATTEND_HD inline int64_t FastDivide(int64_t a, int64_t b) {
 ATTEND_HD inline int64_t CeilDivide(int64_t a, int64_t b) { return FastDivide(a + b - 1, b); }
 ATTEND_HD inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The splits of a sequence of k_len keys, for units of `rows`, have 2^SplitShift keys each: a
-// multiple of kCostKeys.
+// A sequence of k_len keys, for units of `rows`, has splits of 2^SplitShift keys: a multiple of
+// kCostKeys.
 ATTEND_HD inline int SplitShift(int64_t k_len, int64_t rows) {
   int shift = k_len <= kShortKeys ? kShortSplit : kMediumSplit;
   shift += rows > 32 ? 2 : rows > 16 ? 1 : 0;
@@ -54,7 +55,7 @@ ATTEND_HD inline int64_t SplitKeys(int64_t k_len, int64_t rows) {
   return int64_t{1} << SplitShift(k_len, rows);
 }
 
-// The most splits of any sequence of up to k_len keys.
+// Upper bound of splits over all sequences of up to k_len keys.
 inline int64_t SplitsAtMost(int64_t k_len, int64_t rows) {
   int64_t most = 1;
   for (const int64_t keys : {int64_t{kShortKeys}, int64_t{kMediumKeys}, k_len}) {
@@ -64,7 +65,7 @@ inline int64_t SplitsAtMost(int64_t k_len, int64_t rows) {
   return CeilDivide(k_len, SplitKeys(k_len, rows)) * 2 > kSplitsMax ? kSplitsMax : most;
 }
 
-// How a sequence is cut. All of its units are cut alike.
+// How a sequence is cut; the same for all of its units.
 struct SequencePlan {
   Sequence sequence;
   int32_t row_tiles = 0;
@@ -72,8 +73,8 @@ struct SequencePlan {
   int32_t key_begin = 0;  // keys that some row sees
   int32_t key_end = 0;
   int32_t split_shift = 0;
-  int32_t first_split = 0;  // of the sequence's splits, the first that has such keys
-  int32_t splits = 1;       // from there on; one without keys if there are none
+  int32_t first_split = 0;  // the first split of the sequence that has such keys
+  int32_t splits = 1;       // from there on; if there are no keys, one empty split
   int32_t split_cost = 0;
 
   ATTEND_HD int64_t unit_cost() const { return int64_t{splits} * split_cost; }
@@ -91,7 +92,7 @@ ATTEND_HD inline SequencePlan PlanSequence(const Attention& a, int64_t b, int ti
   plan.row_tiles = static_cast<int32_t>(CeilDivide(rows, tile_rows));
   plan.units = static_cast<int32_t>(heads_kv) * plan.row_tiles;
   if (s.q_len > 0) {
-    // Both ends of the visible range never fall as the row grows.
+    // Both ends of the visible range are monotonic in the row.
     const int64_t begin = VisibleKeys(p.mask, s, 0).begin;
     const int64_t end = VisibleKeys(p.mask, s, s.q_len - 1).end;
     if (begin < end) {
@@ -108,11 +109,10 @@ ATTEND_HD inline SequencePlan PlanSequence(const Attention& a, int64_t b, int ti
   return plan;
 }
 
-// The row of splits, cut into a share for each block: a split belongs to the share in which it
-// begins.
+// The line of splits, cut into a share per block: a split belongs to the share in which it begins.
 struct Shares {
   int64_t total = 0;  // cost of all splits
-  int64_t each = 1;   // of a share but the last
+  int64_t each = 1;   // of every share but the last
   int32_t blocks = 1;
 
   ATTEND_HD int64_t Begin(int share) const { return Least(share * each, total); }
@@ -129,7 +129,7 @@ ATTEND_HD inline Shares CutShares(int64_t total, int blocks) {
   return shares;
 }
 
-// Division by a number that the host knows, of numbers below 2^31: a multiplication.
+// Division of numbers below 2^31 by one that the host knows, as a multiplication.
 struct Divisor {
   uint32_t factor = 1;
   int32_t shift = 0;
@@ -145,38 +145,38 @@ struct Divisor {
   }
 };
 
-// One KV head's keys or values, dense or in pages. Distances are in units of 16 bytes.
+// K or V of one KV head, dense or paged. Strides are in units of 16 bytes.
 struct KeySource {
-  const char* data;      // of key 0, or of page 0
+  const char* data;      // key 0, or page 0
   uint32_t stride;       // between keys
   uint32_t page_stride;  // between pages
 };
 inline constexpr int kStrideUnit = 16;
 
-// What a block computes next: splits [split, split_end) of one unit. In shared memory.
+// A block's next piece of work: splits [split, split_end) of one unit. In shared memory.
 struct Segment {
-  const Attention* attention;  // null: nothing
+  const Attention* attention;  // null: none
   KeySource k, v;
-  const char* q;                   // of the sequence's first row and head
+  const char* q;                   // the sequence's first row and head
   int64_t q_stride_h, q_stride_l;  // bytes
-  const int32_t* pages;            // of the sequence; null: K and V are dense
-  int page_shift, page_mask;       // of a key's row in its page; all bits where there are none
+  const int32_t* pages;            // the sequence's; null: K and V are dense
+  int page_shift, page_mask;       // of a key's row in its page; all ones if not paged
   int b, h;                        // KV head
-  int group;                       // query heads of it
-  int row_begin;                   // packed row: query row * group + head of the group
-  int rows;                        // packed rows that are written
+  int group;                       // query heads per KV head
+  int row_begin;                   // packed row: query row * group + head within the group
+  int rows;                        // packed rows to write
   int key_begin, key_end;          // keys that some row of the unit sees
-  int full_begin, full_end;        // keys that every one does
-  int columns_k, columns_v;        // that exist
+  int full_begin, full_end;        // keys that every row of it sees
+  int columns_k, columns_v;        // actual columns
   int split_shift, first_split, splits, split_cost;
   int split, split_end;  // counted from first_split
-  int64_t position;      // of the unit's first split
+  int64_t position;      // of the unit's first split, in the line
   Sequence sequence;
   float scale, softcap;
   bool has_alibi;
 };
 
-// What all units of a sequence have in common.
+// Sets the fields that are the same for all units of a sequence.
 ATTEND_HD inline void DescribeSequence(const Attention& a, const SequencePlan& plan,
                                        Segment& segment) {
   const Problem& p = a.problem;
@@ -203,7 +203,7 @@ ATTEND_HD inline void DescribeSequence(const Attention& a, const SequencePlan& p
   segment.has_alibi = p.has_alibi;
 }
 
-// The segment's rows are up to `tile_rows` from `row_begin` on; the keys that they see.
+// Sets the segment's rows, up to `tile_rows` from `row_begin` on, and the keys that they see.
 ATTEND_HD inline void SetRowsAndKeys(const Mask& mask, int row_begin, int tile_rows,
                                      Segment& segment) {
   const Sequence& s = segment.sequence;
@@ -224,7 +224,7 @@ ATTEND_HD inline void SetRowsAndKeys(const Mask& mask, int row_begin, int tile_r
   segment.full_end = low.end < 0 ? 0 : static_cast<int>(low.end);
 }
 
-// Groups of a unit's splits.
+// Groups of a unit's splits, and the size of one.
 ATTEND_HD inline int GroupCount(int splits) { return (splits + kFanIn - 1) / kFanIn; }
 ATTEND_HD inline int GroupSize(int splits, int group) {
   return static_cast<int>(Least(kFanIn, splits - group * kFanIn));

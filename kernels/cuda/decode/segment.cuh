@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a block of a decoding launch finds its share of the work, and what each segment of it is: the
-// splits of one unit. Device code.
+// How a block of a decoding launch finds its share of the work, and the segments in it, each of
+// which is splits of one unit. Device code.
 
 #pragma once
 
@@ -11,19 +11,19 @@
 
 namespace attend::cuda::decode {
 
-// Where a block stands in the row of splits. In shared memory; one thread moves it on.
+// A block's position in the line of splits. In shared memory; one thread advances it.
 template <class T>
 struct Walk {
   Shares shares;
   int64_t end;        // of the block's share
-  int64_t position;   // of the next split, at or after the share's begin
+  int64_t position;   // of the next split, at or after the share's beginning
   int64_t begin;      // of the sequence's first split
-  int32_t sequence;   // its number in the launch
+  int32_t sequence;   // its index in the launch
   SequencePlan plan;  // of that sequence
   // The kernel's parameter: reading a place of that that is not known before takes as long as
   // reading memory.
   Attention single;
-  // Of sequences that differ: where those begin that each thread has added up.
+  // If sequences differ: cost before the sequences that each thread has summed.
   int64_t begins[T::kThreads];
 };
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ SequencePlan PlanOf(const DecodeParams& params, const
   return PlanSequence(AttentionOf(params, walk, id), id.b, T::kRows);
 }
 
-// The sum of `value` over the threads before this one, and over all.
+// Sum of `value` over the threads before this one, and over all.
 template <int kThreads>
 __device__ __forceinline__ int64_t SumBefore(int64_t value, int64_t& all) {
   constexpr int kWarps = kThreads / 32;
@@ -67,7 +67,7 @@ __device__ __forceinline__ int64_t SumBefore(int64_t value, int64_t& all) {
   return before;
 }
 
-// By all threads.
+// All threads together.
 template <int kThreads, class Words>
 __device__ __forceinline__ void CopyWords(const Words& from, Words& to) {
   static_assert(sizeof(Words) % 4 == 0);
@@ -81,7 +81,7 @@ __device__ __forceinline__ int SequencesEach(const DecodeParams& params) {
   return (params.sequence_count + T::kThreads - 1) / T::kThreads;
 }
 
-// Finds out how the launch is cut. All threads; `walk` may be read after the next barrier.
+// Determines how the launch is cut. All threads; `walk` may be read after the next barrier.
 template <class T>
 __device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& walk,
                                           Segment& segment) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& w
   if (thread == 0) walk.shares = CutShares(all, static_cast<int>(gridDim.x));
 }
 
-// Goes to the sequence in which the block's share begins. One thread.
+// Advances to the sequence in which the block's share begins. One thread.
 template <class T>
 __device__ __forceinline__ void EnterShare(const DecodeParams& params, Walk<T>& walk) {
   const auto share = static_cast<int>(blockIdx.x);
@@ -121,14 +121,14 @@ __device__ __forceinline__ void EnterShare(const DecodeParams& params, Walk<T>& 
   walk.begin = walk.begins[low];
 }
 
-// Where the keys or values of one KV head are.
+// Address of the keys or values of one KV head.
 __device__ __forceinline__ const char* DataOf(const Attention& a, const ConstTensorView& view,
                                               const Sequence& s, int b, int h) {
   const int64_t first = a.problem.page_rows > 0 ? 0 : b * view.stride_b + s.k_row * view.stride_l;
   return static_cast<const char*>(view.data) + 2 * (h * view.stride_h + first);
 }
 
-// What is the unit's own.
+// Sets the per-unit fields.
 __device__ __forceinline__ void PlaceUnit(const Attention& a, int b, int h, Segment& segment) {
   const Sequence& s = segment.sequence;
   segment.attention = &a;
@@ -140,8 +140,8 @@ __device__ __forceinline__ void PlaceUnit(const Attention& a, int b, int h, Segm
   segment.pages = a.problem.page_rows > 0 ? a.kv_pages.pages + b * a.kv_pages.stride : nullptr;
 }
 
-// The share's next segment, where all sequences are alike; one thread. Others wait for it, so it
-// does not divide.
+// The share's next segment if all sequences are alike; one thread. Others wait for it, so it avoids
+// divisions.
 template <class T>
 __device__ __forceinline__ void NextAlike(const DecodeParams& params, Walk<T>& walk,
                                           Segment& segment) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void NextAlike(const DecodeParams& params, Walk<T>& w
   const auto position = static_cast<int>(walk.position);
   if (position >= end) return;
   const auto unit_cost = static_cast<int>(plan.unit_cost());
-  int unit = params.by_unit_cost.Of(position);  // of all sequences
+  int unit = params.by_unit_cost.Of(position);  // over all sequences
   int begin = unit * unit_cost;
   int split = params.by_split_cost.Of(position - begin + plan.split_cost - 1);
   if (split == plan.splits) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ void NextAlike(const DecodeParams& params, Walk<T>& w
     ++unit;
     begin += unit_cost;
   }
-  if (begin + split * plan.split_cost >= end) return;  // it ends inside a split of another share
+  if (begin + split * plan.split_cost >= end) return;  // no split begins in the share
   segment.position = begin;
   segment.split = split;
   segment.split_end = min(params.by_split_cost.Of(end - begin + plan.split_cost - 1), plan.splits);
@@ -183,7 +183,7 @@ __device__ __forceinline__ void NextSegment(const DecodeParams& params, Walk<T>&
     return;
   }
   segment.attention = nullptr;
-  int64_t split;  // of the sequence, over its units
+  int64_t split;  // within the sequence, over its units
 #pragma unroll 1
   for (;; ++walk.sequence) {
     if (walk.sequence >= params.sequence_count || walk.position >= walk.end) return;
@@ -201,7 +201,7 @@ __device__ __forceinline__ void NextSegment(const DecodeParams& params, Walk<T>&
   segment.split_end =
       left <= 0 ? 0 : static_cast<int>(Least(CeilDivide(left, plan.split_cost), plan.splits));
   walk.position = segment.position + int64_t{segment.split_end} * plan.split_cost;
-  if (segment.split >= segment.split_end) {  // the share ends inside a split of another
+  if (segment.split >= segment.split_end) {  // the share ends inside a split of an earlier one
     walk.position = walk.end;
     return;
   }

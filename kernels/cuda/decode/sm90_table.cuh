@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tile serves which head dim and how many rows: the only place of cuda_decode_sm90 that
-// tuning changes. Device code behind it, so included only by sm90_f16.cu and sm90_bf16.cu.
+// cuda_decode_sm90: which tile serves which head dim and number of rows, the only place that tuning
+// changes. Refers to device code, so only sm90_f16.cu and sm90_bf16.cu include it.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace attend::cuda::decode {
 
-// In what a block may have on Hopper.
+// Within a block's shared memory on Hopper.
 template <class Element, class... Tiles>
 std::span<const FlashVariant> HopperVariants() {
   return VariantsWithin<Element, 227, Tiles...>();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decoding kernels between the arrival of a tile and a split's end: scores, the online softmax,
-// the second product. A warp has sixteen rows and some of each tile's keys, and a softmax of its
-// own until the split ends. Scores are subtracted from the row's maximum before anything else, so
-// that no score is too large for its weight. Device code; a warp calls each function together.
+// The decoding kernels between a tile's arrival and a split's end: scores, the online softmax, the
+// second product. A warp has sixteen rows and some of each tile's keys, with a softmax of its own
+// until the split ends. The row's maximum is subtracted from scores before the exponent's scaling,
+// so that no score is too large for its weight. Device code; a warp calls each function together.
 
 #pragma once
 
@@ -15,16 +15,16 @@
 
 namespace attend::cuda::decode {
 
-// What stays the same in a thread through a segment. Its rows are two of the warp's sixteen, eight
-// apart, as MultiplyAdd has them.
+// Per-thread constants of a segment. A thread's rows are two of the warp's sixteen, eight apart, as
+// in MultiplyAdd.
 template <class T>
 struct Place {
-  uint32_t shared;                                    // the block's memory
-  BlockOffsets<T::kDim> offsets{Second::kRows};       // in a tile of Q or V
-  BlockOffsets<T::kDim> offsets_k{Second::kColumns};  // in one of K
+  uint32_t shared;                                    // the block's shared memory
+  BlockOffsets<T::kDim> offsets{Second::kRows};       // within a tile of Q or V
+  BlockOffsets<T::kDim> offsets_k{Second::kColumns};  // within a tile of K
   int row_warp, key_warp;
-  int first_key;     // of the thread, in a tile
-  int key_begin[2];  // keys that the rows see
+  int first_key;     // of the thread, within a tile
+  int key_begin[2];  // keys visible to the rows
   int key_end[2];
   uint32_t query[T::kQueryStays ? T::kDimSteps : 1][4];
 
@@ -37,7 +37,7 @@ template <class T>
 struct RowState {
   float output[T::kDim / 8][4];
   float max[2];
-  float sum[2];  // of the thread's own keys
+  float sum[2];  // over the thread's own keys
 };
 
 template <class T>
@@ -58,7 +58,7 @@ __device__ __forceinline__ void Start(RowState<T>& state) {
 
 // ---- setup --------------------------------------------------------------------------------------
 
-// The thread's packed row r of the unit, counted from its first.
+// The thread's packed row r, relative to the unit's first.
 template <class T>
 __device__ __forceinline__ int RowOf(const Place<T>& place, int r) {
   return place.row_warp * 16 + ThreadIndex() % 32 / 4 + 8 * r;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void SetPlace(const Segment& segment, uint32_t shared
   }
 }
 
-// Q's fragments, once it has arrived.
+// Loads Q's fragments, after it has arrived.
 template <class T>
 __device__ __forceinline__ void KeepQuery(Place<T>& place) {
   if constexpr (T::kQueryStays) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void KeepQuery(Place<T>& place) {
 
 // ---- score --------------------------------------------------------------------------------------
 
-// The warp's keys of the tile, and their values.
+// Addresses of the warp's keys in the tile, and of their values.
 template <class T>
 __device__ __forceinline__ uint32_t KeysOf(const Place<T>& place, uint32_t stage) {
   return stage + place.key_warp * T::kWarpKeys * T::kRowPitch;
@@ -110,7 +110,7 @@ __device__ __forceinline__ uint32_t ValuesOf(const Place<T>& place, uint32_t sta
 
 template <class T, class Element>
 __device__ __forceinline__ void ScoreMma(const Place<T>& place, uint32_t keys, Scores<T>& s) {
-  // Each product of a chain waits for the one before: few keys make two chains of each.
+  // Products of a chain depend on each other: with few keys, use two chains each.
   constexpr int kChains = T::kKeyBlocks == 2 ? 2 : 1;
   Scores<T> more;
 #pragma unroll
@@ -175,8 +175,7 @@ __device__ __forceinline__ void SubtractSlopes(const Segment& segment, const Pla
   }
 }
 
-// Scale, softcap and ALiBi in the order that problem.h gives; then -inf for keys that a row does
-// not see.
+// Scale, softcap and ALiBi in the order of problem.h; then -inf for keys that a row does not see.
 template <class T>
 __device__ __forceinline__ void FinishScores(const Segment& segment, const Place<T>& place, int key,
                                              Scores<T>& s) {
@@ -204,7 +203,7 @@ __device__ __forceinline__ void FinishScores(const Segment& segment, const Place
 
 // ---- rescale and accumulate ---------------------------------------------------------------------
 
-// Follows the rows' maxima: what weights are counted from.
+// Updates the rows' maxima, which weights are relative to.
 template <class T>
 __device__ __forceinline__ void FollowMaxima(const Scores<T>& s, RowState<T>& state,
                                              float (&reference)[2]) {
@@ -229,7 +228,7 @@ __device__ __forceinline__ void FollowMaxima(const Scores<T>& s, RowState<T>& st
   }
 }
 
-// Scores become weights, of blocks [begin, end) of eight keys.
+// Turns scores into weights, for blocks [begin, end) of eight keys.
 template <class T, class Element>
 __device__ __forceinline__ void WeighBlocks(float unit, const Scores<T>& s,
                                             const float (&reference)[2], int begin, int end,
@@ -290,7 +289,7 @@ __device__ __forceinline__ void Step(const Segment& segment, const Place<T>& pla
   FinishScores<T>(segment, place, key, s);
   Weights<T> p;
   if constexpr (T::kWgmma) {
-    // One half's product runs while the other's weights are worked out.
+    // One half's product overlaps with computing the other's weights.
     constexpr int kHalf = T::kKeyBlocks < 8 ? T::kKeyBlocks : T::kKeyBlocks / 2;
     float reference[2];
     FollowMaxima<T>(s, state, reference);
@@ -308,8 +307,8 @@ __device__ __forceinline__ void Step(const Segment& segment, const Place<T>& pla
 
 // ---- values that are not finite -----------------------------------------------------------------
 
-// O += P V for those elements of V alone that are not finite, of rows that see their key. Slow:
-// works in local memory, so that it takes no registers from code that is not rare.
+// O += P V for the non-finite elements of V only, of rows that see their key. Slow: uses local
+// memory, so that this rare code does not raise the kernel's register count.
 template <class T, class Element>
 __device__ __forceinline__ void AddNonFinite(const Place<T>& place, const char* values,
                                              const Scores<T>& s, const Weights<T>& p,
@@ -351,7 +350,7 @@ __device__ __forceinline__ void AddNonFinite(const Place<T>& place, const char* 
   for (int j = 0; j < T::kDim / 2; ++j) state.output[j / 4][j % 4] = output[j];
 }
 
-// All threads of the block: as 0 * NaN is NaN, NaN and Inf leave the tile before the product.
+// Zeroes NaN and Inf in the tile before the product, as 0 * NaN is NaN. All threads of the block.
 template <class T, class Element>
 __device__ __forceinline__ void TakeOutNonFinite(char* values) {
   const auto finite = [](uint32_t pair) {
@@ -364,7 +363,7 @@ __device__ __forceinline__ void TakeOutNonFinite(char* values) {
   }
 }
 
-// As Step, of a split that needs care; all threads of the block. `shared`: the block's memory, and
+// Step for a split that needs care; all threads of the block. `shared`: the block's memory,
 // `offset` the stage in it.
 template <class T, class Element>
 __device__ __forceinline__ void CarefulStep(const Segment& segment, const Place<T>& place,

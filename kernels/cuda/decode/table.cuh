@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tile serves which head dim and how many rows: the only place of cuda_decode_sm80 that
-// tuning changes. Device code behind it, so included only by f16.cu and bf16.cu.
+// cuda_decode_sm80: which tile serves which head dim and number of rows, the only place that tuning
+// changes. Refers to device code, so only f16.cu and bf16.cu include it.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace attend::cuda::decode {
 
-// 99 KiB is what the smallest GPUs allow.
+// 99 KiB is the smallest GPUs' limit.
 template <class Element, class... Tiles>
 std::span<const FlashVariant> Variants() {
   return VariantsWithin<Element, 99, Tiles...>();

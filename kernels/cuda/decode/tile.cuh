@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The geometry of the decoding kernels' tiles, what a block knows of its work, and the phases that
-// only move data. Device code; all threads of a block call each function together.
+// Geometry of the decoding kernels' tiles, the mapping of packed rows, and data movement. Device
+// code; all threads of a block call each function together.
 
 #pragma once
 
@@ -14,15 +14,15 @@
 
 namespace attend::cuda::decode {
 
-// What a tile is compiled for. Warps share a tile's rows, sixteen each, and its keys.
+// Compile-time configuration of a tile. Warps divide its rows, sixteen each, and its keys.
 struct TileConfig {
-  int head_dim;   // most that D or Dv may be: a multiple of 64
-  int row_warps;  // x 16 rows
+  int head_dim;   // upper bound of D and Dv: a multiple of 64
+  int row_warps;  // of 16 rows each
   int key_warps;
-  int keys = 64;       // of a tile of K or V: a multiple of 16 * key_warps
+  int keys = 64;       // per tile of K or V: a multiple of 16 * key_warps
   int stages = 3;      // tiles in shared memory
-  int blocks = 1;      // to a multiprocessor
-  bool wgmma = false;  // Hopper's products, of four row warps together
+  int blocks = 1;      // per multiprocessor
+  bool wgmma = false;  // use wgmma, four row warps together
 };
 
 template <TileConfig kConfig>
@@ -42,12 +42,10 @@ struct Tile {
   static constexpr int kKeyBlocks = kWarpKeys / 8;
   static constexpr int kDimSteps = kDim / 16;
   static constexpr bool kQueryStays = kDim <= 128 && !kWgmma;  // in registers
-  // Where outputs and scores leave few registers, pages are not looked up a tile ahead, and a
-  // tile's rows are copied one pass after another.
   static constexpr bool kFewRegisters = kWgmma && kRowWarps > 4 && kKeys > 64;
 
-  // A tile has its rows one after another, or for wgmma each 64 columns of all rows, a box as the
-  // copy engine would write it. Chunks of 16 bytes are swizzled alike.
+  // A tile stores whole rows, or for wgmma each 64 columns of all rows, as TMA would write a box.
+  // Chunks of 16 bytes are swizzled the same way.
   static constexpr int kRowPitch = kWgmma ? 128 : TileRow<kDim>::kBytes;
   static constexpr int SpanPitch(int rows) { return kWgmma ? rows * kRowPitch : 128; }
   static __device__ __forceinline__ int Offset(int rows, int row, int chunk) {
@@ -59,7 +57,7 @@ struct Tile {
   static constexpr int kOffsetStages = kRows * 2 * kDim;
   static constexpr int kSharedBytes = kOffsetStages + kStages * kStageBytes + (kWgmma ? kAlign : 0);
 
-  // A pass of copies: eight threads bring 128 bytes of a row, span after span.
+  // A pass of copies: eight threads copy 128 bytes of a row, span after span.
   static constexpr int kPassRows = kThreads / 8;
   static constexpr int kPasses = kKeys / kPassRows;
   static constexpr int kPassesAtOnce = kFewRegisters ? 1 : kPasses;
@@ -67,16 +65,16 @@ struct Tile {
 
   static_assert(kDim % 64 == 0 && kKeys % (16 * kKeyWarps) == 0 && (1 << kShortSplit) % kKeys == 0);
   static_assert(kKeys % kPassRows == 0 && kStages >= 2);
-  // The key warps' outputs but the first's pass through the stage that was computed last.
+  // The key warps' outputs, except the first's, are exchanged through the last stage computed.
   static_assert((kKeyWarps - 1) * kRows <= kKeys);
   static_assert(!kWgmma || kRowWarps % 4 == 0);
 };
 
-// Weights by which no sum over a split's values overflows. None does of fp16's.
+// A weight unit for which no sum over a split's values overflows. Sums of fp16 values never do.
 template <class Element>
 inline constexpr float kSmallUnit = std::is_same_v<Element, __half> ? 1.0f : 0x1p-24f;
 
-// Which row of Q, O and LSE a packed row is.
+// The row of Q, O and LSE that a packed row is.
 struct RowPlace {
   int i, head;
   bool exists;  // within the true length
@@ -90,7 +88,7 @@ __device__ __forceinline__ RowPlace PlaceRow(const Segment& segment, int row) {
   return place;
 }
 
-// The keys [begin, end) of a segment's split that some row sees; begin is rounded down to a tile.
+// Keys [begin, end) of a segment's split that some row sees; begin is rounded down to a tile.
 struct SplitRange {
   int begin, end;
 };
@@ -104,7 +102,7 @@ __device__ __forceinline__ SplitRange RangeOf(const Segment& segment, int split)
 
 // ---- load ---------------------------------------------------------------------------------------
 
-// The pages of the rows that a thread copies of one tile, asked for before the tile is.
+// Pages of the rows that a thread copies of one tile, looked up before the tile is loaded.
 template <class T>
 using PageNumbers = int32_t[T::kPasses];
 
@@ -120,7 +118,7 @@ __device__ __forceinline__ void FindPages(const Segment& segment, int key, int e
   }
 }
 
-// Eight threads' part of a tile's rows of one tensor. kWhole: all rows and columns exist.
+// Copies eight threads' part of a tile's rows of one tensor. kWhole: all rows and columns exist.
 template <class T, bool kPaged, bool kWhole>
 __device__ __forceinline__ void CopyRows(const KeySource& source, int in_page, int columns,
                                          uint32_t shared, int key, int end,
@@ -159,7 +157,7 @@ __device__ __forceinline__ void LoadTile(const Segment& segment, uint32_t stage,
   }
 }
 
-// Starts the copies of the tile of K and V that begins with `key`; zeros from `end` on.
+// Starts the copies of the tile of K and V that begins at `key`; zeros from `end` on.
 template <class T>
 __device__ __forceinline__ void LoadTile(const Segment& segment, uint32_t stage, int key, int end,
                                          const PageNumbers<T>& pages) {

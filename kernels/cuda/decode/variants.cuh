@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A list of compiled variants of a decoding kernel, for its table of tiles. Device code behind it.
+// Builds the list of compiled variants of a decoding kernel from its table of tiles. Refers to
+// device code.
 
 #pragma once
 
@@ -41,7 +42,7 @@ FlashVariant Variant() {
   return variant;
 }
 
-// The best first. The last one runs everywhere: in kKibibytes of shared memory.
+// Best first. The last one runs everywhere: it fits kKibibytes of shared memory.
 template <class Element, int kKibibytes, class... Tiles>
 std::span<const FlashVariant> VariantsWithin() {
   using Last = std::tuple_element_t<sizeof...(Tiles) - 1, std::tuple<Tiles...>>;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two products of a tile (tile.cuh) by Hopper's wgmma. Four row warps work together; their
-// fragments of scores, weights and outputs are those of mma.sync. Device code for sm_90a; all
-// threads of a warpgroup call each function together.
+// The two products of a tile (tile.cuh) by Hopper's wgmma. Four row warps work together; the layout
+// of their scores, weights and outputs is mma.sync's. Device code for sm_90a; all threads of a
+// warpgroup call each function together.
 
 #pragma once
 
@@ -15,13 +15,14 @@
 
 namespace attend::cuda::decode {
 
-// Before the barrier after which others multiply what the thread has copied to shared memory.
+// Call before the barrier after which other threads multiply what this one has copied to shared
+// memory.
 template <class T>
 __device__ __forceinline__ void ShowToProducts() {
   if constexpr (T::kWgmma) FenceAsyncProxy();
 }
 
-// S = Q K^T of the warpgroup's 64 rows at `query` and its keys at `keys`. Q could stay in
+// S = Q K^T for the warpgroup's 64 rows at `query` and its keys at `keys`. Q could stay in
 // registers, but the compiler has few to spare.
 template <class T, class Element>
 __device__ __forceinline__ void ScoreWgmma(uint32_t query, uint32_t keys,
@@ -42,8 +43,8 @@ __device__ __forceinline__ void ScoreWgmma(uint32_t query, uint32_t keys,
   HoldRegisters(d);
 }
 
-// Starts O += P V of blocks [begin, end) of the warpgroup's keys, eight each, an even number.
-// Values of its first are at `values`. O may be read after FinishAccumulate.
+// Starts O += P V for blocks [begin, end) of eight of the warpgroup's keys, an even number. Values
+// of its first key are at `values`. O may be read after FinishAccumulate.
 template <class T, class Element>
 __device__ __forceinline__ void StartAccumulate(uint32_t values,
                                                 const uint32_t (&p)[T::kKeyBlocks][2], int begin,

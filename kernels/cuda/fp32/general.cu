@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Instances of cuda_flash_fp32 that take any dtype, softcap, bias, ALiBi and dropout.
+// General instances of cuda_flash_fp32: any dtype, softcap, bias, ALiBi and dropout.
 
 #include "kernels/cuda/fp32/tables.cuh"
 #include "kernels/cuda/fp32/variants.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_fp32: FlashAttention on CUDA cores in exact fp32. Tiled, online softmax, O(L) memory;
-// the catch-all under the Tensor Core kernels, so it does everything that problem.h describes.
+// cuda_flash_fp32: FlashAttention on CUDA cores in exact fp32. Tiled, online softmax, O(L) memory.
+// The fallback below the Tensor Core kernels, so it supports everything that problem.h describes.
 //
 // A block computes one tile of query rows of one head. Q stays in shared memory; tiles of K and V
-// pass through it. There is one buffer for each: the next K tile arrives while O is accumulated,
-// the next V tile while scores are computed. Device code, instantiated by general.cu and plain.cu.
+// pass through it. Each has one buffer: the next K tile is loaded while O is accumulated, the next
+// V tile while scores are computed. Device code, instantiated by general.cu and plain.cu.
 
 #pragma once
 
@@ -15,13 +15,13 @@
 
 namespace attend::cuda {
 
-// What one thread knows of its rows. A score's weight is 2^((score - max) * to_log2).
+// One thread's state of its rows. A score's weight is 2^((score - max) * to_log2).
 template <class T>
 struct ThreadState {
-  float scores[T::kThreadRows][T::kThreadKeys];  // later: weights
+  float scores[T::kThreadRows][T::kThreadKeys];  // scores, then weights
   float output[T::kThreadRows][4 * T::kThreadCols];
   float max[T::kThreadRows];  // largest score so far, -inf if none
-  float sum[T::kThreadRows];  // of the weights of this thread's own keys
+  float sum[T::kThreadRows];  // over the weights of this thread's own keys
   typename T::Bits hidden;    // bit r * kThreadKeys + k: row r does not see key k
 };
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ void HideKeys(const Attention& a, const BlockWork& wo
   Sequence sequence;
   sequence.k_len = work.k_len;
   sequence.offset = work.offset;
-  // Not unrolled: the compiler would keep the ranges of all rows in registers across the tiles.
+  // Not unrolled: the compiler would keep the ranges of all rows in registers across tiles.
 #pragma unroll 1
   for (int r = 0; r < T::kThreadRows; ++r) {
     const int row = work.row_begin + place.row + r * T::kLaneRows;
@@ -83,8 +83,8 @@ __device__ __forceinline__ void HideKeys(const Attention& a, const BlockWork& wo
   }
 }
 
-// Scale, softcap, bias and ALiBi, in the order that problem.h gives. Reads no bias of rows and keys
-// beyond the true lengths.
+// Scale, softcap, bias and ALiBi in the order of problem.h. Reads no bias of rows and keys beyond
+// the true lengths.
 template <class T>
 __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& work,
                                            const LanePlace<T>& place, int key_begin,
@@ -118,7 +118,7 @@ __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& 
 
 // ---- rescale and accumulate ---------------------------------------------------------------------
 
-// Gives hidden keys the score -inf; a key that has it by arithmetic is as good as hidden.
+// Sets the scores of hidden keys to -inf; a key whose score is -inf by arithmetic counts as hidden.
 template <class T>
 __device__ __forceinline__ void MaskScores(ThreadState<T>& state) {
 #pragma unroll
@@ -192,8 +192,8 @@ __device__ __forceinline__ void StoreWeights(float* shared, const LanePlace<T>& 
   }
 }
 
-// Gives dropped weights the mark of hidden keys. In shared memory and not unrolled, so that it
-// takes no registers from problems without dropout.
+// Marks dropped weights as hidden. In shared memory and not unrolled, so that it costs no registers
+// in problems without dropout.
 template <class T>
 __device__ __forceinline__ void DropWeights(const Attention& a, const BlockWork& work,
                                             const LanePlace<T>& place, int key, float* shared) {
@@ -207,7 +207,7 @@ __device__ __forceinline__ void DropWeights(const Attention& a, const BlockWork&
   }
 }
 
-// O += P V. With kCareful, value rows of hidden keys are not touched (0 * NaN is NaN).
+// O += P V. kCareful: skips the value rows of hidden keys, because 0 * NaN is NaN.
 template <class T, bool kCareful>
 __device__ __forceinline__ void Accumulate(const float* shared, const LanePlace<T>& place,
                                            ThreadState<T>& state) {
@@ -265,10 +265,10 @@ __device__ __forceinline__ void StoreRow(const Attention& a, void* row_data, int
   }
 }
 
-// Finishes the rows: joins the lanes' sums, adds the sink, divides, writes O and LSE. `unit`: what
-// the kernel's scores are in those of problem.h; `kept_scale`: DropoutScale. True if an output is
-// not finite though its row's weights are: V is not, or a sum of it left fp32's range, which no
-// mean of finite values does.
+// Finishes the rows: combines the lanes' sums, adds the sink, normalises, writes O and LSE. `unit`:
+// the kernel's unit of scores in those of problem.h; `kept_scale`: DropoutScale. True if an output
+// is not finite though its row's weights are: either V is not, or a sum of it left fp32's range,
+// which no mean of finite values does.
 template <class T>
 __device__ __forceinline__ bool StoreOutput(const Attention& a, const BlockWork& work,
                                             const LanePlace<T>& place, float unit, float kept_scale,
@@ -311,7 +311,7 @@ __device__ __forceinline__ bool StoreOutput(const Attention& a, const BlockWork&
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// Everything between the arrival of a K tile and the weights in shared memory.
+// From a K tile's arrival to the weights in shared memory.
 template <class T, bool kGeneral>
 __device__ __forceinline__ void ScoreTile(const Attention& a, const BlockWork& work,
                                           const LanePlace<T>& place, int key, bool edge,
@@ -322,7 +322,7 @@ __device__ __forceinline__ void ScoreTile(const Attention& a, const BlockWork& w
   if (edge) HideKeys<T>(a, work, place, key, state);
   if constexpr (kGeneral) {
     ApplyTerms<T>(a, work, place, key, state);
-  } else if (a.problem.scale < 0.0f) {  // to_log2 has its magnitude only
+  } else if (a.problem.scale < 0.0f) {  // to_log2 has the scale's magnitude only
 #pragma unroll
     for (int r = 0; r < T::kThreadRows; ++r) {
 #pragma unroll
@@ -335,11 +335,11 @@ __device__ __forceinline__ void ScoreTile(const Attention& a, const BlockWork& w
   if (kGeneral && a.problem.dropout > 0) DropWeights<T>(a, work, place, key, shared);
 }
 
-// The most shared memory that a block may have before compute capability 9.0.
+// Upper bound of a block's shared memory below compute capability 9.0.
 inline constexpr int kSharedBytesSm80 = 163 * 1024;
 
-// Plain kernels keep raw q.k and fold the scale into the exponent's unit; its sign is applied
-// apart. The general ones apply the scale first.
+// Plain kernels keep raw q.k and fold the scale's magnitude into the exponent's unit; its sign is
+// applied separately. General kernels apply the scale first.
 template <bool kGeneral>
 __device__ __forceinline__ float ScoreToLog2(const Problem& p) {
   constexpr double kLog2EDouble = 1.4426950408889634;
@@ -347,7 +347,7 @@ __device__ __forceinline__ float ScoreToLog2(const Problem& p) {
                                      : kLog2EDouble * fabs(static_cast<double>(p.scale)));
 }
 
-// As StoreOutput.
+// Returns as StoreOutput.
 template <class T, bool kGeneral>
 __device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork& work,
                                             const LanePlace<T>& place, float* shared) {
@@ -367,7 +367,7 @@ __device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork&
   }
   for (int key = work.key_begin; key < work.key_end; key += T::kKeys) {
     const bool edge = key < work.full_begin || key + T::kKeys > work.full_end;
-    // Whether a row of the tile may do without a key: then a NaN in that key's V must stay out.
+    // Whether a row of the tile may lack a key: then NaN in that key's V must not reach it.
     const bool may_hide = edge || (kGeneral && (a.problem.has_bias || a.problem.dropout > 0));
     WaitCopies();
     __syncthreads();  // K (and Q) have arrived; V's buffer is free
@@ -392,8 +392,8 @@ __device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork&
                         kGeneral ? DropoutScale(a.problem.dropout) : 1.0f, state);
 }
 
-// The unit of weights, each at most one unit, with which no sum of finite values overflows. fp16's
-// never do, except for a sequence that no memory holds.
+// A unit for weights, each at most one unit, for which no sum of finite values overflows. fp16
+// values never need it, except for a sequence too long for any memory.
 __device__ __forceinline__ float SmallUnit(const BlockWork& work) {
   const int bits = 33 - __clz(max(work.key_end - work.key_begin, 1));
   return __int_as_float((127 - bits) << 23);
@@ -405,10 +405,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashFp32Kernel(const __grid_constant__ RaggedParams params) {
 #if __CUDA_ARCH__ < 900
   if constexpr (T::kSharedBytes > kSharedBytesSm80)
-    return;  // never launched there; not worth compiling
+    return;  // never launched there, so not compiled
 #endif
   extern __shared__ __align__(16) float shared[];
-  // What all threads share stays out of their registers.
+  // In shared memory, which saves registers.
   __shared__ BlockWork work;
   __shared__ const Attention* attention;  // null: no more tiles
   const LanePlace<T> place;
@@ -426,7 +426,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     if (attention == nullptr) break;
     for (bool again = false;; again = true) {
       const bool overflowed = ComputeTile<T, kGeneral>(*attention, work, place, shared);
-      // Everything shared has been read.
+      // All reads of shared memory are done.
       if (!__syncthreads_or(overflowed && attention->problem.dtype != DType::kFloat16) || again)
         break;
       if (threadIdx.x == 0) work.unit = SmallUnit(work);  // read after ComputeTile's first barrier

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Instances of cuda_flash_fp32 for fp32 data without softcap, bias, ALiBi and dropout: the hot
+// Plain instances of cuda_flash_fp32: fp32 data without softcap, bias, ALiBi and dropout. The hot
 // ones.
 
 #include "kernels/cuda/fp32/tables.cuh"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_fp32 finds out what a tile is, and brings Q, K and V, which may be in pages, to shared
-// memory. Device code; all threads of a block call each function of "load" together, one that of
+// cuda_flash_fp32: describes a tile, and copies Q, K and V, which may be paged, to shared memory.
+// Device code; all threads of a block call each function of "load" together, one thread those of
 // "setup".
 
 #pragma once
@@ -12,8 +12,8 @@
 
 namespace attend::cuda {
 
-// What one block computes; the same in all its threads. Kept small: it lives in registers beside
-// the accumulators. Rows and keys inside a sequence fit 32 bits (limits.h).
+// Description of a block's tile; the same for all its threads. Kept small, as it occupies registers
+// beside the accumulators. Rows and keys within a sequence fit 32 bits (limits.h).
 struct BlockWork {
   int b, h;
   int row_begin;             // first query row
@@ -21,10 +21,10 @@ struct BlockWork {
   int offset;                // of the diagonal
   int key_begin, key_end;    // keys that some row sees, begin rounded down to a tile
   int full_begin, full_end;  // keys that every row sees
-  const void* k;             // row 0 of the sequence's keys and values, or of page 0's
+  const void* k;             // row 0 of the sequence's keys and values, or of page 0
   const void* v;
   bool kv_aligned;  // FourAligned, both
-  float unit;       // of the weights that V is multiplied by, a power of two
+  float unit;       // of the weights that multiply V: a power of two
 };
 
 // ---- setup --------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ __device__ __forceinline__ const void* FirstRow(const ConstTensorView& view, DTy
   return Advance(view.data, dtype, b * view.stride_b + h * view.stride_h + row * view.stride_l);
 }
 
-// Describes a tile of query rows; false if there is nothing to do.
+// Describes a tile of query rows; false if it has no work.
 template <class T>
 __device__ __forceinline__ bool SetUp(const Attention& a, const TileWork& tile, BlockWork& work) {
   const Problem& p = a.problem;
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool SetUp(const Attention& a, const TileWork& tile, 
   work.key_begin = work.key_end = work.full_begin = work.full_end = 0;
   const int64_t row_last = min(row_begin + T::kRows, s.q_len) - 1;
   if (row_last >= row_begin) {
-    // Both ends of the visible range never fall as the row grows.
+    // Both ends of the visible range are monotonic in the row.
     const KeyRange first = VisibleKeys(p.mask, s, row_begin);
     const KeyRange last = VisibleKeys(p.mask, s, row_last);
     const int64_t begin = min(first.begin, s.k_len);
@@ -80,7 +80,7 @@ __device__ __forceinline__ Rows QueryRows(const Attention& a, const BlockWork& w
           FourAligned(data, p.dtype, a.q.stride_l, p.dim)};
 }
 
-// Keys (values) from `key` on.
+// Keys (or values) from `key` on.
 __device__ __forceinline__ Rows KeyRows(const Attention& a, const BlockWork& work, int key) {
   return {Advance(work.k, a.problem.dtype, key * a.k.stride_l), a.k.stride_l, work.k_len - key,
           static_cast<int>(a.problem.dim), work.kv_aligned};
@@ -90,10 +90,11 @@ __device__ __forceinline__ Rows ValueRows(const Attention& a, const BlockWork& w
           static_cast<int>(a.problem.dim_v), work.kv_aligned};
 }
 
-// Keys or values are in pages of a multiple of so many.
+// Page sizes are multiples of this.
 inline constexpr int kPageRun = static_cast<int>(kPageRowsMin);
 
-// Calls run(n, rows) for each kPageRun rows of the tile from `key` on, the n-th of the tile and on.
+// Calls run(n, rows) for each run of kPageRun rows of the tile that starts at `key`; n is the run's
+// first row within the tile.
 template <class T, class Run>
 __device__ __forceinline__ void ForRuns(const Attention& a, const BlockWork& work, const Rows& of,
                                         const ConstTensorView& view, int key, const Run& run) {
@@ -112,7 +113,7 @@ __device__ __forceinline__ void ForRuns(const Attention& a, const BlockWork& wor
   }
 }
 
-// Brings the tile of K (of V) that begins with `key` to shared memory.
+// Loads the tile of K (or V) that starts at `key` into shared memory.
 template <class T, int kStride, bool kGeneral>
 __device__ __forceinline__ void LoadKeys(float* shared, const Attention& a, const BlockWork& work,
                                          int key) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ void LoadValues(float* shared, const Attention& a, co
   }
 }
 
-// Whether what the thread has brought of a tile of V holds a NaN or Inf.
+// Whether the part of a V tile that this thread loaded has a NaN or Inf.
 template <class T>
 __device__ __forceinline__ bool ScanValues(const float* shared, int dim) {
   if constexpr (!T::kPaged) return ScanTile<T, T::kKeys, T::kDim>(shared, dim);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tiles of cuda_flash_fp32 that plain and general instances share, and how lists of tiles
-// become variants. It includes device code, so only plain.cu and general.cu include it.
+// Tiles that the plain and general instances of cuda_flash_fp32 share, and how lists of tiles
+// become variants. Includes device code, so only plain.cu and general.cu include it.
 
 #pragma once
 
@@ -28,8 +28,9 @@ FlashVariant Variant() {
                         T::kSharedBytes);
 }
 
-// The tiles of one head dim, the one to take first; the last one runs everywhere. All are compiled
-// for K and V in pages too: another tile would round otherwise, and pages change no bit.
+// The tiles for one head dim, the preferred one first; the last one runs everywhere. All are also
+// compiled for paged K and V: another tile would round differently, and paging must not change a
+// bit.
 template <bool kGeneral, class... T>
 std::span<const FlashVariant> Variants(bool paged) {
   static const FlashVariant dense[] = {Variant<T, kGeneral>()...};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The geometry of cuda_flash_fp32's tiles and the phases that only move data: which thread owns
-// which part of a tile, and the loads of Q, K and V into shared memory. Device code; all threads
-// of a block call each function together.
+// Geometry of cuda_flash_fp32's tiles, and data movement: which thread owns which part of a tile,
+// and the loads of Q, K and V into shared memory. Device code; all threads of a block call each
+// function together.
 
 #pragma once
 
@@ -13,17 +13,17 @@
 
 namespace attend::cuda {
 
-// What a tile is compiled for. A warp's lanes form a grid; all keys of a row belong to one warp, so
-// that the softmax needs no other.
+// Compile-time configuration of a tile. A warp's lanes form a grid; all keys of a row belong to one
+// warp, so that the softmax needs no other.
 struct TileConfig {
-  int head_dim;         // most that D or Dv may be
+  int head_dim;         // upper bound of D and Dv
   int lane_cols;        // of the grid: 8 or 16 (LanePlace); it has 32 / lane_cols rows
-  int warps;            // to a block
-  int thread_rows = 8;  // query rows of a thread, kLaneRows apart
-  int keys = 64;        // in a tile of K or V
-  int blocks = 1;       // to a multiprocessor
-  int unroll = 2;       // steps of the products' loops
-  bool paged = false;   // K and V are in pages
+  int warps;            // per block
+  int thread_rows = 8;  // query rows per thread, kLaneRows apart
+  int keys = 64;        // per tile of K or V
+  int blocks = 1;       // per multiprocessor
+  int unroll = 2;       // factor for the products' loops
+  bool paged = false;   // K and V are paged
 };
 
 constexpr TileConfig InPages(TileConfig config) {
@@ -50,11 +50,11 @@ struct Tile {
   static constexpr bool kPaged = kConfig.paged;
   using Paged = Tile<InPages(kConfig)>;
 
-  // One bit for each score of a thread.
+  // One bit per score of a thread.
   using Bits = std::conditional_t<kThreadRows * kThreadKeys <= 32, uint32_t, uint64_t>;
 
-  // Rows of Q and K are padded by four floats: the 8 rows that half a warp reads at once then lie
-  // in different banks. P has no room for padding at D = 128; it is swizzled (WeightColumn).
+  // Rows of Q and K are padded by four floats, so that the 8 rows that half a warp reads at once
+  // are in different banks. P has no room for padding at D = 128 and is swizzled (WeightColumn).
   static constexpr int kStrideQK = kDim + 4;
   static constexpr int kOffsetK = kRows * kStrideQK;
   static constexpr int kOffsetV = kOffsetK + kKeys * kStrideQK;
@@ -65,9 +65,8 @@ struct Tile {
   static_assert(kKeys >= 4 * kLaneRows, "the swizzle of P stays inside a row");
 };
 
-// A lane's place in its warp's grid. Neighbouring lanes (bit 0) share their columns and pairs of
-// lanes (bit 1) share their rows: shared memory then serves half a warp's 16-byte reads in one
-// pass.
+// A lane's place in its warp's grid. Adjacent lanes (bit 0) share their columns and pairs of lanes
+// (bit 1) share their rows, so that shared memory serves half a warp's 16-byte reads in one pass.
 template <class T>
 struct LanePlace {
   int row;  // first row of this thread within the block
@@ -89,7 +88,7 @@ struct LanePlace {
   }
 };
 
-// Largest (or sum) over the lanes that share a row.
+// Maximum, or sum, over the lanes that share a row.
 template <class T>
 __device__ __forceinline__ float RowMax(float value) {
 #pragma unroll
@@ -111,12 +110,12 @@ __device__ __forceinline__ float RowSum(float value) {
 struct Rows {
   const void* data;  // first row
   int64_t stride;    // between rows, elements
-  int valid;         // rows that exist; those beyond are never read and become 0
-  int dim;           // columns that exist
+  int valid;         // existing rows; later ones are never read and become 0
+  int dim;           // existing columns
   bool four_aligned;
 };
 
-// Four neighbouring elements of 16-bit data, widened; 0 beyond the columns that exist.
+// Four adjacent 16-bit elements, widened; 0 beyond the existing columns.
 __device__ __forceinline__ float4 LoadNarrow4(const uint16_t* data, DType dtype, int columns,
                                               bool four_aligned) {
   ushort4 bits = make_ushort4(0, 0, 0, 0);
@@ -132,8 +131,8 @@ __device__ __forceinline__ float4 LoadNarrow4(const uint16_t* data, DType dtype,
                      Widen(dtype, bits.w));
 }
 
-// The four-element chunks that a thread brings to shared memory, whatever the dtype: one column,
-// every kStep-th row.
+// The four-element chunks that a thread copies to shared memory, for any dtype: one column, every
+// kStep-th row.
 template <class T>
 struct ChunkPlace {
   static constexpr int kChunks = T::kDim / 4;
@@ -143,7 +142,7 @@ struct ChunkPlace {
   int col = threadIdx.x % kChunks * 4;
 };
 
-// Brings kCount rows to shared memory as fp32, without waiting where the data are fp32.
+// Copies kCount rows to shared memory as fp32; asynchronously if the data are fp32.
 template <class T, int kCount, int kStride, bool kAnyDType>
 __device__ __forceinline__ void LoadTile(float* shared, const Rows& rows, DType dtype) {
   using Place = ChunkPlace<T>;
@@ -176,8 +175,7 @@ __device__ __forceinline__ void LoadTile(float* shared, const Rows& rows, DType 
   }
 }
 
-// Whether the part of a tile that this thread itself has loaded (and waited for) holds a NaN or
-// Inf.
+// Whether the part of a tile that this thread has loaded (and waited for) has a NaN or Inf.
 template <class T, int kCount, int kStride>
 __device__ __forceinline__ bool ScanTile(const float* shared, int dim) {
   using Place = ChunkPlace<T>;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses a variant of cuda_flash_fp32.
+// Chooses variants of cuda_flash_fp32: the plain ones where they apply, for the smallest compiled
+// head dim.
 
 #include "kernels/cuda/fp32/variants.h"
 

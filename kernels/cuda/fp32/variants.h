@@ -13,16 +13,16 @@
 
 namespace attend::cuda {
 
-// Variants for head dims up to `dim_max` (32, 64, 128 or 256), best first; at least one runs where
-// a block may have 99 KiB of shared memory, as on all GPUs since Ampere. `plain` kernels compute
-// fp32 without softcap, bias, ALiBi and dropout; `general` ones everything.
+// Variants for head dims up to `dim_max` (32, 64, 128 or 256), best first; at least one runs with
+// 99 KiB of shared memory per block, which all GPUs since Ampere have. `Plain` kernels compute fp32
+// without softcap, bias, ALiBi and dropout; `General` ones everything.
 std::span<const FlashVariant> PlainFlashVariants(int dim_max, bool paged);
 std::span<const FlashVariant> GeneralFlashVariants(int dim_max, bool paged);
 
 // See VariantsFor (launch.h).
 std::span<const FlashVariant> Fp32VariantsFor(const Problem& problem);
 
-// Brings their code to the current device.
+// Loads their code on the current device.
 cudaError_t LoadFp32();
 
 }  // namespace attend::cuda

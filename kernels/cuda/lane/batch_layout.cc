@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each span gets an offset congruent to its host address modulo kLayoutAlignment, so a pointer
+// moves by adding its distance from the span's start, and alignment is kept (Cursor, Rebaser).
+// Sizes are overflow-checked; one sticky flag replaces a check per span.
 
 #include "kernels/cuda/lane/batch_layout.h"
 
@@ -37,7 +41,7 @@ class Cursor {
 };
 
 // Moves pointers from their spans to the spans' places, unless they are in place. Remembers the
-// first that is in no span.
+// first pointer that is in no span.
 class Rebaser {
  public:
   Rebaser(const SpanList& spans, const std::array<char*, SpanList::kMax>& places,
@@ -48,7 +52,7 @@ class Rebaser {
   void Move(const char* name, T** pointer) {
     if (*pointer == nullptr || in_place_.Contains(*pointer, 1)) return;
     const uintptr_t address = reinterpret_cast<uintptr_t>(*pointer);
-    char* at_end = nullptr;  // of a span, where an empty tensor may be
+    char* at_end = nullptr;  // one past a span, where an empty tensor may be
     for (int n = 0; n < spans_.size(); ++n) {
       const uintptr_t begin = reinterpret_cast<uintptr_t>(spans_[n].data);
       const uintptr_t bytes = static_cast<uintptr_t>(spans_[n].bytes);
@@ -94,7 +98,7 @@ Status CheckSizes(const WorkItem& item, int64_t workspace_bytes_max) {
   return Status();
 }
 
-// What the launches of a batch need.
+// Adds the requirements of a batch's launches.
 Status AddWorkspace(std::span<const LaunchItem> launches, BatchLayout* layout) {
   const Result<int64_t> bytes = BatchWorkspaceBytes(launches);
   if (!bytes.ok()) return bytes.status();
@@ -135,7 +139,7 @@ Status SizeWorkspace(std::span<const WorkItem> items, int64_t workspace_bytes_ma
   if (!backward.empty()) {
     const Result<int64_t> together = BackwardWorkspaceBytes(backward);
     if (!together.ok()) return together.status();
-    // After what launches of a batch find and leave at zero.
+    // Follows the part that forward launches find and leave zeroed.
     const int64_t bytes = std::max(largest, std::min(*together, workspace_bytes_max));
     layout->workspace_bytes = std::max(layout->workspace_bytes, kTileQueueBytes + bytes);
   }
@@ -168,7 +172,7 @@ Status CheckInPlace(const WorkItem& item) {
        kernel != KernelId::kCudaDecodeSm90)) {
     return Status();
   }
-  // What is moved keeps its address modulo kLayoutAlignment.
+  // Moved tensors keep their address modulo kLayoutAlignment.
   const MemoryTraits traits =
       item.gradients ? MemoryTraits{.not_tma = WhyNotTma(a, *item.gradients)} : TraitsOf(a);
   const std::string_view why_not = traits.not_tma;
@@ -181,7 +185,7 @@ Status CheckInPlace(const WorkItem& item) {
 }
 
 Status CheckGathered(const WorkItem& item) {
-  uintptr_t end = 0;  // of the pieces so far
+  uintptr_t end = 0;  // end of the pieces so far
   for (size_t n = 0; n < item.gathered.size(); ++n) {
     const HostPiece& piece = item.gathered[n];
     const auto begin = reinterpret_cast<uintptr_t>(piece.to);
@@ -280,7 +284,7 @@ Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place) {
   host.Move("q_offsets", &a.q_offsets);
   host.Move("kv_offsets", &a.kv_offsets);
   Rebaser out(item.outputs, place.outputs, item.in_place);
-  Rebaser& answer = item.gradients ? in : out;  // of the forward pass
+  Rebaser& answer = item.gradients ? in : out;  // the forward pass's result
   answer.Move("o", &a.o.data);
   answer.Move("lse", &a.lse);
   ATTEND_RETURN_IF_ERROR(in.status("input"));

@@ -19,7 +19,7 @@
 namespace attend::cuda {
 
 inline constexpr int64_t kLayoutAlignment = 256;
-inline constexpr int kPoison = 0xff;  // of outputs: NaN in every dtype
+inline constexpr int kPoison = 0xff;  // fills outputs: NaN in every dtype
 
 // How each item of a batch is cut (cut_plan.h): its parts, or none.
 using BatchCuts = std::vector<std::vector<AttentionSlice>>;
@@ -33,7 +33,7 @@ struct ItemLayout {
 struct BatchLayout {
   std::vector<ItemLayout> items;
   int64_t list_bytes = 0;  // ListBytesMax of all launches
-  int64_t workspace = 0;   // always first, as it begins with the tile queue, which must stay zero
+  int64_t workspace = 0;   // always first: it begins with the tile queue, which must stay zero
   int64_t workspace_bytes = 0;
   int64_t bytes = 0;  // of everything
 };
@@ -53,12 +53,12 @@ Status CheckInPlace(const WorkItem& item);
 Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max,
                            const BatchCuts& cuts = {});
 
-// The launch of an item, with its memory still where the item has it.
+// The launch of an item, with the item's own pointers.
 LaunchItem ToLaunch(const WorkItem& item);
-// Of an item with gradients.
+// The same for an item with gradients.
 BackwardItem ToBackward(const WorkItem& item);
 
-// The same as addresses, which need not be in one piece of memory.
+// An item's spans as addresses, which need not be contiguous.
 struct ItemPlace {
   std::array<char*, SpanList::kMax> inputs{};
   std::array<char*, SpanList::kMax> outputs{};

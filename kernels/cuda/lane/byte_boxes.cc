@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Dimensions are sorted by stride and merged where they are contiguous, which leaves a run width
+// and at most three dimensions with gaps. The one with the most elements becomes the rows of a 2D
+// copy; the copy is repeated over the others.
 
 #include "kernels/cuda/lane/byte_boxes.h"
 
@@ -7,13 +11,13 @@
 namespace attend::cuda {
 namespace {
 
-// What remains of the extents once neighbouring runs have become one: `width`, and dimensions with
-// gaps, by stride. False if runs overlap.
+// Merges adjacent runs: grows `width`, and returns the remaining dimensions, which have gaps, by
+// stride. False if runs overlap.
 bool Merge(const Extents& extents, int64_t* width, std::vector<Extent>* rest) {
   Extents sorted = extents;
   std::sort(sorted.begin(), sorted.end(),
             [](const Extent& a, const Extent& b) { return a.stride < b.stride; });
-  int64_t end = *width;  // of what the dimensions so far cover
+  int64_t end = *width;  // end of the range that the dimensions so far cover
   for (const Extent& extent : sorted) {
     if (extent.stride < 0) return false;
     if (extent.count == 1 || extent.stride == 0) continue;
@@ -30,7 +34,7 @@ bool Merge(const Extents& extents, int64_t* width, std::vector<Extent>* rest) {
   return true;
 }
 
-// The boxes of a tensor: one, and where it is repeated.
+// One box, and the dimensions over which it repeats.
 struct Plan {
   ByteBox box;
   std::array<Extent, 3> repeated = {Extent{1, 0}, Extent{1, 0}, Extent{1, 0}};
@@ -40,7 +44,7 @@ bool MakePlan(int64_t run, const Extents& extents, Plan* plan) {
   std::vector<Extent> rest;
   plan->box.width = run;
   if (!Merge(extents, &plan->box.width, &rest)) return false;
-  // The rows are the dimension that saves most boxes.
+  // As rows, take the dimension that saves most boxes.
   auto rows = rest.end();
   for (auto each = rest.begin(); each != rest.end(); ++each) {
     if (each->stride > kPitchMax) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes of a strided tensor as the fewest rectangles, each of which a copy engine takes in one
+// Covers the bytes of a strided tensor with the fewest rectangles that a copy engine takes in one
 // call. Pure arithmetic.
 
 #pragma once
@@ -21,7 +21,7 @@ struct ByteBox {
 
 struct Extent {
   int64_t count = 0;
-  int64_t stride = 0;  // bytes; 0: a broadcast dimension, all of whose elements are the same
+  int64_t stride = 0;  // bytes; 0: a broadcast dimension, whose elements are all the same
 };
 using Extents = std::array<Extent, 3>;  // in any order
 

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Submit enqueues a batch's small items as a whole: await the items' events, gather inputs, append
+// keys, launch kernels, scatter outputs, with an event after each phase; then it hands the last
+// event to the poller or to Poll. Large items run part after part: the first kAhead parts are
+// enqueued, and each completed part enqueues the next. Errors are per item: a failed shared launch
+// is retried item by item; a lost device fails all of them.
 
 #include "kernels/cuda/lane/cuda_lane.h"
 
@@ -17,8 +23,8 @@
 namespace attend::cuda {
 namespace {
 
-// Page-locked bytes for lists of attentions: what a lane starts with, and the most that it keeps.
-// Longer lists (a million sequences) go through pageable memory.
+// Page-locked bytes for lists of attentions: initial size, and the most that a lane keeps. Longer
+// lists (a million sequences) use pageable memory.
 constexpr int64_t kListBytes = int64_t{1} << 20;
 constexpr int64_t kListBytesMax = int64_t{16} << 20;
 
@@ -116,8 +122,7 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
   }
   batch->items.assign(items.begin(), items.end());
   batch->statuses.resize(items.size());
-  // Twice, because a failed launch is retried item by item. If there is no memory, lists are
-  // pageable.
+  // Twice, because a failed launch is retried item by item. Without memory, lists are pageable.
   const int64_t list_bytes = std::min(batch->layout.list_bytes, kListBytesMax / 2) * 2;
   if (lists_.Reset(list_bytes) != cudaSuccess) (void)lists_.Reset(0);
   PrepareRun(batch);
@@ -166,7 +171,7 @@ void CudaLane::Poll(std::chrono::nanoseconds at_most) {
     if (polled_ && polled_->submitter == std::this_thread::get_id()) mine.swap(polled_);
   }
   if (!mine) return;
-  const auto until = std::chrono::steady_clock::now() + at_most;  // a device works in true time
+  const auto until = std::chrono::steady_clock::now() + at_most;  // a device runs in real time
   do {
     const cudaError_t error = context_.poller.StateOf(events_[kCopiedOut], mine->recorded);
     if (error != cudaErrorNotReady) return Finish(mine->batch.get(), error);
@@ -187,7 +192,7 @@ Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool polled) 
   auto batch = std::make_shared<Batch>();
   const Status prepared = Prepare(items, batch.get());
   if (!prepared.ok()) {
-    // If the loss shows only now, the batch did not cause it.
+    // If the loss shows only now, this batch did not cause it.
     if (context_.poller.device_lost()) return Unavailable("device " + device.name + " is lost");
     return prepared;
   }
@@ -260,8 +265,8 @@ void CudaLane::CopyIn(Batch* batch) {
   PoisonInPlace(batch);
 }
 
-// Bytes that no kernel writes must not return what another batch left in this memory. Adjacent
-// outputs are cleared together.
+// Bytes that no kernel writes must not return another batch's data. Adjacent outputs are cleared
+// together.
 void CudaLane::ClearOutputs(Batch* batch) {
   char* begin = nullptr;
   char* end = nullptr;
@@ -296,7 +301,7 @@ void CudaLane::PoisonInPlace(Batch* batch) {
   for (size_t n = 0; n < batch->items.size(); ++n) {
     const WorkItem& item = batch->items[n];
     Status* const status = &batch->statuses[n];
-    // Every row of a gradient is written.
+    // A backward pass writes every row of its gradients.
     if (!batch->IsSmall(n) || !item.poison_output || item.gradients || !status->ok()) continue;
     const Result<std::vector<ByteRuns>> outputs = OutputsInPlace(item);
     if (!outputs.ok()) {
@@ -309,8 +314,8 @@ void CudaLane::PoisonInPlace(Batch* batch) {
   }
 }
 
-// No other item of the batch reads the rows that an item writes, as they are beyond what others see
-// of the page: the only order needed is that the kernels come after.
+// No other item of the batch reads the rows that an item appends, as they are beyond the others'
+// length in that page: the only ordering needed is before the kernels.
 void CudaLane::Append(Batch* batch) {
   if (batch->appends.empty()) return;
   const cudaError_t error = LaunchAppend(batch->appends, stream_);
@@ -334,13 +339,13 @@ void CudaLane::ComputeGradients(Batch* batch) {
   const cudaError_t error = cudaStreamQuery(stream_);  // every call reports a lost device
   const bool lost = IsSticky(error);
   if (lost) context_.poller.ReportLoss(error);
-  // As in Compute: each alone, so that only the one that failed fails.
+  // As in Compute: launch each alone, so that only the one that failed fails.
   for (size_t n = 0; n < items.size(); ++n) {
     *statuses[n] = lost ? status : LaunchBackward({&items[n], 1}, workspace, bytes, stream_);
   }
 }
 
-// One ragged launch for each kind of kernel in the batch.
+// One ragged launch per kind of kernel in the batch.
 void CudaLane::Compute(Batch* batch) {
   std::vector<LaunchItem> launches;
   for (size_t n = 0; n < batch->items.size(); ++n) {
@@ -352,7 +357,8 @@ void CudaLane::Compute(Batch* batch) {
   char* const workspace = memory_.data() + batch->layout.workspace;
   const int64_t bytes = batch->layout.workspace_bytes;
   LaunchOptions options = OptionsOf(false);
-  // A kernel that starts before the stream's last one has ended would wait for that one only.
+  // A kernel that starts early waits for earlier work on its own stream, but not for other streams'
+  // events.
   options.may_begin_early &= !batch->awaits;
   const Status status = LaunchBatch(launches, workspace, bytes, stream_, options);
   if (status.ok()) return;
@@ -360,7 +366,7 @@ void CudaLane::Compute(Batch* batch) {
   const bool lost = IsSticky(error);
   if (lost) context_.poller.ReportLoss(error);
   // It is unknown which item failed: launch each alone, so that only that one fails. Items that had
-  // already started compute the same again.
+  // already started compute the same result again.
   size_t next = 0;
   for (size_t n = 0; n < batch->items.size(); ++n) {
     Status& each = batch->statuses[n];
@@ -380,7 +386,8 @@ void CudaLane::CopyOut(Batch* batch) {
   copier.Enqueue(stream_, NoteCopies("copy out", batch));
 }
 
-// The lane's memory is there at kBegin; small items and parts share the kernels' workspace.
+// The lane's memory is available from kBegin on; small items and parts share the kernels'
+// workspace.
 void CudaLane::StartParts(const BatchPointer& batch) {
   cudaError_t error = pipeline_.WaitFor(events_[kBegin]);
   if (error == cudaSuccess) {
@@ -447,7 +454,7 @@ void CudaLane::Finish(Batch* batch, cudaError_t error) {
   if (error == cudaSuccess) {
     ReadTimes(batch, &outcome);
   } else {
-    // The event could not be recorded, but the enqueued work still uses the caller's memory.
+    // The event could not be recorded, but enqueued work still uses the caller's memory.
     if (!outcome.device_lost) {
       (void)cudaStreamSynchronize(stream_);
       pipeline_.Synchronize();
@@ -461,7 +468,7 @@ void CudaLane::Finish(Batch* batch, cudaError_t error) {
   {
     const MutexLock lock(mutex_);
     busy_ = false;
-    idle_.NotifyAll();  // under the lock: the lane may be gone right after
+    idle_.NotifyAll();  // under the lock: the lane may be destroyed right after
   }
   done(std::move(outcome));
 }

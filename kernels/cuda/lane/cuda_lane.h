@@ -44,7 +44,7 @@
 
 namespace attend::cuda {
 
-// What the lanes of a device share. Outlives them.
+// Shared by the lanes of a device; outlives them.
 struct LaneContext {
   const DeviceInfo& device;
   CompletionPoller& poller;
@@ -62,37 +62,36 @@ class CudaLane : public Lane {
   ~CudaLane() override;  // waits for the batch that runs
 
   Status Submit(std::span<const WorkItem> items, Done done) override;
-  // Items that are cut are not polled, because they end late.
+  // Batches with cut items are not polled: they take too long.
   Status SubmitPolled(std::span<const WorkItem> items, Done done) override;
   void Poll(std::chrono::nanoseconds at_most) override;
 
  private:
   // Marks in the small items' stream, in order: before copy-in, after copy-in, after the kernels,
-  // after copy-out. kEnd is after everything, if parts run at the same time.
+  // after copy-out. kEnd is after everything, including parts.
   enum Mark { kBegin, kCopiedIn, kComputed, kCopiedOut, kEnd, kMarks };
 
   // A batch from Submit to Done.
   struct Batch {
     std::vector<WorkItem> items;
-    std::vector<ItemPlace> places;      // of their spans in the lane's memory
-    std::vector<Attention> attentions;  // the same on the device
+    std::vector<ItemPlace> places;      // of their spans, in the lane's memory
+    std::vector<Attention> attentions;  // with device pointers
     std::vector<AppendItem> appends;    // of the items that append
-    std::vector<size_t> appending;      // their numbers
-    // Backward passes, and their numbers.
+    std::vector<size_t> appending;      // their indices
     std::vector<std::pair<size_t, BackwardItem>> backward;
     BatchCuts cuts;
     BatchLayout layout;
     std::vector<Status> statuses;
-    std::optional<CutRun> run;  // of the items that are cut
+    std::optional<CutRun> run;  // if some items are cut
     bool polled = false;
-    bool awaits = false;  // events of some items
+    bool awaits = false;  // some items wait for events
     Done done;
 
     bool IsSmall(size_t n) const { return cuts[n].empty(); }
   };
   using BatchPointer = std::shared_ptr<Batch>;
 
-  // A batch whose submitter will poll for its end.
+  // A batch whose submitter will poll for completion.
   struct PolledBatch {
     BatchPointer batch;
     cudaError_t recorded = cudaSuccess;
@@ -111,8 +110,7 @@ class CudaLane : public Lane {
   void PrepareRun(Batch* batch);
   LaunchOptions OptionsOf(bool parts);
 
-  // Makes the lane's stream, and so the parts' streams, wait for the events that the items wait
-  // for.
+  // Makes the lane's stream, and through it the parts' streams, wait for the items' events.
   void Await(Batch* batch);
   void CopyIn(Batch* batch);
   void ClearOutputs(Batch* batch);
@@ -122,8 +120,7 @@ class CudaLane : public Lane {
   void ComputeGradients(Batch* batch);
   void CopyOut(Batch* batch);
 
-  // Parts: starts the first ones; starts the next when the oldest has ended; handles the end when
-  // none are left.
+  // Parts: start the first ones; start the next when the oldest has completed; handle the end.
   void StartParts(const BatchPointer& batch);
   void AwaitPart(const BatchPointer& batch);
   void PartEnded(const BatchPointer& batch, cudaError_t error);

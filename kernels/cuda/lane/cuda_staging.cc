@@ -93,7 +93,7 @@ StagingStream::CudaStaging::~CudaStaging() {
   if (error == cudaSuccess && !recorded_) {
     error = cudaEventRecord(event_->get(), stream_.stream_);
   }
-  // After the copies, in the stream's order; all that read it has ended.
+  // The free is ordered after the copies on the stream; all other readers have completed.
   stream_.pool_.Free(memory_, stream_.stream_);
   const bool reached = error == cudaSuccess && cudaEventQuery(event_->get()) == cudaSuccess;
   (void)cudaGetLastError();
@@ -108,7 +108,7 @@ StagingStream::CudaStaging::~CudaStaging() {
                 if (outcome == cudaSuccess) {
                   stream.events_.Give(std::move(event));
                 } else if (!poller.device_lost()) {
-                  // Copies may still be running, and no event says when they end.
+                  // Copies may still be running, and no event marks their end.
                   (void)cudaStreamSynchronize(stream.stream_);
                 }
                 owner.reset();
@@ -118,7 +118,7 @@ StagingStream::CudaStaging::~CudaStaging() {
 StagingStream::~StagingStream() {
   if (stream_ == nullptr) return;
   const DeviceScope scope(device_.index);
-  events_.Clear();  // all are back: the poller, which may hold some, is already gone
+  events_.Clear();  // all events are back: the poller is already destroyed
   (void)cudaStreamDestroy(stream_);
   (void)cudaGetLastError();
 }

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Models a three-stage pipeline (copy in, kernel, copy out): n parts take in + kernel + out of one
+// part, plus n - 1 times the slowest stage. The number of parts minimises that estimate, subject to
+// a bound on the longest launch, which keeps small requests from waiting behind large ones. All
+// rates are constants of an H200, so that the cut is the same on every device.
 
 #include "kernels/cuda/lane/cut_plan.h"
 
@@ -13,12 +18,10 @@
 namespace attend::cuda {
 namespace {
 
-constexpr int64_t kUnits = 132;  // of an H200
-// A launch of fewer waves of tiles than this may leave much of the device idle in its last wave, so
-// no launch is made shorter, however long its tiles take.
+constexpr int64_t kUnits = 132;  // multiprocessors of an H200
 constexpr double kWavesLeast = 3;
 
-// What the kernels reach on an H200 with long sequences (tests/bench/KERNELS.md).
+// Measured on an H200 with long sequences (tests/bench/KERNELS.md).
 double FlopsPerSecond(KernelId kernel) {
   switch (kernel) {
     case KernelId::kCudaFlashSm90:
@@ -35,7 +38,7 @@ double FlopsPerSecond(KernelId kernel) {
   }
 }
 
-// The FLOPs that take FlopsPerSecond as long as these do with their dropout.
+// FLOPs that take as long, at FlopsPerSecond, as the attention with its dropout.
 double TimedFlops(const Attention& a, KernelId kernel) {
   if (a.problem.dropout == 0) return Flops(a);
   Attention without = a;
@@ -48,9 +51,9 @@ struct Cost {
   double in_bytes = 0;
   double out_bytes = 0;
   double flops = 0;
-  double tile_rows = 0;  // of the whole's variant
+  double tile_rows = 0;  // of the whole problem's variant
   double tiles = 0;
-  bool uneven = false;  // the last rows see most keys
+  bool uneven = false;  // causal: the last rows see most keys
 };
 
 double TileRows(KernelId kernel, const Problem& p) {
@@ -80,7 +83,7 @@ Cost CostOf(const Attention& a, KernelId kernel) {
   return cost;
 }
 
-// How many ways each dimension is cut.
+// Number of parts along each dimension.
 struct Grid {
   int64_t batch = 1;
   int64_t heads = 1;
@@ -90,7 +93,7 @@ struct Grid {
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// `parts`, or somewhat more if the dimensions do not divide that way, or as many as possible.
+// A grid of `parts`, or a few more if the dimensions do not divide evenly, or as many as possible.
 Grid GridOf(const Attention& a, int64_t parts) {
   const Problem& p = a.problem;
   Grid grid;
@@ -102,7 +105,7 @@ Grid GridOf(const Attention& a, int64_t parts) {
   return grid;
 }
 
-// The largest part's share of the whole's tiles: sequences and heads do not always divide evenly.
+// The largest part's share of all tiles, as sequences and heads may not divide evenly.
 double LargestShare(const Problem& p, const Grid& grid) {
   const auto share = [](int64_t size, int64_t parts) {
     return static_cast<double>(DivideUp(size, parts)) / static_cast<double>(size);
@@ -111,19 +114,18 @@ double LargestShare(const Problem& p, const Grid& grid) {
          (grid.rows == 1 ? 1 : share(DivideUp(p.len_q, kCutRows), grid.rows));
 }
 
-// The time of an average tile.
+// Duration of an average tile.
 double TileSeconds(const Cost& cost, double rate) {
   return cost.flops / cost.tiles / (rate / kUnits);
 }
 
-// The time of the largest part, if its tiles are average ones.
+// Duration of the largest part's kernel, with average tiles.
 double KernelSeconds(const Problem& p, const Cost& cost, const Grid& grid, double rate) {
   const double waves = std::ceil(cost.tiles * LargestShare(p, grid) / kUnits);
   return waves * TileSeconds(cost, rate);
 }
 
-// From the first byte in to the last byte out, with parts following each other through three
-// stages.
+// From the first byte in to the last byte out, with the parts pipelined through three stages.
 double EstimateSeconds(const Problem& p, const Cost& cost, const Grid& grid, double rate,
                        const CutBounds& bounds) {
   const auto parts = static_cast<double>(grid.parts());
@@ -134,11 +136,11 @@ double EstimateSeconds(const Problem& p, const Cost& cost, const Grid& grid, dou
   return in + kernel + out + (parts - 1) * slowest;
 }
 
-// For an attention that must be cut into many parts because it takes long: the number of parts, up
-// to `most`, that finishes first, with no launch longer than allowed.
+// For an attention whose duration requires many parts: the number of parts, up to `most`, that
+// finishes first with no launch too long.
 int64_t ChooseLaunches(const Attention& a, const Cost& cost, double rate, int64_t most,
                        const CutBounds& bounds) {
-  const double uneven = cost.uneven ? 2 : 1;  // at most, of parts cut by rows
+  const double uneven = cost.uneven ? 2 : 1;  // worst case for parts cut by rows
   const double tiles_seconds = kWavesLeast * TileSeconds(cost, rate);
   int64_t best = most;
   double best_seconds = std::numeric_limits<double>::infinity();
@@ -155,7 +157,7 @@ int64_t ChooseLaunches(const Attention& a, const Cost& cost, double rate, int64_
   return best;
 }
 
-// The number of parts that finishes first, with none of them too long.
+// The number of parts that finishes first with no launch too long.
 int64_t ChooseParts(const Attention& a, KernelId kernel, const CutBounds& bounds) {
   const Cost cost = CostOf(a, kernel);
   const double rate = FlopsPerSecond(kernel);
@@ -188,8 +190,8 @@ bool SameVariants(KernelId kernel, const Problem& a, const Problem& b) {
                     });
 }
 
-// Joins `next` to `slice`, which ends where `next` begins in one dimension. False if it does not,
-// or if they must not be joined.
+// Appends `next` to `slice` if it continues it in one dimension. False if it does not, or must not
+// be joined.
 bool Join(const Attention& a, const AttentionSlice& next, AttentionSlice* slice) {
   const bool batch = slice->batch_begin == next.batch_begin && slice->batch_end == next.batch_end;
   const bool heads = slice->heads_begin == next.heads_begin && slice->heads_end == next.heads_end;
@@ -207,12 +209,12 @@ bool Join(const Attention& a, const AttentionSlice& next, AttentionSlice* slice)
   return true;
 }
 
-// Where the n-th of `parts` begins: in units, evenly.
+// Where the n-th of `parts` begins: evenly, at multiples of `unit`.
 int64_t Cut(int64_t size, int64_t unit, int64_t parts, int64_t n) {
   return std::min(size, DivideUp(size, unit) * n / parts * unit);
 }
 
-// Joins each part to those before it while the result is at most `flops_max`.
+// Joins each part to its predecessors while the result has at most `flops_max`.
 std::vector<AttentionSlice> JoinUpTo(const Attention& a, KernelId kernel, const CutBounds& bounds,
                                      const std::vector<AttentionSlice>& parts, double flops_max) {
   auto spare = static_cast<int64_t>(parts.size()) - std::max(bounds.parts_min, 1);
@@ -241,7 +243,7 @@ std::vector<AttentionSlice> JoinUpTo(const Attention& a, KernelId kernel, const 
 std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
                                       const CutBounds& bounds) {
   const Problem& p = a.problem;
-  if (p.page_rows > 0) return {};  // K and V are on the device: there is little to move
+  if (p.page_rows > 0) return {};  // K and V are on the device: little to copy
   if (p.batch == 0 || p.len_q == 0 || (p.packed && p.total_q == 0)) return {};
   const Grid grid = GridOf(a, ChooseParts(a, kernel, bounds));
   if (grid.parts() <= 1) return {};
@@ -264,15 +266,15 @@ std::vector<AttentionSlice> JoinParts(const Attention& a, KernelId kernel, const
   const double flops_max = bounds.in_place_seconds_max * FlopsPerSecond(kernel);
   std::vector<AttentionSlice> joined = JoinUpTo(a, kernel, bounds, parts, flops_max);
   if (joined.size() < 2) return joined;
-  // If parts are filled to the limit one after another, all but the last are long, and after a
-  // short last one the GPU is idle before the next attention comes. As many parts of equal length
-  // avoid that.
+  // If parts were filled to the limit in order, all but the last would be long, and after a short
+  // last one the GPU would idle until the next attention arrives. Use the same number of parts with
+  // equal lengths instead.
   double most = 0;
   for (const AttentionSlice& slice : parts) {
     const Result<Attention> part = TakeSlice(a, slice);
     if (part.ok()) most = std::max(most, TimedFlops(*part, kernel));
   }
-  // Parts need not add up to an even share exactly, but they exceed it by less than one part.
+  // Parts may not add up to an even share exactly, but exceed it by less than one part.
   const double share = TimedFlops(a, kernel) / static_cast<double>(joined.size());
   for (const double above : {0.0, 0.25, 0.5, 0.75, 1.0}) {
     const double even_max = 1.0001 * (share + above * most);

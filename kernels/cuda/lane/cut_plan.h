@@ -20,23 +20,23 @@
 
 namespace attend::cuda {
 
-// Query rows are cut at multiples of this, which is a multiple of the rows of every compiled tile,
-// so that a tile holds the same rows as in the whole.
+// Query rows are cut at multiples of this, a multiple of every compiled tile's rows, so that a tile
+// has the same rows as in the whole.
 inline constexpr int64_t kCutRows = 768;
 inline constexpr int kCutPartsMost = 1024;
 
-// The parts of `attention` (host memory: lengths are read), in the order to compute them; together
-// they are the whole. Empty if it is not cut. Sequences are cut first, then KV heads with the query
-// heads that read them, then query rows if the mask allows it. Parts of the same sequences and
-// heads follow each other, with rows ascending. A part may take more than launch_seconds_max if the
-// rows cannot be cut, or if three waves of its kernel's tiles take longer.
+// The parts of `attention` (host memory: lengths are read), in execution order; together they are
+// the whole. Empty if it is not cut. Sequences are cut first, then KV heads with their query heads,
+// then query rows if the mask allows it. Parts of the same sequences and heads are consecutive,
+// with rows ascending. A part may exceed launch_seconds_max if rows cannot be cut, or if three
+// waves of its kernel's tiles take longer.
 std::vector<AttentionSlice> PlanParts(const Attention& attention, KernelId kernel,
                                       const CutBounds& bounds);
 
-// The same parts with neighbours joined, for an attention of which no tensor is copied: small parts
-// would only leave multiprocessors idle. Joins parts only if the result is not too long, at least
-// parts_min remain, and no bit changes: the compiled variants stay the parts' own, and rows are not
-// joined if a mask counts them from the part's last.
+// The same parts with neighbours joined, for an attention none of whose tensors is copied: small
+// parts would only leave multiprocessors idle. Joins parts only if the result is not too long, at
+// least parts_min remain, and no bit changes: the compiled variants stay the parts' own, and rows
+// are not joined if the mask is aligned to the part's last row.
 std::vector<AttentionSlice> JoinParts(const Attention& attention, KernelId kernel,
                                       const CutBounds& bounds,
                                       const std::vector<AttentionSlice>& parts);

@@ -55,7 +55,7 @@ void CutRun::Clear(const CutItem& item) {
   Mark(pipeline_.cleared(), PartPipeline::kOut, item.status);
   Follow(pipeline_.cleared(), PartPipeline::kKernel, item.status);
   if (dense) return;
-  // The gaps; parts bring the rest later, on the same stream.
+  // Copies out the gaps between runs; parts copy the rest later, on the same stream.
   std::vector<BoxCopy> copies;
   for (int n = 0; n < work.outputs.size(); ++n) {
     const HostSpan& span = work.outputs[n];
@@ -90,7 +90,7 @@ void CutRun::StartNext() {
       *status = taken.status();
     }
   }
-  // Marks are set even after a failure, so that nothing waits for the part forever.
+  // Recorded even after a failure, so that nothing waits for the part forever.
   Mark(pipeline_.begin(n, PartPipeline::kIn), PartPipeline::kIn, status);
   if (step.slice == 0 && status->ok()) {
     Clear(item);

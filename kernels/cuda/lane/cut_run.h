@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The large attentions of one batch, part after part through a lane's PartPipeline:
+// Runs the large attentions of one batch, part after part, through a lane's PartPipeline:
 //
 //   copy in   | part 1 | part 2 | part 3 | ...
 //   kernel             | part 1 | part 2 | part 3 | ...
 //   copy out                    | part 1 | part 2 | part 3 | ...
 //
-// A failure is recorded for the part's item, and the item's later parts are left out. One thread at
-// a time: first the one that submits, then the one that learns that parts have ended.
+// A failure is recorded for the part's item, whose later parts are skipped. One thread at a time:
+// first the submitting thread, then the one that handles completed parts.
 
 #pragma once
 
@@ -26,7 +26,7 @@
 
 namespace attend::cuda {
 
-// What the pointers point to outlives the run.
+// Everything pointed to must outlive the run.
 struct CutItem {
   const WorkItem* item = nullptr;
   const ItemPlace* place = nullptr;
@@ -41,7 +41,7 @@ struct CutWorkspace {
   LaunchOptions options;
 };
 
-// Takes the events of one copy or kernel that has ended; `part` counts within the batch.
+// Receives the events of a completed copy or kernel; `part` is counted within the batch.
 using PhaseSink = std::function<void(PartPipeline::Stage stage, int64_t part, cudaEvent_t begin,
                                      cudaEvent_t end)>;
 
@@ -60,11 +60,11 @@ class CutRun {
   // The event after the oldest part not yet collected, and what recording it returned.
   cudaEvent_t oldest() const { return pipeline_.end(collected_, PartPipeline::kOut); }
   cudaError_t oldest_recorded() const;
-  // Call when it has been reached (or never will be): takes the part's times.
+  // Call when that event has been reached (or never will be): reads the part's times.
   void CollectOldest();
   void CollectAll();
 
-  // Leaves out parts that have not started; the items that lack parts fail.
+  // Skips parts that have not started; items that lack parts fail.
   void Abandon(const Status& why);
 
   int64_t parts() const { return static_cast<int64_t>(steps_.size()); }
@@ -76,7 +76,7 @@ class CutRun {
     size_t slice;
   };
 
-  // Clears output that no kernel writes, so that it does not return what another batch left there.
+  // Clears output bytes that no kernel writes, so that they do not return another batch's data.
   void Clear(const CutItem& item);
   void PoisonInPlace(const CutItem& item);
   void Copy(const std::vector<BoxCopy>& copies, PartPipeline::Stage stage, Status* status);
@@ -96,7 +96,7 @@ class CutRun {
   int64_t busy_ns_[PartPipeline::kStages] = {};
 };
 
-// The time between two events that have been reached; 0 if either was not recorded.
+// Time between two reached events; 0 if either was not recorded.
 int64_t ElapsedNs(cudaEvent_t from, cudaEvent_t to);
 
 }  // namespace attend::cuda

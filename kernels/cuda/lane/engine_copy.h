@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies by the copy engines, strided or not. Any thread whose current device is the memory's.
+// Copies by the copy engines, contiguous or strided. Any thread whose current device is the
+// memory's.
 
 #pragma once
 
@@ -30,8 +31,8 @@ struct ByteRuns {
 // Sets every byte of the runs, and none between them.
 cudaError_t EnqueueFill(const ByteRuns& runs, int value, cudaStream_t stream);
 
-// Enqueues the copy in pieces of at most kEngineCopyBytesMax; other streams' copies may run between
-// them.
+// Enqueues the copy in pieces of at most kEngineCopyBytesMax, between which other streams' copies
+// can run.
 cudaError_t EnqueueCopy(const BoxCopy& copy, cudaMemcpyKind kind, cudaStream_t stream);
 
 }  // namespace attend::cuda

@@ -11,9 +11,7 @@
 namespace attend::cuda {
 namespace {
 
-constexpr int64_t kGrowthBytes = int64_t{16} << 20;  // memory is a multiple of this
-// A lane keeps this much, or what it started with; above that, at most kKeepShare times what a
-// batch needs.
+constexpr int64_t kGrowthBytes = int64_t{16} << 20;  // allocation granularity
 constexpr int64_t kKeepBytes = int64_t{1} << 30;
 constexpr int64_t kKeepShare = 4;
 
@@ -58,7 +56,7 @@ cudaError_t DevicePool::Allocate(int64_t bytes, cudaStream_t stream, void** memo
 
 void DevicePool::Free(void* memory, cudaStream_t stream) {
   {
-    // First, because once it is free, another stream may get the same piece.
+    // Update the count first: once freed, the memory may go to another stream.
     const MutexLock lock(mutex_);
     const auto piece = pieces_.find(memory);
     used_bytes_ -= piece->second;
@@ -91,20 +89,20 @@ cudaError_t LaneMemory::Allocate(int64_t bytes) {
   void* memory = nullptr;
   cudaError_t error = pool_.Allocate(bytes, stream_, &memory);
   if (error == cudaErrorMemoryAllocation) {
-    (void)cudaStreamSynchronize(stream_);  // what this lane freed is free then
+    (void)cudaStreamSynchronize(stream_);  // completes this lane's frees
     pool_.Trim();
     error = pool_.Allocate(bytes, stream_, &memory);
   }
   if (error != cudaSuccess) return error;
   data_ = static_cast<char*>(memory);
   bytes_ = bytes;
-  // The tile queue, at the start of the workspace, which comes first.
+  // The tile queue at the start of the workspace, which comes first.
   error = cudaMemsetAsync(data_, 0, static_cast<size_t>(std::min(bytes, kTileQueueBytes)), stream_);
   if (error != cudaSuccess) Release();
   return error;
 }
 
-// Takes the new memory before it frees the old, so that the pool gets a large piece back whole.
+// Allocates the new memory before it frees the old, so that the pool gets a large block back whole.
 void LaneMemory::Shrink(int64_t bytes) {
   char* const large = data_;
   const int64_t large_bytes = bytes_;
@@ -130,7 +128,7 @@ Status LaneMemory::Reserve(int64_t bytes, cudaError_t* error) {
                              device_.name + ", which has " + std::to_string(device_.memory_bytes));
   }
   const int64_t before = bytes_;
-  Release();  // first; otherwise old and new would have to fit together
+  Release();  // first, so that old and new need not fit together
   const int64_t twice = std::min(RoundUp(2 * before, kGrowthBytes), kKeepBytes);
   *error = Allocate(std::max(least, twice));
   if (*error == cudaErrorMemoryAllocation && twice > least) *error = Allocate(least);

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Every tensor of a part becomes 2D boxes, the same on host and device, as both have the same
+// strides. Parts of the same sequences and heads have ascending rows, so it suffices to remember,
+// per tensor and head range, how many rows have been copied: each part copies only the rows that
+// are new.
 
 #include "kernels/cuda/lane/part_copies.h"
 
@@ -9,9 +14,9 @@
 namespace attend::cuda {
 namespace {
 
-constexpr int64_t kBoxesMax = 4096;  // of one tensor; a call each
+constexpr int64_t kBoxesMax = 4096;  // per tensor; one call per box
 
-// Rows of an attention's sequences, which may be anywhere in the tensor if they are packed.
+// Row range of an attention's sequences; packed ones may start anywhere in the tensor.
 struct RowRange {
   int64_t begin;
   int64_t end;
@@ -29,7 +34,7 @@ RowRange KeyRows(const Attention& host) {
   return {host.kv_offsets[0], host.kv_offsets[p.batch]};
 }
 
-// Index 0 is the rows.
+// Index of the rows in Extents.
 constexpr int kRows = 0;
 
 template <class View>
@@ -46,7 +51,7 @@ Extents BiasExtents(const Attention& a) {
           Extent{p.batch, bytes(a.bias.stride_b)}};
 }
 
-// LSE's rows are contiguous: a run is all of a head's.
+// LSE's rows are contiguous: one run per head.
 Extents LseExtents(const Attention& a) {
   const Problem& p = a.problem;
   constexpr int64_t kSize = sizeof(float);
@@ -60,7 +65,7 @@ struct Array {
   int64_t bytes;
 };
 
-// Bytes of the page table as far as the sequences reach: a table may end there.
+// Bytes of the page table up to the sequences' last page; it may end there.
 int64_t PageTableBytes(const Attention& host) {
   const Problem& p = host.problem;
   int64_t entries = 0;
@@ -113,7 +118,7 @@ bool OffsetsLieInside(const int64_t* offsets, int64_t batch, int64_t total) {
 void Append(const void* host, const void* device, int64_t run, const Extents& extents,
             bool to_device, std::vector<BoxCopy>* copies) {
   std::vector<ByteBox> boxes;
-  if (!AppendBoxes(run, extents, &boxes)) return;  // CanMoveInParts says that it does not
+  if (!AppendBoxes(run, extents, &boxes)) return;  // CanMoveInParts has checked this
   for (const ByteBox& box : boxes) {
     char* const on_host = static_cast<char*>(const_cast<void*>(host)) + box.offset;
     char* const on_device = static_cast<char*>(const_cast<void*>(device)) + box.offset;
@@ -141,7 +146,7 @@ bool CanMoveInParts(const WorkItem& item) {
   const auto input = [&](const void* data, int64_t run, const Extents& extents) {
     return IsMovable(item.inputs, item.in_place, data, run, extents);
   };
-  // Pages are not moved: a part would need to know which.
+  // Pages are never copied: a part would have to know which ones it needs.
   const auto keys = [&](const ConstTensorView& view, int64_t run) {
     if (p.page_rows > 0) return IsInPlace(item.in_place, view.data);
     return input(view.data, run, ExtentsOf(view, p.dtype, p, p.heads_kv, rows_k));
@@ -153,7 +158,7 @@ bool CanMoveInParts(const WorkItem& item) {
   bool movable = input(a.q.data, p.dim * size, ExtentsOf(a.q, p.dtype, p, p.heads_q, rows_q)) &&
                  keys(a.k, p.dim * size) && keys(a.v, p.dim_v * size) &&
                  output(a.o.data, p.dim_v * DTypeBytes(p.o_dtype()), o_extents);
-  // Two rows of an output must not be in the same place.
+  // Two rows of an output must not overlap.
   for (const Extent& extent : o_extents) {
     movable = movable && (extent.stride > 0 || extent.count <= 1);
   }
@@ -260,7 +265,7 @@ std::vector<BoxCopy> PartCopies::In(const TwoViews& part) {
   add(kK, host.k, device.k, p.heads_kv, p.dim, KeyRows(host));
   add(kV, host.v, device.v, p.heads_kv, p.dim_v, KeyRows(host));
   if (p.has_bias && !IsInPlace(in_place_, host.bias.data)) {
-    // Whole rows: a part that sees fewer keys may be followed by one of the same rows.
+    // Copy whole rows: a later part of the same rows may see more keys.
     const Extents extents = BiasExtents(host);
     const int64_t rows = extents[kRows].stride == 0 ? 1 : p.len_q;
     AddRows(kBias, host.bias.data, device.bias.data,

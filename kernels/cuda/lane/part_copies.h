@@ -39,15 +39,15 @@ struct TwoViews {
 };
 Result<TwoViews> TakeSlice(const TwoViews& whole, const AttentionSlice& slice);
 
-// The copies of one attention for which CanMoveInParts is true. Ask for its parts in the order in
-// which they are computed, each once: bytes that an earlier part has copied are not copied again,
-// and bytes in place, which both views share, are never copied.
+// The copies of one attention for which CanMoveInParts is true. Request each part once, in
+// execution order: bytes that an earlier part has copied are not copied again, and bytes in place,
+// which both views share, are never copied.
 class PartCopies {
  public:
   PartCopies(const TwoViews& whole, const SpanList& in_place)
       : whole_(whole), in_place_(in_place) {}
 
-  // Slopes, sinks, lengths and offsets of the whole: a few KiB, before the first part.
+  // Slopes, sinks, lengths and offsets of the whole: a few KiB, copied before the first part.
   std::vector<BoxCopy> Arrays() const;
   // To the device: the part's rows of Q, K, V and bias.
   std::vector<BoxCopy> In(const TwoViews& part);
@@ -57,7 +57,7 @@ class PartCopies {
  private:
   enum Tensor { kQ, kK, kV, kBias };
 
-  // Adds the rows up to `rows` that are not yet copied, of the part of a tensor that begins at
+  // Adds the rows up to `rows` that are not yet copied, of the part of a tensor that starts at
   // `host`.
   void AddRows(Tensor tensor, const void* host, const void* device, int64_t run, Extents extents,
                int64_t rows, std::vector<BoxCopy>* copies);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The streams on which the parts of large attentions follow each other: one copies a part to the
-// device while another computes the previous part and a third copies the one before that back. Made
-// with the lane, at the lowest priority: blocks of small batches come first whenever a
-// multiprocessor is free. One thread at a time.
+// The streams of a three-stage pipeline for parts of large attentions: one copies a part in while
+// another computes the previous part and a third copies out the one before that. Created with the
+// lane, at the lowest priority, so that blocks of small batches go first whenever a multiprocessor
+// is free. One thread at a time.
 
 #pragma once
 
@@ -20,8 +20,8 @@ class PartPipeline {
  public:
   enum Stage { kIn, kKernel, kOut, kStages };
 
-  // Parts enqueued before the first of them has ended: enough that no stage is idle while the host
-  // learns of an end, few enough that enqueueing them does not take long.
+  // Parts in flight: enough that no stage idles while the host handles a completion, few enough
+  // that enqueueing them is quick.
   static constexpr int kAhead = 6;
 
   PartPipeline() = default;
@@ -32,7 +32,7 @@ class PartPipeline {
   Status Open(const std::string& where);
 
   cudaStream_t stream(Stage stage) const { return streams_[stage]; }
-  // The events of part n; part n + kAhead uses them again.
+  // Events of part n; part n + kAhead reuses them.
   cudaEvent_t begin(int64_t n, Stage stage) const { return marks_[n % kAhead].begin[stage]; }
   cudaEvent_t end(int64_t n, Stage stage) const { return marks_[n % kAhead].end[stage]; }
   cudaEvent_t cleared() const { return cleared_; }
@@ -41,7 +41,7 @@ class PartPipeline {
   cudaError_t WaitFor(cudaEvent_t event);
   // Makes later work on `stream` wait for all current work on the three.
   cudaError_t Join(cudaStream_t stream);
-  // Waits for the three on the host. Only if events have failed.
+  // Blocks until the three streams are idle. Only if events have failed.
   void Synchronize();
 
  private:

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Small page-locked spans go into one launch of the copy kernel, because a call per span would cost
+// more than the bytes; everything else goes to the copy engines. If the launch fails, its spans
+// fall back to the engines, so that only those that fail there too are reported.
 
 #include "kernels/cuda/lane/span_copier.h"
 
@@ -16,8 +20,8 @@ bool IsMappedHostAddress(const void* address) {
   return attributes.type == cudaMemoryTypeHost && attributes.devicePointer == address;
 }
 
-// cudaErrorNotSupported if CUDA has no such call. Then, or if it fails, assume nothing about what
-// was enqueued.
+// cudaErrorNotSupported if CUDA has no such call. After any error, assume nothing about what was
+// enqueued.
 cudaError_t EnqueueBatch(const std::vector<CopyPiece>& pieces, cudaStream_t stream) {
 #if CUDART_VERSION >= 13000
   std::vector<void*> to;

@@ -18,9 +18,9 @@
 
 namespace attend::cuda {
 
-// Whether a kernel can read or write the span: it is page-locked, at the same address on the
-// device. If `pinned` does not know it, CUDA is asked, which takes some hundred nanoseconds. That
-// is the case for memory of another backend's allocator, and for memory that is not page-locked.
+// Whether a kernel can access the span: it is page-locked and mapped at the same address on the
+// device. If `pinned` does not know it, CUDA is asked, which takes some hundred nanoseconds: for
+// memory of another backend's allocator, and for memory that is not page-locked.
 bool IsMapped(const PinnedRanges& pinned, const HostSpan& span);
 
 class SpanCopier {
@@ -31,11 +31,11 @@ class SpanCopier {
 
   // Between the span and `device`; the direction is `kind`.
   void Add(const HostSpan& span, char* device, size_t item);
-  // Adds a copy from memory that is known to be mapped, to the device, by a kernel at any size.
+  // Adds a copy to the device from memory known to be mapped, by the copy kernel at any size.
   void AddMapped(const CopyPiece& piece, size_t item);
 
-  // Enqueues what was added: one launch, and a call for each span that the copy engines take. A
-  // copy that fails is retried alone, and `fail` is called for each item whose copy fails again.
+  // Enqueues the copies: one kernel launch, and one call per engine copy. A failed launch's copies
+  // are retried one by one on the engines; `fail` is called for each item whose copy fails there.
   using Fail = std::function<void(size_t item, cudaError_t error)>;
   void Enqueue(cudaStream_t stream, const Fail& fail);
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A batch is grouped by compiled variant, one launch per group; launches of a stream run in order,
+// so they share one workspace, sized for the largest. Aligned copies of Q, K and V are placed
+// behind it and made first.
 
 #include "kernels/cuda/launch/launch.h"
 
@@ -33,7 +37,7 @@ Status Failure(cudaError_t error, KernelId kernel) {
   return Internal(ErrorText(error, "launching " + std::string(KernelName(kernel))));
 }
 
-// What the current device allows a block.
+// Upper bound of a block's shared memory on the current device.
 Result<int> SharedBytesMax() {
   int device = 0;
   int bytes = 0;
@@ -46,8 +50,8 @@ Result<int> SharedBytesMax() {
   return Internal(ErrorText(error, "reading the device"));
 }
 
-// A thread of a Tensor Core kernel draws for a tile of rows and keys at once. Without this, others
-// than the contract's weights would be dropped.
+// A Tensor Core kernel's thread draws the bits of a tile of rows and keys at once. Unaligned rows
+// would drop other weights than the contract says.
 Status CheckDropout(const LaunchItem& item) {
   const bool sm90 = item.kernel == KernelId::kCudaFlashSm90;
   const Attention& a = item.attention;
@@ -62,7 +66,8 @@ Status CheckDropout(const LaunchItem& item) {
   return Status();
 }
 
-// Kernels are chosen by what the problem says of the bias, and read what the bias says.
+// Kernels are selected by the problem's flags of the bias, but read the bias by its own dtype: the
+// two must agree.
 Status CheckBias(const LaunchItem& item) {
   const Problem& p = item.attention.problem;
   if (!p.has_bias) return Status();
@@ -79,7 +84,7 @@ Status CheckBias(const LaunchItem& item) {
       "the bias's rows do not begin at multiples of 16 bytes, as cuda_flash_sm90 needs");
 }
 
-// The variant asked for, or the first that fits.
+// The requested variant, or the first that fits.
 Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max) {
   const std::span<const FlashVariant> variants = VariantsFor(item.kernel, item.attention.problem);
   ATTEND_RETURN_IF_ERROR(CheckDropout(item));
@@ -99,8 +104,8 @@ Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max)
   return &variants[item.config];
 }
 
-// Items of one variant, in their order. A variant with tensor maps wants those whose keys are in
-// pages, and those whose keys are not, in launches of their own.
+// Items of one variant, in order. Variants with tensor maps need separate launches for items with
+// paged keys and without.
 struct Group {
   const FlashVariant* variant;
   KernelId kernel;
@@ -123,9 +128,9 @@ Status AddToGroup(const LaunchItem& item, int shared_bytes_max, std::vector<Grou
   return Status();
 }
 
-// Bytes that the launches themselves need, on a 256-byte boundary.
+// Workspace bytes of the launches themselves, a multiple of 256.
 Result<int64_t> KernelBytes(std::span<const LaunchItem> items) {
-  // Launches run one after another and may share what they need.
+  // Launches run one after another and share the workspace.
   std::vector<const Problem*> ragged, decode;
   int64_t bytes = kTileQueueBytes;
   for (const LaunchItem& item : items) {
@@ -153,14 +158,14 @@ Result<int64_t> KernelBytes(std::span<const LaunchItem> items) {
   return bytes / kAlignment * kAlignment;
 }
 
-// Items that read copies of Q, K and V where their kernels need them, and how these are made. No
-// items: none needs a copy.
+// Items that read copies of Q, K and V where their kernels need them, and the copies to make. No
+// items: no copy is needed.
 struct Copies {
   std::vector<LaunchItem> items;
   std::vector<RepackPiece> pieces;
 };
 
-// KernelBytes of these items is known to be OK.
+// KernelBytes of these items must be OK.
 Copies PlanCopies(std::span<const LaunchItem> items, void* workspace) {
   Copies copies;
   const auto copied = [](const LaunchItem& item) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Starts the CUDA kernels. Host code; any thread whose current device is the tensors'. Nothing here
-// allocates on the device or keeps state. Nothing waits, with one exception: without page-locked
-// memory (LaunchOptions::lists), CUDA may wait for earlier work on the stream before it copies a
-// list (ragged.h) of more than 64 KiB, some 64 attentions.
+// Launches the CUDA kernels. Host code; any thread whose current device is the tensors'. Stateless;
+// allocates nothing on the device. Nothing waits, with one exception: without page-locked memory
+// (LaunchOptions::lists), CUDA may wait for earlier work on the stream before it copies a list
+// (ragged.h) of more than 64 KiB, some 64 attentions.
 
 #pragma once
 
@@ -29,23 +29,24 @@ struct LaunchItem {
   int config = kDefaultConfig;
 };
 
-// The compiled variants of a kernel that can compute `problem`, best first. They depend on the
-// problem alone: the bits are the same wherever the problem is computed, and whatever runs at the
-// same time. Empty for kernels that have no variants or are not CUDA's.
+// The compiled variants of a kernel that can compute `problem`, best first. A function of the
+// problem alone, so that bits are the same on every device and under any load. Empty for kernels
+// without variants and for those that are not CUDA's.
 std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& problem);
 
-// Bytes of workspace that LaunchBatch needs: by the problems, and by whether kernels can read Q, K
-// and V where they are (repack.h). 0 for no items.
+// Workspace bytes of LaunchBatch: depend on the problems, and on whether kernels can read Q, K and
+// V in place (repack.h). 0 for no items.
 Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items);
 
-// At most this much LaunchOptions::lists is taken by one launch of these problems, in any groups.
+// Upper bound of LaunchOptions::lists that one launch of these problems takes, however they are
+// grouped.
 int64_t ListBytesMax(std::span<const LaunchItem> items);
 
-// Enqueues all items, one launch for those that share a compiled variant. `workspace` is 256-byte
-// aligned and its first kTileQueueBytes are zero, before and after; launches that share it must be
-// ordered by a stream. INVALID_ARGUMENT: too small a workspace, a config that does not exist, or
-// dropout of rows that the kernel cannot take.
-// INTERNAL: CUDA's error for a launch; some items may already be enqueued.
+// Enqueues all items, in one launch per compiled variant (two for a variant with tensor maps, if
+// some items' keys are paged and others' are not). `workspace` is 256-byte aligned and its first
+// kTileQueueBytes are zero, before and after; launches that share it must be ordered by a stream.
+// INVALID_ARGUMENT: workspace too small, no such config, or dropout whose rows the kernel cannot
+// compute. INTERNAL: CUDA's error for a launch; some items may already be enqueued.
 Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t workspace_bytes,
                    cudaStream_t stream, const LaunchOptions& options = {});
 

@@ -35,7 +35,7 @@ void Repack(KernelId kernel, Attention* a, char** workspace, std::vector<RepackP
     if (!from.copied) continue;
     RepackPiece piece;
     piece.tensor = from.view;
-    // A broadcast dimension stays one.
+    // A broadcast dimension stays broadcast.
     piece.shape = {p.packed || from.view.stride_b == 0 ? 1 : p.batch,
                    from.view.stride_h == 0 ? 1 : from.heads, from.rows, from.columns};
     const bool each = !p.packed && from.view.stride_b != 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Q, K and V that kernels cannot read 16 bytes at a time: copies in a launch's workspace, which
-// the kernels read instead. Zeros fill their rows up to 16-byte boundaries; D stays what it is.
+// Copies of Q, K and V that kernels cannot read 16 bytes at a time, in a launch's workspace; the
+// kernels read those instead. Rows are padded with zeros to 16-byte boundaries; D is unchanged.
 
 #pragma once
 
@@ -15,14 +15,15 @@
 
 namespace attend::cuda {
 
-// Tells `Select` where an attention lies: WhyNotTma, and the bytes of copies that help.
+// The memory traits of an attention for `Select`: WhyNotTma, and the bytes of copies that would
+// help.
 MemoryTraits TraitsOf(const Attention& attention);
 
 // Bytes of the copies that the kernel needs; 0 if it needs none, or none would help.
 int64_t RepackBytes(KernelId kernel, const Attention& attention);
 
-// Has the attention read copies at `*workspace`, which moves on by RepackBytes, and says how they
-// are made.
+// Makes the attention read copies at `*workspace`, advances that by RepackBytes, and appends the
+// copies to make.
 void Repack(KernelId kernel, Attention* attention, char** workspace,
             std::vector<RepackPiece>* pieces);
 

@@ -7,8 +7,8 @@
 //   SoftmaxKernel  P = softmax(S) in place, dropped, LSE               one warp per row
 //   OutputKernel   O = P V
 //
-// Scores and outputs are tiled matrix products: a block of 16 x 16 threads makes a 64 x 64 tile, 4
-// x 4 elements a thread, from slices of 16 that pass through shared memory.
+// Scores and outputs are tiled matrix products: a block of 16 x 16 threads computes a 64 x 64 tile,
+// 4 x 4 elements per thread, from slices of 16 that pass through shared memory.
 
 #include "kernels/cuda/naive/naive.h"
 
@@ -30,7 +30,7 @@ constexpr int kEdge = 16;   // threads per edge of a block; 4 x 4 elements each
 constexpr int kThreads = kEdge * kEdge;
 constexpr int kWarpsPerBlock = kThreads / 32;
 
-// Rows of shared memory are padded so that a column's elements are in different banks.
+// Rows are padded so that a column's elements are in different banks.
 using SharedTile = float[kSlice][kTile + 1];
 
 struct HeadPlace {
@@ -59,14 +59,14 @@ __device__ float* ScoreRow(const Attention& a, float* scores, int64_t b, int64_t
   return scores + ((b * p.heads_q + h) * p.len_q + i) * p.len_k;
 }
 
-// Element (row, col) of a head's rows, 0 outside of [0, rows) x [0, cols).
+// Element (row, col) of a head, 0 outside of [0, rows) x [0, cols).
 __device__ float LoadOrZero(const ConstTensorView& view, DType dtype, int64_t head, int64_t row,
                             int64_t rows, int64_t col, int64_t cols) {
   if (row >= rows || col >= cols) return 0.0f;
   return LoadGlobal(view.data, dtype, head + row * view.stride_l + col);
 }
 
-// The same of a key's row, dense or in a page.
+// The same for a key's row, dense or paged.
 template <bool kPaged>
 __device__ float LoadKeyOrZero(const Attention& a, const ConstTensorView& view,
                                const HeadPlace& place, int64_t head, int64_t key, int64_t col,
@@ -80,7 +80,7 @@ __device__ float LoadKeyOrZero(const Attention& a, const ConstTensorView& view,
   return LoadGlobal(view.data, a.problem.dtype, row + col);
 }
 
-// One score after everything that problem.h puts between q.k and the mask.
+// One score with all terms of problem.h between q.k and the mask.
 __device__ float FinishScore(const Attention& a, const HeadPlace& place, int64_t i, int64_t j,
                              float dot) {
   const Problem& p = a.problem;
@@ -114,7 +114,7 @@ __device__ void MultiplySlice(const SharedTile& a, const SharedTile& b, int ty, 
   }
 }
 
-// Writes scores of true rows and keys; -inf where the mask hides a key.
+// Writes the scores of true rows and keys; -inf where the mask hides a key.
 template <bool kPaged>
 __global__ void __launch_bounds__(kThreads)
     ScoreKernel(const __grid_constant__ Attention a, float* scores, int64_t first_block) {
@@ -169,8 +169,8 @@ __device__ float WarpSum(float value) {
   return value;
 }
 
-// Scores of a row become its weights, divided by their sum (sink included); -0 where the score was
-// -inf (IsHiddenWeight), and where dropout removes it. fmaxf ignores NaN, but a NaN score makes its
+// Turns a row's scores into weights, divided by their sum (sink included); -0 where the score was
+// -inf (IsHiddenWeight) and where dropout removes it. fmaxf ignores NaN, but a NaN score makes its
 // own weight NaN, and so the sum and the row.
 __device__ void SoftmaxRow(const Attention& a, float* row, int64_t k_len, const RowId& id, int lane,
                            float* lse) {
@@ -215,9 +215,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// acc += p^T v over one slice; the value rows of hidden keys are not touched (0 * NaN is NaN). p
-// holds halves of weights: rounded, those may add up to more than 1, and a mean of the largest
-// values would overflow on its way.
+// acc += p^T v over one slice; skips the value rows of hidden keys, because 0 * NaN is NaN. p has
+// halved weights: rounded weights may sum to more than 1, and a mean of the largest values would
+// overflow on the way.
 __device__ void AccumulateSlice(const SharedTile& p, const SharedTile& v, int ty, int tx,
                                 float (&acc)[4][4]) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The few device primitives that the CUDA kernels share: asynchronous copies to shared memory,
-// element conversion. Device code only; every thread of a kernel may call them.
+// Device primitives shared by the CUDA kernels: asynchronous copies to shared memory, element
+// conversion. Device code; any thread.
 
 #pragma once
 
@@ -19,8 +19,8 @@ namespace attend::cuda {
 
 __device__ __forceinline__ float NegativeInfinity() { return __int_as_float(0xff800000); }
 
-// A weight of -0 marks a key that its row does not see: it adds nothing to a sum, and tells apart
-// "masked" (its value row must not be touched) from "so unlikely that exp underflowed to +0".
+// A weight of -0 marks a key that its row does not see: it adds nothing to a sum, and is distinct
+// from an exp that underflowed to +0. A masked key's value row must not be touched.
 __device__ __forceinline__ bool IsHiddenWeight(float weight) {
   return __float_as_uint(weight) == 0x80000000u;
 }
@@ -29,8 +29,8 @@ __device__ __forceinline__ bool NonFinite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u;
 }
 
-// threadIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not
-// kept in registers across the loop over keys.
+// threadIdx.x, opaque to the compiler, so that values derived from it are recomputed where needed
+// instead of occupying registers across the loop over keys.
 __device__ __forceinline__ int ThreadIndex() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -44,7 +44,8 @@ __device__ __forceinline__ float MaxOrNan(float a, float b) {
   return larger;
 }
 
-// A mean of values that fp32 holds is none that it does not: it only rounds there.
+// A mean of finite fp32 values is within fp32's range; rounding alone can carry it beyond, so clamp
+// it.
 __device__ __forceinline__ float Mean(float sum, float factor) {
   const float mean = sum * factor;
   return isinf(mean) && !NonFinite(sum) ? copysignf(FLT_MAX, mean) : mean;
@@ -62,25 +63,25 @@ __device__ __forceinline__ uint32_t PackPair(float low, float high) {
   return packed;
 }
 
-// A mean of 16-bit values is no larger than the largest there is, but weights that were rounded by
-// themselves may carry it half a step beyond, and rounding it to Inf. `factor` is what turns a
-// row's sums to means; returned is one that does not, lower by no more than that half step.
-// `largest`: of the sums' magnitudes; NaN and Inf stay.
+// Likewise, a mean of 16-bit values is no larger than the largest of them, but rounded weights may
+// carry it half a step beyond, to where it rounds to Inf. `factor` turns a row's sums into means;
+// returns a factor that avoids this, lower by at most that half step. `largest` is the sums'
+// largest magnitude; NaN and Inf stay.
 template <bool kBfloat16>
 __device__ __forceinline__ float KeepFinite(float factor, float largest) {
   constexpr float kMost = kBfloat16 ? 0x1.fep127f : 65504.0f;
   const float most = largest * factor;
-  // The quotient of quarters: __fdividef's is 0 where it divides by more than 2^126.
+  // Quarters, because __fdividef returns 0 for divisors above 2^126.
   const float less = factor * __fdividef(0.25f * kMost, 0.25f * most);
   return most > kMost && !NonFinite(most) ? less : factor;
 }
 
-// As the instructions that take one want it.
+// Shared memory address as PTX instructions take it.
 __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Copies 16 (or 4) bytes to shared memory without waiting; zeros instead, and no read, if not
+// Copies 16 (or 4) bytes to shared memory asynchronously; writes zeros, without reading, if not
 // `valid`.
 __device__ __forceinline__ void CopyAsync16(float* shared, const float* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
@@ -116,7 +117,7 @@ __device__ __forceinline__ float LoadGlobal(const void* data, DType dtype, int64
   return Widen(dtype, static_cast<const uint16_t*>(data)[index]);
 }
 
-// Element `index` of a bias, which alone may be of bits.
+// Element `index` of a bias, the only array that may be of bits.
 __device__ __forceinline__ float LoadGlobalBias(const BiasView& bias, int64_t index) {
   if (bias.dtype == DType::kBit) return BitAsBias(static_cast<const uint8_t*>(bias.data), index);
   return LoadGlobal(bias.data, bias.dtype, index);
@@ -130,7 +131,7 @@ __device__ __forceinline__ void StoreGlobal(void* data, DType dtype, int64_t ind
   }
 }
 
-// The same array, `index` elements on.
+// Address of element `index`.
 __host__ __device__ __forceinline__ const void* Advance(const void* data, DType dtype,
                                                         int64_t index) {
   return static_cast<const char*>(data) + index * DTypeBytes(dtype);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dropout (contract/dropout.h) for the kernels: one weight at a time, or the weights that a thread
-// has of 16 rows by 16 keys after Tensor Core products, which one call of Philox serves. Device
-// code; any thread.
+// Dropout (contract/dropout.h) in the kernels: one weight at a time, or a thread's weights of 16
+// rows by 16 keys after Tensor Core products, which one call of Philox serves. Device code; any
+// thread.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace attend::cuda {
 
-// Whether the weight of sequence b, query head h, row i and key j of the attention is kept. As
-// DropoutKeeps; an index of `words` would put them into local memory.
+// Whether the weight of sequence b, query head h, row i and key j is kept. As DropoutKeeps, without
+// a dynamic index into `words`, which would put them into local memory.
 __device__ __forceinline__ bool KeepsWeight(const Attention& a, int64_t b, int64_t h, int64_t i,
                                             int64_t j) {
   i += a.dropout.row;
@@ -27,28 +27,28 @@ __device__ __forceinline__ bool KeepsWeight(const Attention& a, int64_t b, int64
   return static_cast<int32_t>(draw) >= a.problem.dropout;
 }
 
-// 0xffff in each half of `draws` that is kept. `kept`: 65536 - dropout in both halves. A half is
-// kept if its sum with `kept` carries.
+// 0xffff in each kept half of `draws`. `kept` is 65536 - dropout in both halves: a half is kept if
+// its sum with `kept` carries.
 __device__ __forceinline__ uint32_t KeptHalves(uint32_t draws, uint32_t kept) {
   const uint32_t sum = (draws & 0x7fff7fffu) + (kept & 0x7fff7fffu);
   const uint32_t carries = (draws & kept) | ((draws | kept) & sum);
-  uint32_t mask;  // of each half's highest bit
+  uint32_t mask;  // spread each half's highest bit
   asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(mask) : "r"(carries));
   return mask;
 }
 
-// Dropout as a thread sees it that has the rows r and r + 8 and the keys c, c + 1, c + 8 and c + 9
-// of each 16 by 16, with r = lane / 4 and c = lane % 4 * 2. The part's keys begin at a multiple of
-// 16 of the whole's.
+// Dropout for a thread that has rows r and r + 8 and keys c, c + 1, c + 8 and c + 9 of each 16 x 16
+// block, with r = lane / 4 and c = lane % 4 * 2. The part's keys must begin at a multiple of 16 of
+// the whole's.
 struct DropoutLane {
   uint64_t seed;
   uint32_t head, sequence;
-  uint32_t first_row, first_key;  // DropoutGroup's counters of r and c in the part's first 16 by 16
+  uint32_t first_row, first_key;  // DropoutGroup's counters for r and c in the first block
   uint32_t kept;                  // see KeptHalves
-  uint32_t least;  // a weight is kept if its draw, in the upper half of 32 bits, is not below
-  bool apart;      // r and r + 8 are of different groups
+  uint32_t least;  // a weight is kept if its draw, in the upper half of 32 bits, is at least this
+  bool apart;      // r and r + 8 belong to different groups
 
-  // `row`: r in its sequence.
+  // `row`: r within its sequence.
   static __device__ __forceinline__ DropoutLane Of(const Attention& a, int b, int h, int row,
                                                    int lane) {
     const uint64_t r = static_cast<uint64_t>(a.dropout.row) + row;
@@ -64,8 +64,8 @@ struct DropoutLane {
     return at;
   }
 
-  // Of the rows r + 16 * slice (words 0 and 1) and 8 further (words 2 and 3), and the 16 keys from
-  // `key` on, a multiple of 16. kAligned: `apart` is false in all lanes.
+  // The bits of rows r + 16 * slice (words 0 and 1) and 8 further (words 2 and 3), for the 16 keys
+  // from `key`, a multiple of 16, on. kAligned: `apart` is false in all lanes.
   template <bool kAligned>
   __device__ __forceinline__ DropoutBits Draw(int slice, int key) const {
     const uint32_t row = first_row + 8 * slice;

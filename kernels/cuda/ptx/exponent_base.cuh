@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tile kernels subtract in the exponent, and how it follows a row's largest score: the
-// arithmetic between a score and its weight, for any scores that fp32 holds. Plain functions of
-// numbers, for the device and for the host, where tests run this same source.
+// The exponent's base: what the tile kernels subtract from scores, how it follows a row's maximum,
+// and the arithmetic between a score and its weight, for any fp32 scores. Plain functions, for the
+// device and the host, where tests run this same source.
 //
-// A weight is 2^(score * to_log2 - base), one fused multiply-add and an exp2: exact enough as long
-// as base is, whose rounding all weights of a row share. But scores need not be small. At 2^24 a
-// base is off by up to 1, at 1e10 by 512, and from 2.4e38 on it does not fit fp32: a row masked
-// throughout with -1e10 or the lowest float would be 0 or Inf instead of a mean. Such a row is
-// *far*. Its scores are subtracted first, exactly, from a reference, its largest score; what is
-// left goes through the same multiply-add with a base that marks it. That base is so low that any
-// score makes the kernels look closer at the row (which they do anyway where a base is below
-// -kBaseSlack), and so the loops of ordinary rows know nothing of far ones.
+// A weight is 2^(score * to_log2 - base), one fused multiply-add and an exp2. That is exact enough
+// if base is, whose rounding all weights of a row share. But scores need not be small. At 2^24 a
+// base is off by up to 1, at 1e10 by 512, and from 2.4e38 on it overflows fp32: a row fully masked
+// with -1e10 or the lowest float would give 0 or Inf instead of a mean. Such a row is *far*. Its
+// scores first have a reference, the row's largest score, subtracted exactly; the difference goes
+// through the same multiply-add with a base that marks the row. That base is so low that any score
+// makes the kernels examine the row (which they do anyway if a base is below -kBaseSlack), so the
+// loops for ordinary rows do not pay for far ones.
 
 #pragma once
 
@@ -26,25 +26,25 @@ namespace attend::cuda {
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// What the Tensor Core kernels subtract in the exponent follows a row's maximum only when that has
-// risen by more than this, in powers of two: weights up to 2^8 cost no accuracy in any dtype, and
-// most tiles then rescale nothing.
+// In the Tensor Core kernels the base follows a row's maximum only when that has risen by more than
+// this, in powers of two: weights up to 2^8 cost no accuracy in any dtype, and most tiles need no
+// rescaling.
 inline constexpr float kBaseSlack = 8.0f;
 
-// The base of a row that has seen no key: any score raises it, and 2^(-inf - base) is 0.
+// Base of a row that has seen no key: any score raises it, and 2^(-inf - base) is 0.
 inline constexpr float kNoBase = -3.0e38f;
 
-// The base of a far row, a power of two below -kBaseSlack: its weights are up to 2^9.
+// Base of a far row, a power of two below -kBaseSlack: its weights reach 2^9.
 inline constexpr float kFarBase = -9.0f;
 inline constexpr float kFarUnit = 0x1p-9f;
 
-// Beyond this a row is far: bases up to here are rounded by no more than half a power of two.
+// A row is far beyond this: bases up to here are rounded by at most half a power of two.
 inline constexpr float kNearBaseMax = 0x1p24f;
 
 ATTEND_HD inline bool IsFar(float base) { return base == kFarBase; }
 
-// Products and differences that are rounded by themselves. The compiler fuses others: the
-// difference of two equal products would then be the rounding error, and not 0.
+// Products and differences with a rounding of their own. The compiler would contract them into
+// FMAs: the difference of two equal products would then be the rounding error instead of 0.
 ATTEND_HD inline float RoundedProduct(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fmul_rn(a, b);
@@ -60,9 +60,9 @@ ATTEND_HD inline float RoundedDifference(float a, float b) {
 #endif
 }
 
-// 2^x with about 2 ulp of error; 0 for results under 2^-126. NaN stays NaN, -inf gives +0. The
-// host's is exp2 with the same results flushed, so what it shows is the range and the order of
-// things, not the device's last bits.
+// 2^x with about 2 ulp of error; 0 for results below 2^-126. NaN stays NaN, -inf gives +0. The host
+// version is exp2 with the same flushing, so host tests show ranges and order of operations, not
+// the device's last bits.
 ATTEND_HD inline float FastExp2(float x) {
 #ifdef __CUDA_ARCH__
   float y;
@@ -79,32 +79,33 @@ ATTEND_HD inline float Weight(float score, float to_log2, float base) {
 }
 
 // A far row's score, ready for Weight with kFarBase: never +inf; -inf only if `score` is, so that
-// nothing else counts as masked.
+// no other key counts as masked.
 ATTEND_HD inline float FarScore(float score, float reference) {
   constexpr float kLowest = std::numeric_limits<float>::lowest();
   const float difference = RoundedDifference(score, reference);
   return difference < kLowest && score >= kLowest ? kLowest : difference;
 }
 
-// Kernels without a bias meet far rows only where Q and K are huge. They mark them with a base that
-// no score raises and that leaves no weight, know no more of them in their loops, and compute them
-// again in the end (redo_rows.cuh).
+// Kernels without a bias meet far rows only if Q and K are huge. They mark such rows with a base
+// that no score raises and that leaves no weight, do nothing else for them in their loops, and
+// recompute them at the end (redo_rows.cuh).
 inline constexpr float kMarkedBase = 3.0e38f;
 
-// What `top`, a tile's largest score, raises a row's base to there; NaN if it is not finite.
+// The base that `top`, a tile's largest score, raises a row's base to in those kernels; NaN if it
+// is not finite.
 ATTEND_HD inline float NearOrMarkedBase(float top, float to_log2) {
   const float product = RoundedProduct(top, to_log2);
   return fabsf(product) <= kNearBaseMax ? product : kMarkedBase + (top - top);
 }
 
-// What a row becomes whose largest score in a tile raises its base.
+// New state of a row whose largest score in a tile raises its base.
 struct RaisedBase {
   float base;
-  float reference;  // of a far row
-  float rescale;    // of its sums and output so far
+  float reference;  // if the row is far
+  float rescale;    // factor of its sums and output so far
 };
 
-// `top`: the largest score of the tile, not -inf; `reference`: the row's if it is far. NaN and Inf
+// `top` is the tile's largest score, not -inf; `reference` the row's, if it is far. NaN and Inf
 // make the row NaN.
 ATTEND_HD inline RaisedBase RaiseBase(float top, float base, float reference, float to_log2) {
   const float product = RoundedProduct(top, to_log2);
@@ -115,7 +116,7 @@ ATTEND_HD inline RaisedBase RaiseBase(float top, float base, float reference, fl
     raised.base = kFarBase;
     raised.reference = top;
   } else if (IsFar(product)) {
-    raised.base = kFarBase * (1 + 0x1p-23f);  // a base like any other, but for the mark
+    raised.base = kFarBase * (1 + 0x1p-23f);  // an ordinary base that must not equal the mark
   }
   if (base == kNoBase) return raised;
   if (IsFar(base)) {
@@ -128,10 +129,10 @@ ATTEND_HD inline RaisedBase RaiseBase(float top, float base, float reference, fl
   return raised;
 }
 
-// A row's state in the units of problem.h when all of its keys have been seen.
+// State of a row after all of its keys, in the units of problem.h.
 struct FinishedRow {
   SoftmaxState<float> state;
-  float unit = 1.0f;  // what its output must be multiplied by to fit state.sum
+  float unit = 1.0f;  // factor that makes its output fit state.sum
 };
 
 ATTEND_HD inline FinishedRow FinishBase(float base, float reference, float sum, float to_log2) {
@@ -147,8 +148,8 @@ ATTEND_HD inline FinishedRow FinishBase(float base, float reference, float sum, 
   return row;
 }
 
-// Adds the sink, if there is one, to a row's state and says what the row's output is multiplied by:
-// 0 where it has seen no key, whatever the sink.
+// Adds the sink, if any, to a row's state, and returns the factor of the row's output: 0 if it has
+// seen no key, whatever the sink.
 ATTEND_HD inline float OutputFactor(SoftmaxState<float>& state, float unit, bool has_sink,
                                     float sink) {
   const bool empty = state.sum == 0.0f;
@@ -156,8 +157,8 @@ ATTEND_HD inline float OutputFactor(SoftmaxState<float>& state, float unit, bool
   return empty ? 0.0f : unit * InverseSum(state);
 }
 
-// cuda_flash_fp32, and every kernel that follows the maximum itself: the difference first, for an
-// addition more. An empty row's reference is 0, which keeps NaN out of -inf - -inf.
+// For cuda_flash_fp32 and other kernels that follow the maximum exactly: subtract first, at the
+// cost of one more addition. An empty row's reference is 0, which avoids NaN from -inf - -inf.
 ATTEND_HD inline float ReferenceOf(float max) {
   return max == -std::numeric_limits<float>::infinity() ? 0.0f : max;
 }
@@ -165,13 +166,13 @@ ATTEND_HD inline float WeightAgainst(float score, float reference, float to_log2
   return FastExp2(RoundedProduct(RoundedDifference(score, reference), to_log2));
 }
 
-// Whether cuda_flash_sm80's rows rise. `score`, which no score of a tile exceeds, may be the larger
-// of 0 and the largest: then the answer is a "may", and always yes before the first key and of far
+// Whether rows of cuda_flash_sm80 rise. `score` is an upper bound of the tile's scores and may be
+// max(0, largest): the answer is then "maybe", and always yes before the first key and for far
 // rows. NaN raises nothing: its own weight makes the row's sum NaN.
 ATTEND_HD inline bool Outgrows(float score, float base, float to_log2) {
   return fmaf(score, to_log2, -base) > kBaseSlack;
 }
-// `top`: a tile's largest score.
+// `top` is a tile's largest score.
 ATTEND_HD inline bool RaisesSm80(float top, float base, float to_log2) {
   if (base == kNoBase) return top > -std::numeric_limits<float>::infinity();
   return Outgrows(top, base, to_log2);
@@ -180,7 +181,7 @@ ATTEND_HD inline bool RaisesSm80(float top, float base, float reference, float t
   return IsFar(base) ? top > reference : RaisesSm80(top, base, to_log2);
 }
 
-// Likewise cuda_flash_sm90's, whose maxima keep NaN.
+// Likewise for cuda_flash_sm90, whose maxima propagate NaN.
 ATTEND_HD inline bool MayRaiseSm90(float score, float base, float to_log2) {
   return !(RoundedProduct(score, to_log2) <= base + kBaseSlack);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hopper's asynchronous machinery besides wgmma: mbarriers, the copy engine (TMA), named barriers,
-// register hand-over. Thin wrappers, one instruction each (PTX ISA 8.0 and later). Device code for
-// sm_90a.
+// Hopper's asynchronous machinery other than wgmma: mbarriers, the copy engine (TMA), named
+// barriers, register reallocation. Thin wrappers, one instruction each (PTX ISA 8.0 and later).
+// Device code for sm_90a.
 
 #pragma once
 
@@ -16,15 +16,15 @@ namespace attend::cuda {
 
 // ---- mbarriers ----------------------------------------------------------------------------------
 
-// A barrier is 8 bytes of shared memory, named by their address there. A phase ends when `arrivals`
-// threads have arrived and all bytes announced have come; its parity alternates from 0 on.
+// A barrier is 8 bytes of shared memory, identified by their address. A phase ends when `arrivals`
+// threads have arrived and all announced bytes have been copied; its parity alternates from 0 on.
 using Barrier = uint64_t;
 
 __device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// By the thread that initialised barriers, before others (and the copy engine) use them.
+// Call after initialising barriers, before other threads (and TMA) use them.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -33,13 +33,14 @@ __device__ __forceinline__ void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and lets the phase wait for `bytes` of copies besides.
+// Arrives, and makes the phase wait for `bytes` of copies too.
 __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Until the phase of that parity has ended. A barrier just made counts as having ended parity 1.
+// Waits for the end of the phase with that parity. On a new barrier, phase parity 1 counts as
+// ended.
 __device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{.reg .pred done;\n"
@@ -53,7 +54,7 @@ __device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
 
 // ---- named barriers -----------------------------------------------------------------------------
 
-// `id` 1 to 15 (0 is __syncthreads'); `threads` counts those who sync and those who arrive.
+// `id` is 1 to 15 (0 is __syncthreads'); `threads` counts syncing and arriving threads.
 __device__ __forceinline__ void SyncNamed(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -63,15 +64,15 @@ __device__ __forceinline__ void ArriveNamed(int id, int threads) {
 
 // ---- the copy engine ----------------------------------------------------------------------------
 
-// How long the L2 cache keeps what a copy reads (the encodings of createpolicy.fractional).
+// L2 cache policy of a load (the encodings of createpolicy.fractional).
 enum class CachePolicy : uint64_t {
   kEvictNormal = 0x1000000000000000,
   kEvictFirst = 0x12f0000000000000,
   kEvictLast = 0x14f0000000000000,
 };
 
-// Loads the map's box at [b, h, row, col] to `shared`; its bytes count for the barrier's phase. One
-// thread. Elements beyond the tensor arrive as zeros, and count.
+// Loads the map's box at [b, h, row, col] to `shared`; its bytes count towards the barrier's phase.
+// One thread. Elements outside the tensor arrive as zeros, and count.
 __device__ __forceinline__ void LoadBox(const CUtensorMap* map, uint32_t shared, uint32_t barrier,
                                         int col, int row, int h, int b, CachePolicy policy) {
   asm volatile(
@@ -81,9 +82,9 @@ __device__ __forceinline__ void LoadBox(const CUtensorMap* map, uint32_t shared,
       : "memory");
 }
 
-// Stores a box of shared memory at [b, h, row, col] of the tensor; elements beyond its ends are
-// left out. One thread calls it, after all that wrote the box have called FenceAsyncProxy and
-// passed a barrier.
+// Stores a box from shared memory to [b, h, row, col] of the tensor; elements outside it are
+// skipped. One thread, after all writers of the box have called FenceAsyncProxy and passed a
+// barrier.
 __device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t shared, int col, int row,
                                          int h, int b) {
   asm volatile(
@@ -95,7 +96,7 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t shared
 __device__ __forceinline__ void CommitStores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until the calling thread's stores have read shared memory; and until they have ended.
+// Wait until the calling thread's stores have read shared memory; until they are complete.
 __device__ __forceinline__ void WaitStoresRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
@@ -103,16 +104,16 @@ __device__ __forceinline__ void WaitStores() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Stores four 8 x 8 matrices of 16-bit elements; lane 8 * m + i names the place of row i of matrix
-// m, and x[m] holds columns 2 * (lane % 4) + {0, 1} of its row lane / 4.
+// Stores four 8 x 8 matrices of 16-bit elements; lane 8 * m + i passes the address of row i of
+// matrix m, and x[m] has columns 2 * (lane % 4) + {0, 1} of its row lane / 4.
 __device__ __forceinline__ void StoreMatrices(uint32_t shared, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
 
-// Before the first use of a map that the host copied to global memory after the last use of that
-// place.
+// Required before using a map that the host has copied to global memory since the address was last
+// used.
 __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
@@ -122,29 +123,29 @@ __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Orders the calling thread's ordinary writes to shared memory before what wgmma and the copy
-// engine do after the next barrier.
+// Orders the calling thread's ordinary writes to shared memory before accesses by wgmma and TMA
+// after the next barrier.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // ---- launches -----------------------------------------------------------------------------------
 
-// For launches that may begin before the one before them on the stream has ended (programmatic
-// dependent launch; without it both do nothing). Until all that went before has ended, and what it
-// wrote can be seen:
+// Programmatic dependent launch: a launch may start before the previous one on the stream has
+// ended; without it both functions do nothing. Waits until all earlier launches have ended and
+// their writes are visible.
 __device__ __forceinline__ void AwaitEarlierLaunches() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-// Once all blocks have called it, the next launch may begin as blocks find room. A launch that does
-// must await the earlier ones before it ends, so that awaiting it means awaiting all.
+// Once all blocks have called it, the next launch may start as blocks find room. A launch that
+// starts early must await the earlier ones before it ends, so that awaiting it means awaiting all.
 __device__ __forceinline__ void AllowNextLaunch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // ---- registers ----------------------------------------------------------------------------------
 
-// By all threads of a warpgroup: gives registers back, or waits until there are enough.
+// Called by all threads of a warpgroup: release registers, or wait until enough are free.
 template <int kRegisters>
 __device__ __forceinline__ void ReleaseRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensor Core instructions of Ampere and later on 16-bit data, and the layout of tiles in shared
-// memory, from which ldmatrix reads without bank conflicts. Device code; all lanes of a warp call
-// each function together.
+// Tensor Core instructions of Ampere and later on 16-bit data, and a shared memory layout that
+// ldmatrix reads without bank conflicts. Device code; all lanes of a warp call each function
+// together.
 
 #pragma once
 
@@ -18,15 +18,15 @@ namespace attend::cuda {
 
 // ---- tiles in shared memory ---------------------------------------------------------------------
 
-// A tile of rows of kDim 16-bit elements, cut into chunks of 16 bytes. The eight rows that one
-// ldmatrix phase reads start in the same bank where rows are a multiple of 128 bytes, and in two
-// where they are an odd multiple of 64; a chunk's place in its row is therefore XORed with the row.
+// A tile of rows of kDim 16-bit elements, in 16-byte chunks. The eight rows that one ldmatrix phase
+// reads start in the same bank if rows are a multiple of 128 bytes, and in two if they are an odd
+// multiple of 64; the chunk index is therefore XORed with the row.
 template <int kDim>
 struct TileRow {
   static_assert(kDim % 32 == 0);
   static constexpr int kBytes = 2 * kDim;
   static constexpr int kChunks = kDim / 8;
-  // Chunks among which the swizzle permutes.
+  // Number of chunks that the swizzle permutes.
   static constexpr int kSpan = kDim % 64 == 0 ? 8 : 4;
 
   __host__ __device__ static constexpr int Swizzle(int row) {
@@ -38,14 +38,14 @@ struct TileRow {
   }
 };
 
-// Which of a 16 x 16 block's four 8 x 8 matrices ldmatrix.x4 gives second; the first and last are
-// the same. Operands of a product are pairs of neighbouring registers, so that this is no whim.
+// Which of a 16 x 16 block's four 8 x 8 matrices ldmatrix.x4 returns second; the first and last are
+// fixed. Products take pairs of adjacent registers, which determines the choice.
 enum class Second {
   kRows,     // rows 8-15 of the first eight columns: Q, and V (transposed)
   kColumns,  // rows 0-7 of the last eight columns: K
 };
 
-// Where the row that a lane passes to ldmatrix.x4 is in each 16 x 16 block of a tile.
+// Offset of the row whose address a lane passes to ldmatrix.x4, for each 16 x 16 block of a tile.
 template <int kDim>
 struct BlockOffsets {
   using Row = TileRow<kDim>;
@@ -57,10 +57,9 @@ struct BlockOffsets {
     const int low = second == Second::kRows ? matrix % 2 : matrix / 2;
     first = Row::Offset(8 * low + threadIdx.x % 8, right);
   }
-  // Rows [16 * row_block, +16), columns [16 * col_block, +16); both known at compile time.
+  // Rows [16 * row_block, +16), columns [16 * col_block, +16); both compile-time constants.
   __device__ __forceinline__ uint32_t At(int row_block, int col_block) const {
-    // Blocks side by side differ in chunk bits that the swizzle XORs, those of other spans in bits
-    // above.
+    // Adjacent blocks differ in chunk bits that the swizzle XORs, other spans in higher bits.
     constexpr int kSpanBlocks = Row::kSpan / 2;
     return (first ^ (col_block % kSpanBlocks * 32)) + row_block * 16 * Row::kBytes +
            col_block / kSpanBlocks * kSpanBlocks * 32;
@@ -69,7 +68,7 @@ struct BlockOffsets {
 
 // ---- asynchronous copies ------------------------------------------------------------------------
 
-// Copies 16 bytes to shared memory without waiting; zeros instead, and no read, if not `valid`.
+// Copies 16 bytes to shared memory asynchronously; writes zeros, without reading, if not `valid`.
 __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(valid ? 16 : 0)
@@ -81,7 +80,7 @@ __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most the kPending youngest groups of this thread are under way.
+// Waits until at most the kPending most recent groups of this thread are in flight.
 template <int kPending>
 __device__ __forceinline__ void WaitCopyGroups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -93,7 +92,7 @@ __device__ __forceinline__ void StoreShared16(uint32_t shared, uint4 v) {
                : "memory");
 }
 
-// Up to eight elements that exist, zeros beyond; any alignment.
+// Up to eight elements, zeros beyond `columns`; any alignment.
 __device__ __forceinline__ uint4 LoadPiecewise(const char* data, int columns) {
   const auto* elements = reinterpret_cast<const uint16_t*>(data);
   uint32_t words[4] = {0, 0, 0, 0};
@@ -106,34 +105,33 @@ __device__ __forceinline__ uint4 LoadPiecewise(const char* data, int columns) {
 
 // ---- fragments ----------------------------------------------------------------------------------
 
-// The four 8 x 8 matrices of a 16 x 16 block, in the order of the lanes' addresses (BlockOffsets).
-// Lane l gets of each row l / 4 the columns 2 * (l % 4) and the next.
-// Volatile, but without a "memory" clobber: ordered among barriers and copies, free of loads.
+// Loads the four 8 x 8 matrices of a 16 x 16 block, in the order of the lanes' addresses
+// (BlockOffsets). Lane l gets columns 2 * (l % 4) and the next of row l / 4 of each. Volatile
+// without a "memory" clobber: ordered with barriers and copies, but not with loads.
 __device__ __forceinline__ void LoadMatrix(uint32_t shared, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared));
 }
 
-// The same with each matrix transposed: lane l gets of each column l / 4 the rows 2 * (l % 4) and
-// the next.
+// The same with each matrix transposed: lane l gets rows 2 * (l % 4) and the next of column l / 4
+// of each.
 __device__ __forceinline__ void LoadMatrixTransposed(uint32_t shared, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared));
 }
 
-// The transpose of an 8 x 8 matrix of which lane l has of row l / 4 the columns 2 * (l % 4) and the
-// next.
+// Transposes an 8 x 8 matrix of which lane l has columns 2 * (l % 4) and the next of row l / 4.
 __device__ __forceinline__ uint32_t Transpose(uint32_t pair) {
   uint32_t transposed;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
   return transposed;
 }
 
-// c = a b, or c += a b. a: 16 x 16, as LoadMatrix gives it with Second::kRows. b: 16 x 8, b0 its
-// first eight rows and b1 its last. c: 16 x 8, lane l has row l / 4, columns 2 * (l % 4) and the
-// next in c[0], c[1]; of row l / 4 + 8 in c[2], c[3].
+// c = a b, or c += a b. a: 16 x 16, as LoadMatrix returns it with Second::kRows. b: 16 x 8, b0 its
+// first eight rows and b1 its last. c: 16 x 8, lane l has columns 2 * (l % 4) and the next: of row
+// l / 4 in c[0], c[1]; of row l / 4 + 8 in c[2], c[3].
 template <class Element>
 __device__ __forceinline__ void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
@@ -167,7 +165,7 @@ __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4
   }
 }
 
-// Two neighbours of a fragment, rounded to nearest.
+// Two adjacent elements of a fragment, rounded to nearest.
 template <class Element>
 __device__ __forceinline__ uint32_t Pack(float low, float high) {
   return PackPair<!std::is_same_v<Element, __half>>(low, high);
@@ -182,8 +180,8 @@ __device__ __forceinline__ float2 Unpack(uint32_t pair) {
   }
 }
 
-// The four lanes of a row hold two columns each of every eight: after a transposition among them
-// each holds eight in a row, 16 bytes.
+// The four lanes of a row each hold two of every eight columns; transposed among them, each holds
+// eight consecutive columns, 16 bytes.
 __device__ __forceinline__ void TransposeQuad(uint32_t (&x)[4], int lane) {
   const bool odd = lane & 1;
   const bool high = lane & 2;
@@ -201,7 +199,7 @@ __device__ __forceinline__ void TransposeQuad(uint32_t (&x)[4], int lane) {
   }
 }
 
-// Bit 15 of each half of a pair that is NaN or Inf.
+// Sets bit 15 of each half of a pair that is NaN or Inf.
 template <class Element>
 __device__ __forceinline__ uint32_t NonFinitePair(uint32_t pair) {
   constexpr uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7c007c00u : 0x7f807f80u;
@@ -209,7 +207,7 @@ __device__ __forceinline__ uint32_t NonFinitePair(uint32_t pair) {
   return ((pair & kExponent) + kLowestBit) & 0x80008000u;
 }
 
-// Whether one of eight elements is NaN or Inf, and 0 in place of those that are.
+// Whether any of eight elements is NaN or Inf, and the elements with those replaced by 0.
 template <class Element>
 __device__ __forceinline__ bool AnyNonFinite(const uint4& x) {
   return (NonFinitePair<Element>(x.x) | NonFinitePair<Element>(x.y) | NonFinitePair<Element>(x.z) |

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tanh, of softcap. Device code.
+// tanh, for softcap. Device code.
 
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace attend::cuda {
 
-// tanh to a few ulp, where the hardware's has 11 bits: minimax near 0 (relative error 4.2e-8), by
-// exp2 beyond.
+// tanh to a few ulp, where the hardware instruction has 11 bits: a minimax polynomial near 0
+// (relative error 4.2e-8), exp2 beyond.
 __device__ __forceinline__ float AccurateTanh(float x) {
   const float square = x * x;
   float y = fmaf(square, 0.0162961658f, -0.0526003247f);

@@ -18,9 +18,9 @@ namespace attend::cuda {
 
 // ---- operands in shared memory ------------------------------------------------------------------
 
-// A tile that the copy engine wrote as boxes of kCols columns (64: 128-byte swizzle, 32: 64-byte
-// swizzle) on 1024-byte boundaries, as the matrix descriptor's two halves. Units are 16 bytes: bits
-// 0-13 address, 16-29 leading and 32-45 stride byte offset, 62-63 swizzle.
+// A tile that TMA wrote as boxes of kCols columns (64: 128-byte swizzle, 32: 64-byte swizzle) on
+// 1024-byte boundaries, as the two halves of a matrix descriptor. Units are 16 bytes: bits 0-13
+// address, 16-29 leading and 32-45 stride byte offset, 62-63 swizzle.
 template <int kCols>
 struct SmemTile {
   static_assert(kCols == 64 || kCols == 32);
@@ -29,8 +29,8 @@ struct SmemTile {
 
   uint32_t low;
 
-  // `address` is in shared memory; the depth of the product runs along a row. A step of 16 columns
-  // is 32 bytes.
+  // The product's depth runs along a row. A step of 16 columns is 32 bytes. `address` is in shared
+  // memory.
   static __device__ __forceinline__ SmemTile AlongRows(uint32_t address) {
     return {(address & 0x3ffff) >> 4 | 1u << 16};
   }
@@ -40,7 +40,7 @@ struct SmemTile {
     return {(address & 0x3ffff) >> 4 | box_bytes / 16 << 16};
   }
 
-  // The descriptor of the data `bytes` further.
+  // The descriptor of the data `bytes` further on.
   __device__ __forceinline__ uint64_t At(uint32_t bytes) const {
     return static_cast<uint64_t>(kHigh) << 32 | (low + bytes / 16);
   }
@@ -48,15 +48,15 @@ struct SmemTile {
 
 // ---- order --------------------------------------------------------------------------------------
 
-// Before the first wgmma, and whenever registers that it will use were written by other
-// instructions.
+// Required before the first wgmma, and whenever other instructions have written registers that it
+// uses.
 __device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Until at most kPending of the committed groups still run.
+// Waits until at most kPending committed groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -76,12 +76,13 @@ __device__ __forceinline__ void HoldRegisters(uint32_t (&d)[kCount]) {
 
 // ---- the instruction ----------------------------------------------------------------------------
 
-// d = A B + (accumulate ? d : 0) for one depth of 16. Shared: A and B in shared memory, A along its
-// rows; Registers: A in registers. kDown: B's depth runs down its rows (SmemTile::DownRows).
+// d = A B + (accumulate ? d : 0) for one depth step of 16. Shared: A and B in shared memory, A
+// along its rows; Registers: A in registers. kDown: B's depth runs down its rows
+// (SmemTile::DownRows).
 template <int kN, bool kBfloat16>
 struct Wgmma;
 
-// The numbers of the N / 2 accumulators, and their registers.
+// The operand numbers of the N / 2 accumulators, and their registers.
 #define ATTEND_TEXT_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define ATTEND_TEXT_64 \
   ATTEND_TEXT_32       \
@@ -111,7 +112,7 @@ struct Wgmma;
 #define ATTEND_D_192 ATTEND_D_128, ATTEND_D(64), ATTEND_D(72), ATTEND_D(80), ATTEND_D(88)
 #define ATTEND_D_256 ATTEND_D_192, ATTEND_D(96), ATTEND_D(104), ATTEND_D(112), ATTEND_D(120)
 
-// P0 ... P6 are the numbers that come after those of the accumulators.
+// P0 ... P6 are the operand numbers after the accumulators'.
 #define ATTEND_WGMMA(N, BF16, TYPE, P0, P1, P2, P3, P4, P5, P6)                              \
   template <>                                                                                \
   struct Wgmma<N, BF16> {                                                                    \
@@ -139,7 +140,7 @@ struct Wgmma;
     }                                                                                        \
   };
 
-// For fp16 and bf16.
+// Both fp16 and bf16.
 #define ATTEND_WGMMA_BOTH(N, ...)            \
   ATTEND_WGMMA(N, false, "f16", __VA_ARGS__) \
   ATTEND_WGMMA(N, true, "bf16", __VA_ARGS__)

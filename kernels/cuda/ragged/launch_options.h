@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a launch is started beside what it computes. No bit of an answer depends on any of it.
+// Options of how a launch is started. No bit of a result depends on them.
 
 #pragma once
 
@@ -15,18 +15,18 @@
 namespace attend::cuda {
 
 struct LaunchOptions {
-  // Page-locked memory for lists of attentions, theirs until the launches have run. Null, or too
-  // little left: lists are copied from pageable memory.
+  // Page-locked memory for lists of attentions, in use until the launches have run. If null or
+  // exhausted, lists are copied from pageable memory.
   HostArena* lists = nullptr;
-  // Multiprocessors that the blocks of one launch do not fill, for launches beside it. One is left
-  // in any case.
+  // Multiprocessors that the blocks of one launch leave free for concurrent launches. At least one
+  // is used in any case.
   int multiprocessors_free = 0;
-  // Kernels that can may begin before what stands before them on the stream has ended; they wait
-  // for it by themselves. For streams without waits for events of other streams.
+  // Kernels that support it may start before earlier work on the stream has ended; they wait for it
+  // themselves. Only for streams that do not wait for other streams' events.
   bool may_begin_early = true;
 };
 
-// As in ragged.h, which has it without options.
+// As in ragged.h, with options.
 cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention* const> attentions,
                          void* workspace, const LaunchOptions& options, cudaStream_t stream);
 

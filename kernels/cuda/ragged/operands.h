@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which of Q, K and V Hopper's kernels cannot read where they are. Host code, any thread.
+// Which of Q, K and V Hopper's kernels cannot read in place. Host code, any thread.
 
 #pragma once
 
@@ -14,10 +14,10 @@ namespace attend::cuda {
 // Q, K or V, and whether it must be copied before Hopper's kernels can read it.
 struct Operand {
   ConstTensorView view;
-  int64_t heads, rows, columns;  // of batch sequences, or one if packed
+  int64_t heads, rows, columns;  // per sequence; packed: of all
   bool copied;
 };
-// None is copied if that would not help: rows in pages, 2^31 rows, or another fault of WhyNotTma.
+// Nothing is copied if that would not help: paged keys, 2^31 rows, or another reason of WhyNotTma.
 std::array<Operand, 3> OperandsOf(const Attention& attention);
 
 }  // namespace attend::cuda

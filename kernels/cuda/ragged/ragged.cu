@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A launch of a list uploads attentions, tensor maps and groups in one copy; a one-block kernel
+// then reads the true lengths, sorts the groups by cost and numbers their tiles, because only the
+// device knows the lengths. A single attention whose lengths the host knows travels in the kernel's
+// parameter and needs neither.
 
 #include "kernels/cuda/ragged/ragged.h"
 
@@ -23,7 +28,7 @@ bool TravelsInParameter(std::span<const Attention* const> attentions) {
   return !a.problem.packed && a.q_lengths == nullptr && a.kv_lengths == nullptr;
 }
 
-// How long a group's longest tile takes, in keys.
+// Cost of a group's longest tile, in keys.
 ATTEND_HD inline int64_t Cost(const Problem& p, int64_t k_len, int rows) {
   if (p.mask.left < 0 || p.mask.right < 0) return k_len;
   const int64_t width = p.mask.left / 2 + p.mask.right / 2;  // halves cannot overflow
@@ -35,8 +40,8 @@ __device__ int64_t GroupCost(const Attention* attentions, const TileGroup& group
   return max(Cost(a.problem, SequenceOf(a, group.b).k_len, rows), int64_t{0});
 }
 
-// Reads the true lengths, orders the groups longest first (256 classes of cost; the order inside a
-// class is any) and numbers their tiles.
+// Reads the true lengths, orders the groups longest first (a bucket sort into 256 cost classes; the
+// order within a class is unspecified) and numbers their tiles.
 __global__ void __launch_bounds__(kSortThreads)
     OrderGroups(const Attention* attentions, const TileGroup* groups, int count, int rows,
                 TileGroup* ordered) {
@@ -97,7 +102,7 @@ __global__ void __launch_bounds__(kSortThreads)
 
 int64_t RoundUp(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Where things are in the workspace; all but `ordered` are copied there from the host in one piece.
+// Offsets in the workspace; everything but `ordered` is copied from the host in one piece.
 struct Layout {
   int64_t attentions, maps, groups, ordered, bytes;
 
@@ -110,7 +115,7 @@ struct Layout {
   }
 };
 
-// A sequence whose length the device knows is a group of its own.
+// Sequences whose lengths only the device knows get a group each.
 void AddGroups(const Attention& a, int problem, std::vector<TileGroup>* groups) {
   const bool apart = a.problem.packed || a.q_lengths != nullptr || a.kv_lengths != nullptr;
   TileGroup group;
@@ -122,7 +127,7 @@ void AddGroups(const Attention& a, int problem, std::vector<TileGroup>* groups) 
   }
 }
 
-// limits.h keeps this far from 64 bits.
+// limits.h keeps this far below 2^63.
 int64_t TilesAtMost(const Problem& p, int rows) {
   if (p.packed) return (p.total_q / rows + std::min(p.batch, p.total_q)) * p.heads_q;
   return (p.len_q + rows - 1) / rows * p.heads_q * p.batch;
@@ -133,7 +138,7 @@ cudaError_t Maps(const FlashVariant& variant, const Attention& a, TensorMaps* ma
   return EncodeTensorMaps(a, variant.boxes, maps);
 }
 
-// The list as the host has it, up to `ordered`.
+// Builds the list in host memory, up to `ordered`.
 cudaError_t FillList(const FlashVariant& variant, std::span<const Attention* const> attentions,
                      const std::vector<TileGroup>& groups, const Layout& layout, char* host) {
   const auto at = [&](int64_t offset) { return host + (offset - layout.attentions); };
@@ -151,7 +156,7 @@ cudaError_t FillList(const FlashVariant& variant, std::span<const Attention* con
 cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* const> attentions,
                        char* workspace, HostArena* lists, cudaStream_t stream,
                        RaggedParams* params) {
-  // A graph would copy the list again at every launch, from host memory that is gone.
+  // A graph would repeat the copy at every launch, from host memory that no longer exists.
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
   if (asked != cudaSuccess) return asked;
@@ -163,7 +168,7 @@ cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* c
   const Layout layout(static_cast<int64_t>(attentions.size()), static_cast<int64_t>(groups.size()));
   const int64_t bytes = layout.ordered - layout.attentions;
   char* const locked = lists == nullptr ? nullptr : lists->Take(bytes);
-  // With pageable memory, the copy call has taken the bytes when it returns.
+  // A copy from pageable memory has staged the bytes when the call returns.
   std::vector<char> pageable(locked == nullptr ? static_cast<size_t>(bytes) : 0);
   char* const host = locked == nullptr ? pageable.data() : locked;
   cudaError_t error = FillList(variant, attentions, groups, layout, host);
@@ -171,7 +176,7 @@ cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* c
   char* const list = workspace + layout.attentions;
   if (locked == nullptr) {
     error = cudaMemcpyAsync(list, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream);
-  } else {  // not by the copy engine, where a list would wait for large tensors
+  } else {  // by a kernel: on the copy engine a list would queue behind large tensors
     const CopyPiece piece{list, host, bytes};
     error = LaunchCopy({&piece, 1}, stream);
   }
@@ -206,12 +211,13 @@ cudaError_t PrepareKernel(const FlashVariant& variant, int* multiprocessors) {
   error = cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                variant.shared_bytes);
   if (error != cudaSuccess) return error;
-  // The cache is of no use here; without this the driver may leave room for one block only.
+  // These kernels do not use the L1 cache; by default the driver may leave shared memory for one
+  // block only.
   return cudaFuncSetAttribute(variant.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                               cudaSharedmemCarveoutMaxShared);
 }
 
-// Begins early only outside of graphs, whose nodes wait as their edges say.
+// Early start only outside of graphs, whose edges order the nodes.
 cudaError_t Launch(const FlashVariant& variant, unsigned blocks, RaggedParams params,
                    bool may_begin_early, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The ragged launch: one kernel launch computes an array of attentions of any shapes, strides and
-// masks. Its unit is the tile, a block of query rows of one head of one sequence. Thread blocks
-// stay on the multiprocessors and claim tiles from one queue, longest first; what a tile computes
-// depends on its attention alone, so no bit of an answer depends on its neighbours.
+// masks. Its unit is the tile, a block of query rows of one head of one sequence. Thread blocks are
+// persistent and claim tiles from one queue, longest first; a tile's result is a function of its
+// attention alone, so no bit depends on its neighbours.
 //
-// Tiles are never listed one by one. Those of heads that agree in length form a TileGroup, and a
-// tile's number is enough to find its group, head and rows.
+// Tiles are never listed individually. Heads of equal length form a TileGroup, and a tile's number
+// determines its group, head and rows.
 
 #pragma once
 
@@ -24,29 +24,29 @@
 
 namespace attend::cuda {
 
-// The head of every launch's workspace. All zero between launches: the last block to leave a
-// launch clears it (in cuda_flash_sm80 the counter wraps), so no launch pays for clearing it first.
+// The head of every launch's workspace. All zero between launches: the last block to leave a launch
+// clears it (in cuda_flash_sm80 the counter wraps), so no launch pays for clearing.
 struct TileQueue {
   unsigned int next = 0;  // tiles claimed beyond each block's first
-  unsigned int left = 0;  // blocks that have found no more work
+  unsigned int left = 0;  // blocks that found no more work
 };
-// Room for the counters of decoding launches too (decode/decode.h).
+// Includes the counters of decoding launches (decode/decode.h).
 inline constexpr int64_t kTileQueueBytes = 16384;
 
-// Tiles of one launch, so that their numbers and the blocks' fit 31 bits. More rows than this many
-// tiles hold are terabytes.
+// Tiles of one launch, so that tile and block numbers fit 31 bits. More rows than this many tiles
+// hold would take terabytes.
 inline constexpr int64_t kLaunchTilesMax = int64_t{1} << 30;
-inline constexpr int kTileRowsMin = 32;  // of any variant
+inline constexpr int kTileRowsMin = 32;  // lower bound over all variants
 
-// The kernel's parameter. One attention whose lengths the host knows travels in it; a list, or
-// lengths that are on the device, are read from the workspace.
+// Kernel parameter. A single attention whose lengths the host knows is passed by value; a list, or
+// lengths in device memory, are read from the workspace.
 struct RaggedParams {
   TensorMaps single_maps;
-  Attention single;           // of a list: only its page_rows, which is 0 in all or in none
-  TileGroup single_group[2];  // the second only ends the first
+  Attention single;           // for a list: only its page_rows, which is 0 for all or for none
+  TileGroup single_group[2];  // the second is the end sentinel
   const TensorMaps* maps = nullptr;
   const Attention* attentions = nullptr;  // null: `single`
-  const TileGroup* groups = nullptr;      // group_count, and one that ends the last
+  const TileGroup* groups = nullptr;      // group_count entries and an end sentinel
   int32_t group_count = 1;
   TileQueue* queue = nullptr;
 };
@@ -59,11 +59,11 @@ struct FlashVariant {
   int keys = 0;
   int threads = 0;
   int shared_bytes = 0;
-  int blocks = 1;  // to a multiprocessor
+  int blocks = 1;  // per multiprocessor
   const void* kernel = nullptr;
-  int columns = 0;            // of O, padded: of a variant of cuda_decode_sm80
-  bool begins_early = false;  // waits by itself for what went before it on the stream
-  bool tensor_maps = false;   // loads (and may store) through TensorMaps of these boxes
+  int columns = 0;            // of O, padded: variants of cuda_decode_sm80 only
+  bool begins_early = false;  // waits for earlier work on the stream itself
+  bool tensor_maps = false;   // loads (and may store) through TensorMaps with these boxes
   TensorBoxes boxes;
 };
 
@@ -74,7 +74,7 @@ std::string TileName() {
          std::to_string(T::kThreads);
 }
 
-// The variant of a kernel that computes tiles of T. `name` lives on.
+// The variant of a kernel that computes tiles of T. `name` must have static storage.
 template <class T>
 FlashVariant MakeVariant(std::string_view name, const void* kernel, int shared_bytes) {
   static_assert(T::kRows >= kTileRowsMin);
@@ -89,18 +89,18 @@ FlashVariant MakeVariant(std::string_view name, const void* kernel, int shared_b
   return variant;
 }
 
-// Bytes of workspace for a launch of these attentions: kTileQueueBytes, and room for what does not
-// travel in the parameter. Overflow and more than kLaunchTilesMax tiles are INVALID_ARGUMENT.
+// Workspace bytes for a launch of these attentions: kTileQueueBytes, plus what does not fit the
+// parameter. INVALID_ARGUMENT on overflow or more than kLaunchTilesMax tiles.
 Result<int64_t> RaggedWorkspaceBytes(std::span<const Problem* const> problems);
 
-// Enqueues one launch of `variant`. `workspace` is 256-byte aligned, has RaggedWorkspaceBytes
-// bytes, and its queue is zero; launches that share it must be ordered. Returns before anything has
-// run. Empty attentions are allowed. Of variants with maps: keys of all are in pages, or of none.
+// Enqueues one launch of `variant`, asynchronously. `workspace` is 256-byte aligned, has
+// RaggedWorkspaceBytes bytes, and its queue is zero; launches that share it must be ordered. Empty
+// attentions are allowed. For variants with maps, keys must be paged in all attentions or in none.
 cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention* const> attentions,
                          void* workspace, cudaStream_t stream);
 
-// Has the code of what a launch of a list needs beside the kernel on the current device now, not at
-// the first one: loading may wait for all streams.
+// Loads, now, the code that a launch of a list needs beside the kernel itself on the current
+// device: lazy loading may wait for all streams.
 cudaError_t LoadRagged();
 // The same for kernels.
 cudaError_t LoadVariants(std::span<const FlashVariant> variants);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that the tiles of a Tensor Core kernel could not hold, computed again when their keys are
-// done: by one warp, sixteen rows at a time, from global memory. Slower than the tiles (README.md,
-// "Rows computed again"), but no other row's loop knows of it. Device code; a warp calls each
-// function together.
+// Recomputes rows that the tiles of a Tensor Core kernel could not represent, after their last key:
+// by one warp, sixteen rows at a time, from global memory. Slower than the tiles (README.md, "Rows
+// computed again"), but the main loop pays nothing for it. Device code; a warp calls each function
+// together.
 //
 // There are two kinds. *Marked* rows have scores that their base cannot hold (exponent_base.cuh).
-// *Overflowed* ones have an output that is not finite though their sum of weights is: either V is
-// not finite, which the row may not even see, or sums of it left fp32's range, though no mean of
-// finite values does. The latter are added up with smaller weights.
+// *Overflowed* rows have an output that is not finite though their sum of weights is: either V is
+// not finite, possibly only in keys that the row does not see, or sums of it left fp32's range,
+// which no mean of finite values does. The latter are accumulated with smaller weights.
 
 #pragma once
 
@@ -20,14 +20,13 @@
 
 namespace attend::cuda {
 
-// What is known of a row when all of its keys have been seen; the same in its four lanes, but for
-// `largest`.
+// State of a row after all of its keys; equal in its four lanes, except `largest`.
 struct RowEnd {
   SoftmaxState<float> state;
-  float unit = 1.0f;  // what its output must be multiplied by to fit state.sum
-  float largest = 0;  // magnitude of the lane's part of the output; NaN if one is
+  float unit = 1.0f;  // factor that makes its output fit state.sum
+  float largest = 0;  // largest magnitude in the lane's part of the output; NaN if any is
   bool marked = false;
-  bool counts = true;  // it exists and has seen a key: its output means something
+  bool counts = true;  // it exists and has seen a key: its output is defined
 };
 
 __device__ __forceinline__ float QuadSum(float x) {
@@ -39,9 +38,8 @@ __device__ __forceinline__ float QuadMax(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// The largest magnitude of the lane's outputs of row `r`. `at(j)`: the four floats of a fragment
-// (MultiplyAdd) of columns 8 * j and on. Four at a time: one after the other they would wait for
-// each other.
+// Largest magnitude among the lane's outputs of row `r`. `at(j)`: the four floats of a fragment
+// (MultiplyAdd) for columns 8 * j and on. Four accumulators break the dependency chain.
 template <int kBlocks, class At>
 __device__ __forceinline__ float LargestOfRow(const At& at, int r) {
   float largest[4] = {};
@@ -52,15 +50,15 @@ __device__ __forceinline__ float LargestOfRow(const At& at, int r) {
   return MaxOrNan(MaxOrNan(largest[0], largest[1]), MaxOrNan(largest[2], largest[3]));
 }
 
-// A warp's sixteen rows of one query head, from `first` on. Works in local memory and in loops that
-// are not unrolled: the registers are those of code that is not rare. kGeneral: there may be bias
-// and ALiBi. kPaged: K and V may be in pages. kDropout: weights are dropped.
+// Sixteen rows of one query head, from `first` on, for one warp. Uses local memory and loops that
+// are not unrolled, so that this rare code does not raise the kernel's register count. kGeneral:
+// bias and ALiBi are possible. kPaged: K and V may be paged. kDropout: weights are dropped.
 template <class Element, int kBlocks, bool kGeneral, bool kPaged, bool kDropout>
 class RowRedo {
  public:
-  // Fragments as MultiplyAdd makes them. Between Run and Arrange, lane c of a row's four has in
-  // [4 * g + i] the columns 32 * g + 8 * c + 2 * i and the next, so that V is read eight columns at
-  // a time; else columns 8 * j + 2 * c and the next in [j], as everybody.
+  // Fragments as MultiplyAdd makes them. Between Run and Arrange, lane c of a row's four has in [4
+  // * g + i] columns 32 * g + 8 * c + 2 * i and the next, so that V is read eight columns at a
+  // time; otherwise columns 8 * j + 2 * c and the next in [j], the standard layout.
   using Output = float[kBlocks][4];
 
   __device__ __forceinline__ RowRedo(const Attention& attention, int batch, int head, int first)
@@ -95,19 +93,19 @@ class RowRedo {
     common_end = __reduce_min_sync(kAll, common_end);
   }
 
-  // Weights by which no sum of finite values overflows. None does of fp16's, which could not hold
-  // such weights.
+  // A weight unit for which no sum of finite values overflows. Sums of fp16 values never do, and
+  // fp16 could not represent such weights.
   __device__ __forceinline__ float SmallUnit() const {
     if (std::is_same_v<Element, __half>) return 1.0f;
     const int bits = 33 - __clz(max(end - begin, 1));
     return __int_as_float((127 - bits) << 23);
   }
 
-  // Whether each output that is not finite must be NaN, as every row of the warp sees a value that
-  // is. Inf explains nothing: the output may be NaN by what the row does not see.
+  // Whether every non-finite output must be NaN, because every row of the warp sees a NaN value.
+  // Inf proves nothing: the output may be NaN because of keys that the row does not see.
   __device__ __forceinline__ bool ValuesExplain(const Output& o) const {
-    if (kDropout || (kGeneral && a.problem.has_bias)) return false;  // which may hide any key
-    uint64_t open = 0;  // bits: columns of the lane without an explanation
+    if (kDropout || (kGeneral && a.problem.has_bias)) return false;  // these may hide any key
+    uint64_t open = 0;  // bit n: column n of the lane is unexplained
 #pragma unroll 1
     for (int n = 0; n < 2 * kBlocks; ++n) {
       const bool found = (row[0] < s.q_len && NonFinite(o[n / 2][n % 2])) ||
@@ -140,7 +138,7 @@ class RowRedo {
     for (int r = 0; r < 2; ++r) ends[r].state.max = NegativeInfinity();
 #pragma unroll 1
     for (int j = 0; j < kBlocks; ++j) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
-    const float inverse = __int_as_float((254 << 23) - __float_as_int(unit));  // of a power of two
+    const float inverse = __int_as_float((254 << 23) - __float_as_int(unit));  // unit is 2^n
 #pragma unroll 1
     for (int key = begin; key < end; key += kKeys) {
       float p[2][4];  // scores, then weights; fragments of eight keys
@@ -149,7 +147,7 @@ class RowRedo {
 #pragma unroll
       for (int r = 0; r < 2; ++r) rescale[r] = Weigh(unit, r, ends[r].state.max, sum[r], p);
       if constexpr (kDropout) Drop(key, p);
-      __syncwarp();  // the compiler keeps the two halves apart, and so fewer registers
+      __syncwarp();  // keeps the compiler from merging the halves, which would take more registers
       Accumulate(key, p, rescale, o);
     }
 #pragma unroll
@@ -172,7 +170,7 @@ class RowRedo {
     }
   }
 
-  // Gives each lane the columns that it has of everybody's output.
+  // Moves each lane's columns to the standard layout.
   __device__ __forceinline__ void Arrange(Output& o) const {
 #pragma unroll 1
     for (int n = 0; n < 3 * kBlocks / 4; ++n) {
@@ -185,7 +183,7 @@ class RowRedo {
 
  protected:
   static constexpr unsigned kAll = 0xffffffffu;
-  static constexpr int kKeys = 16;  // at a time
+  static constexpr int kKeys = 16;  // per step
 
   __device__ __forceinline__ const uint16_t* RowAt(const ConstTensorView& t, int64_t head,
                                                    int64_t at_row) const {
@@ -202,7 +200,7 @@ class RowRedo {
     return static_cast<const uint16_t*>(t.data) + head * t.stride_h;
   }
 
-  // Some address if there is no such key.
+  // An arbitrary valid address if the key does not exist.
   __device__ __forceinline__ const uint16_t* KeyAt(const ConstTensorView& t, const uint16_t* first,
                                                    int key, int keys) const {
     if (!InPages()) return first + key * t.stride_l;
@@ -217,14 +215,14 @@ class RowRedo {
     return ((reinterpret_cast<uint64_t>(row) | 2 * t.stride_l) & 15) == 0 && columns % 8 == 0;
   }
 
-  // Eight neighbours of a row; 0 for what does not exist.
+  // Eight adjacent elements of a row; 0 beyond its columns.
   __device__ __forceinline__ uint4 LoadEight(const uint16_t* data, int column, int columns) const {
     if (column >= columns) return make_uint4(0, 0, 0, 0);
     if (aligned) return *reinterpret_cast<const uint4*>(data + column);
     return LoadPiecewise(reinterpret_cast<const char*>(data + column), columns - column);
   }
 
-  // Bits: which of eight neighbours are NaN.
+  // Bit n: element n of eight is NaN.
   static __device__ __forceinline__ uint32_t NansIn(const uint4& x) {
     constexpr uint32_t kInfinity = std::is_same_v<Element, __half> ? 0x7c00 : 0x7f80;
     const auto bits = [](uint32_t pair) -> uint32_t {
@@ -233,8 +231,8 @@ class RowRedo {
     return bits(x.x) | bits(x.y) << 2 | bits(x.z) << 4 | bits(x.w) << 6;
   }
 
-  // Bits of the lane's columns 8 * j + 2 * (lane % 4) and the next become those of its columns
-  // 32 * g + 8 * (lane % 4) and the seven next. The same in all rows.
+  // Converts the lane's bits from columns 8 * j + 2 * (lane % 4) and the next to columns 32 * g + 8
+  // * (lane % 4) and the seven next. The same for all rows.
   __device__ __forceinline__ uint64_t ByEights(uint64_t pairs) const {
     uint64_t eights = 0;
 #pragma unroll 1
@@ -254,13 +252,13 @@ class RowRedo {
     return Unpack<Element>(KeyAt(a.v, v, key, end)[column]).x;
   }
 
-  // The scores of the keys from `key` on, -inf those that a row does not see.
+  // Scores of the keys from `key` on; -inf for those that a row does not see.
   __device__ __forceinline__ void Score(int key, float (&scores)[2][4]) const {
     const Problem& p = a.problem;
     const int dim = static_cast<int>(p.dim);
 #pragma unroll
     for (int n = 0; n < 8; ++n) scores[n / 4][n % 4] = 0.0f;
-      // The order of the columns in a product is any: lanes take eight at a time.
+      // The order of columns in a product does not matter: lanes take eight at a time.
 #pragma unroll 1
     for (int d = lane % 4 * 8; d - lane % 4 * 8 < dim; d += 32) {
       uint4 query[2], keys[2];
@@ -302,7 +300,7 @@ class RowRedo {
     }
   }
 
-  // Row r's scores become weights in `unit`. What its output so far must be multiplied by.
+  // Turns row r's scores into weights in `unit`. Returns the factor for its output so far.
   __device__ __forceinline__ float Weigh(float unit, int r, float& max, float& sum,
                                          float (&p)[2][4]) const {
     const float top =
@@ -315,14 +313,14 @@ class RowRedo {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       float& x = p[n / 2][2 * r + n % 2];
-      // -0 says "hidden": also of a key that has the score -inf by arithmetic.
+      // -0 marks a hidden key, here also one whose score is -inf by arithmetic.
       x = x == NegativeInfinity() ? -0.0f : WeightAgainst(x, reference, kLog2E) * unit;
       sum += x;
     }
     return rescale;
   }
 
-  // Dropped weights of the keys from `key` on become as those of hidden ones.
+  // Marks dropped weights of the keys from `key` on as hidden.
   __device__ __forceinline__ void Drop(int key, float (&p)[2][4]) const {
     uint32_t kept = 0;
 #pragma unroll 1
@@ -337,7 +335,7 @@ class RowRedo {
     }
   }
 
-  // O = rescale O + P V, of elements of V that are finite; the others by themselves.
+  // O = rescale O + P V over finite elements of V; the others are handled separately.
   __device__ __forceinline__ void Accumulate(int key, const float (&p)[2][4],
                                              const float (&rescale)[2], Output& o) const {
     const int dim = static_cast<int>(a.problem.dim_v);
@@ -403,9 +401,9 @@ class RowRedo {
   const Sequence s;
   const int lane = ThreadIndex() % 32;
   int row[2];
-  int key_begin[2] = {0, 0}, key_end[2] = {0, 0};  // the lane's rows see these
-  int begin, end = 0;                              // some row of the warp does
-  int common_begin, common_end;                    // all that exist do
+  int key_begin[2] = {0, 0}, key_end[2] = {0, 0};  // keys visible to the lane's rows
+  int begin, end = 0;                              // visible to some row of the warp
+  int common_begin, common_end;                    // visible to every row that exists
   const uint16_t* q[2];
   const uint16_t* k;  // key 0
   const uint16_t* v;
@@ -416,7 +414,7 @@ __device__ __forceinline__ bool Overflowed(const RowEnd& end) {
   return end.counts && NonFinite(end.largest) && !NonFinite(end.state.sum);
 }
 
-// Computes the warp's rows again if one of them needs it. `end`, `at`: as the tiles left them.
+// Recomputes the warp's rows if one of them needs it. `ends`, `at`: the state after the tiles.
 template <class Element, int kBlocks, bool kGeneral, bool kPaged, bool kDropout, class At>
 __device__ __forceinline__ void RedoRows(const Attention& a, int b, int h, int first_row,
                                          const At& at, RowEnd (&ends)[2]) {

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Whether a view can be addressed by TMA is decided once, in FaultOf, by the rules of
+// cuTensorMapEncodeTiled: 16-byte base and strides, strides below kTmaStrideMax, 32-bit
+// coordinates. Broadcast dimensions become extents of 1; pages take the place of sequences.
 
 #include "kernels/cuda/ragged/tensor_maps.h"
 
@@ -11,7 +15,7 @@ namespace {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// From the driver that runs, so that nothing links against it.
+// Looked up in the driver at run time, so that nothing links against it.
 EncodeTiled FindEncodeTiled() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
@@ -28,7 +32,7 @@ constexpr int64_t kElementBytes = 2;
 constexpr int64_t kRowsMax = INT32_MAX;  // coordinates have 32 bits
 constexpr int64_t kPagesMax = INT32_MAX;
 
-// A stride of a dimension that is walked; 0 (broadcast) is not: see Extent.
+// Whether TMA can walk the dimension. A stride of 0 (broadcast) is never walked, see Extent.
 bool StrideFits(int64_t extent, int64_t stride) {
   if (extent <= 1 || stride == 0) return true;
   return stride > 0 && stride < kTmaStrideMax / kElementBytes &&
@@ -45,7 +49,7 @@ Fault FaultOf(const ConstTensorView& view, int64_t batch, int64_t heads, int64_t
   return fits ? kNone : kStride;
 }
 
-// By tensor (Q, K, V) and Fault.
+// Indexed by tensor (Q, K, V) and Fault.
 constexpr std::string_view kClauses[3][4] = {
     {"", "Hopper's copy engine takes fewer than 2^31 rows, q has more",
      "q does not begin on a 16-byte boundary, as Hopper's copy engine needs",
@@ -57,7 +61,7 @@ constexpr std::string_view kClauses[3][4] = {
      "v does not begin on a 16-byte boundary, as Hopper's copy engine needs",
      "a stride of v is not a multiple of 16 bytes in (0, 2^36), as Hopper's kernels need"}};
 
-// A broadcast dimension has one element, which every index means (BroadcastIndex).
+// A broadcast dimension has one element, which every index refers to (BroadcastIndex).
 cuuint64_t Extent(int64_t extent, int64_t stride) {
   return static_cast<cuuint64_t>(stride == 0 ? 1 : std::max<int64_t>(extent, 1));
 }
@@ -65,7 +69,7 @@ cuuint64_t StrideBytes(int64_t extent, int64_t stride) {
   return static_cast<cuuint64_t>(extent <= 1 || stride == 0 ? kAlignment : stride * kElementBytes);
 }
 
-// Nothing of O is broadcast: every element has a place of its own.
+// Whether every element of O has its own address: no stride is 0.
 bool Distinct(const Attention& a) {
   return (a.problem.batch <= 1 || a.o.stride_b != 0) &&
          (a.problem.heads_q <= 1 || a.o.stride_h != 0) && a.o.stride_l != 0;
@@ -75,7 +79,7 @@ struct Shape {
   int64_t dim, rows, heads, batch;
 };
 
-// Whether dropout's rows begin where the kernel's tiles of weights do.
+// Whether dropout's rows are aligned with the kernel's tiles of weights.
 bool RowsBeginTiles(const Attention& a) {
   return a.problem.dropout == 0 || a.dropout.row % kDropoutTile == 0;
 }
@@ -84,7 +88,7 @@ ConstTensorView ViewOf(const BiasView& bias) {
   return {bias.data, bias.stride_b, bias.stride_h, bias.stride_q};
 }
 
-// Of K; pages take the place of sequences.
+// Shape of K; pages take the place of sequences.
 Shape KeysShape(const Problem& p) {
   if (p.page_rows > 0) return {p.dim, p.page_rows, p.heads_kv, kPagesMax};
   return {p.dim, p.packed ? p.total_k : p.len_k, p.heads_kv, p.packed ? 1 : p.batch};
@@ -97,7 +101,7 @@ TensorBox KeysBox(const Problem& p, const TensorBox& box) {
 
 bool Encode(EncodeTiled encode, const ConstTensorView& view, const Shape& shape, DType dtype,
             const TensorBox& box, CUtensorMap* map) {
-  // An empty tensor is never loaded from, but a map must have an address.
+  // An empty tensor is never loaded, but its map needs an address.
   static const char kNowhere alignas(kAlignment) = 0;
   const void* data = view.data == nullptr ? &kNowhere : view.data;
   const cuuint64_t extents[] = {
@@ -133,7 +137,7 @@ std::string_view WhyNotTma(const Attention& a) {
   const int64_t batch = p.packed ? 1 : p.batch;
   const bool paged = p.page_rows > 0;
   const int64_t rows_k = paged ? p.page_rows : p.packed ? p.total_k : p.len_k;
-  const int64_t batch_k = paged ? 2 : batch;  // pages: two or more
+  const int64_t batch_k = paged ? 2 : batch;  // at least two pages
   const Fault faults[] = {FaultOf(a.q, batch, p.heads_q, p.packed ? p.total_q : p.len_q),
                           FaultOf(a.k, batch_k, p.heads_kv, rows_k),
                           FaultOf(a.v, batch_k, p.heads_kv, rows_k)};
@@ -181,8 +185,8 @@ cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, Tenso
             Encode(encode, a.k, keys, p.dtype, KeysBox(p, boxes.k), &maps->k) &&
             Encode(encode, a.v, values, p.dtype, KeysBox(p, boxes.v), &maps->v);
   const ConstTensorView o{a.o.data, a.o.stride_b, a.o.stride_h, a.o.stride_l};
-  // A packed sequence may end inside a box, where the next one's rows begin; and a box whose last
-  // columns are no whole 16 bytes would write all of these.
+  // Not if a packed sequence may end inside a box, which would overwrite the next one's rows, nor
+  // if the last columns are not a multiple of 16 bytes, all of which a box would write.
   const bool biased = p.has_bias && !HasBits(a);
   if (biased && boxes.o.rows > 0) {
     const ConstTensorView bias = ViewOf(a.bias);

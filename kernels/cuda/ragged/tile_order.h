@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which the tiles of a ragged launch (ragged.h) are numbered and so begun. Host and
-// device code: what a block does with its tile's number is what the tests do.
+// The order in which tiles of a ragged launch (ragged.h) are numbered and so started. Shared by
+// host and device: tests run the same mapping from tile numbers as blocks do.
 
 #pragma once
 
@@ -13,20 +13,20 @@
 
 namespace attend::cuda {
 
-// K and V of a section may fill the L2 cache (Ampere's 40 MB, Hopper's 50 MB).
+// K and V of a section should fit the L2 cache (Ampere's 40 MB, Hopper's 50 MB).
 inline constexpr int64_t kSectionBytes = int64_t{40} << 20;
-// Tiles of a section at least: the multiprocessors (132 on Hopper) end together only if, after its
-// longest tiles, there are enough short ones to fill the gaps.
+// Lower bound of a section's tiles: the multiprocessors (132 on Hopper) finish together only if
+// enough short tiles follow the longest ones to fill the gaps.
 inline constexpr int64_t kSectionTilesMin = 400;
 
-// The tiles of `heads` heads (counted over sequences from `b` on, Hq to a sequence), row_tiles to a
-// head, in this order: sections of heads; in a section the last rows first (under a causal mask
-// they see most keys), the heads of equal rows side by side.
+// The tiles of `heads` heads (counted over sequences from `b` on, Hq per sequence), row_tiles per
+// head, in this order: sections of heads; within a section the last rows first (under a causal mask
+// they see most keys), with the heads of equal rows adjacent.
 struct TileGroup {
   int32_t first_tile = 0;  // in the launch
   int32_t heads = 0;
   int32_t row_tiles = 0;
-  int32_t section = 1;  // heads
+  int32_t section = 1;  // heads per section
   int32_t problem = 0;  // index of the attention
   int32_t b = 0;
 };
@@ -44,7 +44,7 @@ struct TileWork {
 ATTEND_HD inline void OrderTiles(const Problem& p, int64_t q_rows, int64_t k_len, int rows,
                                  TileGroup& group) {
   group.row_tiles = static_cast<int32_t>((q_rows + rows - 1) / rows);
-  // Without a mask all tiles of a head take equally long, and one head at a time caches best.
+  // Without a mask all tiles of a head cost the same, and one head at a time caches best.
   group.section = 1;
   if (p.mask.unrestricted()) return;
   const int64_t head_bytes = (k_len + 1) * (p.dim + p.dim_v) * DTypeBytes(p.dtype) / p.group();
@@ -61,8 +61,8 @@ struct Quotient {
   int rest;
 };
 
-// Divides numbers that are not negative, b a power of two or not: a shift has a fraction of a
-// division's latency, and one thread works all this out while others wait.
+// Division of non-negative numbers. If b is a power of two it is a shift, which has a fraction of a
+// division's latency: one thread computes all this while others wait.
 ATTEND_HD inline Quotient Divide(int a, int b) {
   const auto dividend = static_cast<unsigned>(a);
   const auto divisor = static_cast<unsigned>(b);
@@ -77,7 +77,7 @@ ATTEND_HD inline Quotient Divide(int a, int b) {
   return {whole, a - whole * b};
 }
 
-// Where tile number `tile` of the group is.
+// Locates tile number `tile` of the group.
 ATTEND_HD inline void PlaceTile(const TileGroup& group, int64_t heads_q, int tile, int rows,
                                 TileWork& work) {
   const Quotient section = Divide(tile - group.first_tile, group.section * group.row_tiles);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a thread block of a ragged launch finds its work: claims the number of a tile, finds the
-// tile's attention, head and rows. Device code; tile_order.h has the order of tiles.
+// How a thread block of a ragged launch finds work: claims a tile number, then finds the tile's
+// attention, head and rows. Device code; tile_order.h has the order of tiles.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace attend::cuda {
 
-// The block's next tile, for one thread of it to call: its first tile is its own number, later ones
-// come from the queue.
+// Claims the block's next tile; one thread. A block's first tile is its own number, later ones come
+// from the queue.
 __device__ __forceinline__ int ClaimTile(const RaggedParams& params) {
   return static_cast<int>(atomicAdd(&params.queue->next, 1u) + gridDim.x);
 }
@@ -24,17 +24,16 @@ __device__ __forceinline__ int TileCount(const RaggedParams& params) {
                                       : params.groups[params.group_count].first_tile;
 }
 
-// As ClaimTile, of `tile_count` tiles, in a kernel whose blocks claim one tile after each that they
-// have, and none after the first that is not there. Claims are then as many as tiles: one for each
-// tile beyond the blocks' first, and one in vain for each block. The last finds the queue at
-// tile_count - 1 and leaves it at zero, so that such a kernel needs no LeaveQueue.
+// ClaimTile for kernels whose blocks claim exactly one tile after each tile they have, and stop at
+// the first that does not exist. There are then tile_count claims: one per tile beyond the blocks'
+// first, and one failed claim per block. The last wraps the counter from tile_count - 1 to zero, so
+// such a kernel does not call LeaveQueue.
 __device__ __forceinline__ int ClaimTileOf(const RaggedParams& params, int tile_count) {
   if (tile_count <= static_cast<int>(gridDim.x)) return tile_count;  // all are first tiles
   return static_cast<int>(atomicInc(&params.queue->next, tile_count - 1) + gridDim.x);
 }
 
-// Once for each block, by one thread, after its last claim. The last block leaves the queue as it
-// was found.
+// Call once per block, by one thread, after its last claim. The last block resets the queue.
 __device__ __forceinline__ void LeaveQueue(const RaggedParams& params) {
   __threadfence();
   if (atomicAdd(&params.queue->left, 1u) + 1 < gridDim.x) return;
@@ -42,7 +41,7 @@ __device__ __forceinline__ void LeaveQueue(const RaggedParams& params) {
   params.queue->left = 0;
 }
 
-// The group that holds a tile, of several: the last that begins at or before it.
+// The group of a tile in a list: the last that begins at or before it.
 __device__ __forceinline__ int FindGroup(const RaggedParams& params, int tile) {
   int low = 0;
   for (int high = params.group_count; high - low > 1;) {
@@ -56,7 +55,7 @@ __device__ __forceinline__ int FindGroup(const RaggedParams& params, int tile) {
   return low;
 }
 
-// False: there is no such tile, and the block's work is done. kSingle: params.attentions is null.
+// False: there is no such tile, the block is done. kSingle: params.attentions is null.
 template <bool kSingle>
 __device__ __forceinline__ bool FindTile(const RaggedParams& params, int tile, int rows,
                                          TileWork& work) {

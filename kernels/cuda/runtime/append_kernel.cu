@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// One warp copies one row of K or V of one sequence and head to its page, found through the page
+// table; the sequence's length already counts the new rows, so they end there.
 
 #include "kernels/cuda/runtime/append_kernel.h"
 
@@ -11,18 +14,18 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsOfBlock = kThreads / 32;  // at a time: a warp copies a row
-constexpr int64_t kBlocksMax = 1024;         // of one item
-constexpr int kItemsMax = 16;                // of one launch
+constexpr int kRowsOfBlock = kThreads / 32;  // at a time: one warp per row
+constexpr int64_t kBlocksMax = 1024;         // per item
+constexpr int kItemsMax = 16;                // per launch
 
-// The rows of K, or of V. Distances are in bytes.
+// The rows of K, or of V. Strides are in bytes.
 struct Side {
   const char* rows;
   char* pages;
   int64_t from_b, from_h, from_l;
   int64_t page, to_h, to_l;
   int32_t row_bytes;
-  int32_t unit;  // bytes that are copied at a time: every address is a multiple of it
+  int32_t unit;  // bytes per access, which divide every address
 };
 
 struct Work {
@@ -62,7 +65,7 @@ __device__ void WriteRow(const Work& work, const Side& side, int64_t b, int64_t 
   }
 }
 
-// Items by blockIdx.y; blockIdx.z chooses K or V.
+// blockIdx.y is the item; blockIdx.z selects K or V.
 __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__ AppendParams all) {
   const Work& work = all.items[blockIdx.y];
   const Side& side = blockIdx.z == 0 ? work.k : work.v;

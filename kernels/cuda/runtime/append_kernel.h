@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// New rows of K and V go to their pages, those of many items in one launch. Host code; any thread
+// Writes new rows of K and V to their pages, for many items in one launch. Host code; any thread
 // whose current device is the memory's.
 
 #pragma once
@@ -14,18 +14,18 @@
 
 namespace attend::cuda {
 
-// An item of a batch on the device: `attention`'s K and V are in pages, and its lengths count
-// `append`'s rows already. The rows are in the device's memory, or page-locked.
+// A batch's item on the device: `attention` has paged K and V, and its lengths already count
+// `append`'s rows. The rows are in device memory, or page-locked.
 struct AppendItem {
   Attention attention;
   KeyAppend append;
 };
 
-// Enqueues the writing of all items' rows. The items are passed as the kernel's parameter, some at
-// a time.
+// Enqueues the writes of all items' rows. Items are passed in the kernel's parameter, some per
+// launch.
 cudaError_t LaunchAppend(std::span<const AppendItem> items, cudaStream_t stream);
 
-// Loads the code onto the current device.
+// Loads the code on the current device.
 cudaError_t LoadAppend();
 
 }  // namespace attend::cuda

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one thread of a CUDA backend that learns when batches end: it polls their last events, and
-// sleeps while nothing is outstanding. cudaLaunchHostFunc is not used: it does not run once the
-// context is lost, and a lost batch must end too.
+// The thread of a CUDA backend that detects completed batches: it polls their last events, and
+// sleeps while nothing is outstanding. It does not use cudaLaunchHostFunc, which does not run once
+// the context is lost: a lost batch must end too.
 
 #pragma once
 
@@ -23,20 +23,20 @@ class CompletionPoller {
   using Finish = std::function<void(cudaError_t error)>;
 
   explicit CompletionPoller(int device);
-  ~CompletionPoller();  // ends what is outstanding first
+  ~CompletionPoller();  // completes what is outstanding first
   CompletionPoller(const CompletionPoller&) = delete;
   CompletionPoller& operator=(const CompletionPoller&) = delete;
 
   // Any thread. `recorded` is what cudaEventRecord returned; a failure finishes at once.
   void Add(cudaEvent_t event, cudaError_t recorded, Finish finish);
 
-  // Whether `event`, whose recording returned `recorded`, was reached: cudaErrorNotReady if not
-  // yet. Any thread whose current device is the event's. Reports a loss.
+  // Whether `event`, whose recording returned `recorded`, has been reached; cudaErrorNotReady if
+  // not yet. Any thread whose current device is the event's. Reports a loss.
   cudaError_t StateOf(cudaEvent_t event, cudaError_t recorded);
 
-  // Whether some call has shown that the device's context is gone.
+  // Whether some call has shown that the device's context is lost.
   bool device_lost() const { return lost_.load(std::memory_order_acquire) != cudaSuccess; }
-  // Records the first sticky error; others are ignored. Any thread.
+  // Records the first sticky error; later ones are ignored. Any thread.
   void ReportLoss(cudaError_t error);
 
  private:
@@ -47,7 +47,7 @@ class CompletionPoller {
   };
 
   void Run(int device);
-  // Finishes what has ended; false if nothing has.
+  // Finishes what has completed; false if nothing has.
   bool Poll(std::vector<Pending>* pending);
 
   Mutex mutex_;

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Each block copies kBlockBytes of one piece, found by binary search. Stores are aligned 16-byte
+// vectors; if the source is misaligned relative to them, aligned source vectors are loaded and
+// shifted, with neighbours exchanged by shuffle. A thread issues all its loads before its first
+// store, because only loads in flight hide the bus's latency.
 
 #include "kernels/cuda/runtime/copy_kernel.h"
 
@@ -8,12 +13,12 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectors = 4;  // of 16 bytes, in flight for a thread
+constexpr int kVectors = 4;  // 16-byte vectors in flight per thread
 constexpr int kFewPieces = 16;
-// What a block copies, besides its piece's ends. A GPU that waits 2 us for the host needs some 100
-// KiB on the way to fill a bus of 55 GB/s: seven blocks.
+// Bytes per block, besides its piece's ends. A GPU that waits 2 us for the host needs some 100 KiB
+// in flight to fill a bus of 55 GB/s: seven blocks.
 constexpr int64_t kBlockBytes = int64_t{kThreads} * kVectors * sizeof(uint4);
-// More only take room from kernels beside them.
+// More would only take multiprocessors from concurrent kernels.
 constexpr int64_t kBlocksMax = 64;
 
 struct Piece {
@@ -36,7 +41,7 @@ __device__ void CopyBytes(const Piece& piece, long long begin, long long end) {
   }
 }
 
-// Vectors [begin, end) of the piece's middle; all loads of a thread before its first store.
+// Vectors [begin, end) of the piece's middle; all of a thread's loads precede its first store.
 __device__ void CopyVectors(uint4* to, const uint4* from, long long begin, long long end) {
   uint4 values[kVectors];
 #pragma unroll
@@ -66,14 +71,14 @@ __device__ uint4 Between(const uint4& low, const uint4& high, unsigned shift) {
           __funnelshift_r(d, e, bits)};
 }
 
-// The same as CopyVectors from an address that is `shift` bytes above a multiple of 16: every
-// aligned vector is read once, but for one in 32, and a thread has its second half from the next.
+// CopyVectors from an address that is `shift` bytes above a multiple of 16: every aligned vector is
+// read once, except one in 32, and a thread gets its second half from the next lane.
 __device__ void CopyShifted(uint4* to, const char* from, unsigned shift, long long begin,
                             long long end) {
   const auto* const aligned = reinterpret_cast<const uint4*>(from - shift);
   const bool last_lane = threadIdx.x % 32 == 31;
   uint4 values[kVectors];
-  uint4 beyond[kVectors];  // the last lane's
+  uint4 beyond[kVectors];  // of the last lane
 #pragma unroll
   for (int n = 0; n < kVectors; ++n) {
     const long long at = begin + n * kThreads + threadIdx.x;
@@ -91,7 +96,7 @@ __device__ void CopyShifted(uint4* to, const char* from, unsigned shift, long lo
   }
 }
 
-// kBlockBytes of one piece; the first of a piece also its ends, where `to` is not aligned.
+// kBlockBytes of one piece; a piece's first block also copies the ends, where `to` is unaligned.
 __device__ void CopyBlock(const Piece& piece, long long block) {
   const auto to = reinterpret_cast<unsigned long long>(piece.to);
   const long long head = min(static_cast<long long>((0 - to) % sizeof(uint4)), piece.bytes);

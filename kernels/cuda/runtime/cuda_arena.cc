@@ -38,7 +38,7 @@ Status CudaArena::Copy(std::span<const HostPiece> pieces) {
     error = cudaMemcpyAsync(piece.to, piece.from, static_cast<size_t>(piece.bytes),
                             cudaMemcpyDefault, stream_);
   }
-  // Also after an error: what has been enqueued writes to the caller's memory.
+  // Also after an error: enqueued copies write to the caller's memory.
   const cudaError_t ended = cudaStreamSynchronize(stream_);
   return Note(error != cudaSuccess ? error : ended, "copying pages");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of a GPU that stays (DeviceArena). Host code; any thread.
+// Long-lived GPU memory (DeviceArena). Host code; any thread.
 
 #pragma once
 

@@ -22,7 +22,7 @@ int CudaDeviceCount(std::string* why) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return count;
-  (void)cudaGetLastError();  // a failed look must not be blamed on a later launch
+  (void)cudaGetLastError();  // or a later launch would report this error
   if (why == nullptr) return 0;
   int driver = 0;
   if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess) {

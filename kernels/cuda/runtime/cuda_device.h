@@ -8,10 +8,10 @@
 
 namespace attend::cuda {
 
-// The oldest GPUs that this build has machine code for: Ampere.
+// The oldest architecture that this build has machine code for: Ampere.
 inline constexpr int kComputeCapabilityMin = 80;
 
-// NOT_FOUND if there is no such GPU, UNIMPLEMENTED if it is too old, INTERNAL with CUDA's own words
+// NOT_FOUND if there is no such GPU, UNIMPLEMENTED if it is too old, INTERNAL with CUDA's message
 // if it cannot be used.
 Result<DeviceInfo> ReadDeviceInfo(int index, const BackendOptions& options);
 

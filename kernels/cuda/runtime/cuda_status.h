@@ -15,10 +15,10 @@ namespace attend::cuda {
 // "cudaErrorIllegalAddress (an illegal memory access was encountered) in copy in".
 std::string ErrorText(cudaError_t error, const std::string& where);
 
-// INTERNAL with ErrorText; RESOURCE_EXHAUSTED where CUDA had no memory. OK for cudaSuccess.
+// INTERNAL with ErrorText; RESOURCE_EXHAUSTED if CUDA is out of memory. OK for cudaSuccess.
 Status ToStatus(cudaError_t error, const std::string& where);
 
-// Whether the device's context is gone: every later call of this process will fail too.
+// Whether the device's context is lost: every later call of this process will fail too.
 bool IsSticky(cudaError_t error);
 
 }  // namespace attend::cuda

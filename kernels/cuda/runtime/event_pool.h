@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reusable events of one device, because each creation and destruction is a driver call. They
-// measure no time. Thread-safe.
+// Reusable events of one device, because each creation and destruction is a driver call. Without
+// timing. Thread-safe.
 
 #pragma once
 
@@ -23,8 +23,8 @@ class EventPool {
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
-  // Call on a thread whose device is the pool's. The event's last recording, if any, has been
-  // reached. The pointer is shared so that a copyable function can own it; it has one owner.
+  // Call on a thread whose current device is the pool's. The event's last recording, if any, has
+  // been reached. The pointer is shared so that a copyable function can own it; it has one owner.
   cudaError_t Take(std::shared_ptr<CudaEvent>* event) {
     {
       const MutexLock lock(mutex_);
@@ -40,24 +40,25 @@ class EventPool {
     return error;
   }
 
-  // Give back only an event that has been reached, or was not recorded since it was taken, and that
-  // no stream will be told to wait for. (The next recording does not change waits that a stream
-  // already has.) If that is unknown, the owner destroys the event instead.
+  // Only give back an event that has been reached, or was not recorded since it was taken, and that
+  // no stream will be told to wait for. (A new recording does not affect waits already enqueued.)
+  // If that is not known, the owner destroys the event instead.
   void Give(std::shared_ptr<CudaEvent> event) {
     const MutexLock lock(mutex_);
     if (idle_.size() < kIdleMax) idle_.push_back(std::move(event));
     // Otherwise it is destroyed with the parameter, after the lock is released.
   }
 
-  // Destroys the idle events. Call on a thread whose device is the pool's, when all are back.
+  // Destroys the idle events. Call on a thread whose current device is the pool's, when all are
+  // back.
   void Clear() {
     const MutexLock lock(mutex_);
     idle_.clear();
   }
 
  private:
-  // Enough for some uploads that end at about the same time, each with a mark per part. Any more
-  // are destroyed.
+  // Enough for some uploads that end at about the same time, with one event per part each. Surplus
+  // events are destroyed.
   static constexpr size_t kIdleMax = 256;
 
   Mutex mutex_;

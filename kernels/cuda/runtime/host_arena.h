@@ -18,8 +18,8 @@ class HostArena {
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;
 
-  // Forgets what was taken; the device must have read it. Then makes room for `bytes`: if there was
-  // less, page-locks at least twice as much as before, which may wait for the device. On failure
+  // Discards everything taken, which the device must have read. Then makes room for `bytes`: to
+  // grow, it page-locks at least twice the previous size, which may wait for the device. On failure
   // the arena is empty and Take returns null.
   cudaError_t Reset(int64_t bytes);
 

@@ -23,7 +23,7 @@ Status CheckHandle(const char* what, std::string_view handle, size_t bytes) {
                          " bytes, must have " + std::to_string(bytes));
 }
 
-// What CUDA's refusal of a handle means.
+// Translates CUDA's refusal of a handle into a status.
 Status Refused(cudaError_t error, const std::string& where) {
   (void)cudaGetLastError();
   const std::string text = ErrorText(error, where);
@@ -50,7 +50,8 @@ Status Refused(cudaError_t error, const std::string& where) {
   }
 }
 
-// The allocation that contains an address, as the driver reports it; no caller's word is trusted.
+// The allocation that contains an address, as reported by the driver: the caller's size is not
+// trusted.
 CUresult RangeOf(void* data, ImportedMemory* range) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
@@ -65,7 +66,7 @@ CUresult RangeOf(void* data, ImportedMemory* range) {
   const CUresult result = reinterpret_cast<decltype(&cuMemGetAddressRange)>(function)(
       &base, &bytes, reinterpret_cast<CUdeviceptr>(data));
   if (result != CUDA_SUCCESS) return result;
-  // From the address on: the handle's allocation may be a part of what the driver mapped.
+  // From the address on: the handle's allocation may be part of a larger mapping.
   const size_t before = reinterpret_cast<CUdeviceptr>(data) - base;
   if (before > bytes) return CUDA_ERROR_INVALID_VALUE;
   *range = {static_cast<char*>(data), static_cast<int64_t>(bytes - before)};

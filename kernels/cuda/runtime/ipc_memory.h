@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory and events of one GPU that other processes lend by CUDA's interprocess handles. Imports
-// of a handle are counted here, because CUDA maps an allocation only once per process, and drivers
-// differ in how they answer a second request.
+// Memory and events of one GPU that other processes share through CUDA's interprocess handles.
+// Imports of a handle are counted here, because CUDA maps an allocation only once per process, and
+// drivers differ in their answer to a second request.
 //
-// Thread-safe. Every call makes the device the calling thread's current one.
+// Thread-safe. Calls may make the device the calling thread's current one.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Page-locked host memory, which every GPU of the process copies from and to at bus speed and whose
-// kernels can read and write it in place.
+// Page-locked host memory, which every GPU of the process copies at bus speed and whose kernels can
+// access in place.
 
 #pragma once
 
@@ -13,10 +13,10 @@ namespace attend::cuda {
 class PinnedAllocator : public HostAllocator {
  public:
   // `device` is the one whose context the calls use. Memory that is page-locked at the same address
-  // on the device (on Linux, all of it) is listed in `pinned`, which outlives this.
+  // on the device (on Linux, all of it) is recorded in `pinned`, which must outlive this.
   PinnedAllocator(int device, PinnedRanges& pinned);
 
-  // Huge pages where the system has them: locking them takes a tenth of the time.
+  // Uses huge pages where available: locking them takes a tenth of the time.
   Result<void*> Allocate(int64_t bytes) override;
   void Free(void* data, int64_t bytes) override;
   Status Register(void* data, int64_t bytes) override;

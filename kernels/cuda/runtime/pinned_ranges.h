@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which host memory is page-locked and mapped for the GPUs, as far as one allocator knows. A lookup
-// takes nanoseconds; asking CUDA takes a driver call per span. Thread-safe.
+// Host memory known by one allocator to be page-locked and mapped for the GPUs. A lookup takes
+// nanoseconds; asking CUDA takes a driver call per span. Thread-safe.
 
 #pragma once
 
@@ -15,8 +15,7 @@ namespace attend::cuda {
 class PinnedRanges {
  public:
   void Add(const void* data, int64_t bytes);
-  void Remove(const void* data);  // as it was added
-  // Whether all of it is in one range.
+  void Remove(const void* data);  // `data` as passed to Add
   bool Contain(const void* data, int64_t bytes) const;
 
  private:

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A block copies chunks of kRowsOfChunk rows of one head; `lanes` threads share a row, each moving
+// one 16-byte vector of the copy. The tensor is read in the largest unit that divides all its
+// addresses.
 
 #include "kernels/cuda/runtime/repack_kernel.h"
 
@@ -9,24 +13,24 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsOfChunk = 64;  // of one head, that a block copies at a time
-constexpr int kAhead = 4;         // rows of which a thread loads before its first store
+constexpr int kRowsOfChunk = 64;  // of one head, per block and step
+constexpr int kAhead = 4;         // rows that a thread loads before its first store
 constexpr int64_t kBlocksMax = 1 << 16;
-constexpr int kPiecesMax = 32;  // of one launch
+constexpr int kPiecesMax = 32;  // per launch
 
-// Distances are in bytes.
+// Strides are in bytes.
 struct Work {
   const char* tensor;
   char* copy;
   int64_t stride_b, stride_h, stride_l;  // of the tensor
   const int64_t* lengths;
-  int64_t chunks;  // of all heads
+  int64_t chunks;  // over all heads
   int64_t rows;
   int32_t heads, chunks_of_head;
   int32_t row_bytes;  // of the tensor
   int32_t pitch;      // of the copy
-  int32_t unit;       // bytes that are moved at a time: every address is a multiple of it
-  int32_t lanes;      // that a row is given, a power of two
+  int32_t unit;       // bytes per access, which divide every address
+  int32_t lanes;      // threads per row, a power of two
 };
 
 struct RepackParams {
@@ -34,7 +38,7 @@ struct RepackParams {
 };
 static_assert(sizeof(RepackParams) <= 4096);  // larger parameters take longer to launch
 
-// The thread's vectors of `rows` rows; what a row lacks is 0.
+// The thread's vectors of `rows` rows; columns that a row lacks are 0.
 template <class Unit>
 __device__ void CopyRows(const Work& work, const char* from, char* to, int rows) {
   constexpr int kUnits = 16 / static_cast<int>(sizeof(Unit));
@@ -76,7 +80,7 @@ __device__ void CopyChunk(const Work& work, int64_t chunk) {
   CopyRows<Unit>(work, from, to, static_cast<int>(min(length - first, int64_t{kRowsOfChunk})));
 }
 
-// Pieces by blockIdx.y.
+// blockIdx.y is the piece.
 __global__ void __launch_bounds__(kThreads) RepackKernel(const __grid_constant__ RepackParams all) {
   const Work& work = all.items[blockIdx.y];
   for (int64_t chunk = blockIdx.x; chunk < work.chunks; chunk += gridDim.x) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies tensors of 16-bit elements to where rows begin on 16-byte boundaries. Host code; any
-// thread whose current device is the memory's.
+// Copies tensors of 16-bit elements so that rows are 16-byte aligned. Host code; any thread whose
+// current device is the memory's.
 
 #pragma once
 
@@ -19,12 +19,12 @@ struct TensorShape {
   int64_t batch = 0, heads = 0, rows = 0, columns = 0;
 };
 
-// One tensor, and its copy, which is dense but for its rows: these are RepackedColumns apart, and
-// zeros fill them. The copy's base is on a 16-byte boundary, the tensor's on a 2-byte one.
+// One tensor and its copy, which is dense except that rows are RepackedColumns apart, padded with
+// zeros. The copy's base is 16-byte aligned, the tensor's 2-byte aligned.
 struct RepackPiece {
   ConstTensorView tensor;
   TensorShape shape;
-  const int64_t* lengths = nullptr;  // [batch] rows that are copied, on the device; null: all
+  const int64_t* lengths = nullptr;  // [batch] rows to copy, in device memory; null: all
   void* copy = nullptr;
 };
 
@@ -33,10 +33,10 @@ constexpr int64_t RepackedColumns(int64_t columns) {
   return (columns + kRepackAlignment - 1) / kRepackAlignment * kRepackAlignment;
 }
 
-// Enqueues the copies, one launch for several.
+// Enqueues the copies, several per launch.
 cudaError_t LaunchRepack(std::span<const RepackPiece> pieces, cudaStream_t stream);
 
-// Has the code on the current device now, not at the first launch.
+// Loads the code on the current device now, instead of at the first launch.
 cudaError_t LoadRepack();
 
 }  // namespace attend::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The instances of cuda_flash_sm80 with dropout for bf16.
+// Instances of cuda_flash_sm80 with dropout for bf16.
 
 #include "kernels/cuda/sm80/instances.h"
 #include "kernels/cuda/sm80/tables.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the instances of cuda_flash_sm80, one file for each dtype and class, offer variants.cc.
+// The instances of cuda_flash_sm80, one source per dtype and class, as variants.cc sees them.
 
 #pragma once
 
@@ -11,9 +11,9 @@
 namespace attend::cuda::sm80 {
 
 // Variants for D and Dv up to `dim` (32, 64, 96, 128, 192 or 256), best first. `Plain` kernels
-// compute without softcap, bias and ALiBi, under any mask; `General` ones everything but dropout;
+// compute any mask, but no softcap, bias or ALiBi; `General` ones everything except dropout;
 // `Dropout` ones everything, with dropout. `few_tiles`: the query rows fill no more tiles of 128
-// than an H200 has multiprocessors. `paged`: K and V are in pages.
+// than an H200 has multiprocessors. `paged`: K and V are paged.
 std::span<const FlashVariant> PlainFloat16(int dim, bool few_tiles, bool paged);
 std::span<const FlashVariant> PlainBFloat16(int dim, bool few_tiles, bool paged);
 std::span<const FlashVariant> GeneralFloat16(int dim, bool paged);

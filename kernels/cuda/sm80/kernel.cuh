@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cuda_flash_sm80: FlashAttention with the Tensor Core instructions of Ampere (mma.sync, ldmatrix,
-// cp.async), fp16 and bf16, accumulated in fp32. Runs on everything since Ampere.
+// cp.async), fp16 and bf16, accumulated in fp32. Runs on Ampere and later.
 //
 // A block computes one tile of query rows of one head at a time. Tiles of K and V pass through
 // shared memory from the last key to the first (under a causal mask the tiles that need masking
-// come first), in two stages: one barrier for each tile, after which the stage of the tile before
-// is refilled. Where shared memory is short there is one stage, K and V taking turns, and a second
-// barrier. Scores become weights in the registers in which the second product reads them.
+// come first), in two stages: one barrier per tile, after which the previous tile's stage is
+// refilled. Where shared memory is short there is one stage, K and V alternate, and there is a
+// second barrier. Scores become weights in the registers from which the second product reads them.
 // Device code, instantiated by the .cu files beside it.
 
 #pragma once
@@ -20,16 +20,16 @@
 
 namespace attend::cuda::sm80 {
 
-// What stays the same in a thread from tile to tile of keys.
+// Per-thread constants of the loop over key tiles.
 template <class T>
 struct Place {
-  uint32_t shared;                                    // the block's memory
+  uint32_t shared;                                    // the block's shared memory
   uint32_t query;                                     // the warp's rows of Q
-  BlockOffsets<T::kDim> offsets{Second::kRows};       // in a tile of Q or V
-  BlockOffsets<T::kDim> offsets_k{Second::kColumns};  // in one of K
+  BlockOffsets<T::kDim> offsets{Second::kRows};       // within a tile of Q or V
+  BlockOffsets<T::kDim> offsets_k{Second::kColumns};  // within a tile of K
 };
 
-// The part of Q that stays in registers.
+// The part of Q that is kept in registers.
 template <class T>
 using QueryFragments = uint32_t[T::kSlices][T::kQuerySteps == 0 ? 1 : T::kQuerySteps][4];
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ bool IsEdge(const BlockWork& work, int key) {
   return key < work.full_begin || key + T::kKeys > work.full_end;
 }
 
-// Whether a row may not see a key of the tile, so that NaN and Inf in V want care.
+// Whether some row may not see some key of the tile, so that NaN and Inf in V need care.
 template <class T, bool kGeneral>
 __device__ __forceinline__ bool MayHide(const BlockWork& work, int key) {
   return IsEdge<T>(work, key) || (kGeneral && work.has_bias);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void GiveSign(char* query, float sign) {
   __syncwarp();
 }
 
-// The stage of the tile that begins with `key`; neighbours differ.
+// The stage of the tile that starts at `key`; adjacent tiles differ.
 template <class T>
 __device__ __forceinline__ int StageOf(int key) {
   return key / T::kKeys % T::kStages * T::kTileBytes;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void LoadQuery(const Place<T>& place, QueryFragments<
   }
 }
 
-// Adds the part of the scores that comes from 16 columns; the first part sets them.
+// Adds the scores' part from 16 columns; the first part initialises them.
 template <class T, class Element>
 __device__ __forceinline__ void ScoreStep(const Place<T>& place, const QueryFragments<T>& query,
                                           uint32_t keys, int k, Scores<T>& s) {
@@ -150,11 +150,11 @@ __device__ __forceinline__ void FinishScores(const BlockWork& work, int key, Sco
 
 // ---- rescale and accumulate ---------------------------------------------------------------------
 
-// The weights of a tile as the second product reads them: [slice][eight keys][half].
+// A tile's weights, laid out for the second product: [slice][eight keys][half].
 template <class T>
 using Weights = uint32_t[T::kSlices][T::kKeyBlocks][2];
 
-// Takes out what dropout removes of the weights of the 16 keys number k.
+// Removes the dropped weights among the 16 keys of step k.
 template <class T>
 __device__ __forceinline__ void DropWeights(const DropoutLane& dropout, int key, int k,
                                             Weights<T>& p) {
@@ -168,7 +168,7 @@ __device__ __forceinline__ void DropWeights(const DropoutLane& dropout, int key,
   }
 }
 
-// Weighs the 16 keys number k over all slices. `dropout`: if T has it.
+// Turns the scores of the 16 keys of step k into weights, over all slices. `dropout`: if T has it.
 template <class T, class Element>
 __device__ __forceinline__ void WeighStep(float to_log2, const DropoutLane& dropout, int key, int k,
                                           Scores<T>& s, Weights<T>& p, RowState<T>& state) {
@@ -182,7 +182,7 @@ __device__ __forceinline__ void WeighStep(float to_log2, const DropoutLane& drop
   if constexpr (T::kDropout) DropWeights<T>(dropout, key, k, p);
 }
 
-// Adds 16 keys' part of P V.
+// Adds the 16 keys' part of P V.
 template <class T, class Element>
 __device__ __forceinline__ void AccumulateStep(const Place<T>& place, uint32_t values, int k,
                                                const Weights<T>& p, RowState<T>& state) {
@@ -206,7 +206,7 @@ __device__ __forceinline__ void AccumulateStep(const Place<T>& place, uint32_t v
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-// Starts the copies that the first tile of keys needs: Q and K, then V as a second group.
+// Starts the copies for the first key tile: Q and K, then V as a second group.
 template <class T>
 __device__ __forceinline__ void LoadFirst(const BlockWork& work, const Place<T>& place, int key) {
   LoadRows<T, T::kRows>(place.shared, work.q, work.row_begin, work.q_len);
@@ -218,7 +218,7 @@ __device__ __forceinline__ void LoadFirst(const BlockWork& work, const Place<T>&
   }
 }
 
-// Starts the copies of the tile of keys after this one.
+// Starts the copies of the next key tile.
 template <class T>
 __device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& place, int key) {
   const int next = key - T::kKeys;
@@ -230,7 +230,7 @@ __device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& 
   CommitCopies();
 }
 
-// Waits until V has arrived, and looks for NaN and Inf in it where they matter.
+// Waits for V, and checks it for NaN and Inf where they matter.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ void WaitForValues(const char* values, int key, BlockWork& work) {
   WaitCopyGroups<0>();
@@ -238,7 +238,7 @@ __device__ __forceinline__ void WaitForValues(const char* values, int key, Block
   __syncthreads();
 }
 
-// One tile of keys. With one stage V arrives under the scores, then the next K in this K's place.
+// One key tile. With one stage V is loaded during the scores, then the next K in this K's place.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
                                      const QueryFragments<T>& query, char* shared, int key,
@@ -248,7 +248,7 @@ __device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
     WaitForValues<T, Element, kGeneral>(values, key, work);  // the other stage is free
   } else {
     WaitCopyGroups<0>();
-    __syncthreads();  // K has arrived; V's place is free
+    __syncthreads();  // K has arrived; V's stage is free
     LoadValues<T>(work, place, key);
     CommitCopies();
   }
@@ -257,7 +257,7 @@ __device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
     if constexpr (T::kStages == 1) WaitForValues<T, Element, kGeneral>(values, key, work);
     if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
     if (SpoiledKey<T>(work, key) == key) {
-      TakeOutNonFinite<T, Element>(values, [] {});  // which takes all warps
+      TakeOutNonFinite<T, Element>(values, [] {});  // needs all warps
     }
     return;
   }
@@ -280,7 +280,7 @@ __device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
   WeighStep<T, Element>(work.to_log2, dropout, key, 0, s, p, state);
 #pragma unroll
   for (int k = 0; k < T::kKeys / 16; ++k) {
-    // The exponentials of the next 16 keys run beside the products of these.
+    // The exponentials of the next 16 keys overlap with the products of these.
     if (k + 1 < T::kKeys / 16) {
       WeighStep<T, Element>(work.to_log2, dropout, key, k + 1, s, p, state);
     }
@@ -301,14 +301,14 @@ __device__ __forceinline__ void Start(RowState<T>& state) {
   }
 }
 
-// Where the warp's rows of Q are. Computed again after the loop, not kept in registers through it.
+// The warp's rows of Q. Recomputed after the loop instead of occupying a register in it.
 template <class T>
 __device__ __forceinline__ char* WarpQuery(const BlockWork& work, char* shared) {
   return shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
 }
 
-// Computes `work` and sets up `following`, which is tile number `next`. Returns the number of the
-// tile after that, to thread 0 only and only if there is a following one.
+// Computes `work` and sets up `following`, tile number `next`. Returns the number of the tile after
+// that, to thread 0 only and only if there is a following one.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next, BlockWork& work,
                                            char* shared, BlockWork& following) {
@@ -316,7 +316,7 @@ __device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next,
   int key = (work.key_end - 1) / T::kKeys * T::kKeys;
   const bool sees_keys = work.key_begin < work.key_end;
   if (sees_keys) LoadFirst<T>(work, place, key);
-  // What follows this tile is found in the shadow of the copies.
+  // Overlaps with the copies.
   if (threadIdx.x == 0) SetUp<T, kGeneral>(params, next, following);
   RowState<T> state;
   Start<T>(state);
@@ -333,7 +333,7 @@ __device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next,
       Step<T, Element, kGeneral>(work, place, query, shared, key, state);
     }
   }
-  // The queue answers while O is stored.
+  // The claim's latency overlaps with storing O.
   int claimed = 0;
   if (threadIdx.x == 0 && following.attention != nullptr) {
     claimed = ClaimTileOf(params, TileCount(params));
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashSm80Kernel(const __grid_constant__ RaggedParams params) {
   extern __shared__ __align__(128) char shared[];
   __shared__ BlockWork work[2];  // one is computed, the other set up
-  int next = 0;                  // thread 0's
+  int next = 0;                  // used by thread 0
   if (threadIdx.x == 0) {
     next = ClaimTileOf(params, TileCount(params));
     SetUp<T, kGeneral>(params, blockIdx.x, work[0]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cuda_flash_sm80, the rare case of NaN or Inf in values that a row must not see. Device code; a
-// warp calls each function together, all threads of a block those that say so.
+// warp calls each function together, or the whole block where the comment says so.
 
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace attend::cuda::sm80 {
 
-// A key's part of a row of O, of those elements of V alone that are not finite; `output` is the
-// first of the row's elements. Returns whether one of the thread's is not NaN.
+// Adds a key's contribution to a row of O, from its non-finite elements of V only; `output` is the
+// row's first element. Returns whether one of the thread's elements is not NaN.
 template <class T, class Element>
 __device__ __forceinline__ bool AddNonFiniteKey(const char* values, int key, int columns,
                                                 float weight, float* output) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ bool AddNonFiniteKey(const char* values, int key, int
   return !isnan(least);
 }
 
-// Which of the tile's keys from `first` on, a bit each, have a value that is not finite.
+// The tile's keys from `first` on that have a non-finite value, as a bit mask.
 template <class T, class Element>
 __device__ __forceinline__ uint32_t SpoiltKeys(const char* values, int first) {
   const int key = first + ThreadIndex() % 32;
@@ -44,8 +44,8 @@ __device__ __forceinline__ uint32_t SpoiltKeys(const char* values, int first) {
   return __ballot_sync(0xffffffffu, found);
 }
 
-// O += P V for those elements of V alone that are not finite, and rows that see their key. Slow:
-// works in local memory, so that it takes no registers from code that is not rare. `columns`: of V.
+// O += P V for the non-finite elements of V only, and rows that see their key. Slow: uses local
+// memory, so that this rare code does not raise the kernel's register count. `columns`: of V.
 template <class T, class Element>
 __device__ __forceinline__ void AddNonFinite(const char* values, int columns, float to_log2,
                                              const Scores<T>& s, RowState<T>& state) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void AddNonFinite(const char* values, int columns, fl
 #pragma unroll
     for (int j = 0; j < T::kDim / 2; ++j) output[m][j / 4][j % 4] = state.output[m][j / 4][j % 4];
   }
-  // Bits: rows of the thread that see a key, and have an element that is not NaN.
+  // bit r: row r of the thread sees a key; it has an element that is not NaN
   uint32_t open = 0, seen = 0;
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void AddNonFinite(const char* values, int columns, fl
     for (int r = 0; r < T::kThreadRows; ++r) {
       const float own = scores[r / 2][key / 8][r % 2 * 2 + key % 2];
       const float score = __shfl_sync(0xffffffffu, own, owner);
-      // A key that has the score -inf by arithmetic is as good as hidden.
+      // A key whose score is -inf by arithmetic counts as hidden.
       if (score == NegativeInfinity() || (open >> r & 1) == 0) continue;
       const float weight =
           Unpack<Element>(Pack<Element>(Weight(score, to_log2, state.base[r]), 0.0f)).x;
@@ -106,14 +106,15 @@ __device__ __forceinline__ void AddNonFinite(const char* values, int columns, fl
   }
 }
 
-// Where the tile of V that begins with `key` is noted as holding NaN or Inf. Neighbours have two
-// places, so that no warp overwrites what others, one barrier late, still have to read.
+// Where a tile of V that starts at `key` is recorded as having NaN or Inf. Adjacent tiles use
+// different places, so that no warp overwrites one that others, one barrier behind, have yet to
+// read.
 template <class T>
 __device__ __forceinline__ int& SpoiledKey(BlockWork& work, int key) {
   return work.spoiled[key / T::kKeys % 2];
 }
 
-// Notes whether the chunks of a tile of V that the thread itself has copied hold NaN or Inf.
+// Records whether the chunks of a tile of V that this thread has copied have NaN or Inf.
 template <class T, class Element>
 __device__ __forceinline__ void NoteNonFinite(const char* values, int key, BlockWork& work) {
   using Row = typename T::Row;
@@ -133,9 +134,9 @@ __device__ __forceinline__ void NoteNonFinite(const char* values, int key, Block
   if (found != 0) SpoiledKey<T>(work, key) = key;
 }
 
-// All threads of the block, for a tile of V that holds NaN or Inf, some row of which may not see a
-// key: as 0 * NaN is NaN, they are taken out before the product, and `add` adds them to rows that
-// see them.
+// For a tile of V with NaN or Inf, some row of which may not see a key; all threads of the block.
+// Since 0 * NaN is NaN, `add` first adds the non-finite elements to the rows that see them; then
+// they are zeroed, before the product.
 template <class T, class Element, class Add>
 __device__ __forceinline__ void TakeOutNonFinite(char* values, Add add) {
   add();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plain instances of cuda_flash_sm80 for fp16.
+// Plain instances of cuda_flash_sm80 for fp16.
 
 #include "kernels/cuda/sm80/instances.h"
 #include "kernels/cuda/sm80/tables.cuh"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm80 finds out what a tile is: its keys, and where its rows of Q, K, V, O and LSE are.
-// Device code; one thread of a block calls each function, while the others' copies are in flight.
+// cuda_flash_sm80, setup of a tile: its keys, and the addresses of its rows of Q, K, V, O and LSE.
+// Device code; one thread of a block calls each function, while the other threads' copies are in
+// flight.
 
 #pragma once
 
@@ -16,14 +17,14 @@ namespace attend::cuda::sm80 {
 // The keys that the block's rows see.
 template <class T>
 __device__ __forceinline__ void SetKeys(const Mask& mask, const Sequence& s, BlockWork& work) {
-  if (mask.unrestricted()) {  // as below, in fewer steps
+  if (mask.unrestricted()) {  // shortcut for the general case below
     work.begin_shift = -static_cast<int>(kLengthMax);
     work.end_shift = static_cast<int>(kLengthMax);
     work.key_begin = work.full_begin = 0;
     work.key_end = work.full_end = work.row_begin < work.q_len ? work.k_len : 0;
     return;
   }
-  // A shift as long as the longest sequence restricts nothing, and cannot overflow.
+  // Clamp to the longest sequence, which restricts nothing and cannot overflow.
   const int64_t left = mask.left < 0 ? 2 * kLengthMax : min(mask.left, 2 * kLengthMax);
   const int64_t right = mask.right < 0 ? 2 * kLengthMax : min(mask.right, 2 * kLengthMax);
   work.begin_shift = static_cast<int>(max(s.offset - left, -kLengthMax));
@@ -31,7 +32,7 @@ __device__ __forceinline__ void SetKeys(const Mask& mask, const Sequence& s, Blo
   work.key_begin = work.key_end = work.full_begin = work.full_end = 0;
   const int64_t row_last = min(int64_t{work.row_begin} + T::kRows, s.q_len) - 1;
   if (row_last < work.row_begin) return;
-  // Both ends of the visible range never fall as the row grows.
+  // Both ends of the visible range are monotonic in the row.
   const KeyRange first = VisibleKeys(mask, s, work.row_begin);
   const KeyRange last = VisibleKeys(mask, s, row_last);
   const int64_t begin = min(first.begin, s.k_len);
@@ -41,7 +42,7 @@ __device__ __forceinline__ void SetKeys(const Mask& mask, const Sequence& s, Blo
   work.full_end = static_cast<int>(max(first.end, int64_t{0}));
 }
 
-// Where the tile's rows of O and LSE go.
+// Addresses of the tile's rows of O and LSE.
 __device__ __forceinline__ void SetOutput(const Attention& a, const Sequence& s, BlockWork& work) {
   const Problem& p = a.problem;
   work.o_float32 = p.o_float32;
@@ -57,7 +58,7 @@ __device__ __forceinline__ void SetOutput(const Attention& a, const Sequence& s,
   work.sink = p.has_sinks ? a.sinks[work.h] : 0.0f;
 }
 
-// Where keys in pages are.
+// Addresses of paged keys.
 __device__ __forceinline__ void SetPages(const Attention& a, int b, int kv_head, BlockWork& work) {
   const Problem& p = a.problem;
   work.pages.numbers = a.kv_pages.pages + b * a.kv_pages.stride;
@@ -95,14 +96,14 @@ __device__ __forceinline__ void Describe(const Attention& a, const TileWork& fou
   work.warp_flip = tile % 2 == 0 ? 0 : T::kWarps - 1;
   SetKeys<T>(p.mask, s, work);
   SetOutput(a, s, work);
-  // Plain kernels keep raw q.k. The online softmax wants the largest score, so Q takes the scale's
+  // Plain kernels keep raw q.k. The online softmax needs the largest score, so Q gets the scale's
   // sign.
   work.query_sign = kGeneral || p.scale > 0.0f ? 1.0f : -1.0f;
   work.to_log2 = kGeneral ? kLog2E : __fmul_rn(fabsf(p.scale), kLog2E);
 }
 
-// Finds out what tile number `tile` is. One thread of the block. An attention that travels in the
-// parameter is read there, without a detour over pointers.
+// Describes tile number `tile`. One thread of the block. An attention passed in the kernel's
+// parameter is read there, without indirection.
 template <class T, bool kGeneral>
 __device__ __forceinline__ void SetUp(const RaggedParams& params, int tile, BlockWork& work) {
   TileWork found;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm80 between the two matrix products: terms and masks on the scores, and the online
-// softmax. Device code; a warp calls each function together.
+// cuda_flash_sm80 between the two matrix products: score terms, masks, and the online softmax.
+// Device code; a warp calls each function together.
 
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace attend::cuda::sm80 {
 
-// What one block computes. In shared memory, as all registers are needed for accumulators. Rows and
-// keys inside a sequence fit 32 bits (limits.h).
+// Description of a block's tile. In shared memory, because accumulators need all registers. Rows
+// and keys within a sequence fit 32 bits (limits.h).
 struct BlockWork {
-  const Attention* attention;  // null: nothing, and nothing will follow
+  const Attention* attention;  // null: no work, and none will follow
   Source q, k, v;
   char* o;           // row 0 of the sequence
   int64_t o_stride;  // bytes between rows
-  float* lse;        // of row 0 of the sequence; null: not wanted
+  float* lse;        // row 0 of the sequence; null: not wanted
   int b, h;
   int row_begin;             // first query row
   int q_len, q_rows, k_len;  // see Sequence
@@ -34,28 +34,27 @@ struct BlockWork {
   bool o_float32;
   bool has_bias, has_sink;
   float sink;
-  float query_sign;  // what Q is multiplied by
+  float query_sign;  // factor of Q: 1 or -1
   float to_log2;     // a weight is 2^(score * to_log2 - base)
   int spoiled[2];    // see NoteNonFinite
-  uint32_t asked;    // bits: the block's slices that cannot stay as they are; from 16 on: marked
-  PageSource pages;  // of tiles in pages
+  uint32_t asked;    // bits 0-15: slices that must be repaired; from 16 on: marked
+  PageSource pages;  // if the keys are paged
 };
 
 // The scores of one tile: [slice][eight keys][fragment, see MultiplyAdd].
 template <class T>
 using Scores = float[T::kSlices][T::kKeyBlocks][4];
 
-// What one thread knows of its rows; row 2 * slice + half has fragment elements 2 * half and the
-// next.
+// One thread's state of its rows; row 2 * slice + half has fragment elements 2 * half and the next.
 template <class T>
 struct RowState {
   float output[T::kSlices][T::kDim / 8][4];
-  float base[T::kThreadRows];  // subtracted from exponents: some score's, rounded once
-  float sum[T::kThreadRows];   // of the weights of this thread's own keys
+  float base[T::kThreadRows];  // subtracted in the exponent: some score's, rounded once
+  float sum[T::kThreadRows];   // over the weights of this thread's keys
 };
 
-// Which of the block's groups of kWarpRows rows is the warp's. Every other tile turns the order
-// around: under a causal mask the last rows see most, and a warp cannot leave its scheduler.
+// Which of the block's groups of kWarpRows rows the warp computes. The order alternates between
+// tiles: under a causal mask the last rows see most keys, and a warp cannot change schedulers.
 __device__ __forceinline__ int WarpPlace(const BlockWork& work) {
   return ThreadIndex() / 32 ^ work.warp_flip;
 }
@@ -70,7 +69,7 @@ __device__ __forceinline__ int RowOf(const BlockWork& work, int r) {
   return WarpRow<T>(work) + r / 2 * 16 + r % 2 * 8 + ThreadIndex() % 32 / 4;
 }
 
-// Whether a row of the warp sees a key of the tile.
+// Whether some row of the warp sees some key of the tile.
 template <class T>
 __device__ __forceinline__ bool WarpSees(const BlockWork& work, int key) {
   const int first = WarpRow<T>(work);
@@ -78,7 +77,8 @@ __device__ __forceinline__ bool WarpSees(const BlockWork& work, int key) {
   return first <= last && key < last + work.end_shift && key + T::kKeys > first + work.begin_shift;
 }
 
-// Whether all rows of the warp see all keys of the tile; of padding rows nothing is stored.
+// Whether all rows of the warp see all keys of the tile; padding rows, which are never stored, do
+// not count.
 template <class T>
 __device__ __forceinline__ bool WarpSeesAll(const BlockWork& work, int key) {
   const int first = WarpRow<T>(work);
@@ -87,7 +87,7 @@ __device__ __forceinline__ bool WarpSeesAll(const BlockWork& work, int key) {
          key + T::kKeys <= min(first + work.end_shift, work.k_len);
 }
 
-// The first of the thread's two neighbouring keys among eight.
+// The first of the thread's two adjacent keys among eight.
 __device__ __forceinline__ int KeyOfLane() { return ThreadIndex() % 4 * 2; }
 
 // ---- terms and masks ----------------------------------------------------------------------------
@@ -145,7 +145,7 @@ __device__ __forceinline__ void AddAlibi(const Attention& a, const BlockWork& wo
   }
 }
 
-// Gives the keys that a mask's bits remove the score -inf. `key`: the tile's first.
+// Sets to -inf the scores of keys that the mask's bits remove. `key`: the tile's first.
 template <class T>
 __device__ __forceinline__ void RemoveKeys(const Attention& a, const BlockWork& work, int key,
                                            Scores<T>& s) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void RemoveKeys(const Attention& a, const BlockWork& 
   }
 }
 
-// Scale, softcap, bias and ALiBi, in the order that problem.h gives, and a mask's bits.
+// Scale, softcap, bias and ALiBi in the order of problem.h, then a mask of bits.
 template <class T>
 __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& work, int key,
                                            Scores<T>& s) {
@@ -198,14 +198,14 @@ __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& 
   if (HasBits(a)) RemoveKeys<T>(a, work, key, s);
 }
 
-// Bits from that of the thread's first key on which `end`, counted from the thread's first key,
-// does not follow: the thread's keys 8 * n and 8 * n + 1 have bits 2 * n and 2 * n + 1.
+// Mask of the thread's keys at or after `end`, which is counted from its first key: the thread's
+// keys 8 * n and 8 * n + 1 are bits 2 * n and 2 * n + 1.
 __device__ __forceinline__ uint32_t KeysFrom(int end) {
   const int position = max(end, 0);
   return __funnelshift_lc(0u, ~0u, position / 8 * 2 + min(position % 8, 2));
 }
 
-// Gives keys that a row does not see the score -inf.
+// Sets to -inf the scores of keys that a row does not see.
 template <class T>
 __device__ __forceinline__ void HideKeys(const BlockWork& work, int key, Scores<T>& s) {
   static_assert(2 * T::kKeyBlocks <= 32);
@@ -227,7 +227,7 @@ __device__ __forceinline__ void HideKeys(const BlockWork& work, int key, Scores<
 
 // ---- online softmax -----------------------------------------------------------------------------
 
-// The largest of the thread's own scores of each row.
+// Per row, the largest of the thread's own scores.
 template <class T>
 __device__ __forceinline__ void LocalMaxima(const Scores<T>& s, float (&largest)[T::kThreadRows]) {
 #pragma unroll
@@ -241,11 +241,11 @@ __device__ __forceinline__ void LocalMaxima(const Scores<T>& s, float (&largest)
   }
 }
 
-// False only if no score of the thread outgrows its row's base. Integers, of which one instruction
-// takes three, order floats that are not negative as floats do, and negative ones below 0. The
-// largest of 0 and the scores is at least the largest score, and says "may" of one below 0 only
-// where the base is under -kBaseSlack, so too before a row's first key and of far rows. NaN orders
-// as any number; its row is NaN whatever is subtracted.
+// False only if no score of the thread outgrows its row's base. Compares as integers, of which one
+// instruction takes the maximum of three: non-negative floats order like integers, negative ones
+// are below 0. max(0, scores) is at least the largest score, and gives a false "may" only if the
+// base is below -kBaseSlack, which includes rows before their first key and far rows. NaN compares
+// as some number; its row becomes NaN whatever is subtracted.
 template <class T>
 __device__ __forceinline__ bool MayOutgrow(float to_log2, const Scores<T>& s,
                                            const RowState<T>& state) {
@@ -263,9 +263,9 @@ __device__ __forceinline__ bool MayOutgrow(float to_log2, const Scores<T>& s,
   return may;
 }
 
-// The reference of the thread's row `r` if it is far (exponent_base.cuh). In shared memory: far
-// rows are rare, and registers are not. A row's four lanes write the same, and each reads what it
-// wrote.
+// Reference of the thread's row `r`, if it is far (exponent_base.cuh). In shared memory, as far
+// rows are rare and registers scarce. A row's four lanes write the same value, and each reads what
+// it wrote.
 template <class T>
 __device__ __forceinline__ float& Reference(int r) {
   __shared__ float references[T::kRows];
@@ -283,7 +283,7 @@ __device__ __forceinline__ void RescaleRow(float rescale, int r, RowState<T>& st
   }
 }
 
-// Plain kernels raise the base of the thread's row `r` if `top`, its largest score, asks for it.
+// Plain kernels: raises the base of the thread's row `r` if `top`, its largest score, requires it.
 template <class T>
 __device__ __forceinline__ void FollowNear(float to_log2, float top, int r, RowState<T>& state) {
   const float base =
@@ -292,13 +292,13 @@ __device__ __forceinline__ void FollowNear(float to_log2, float top, int r, RowS
   state.base[r] = base;
 }
 
-// General ones, whose rows may be far for no more than a mask's sake, subtract the reference from
-// the scores of a far one.
+// General kernels, where a mask alone can make a row far: also subtracts the reference from a far
+// row's scores.
 template <class T>
 __device__ __forceinline__ void FollowFar(float to_log2, float top, int r, Scores<T>& s,
                                           RowState<T>& state) {
   float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
-  __syncwarp();  // no lane may overwrite what another still has to read
+  __syncwarp();  // no lane may overwrite it before all have read it
   if (RaisesSm80(top, state.base[r], reference, to_log2)) {
     const RaisedBase raised = RaiseBase(top, state.base[r], reference, to_log2);
     state.base[r] = raised.base;
@@ -315,7 +315,7 @@ __device__ __forceinline__ void FollowFar(float to_log2, float top, int r, Score
   }
 }
 
-// Raises the bases of rows that have outgrown theirs; what other rows do changes no bit of a row.
+// Raises the bases of rows that have outgrown theirs. No row affects another's bits.
 template <class T, bool kGeneral>
 __device__ __forceinline__ void RaiseBases(float to_log2, Scores<T>& s, RowState<T>& state) {
   if (!__any_sync(0xffffffffu, MayOutgrow<T>(to_log2, s, state))) return;
@@ -324,7 +324,7 @@ __device__ __forceinline__ void RaiseBases(float to_log2, Scores<T>& s, RowState
   bool outgrown = false;
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
-    // Any score of a far row.
+    // Far rows always need their scores adjusted.
     outgrown |=
         (kGeneral && IsFar(state.base[r])) || RaisesSm80(largest[r], state.base[r], to_log2);
   }
@@ -341,7 +341,7 @@ __device__ __forceinline__ void RaiseBases(float to_log2, Scores<T>& s, RowState
   }
 }
 
-// Turns one slice's scores of eight keys into weights, which replace them as two packed pairs.
+// Turns one slice's scores of eight keys into weights, packed as two pairs.
 template <class T, class Element>
 __device__ __forceinline__ void WeighBlock(float to_log2, int m, float (&s)[4], uint32_t (&p)[2],
                                            RowState<T>& state) {

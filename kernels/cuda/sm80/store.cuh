@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm80 after the last tile of keys: divides, writes O and LSE. Device code; all lanes of
-// a warp call each function together, and no other warp is needed.
+// cuda_flash_sm80 after the last key tile: normalises, writes O and LSE. Device code; all lanes of
+// a warp call each function together, independently of other warps.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attend::cuda::sm80 {
 
-// What the tiles made of the thread's row `r`.
+// Final state of the thread's row `r`.
 template <class T, bool kGeneral>
 __device__ __forceinline__ RowEnd EndRow(const BlockWork& work, const RowState<T>& state, int r) {
   RowEnd end;
@@ -34,8 +34,8 @@ __device__ __forceinline__ RowEnd EndRow(const BlockWork& work, const RowState<T
   return end;
 }
 
-// Writes the warp's rows, all of which exist, in 16-byte chunks. Everything is read before anything
-// is written: the compiler cannot know that they are different memories.
+// Writes the warp's rows, all of which exist, in 16-byte chunks. All reads precede all writes,
+// because the compiler cannot prove that they do not alias.
 template <class T>
 __device__ __forceinline__ void CopyOutWhole(char* o, int64_t stride, const char* staged) {
   using Row = typename T::Row;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void CopyOut(const BlockWork& work, const char* stage
   }
 }
 
-// A row of fp32 output, from the quad of lanes that have it. `o`: this lane's elements.
+// Stores a row of fp32 output from its quad of lanes. `o`: this lane's elements.
 template <class T>
 __device__ __forceinline__ void StoreFloats(const BlockWork& work, int row,
                                             const float (&o)[T::kDim / 8][4], int half,
@@ -102,13 +102,14 @@ __device__ __forceinline__ void StoreFloats(const BlockWork& work, int row,
 #pragma unroll
   for (int j = 0; j < T::kDim / 8; ++j) {
     const int col = 8 * j + first;
-    // Padding rows are 0 even if what was computed for them is not finite.
+    // Padding rows are 0 even if their computed output is not finite.
     if (col < dim) to[col] = row < work.q_len ? o[j][2 * half] * factor : 0.0f;
     if (col + 1 < dim) to[col + 1] = row < work.q_len ? o[j][2 * half + 1] * factor : 0.0f;
   }
 }
 
-// Divides slice `m` and writes its LSE. Its rows of O go to `query`, or to memory if they are fp32.
+// Normalises slice `m` and writes its LSE. Its rows of O go to `query`, or directly to global
+// memory in fp32.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ void StoreSlice(BlockWork& work, int m, char* query,
                                            RowState<T>& state) {
@@ -136,7 +137,7 @@ __device__ __forceinline__ void StoreSlice(BlockWork& work, int m, char* query,
 #pragma unroll
     for (int j = 0; j < T::kDim / 8 && !work.o_float32; ++j) {
       const float* o = &state.output[m][j][half * 2];
-      // Padding rows are 0 even if what was computed for them is not finite.
+      // Padding rows are 0 even if their computed output is not finite.
       const uint32_t pair = row < work.q_len ? Pack<Element>(o[0] * factor, o[1] * factor) : 0;
       *reinterpret_cast<uint32_t*>(staged + T::Row::Offset(m * 16 + half * 8 + lane / 4, j)) = pair;
     }
@@ -146,8 +147,8 @@ __device__ __forceinline__ void StoreSlice(BlockWork& work, int m, char* query,
   }
 }
 
-// Divides, writes O and LSE. The warp's part of Q's memory, which no other warp reads, serves to
-// turn fragments into whole rows.
+// Normalises, writes O and LSE. The warp's part of Q's memory, which no other warp reads, is used
+// to turn fragments into whole rows.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ void StoreOutput(BlockWork& work, char* query, RowState<T>& state) {
   __syncwarp();  // all lanes have read Q
@@ -158,7 +159,7 @@ __device__ __forceinline__ void StoreOutput(BlockWork& work, char* query, RowSta
   CopyOut<T>(work, query);
 }
 
-// All threads of the block, for a tile with slices that cannot stay as they are.
+// Repairs a tile's slices that need it; all threads of the block.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ void RepairTile(const BlockWork& work) {
   using Rows = StoredRows<Element, T::kDim / 8, kGeneral, T::kPaged, T::kDropout>;
@@ -170,7 +171,7 @@ __device__ __forceinline__ void RepairTile(const BlockWork& work) {
     const int row = WarpRow<T>(work) + 16 * m;
     RepairRows<Rows>(*work.attention, work.b, work.h, row, marked);
   }
-  __syncthreads();  // `work` will be another's
+  __syncthreads();  // `work` is reused afterwards
 }
 
 }  // namespace attend::cuda::sm80

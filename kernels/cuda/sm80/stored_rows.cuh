@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that cuda_flash_sm80 could not hold, looked at when their tile has been stored and its
-// accumulators are free: what is not finite stays where values explain it, and else is computed
-// again (ragged/redo_rows.cuh). Works in local memory and in loops that are not unrolled. Device
-// code; a warp calls each function together.
+// Rows that cuda_flash_sm80's tiles could not represent, examined after their tile has been stored
+// and its accumulators are free: non-finite outputs stay if the values explain them; otherwise the
+// rows are recomputed (ragged/redo_rows.cuh). Uses local memory and loops that are not unrolled.
+// Device code; a warp calls each function together.
 
 #pragma once
 
@@ -11,7 +11,8 @@
 
 namespace attend::cuda::sm80 {
 
-// A warp's sixteen rows of a query head. Output as RowRedo has it between Run and Arrange.
+// Sixteen rows of a query head, for one warp. Output is laid out as RowRedo's between Run and
+// Arrange.
 template <class Element, int kBlocks, bool kGeneral, bool kPaged, bool kDropout>
 class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> {
   using Redo = RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout>;
@@ -23,7 +24,7 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
   using Redo::Redo;
   using typename Redo::Output;
 
-  // The rows' output as it was stored; 0 where there is none.
+  // Loads the rows' stored output; 0 where there is none.
   __device__ __forceinline__ void LoadOutput(Output& o) const {
     const auto dim = static_cast<int>(a.problem.dim_v);
     const auto* const data = static_cast<const uint16_t*>(a.o.data);
@@ -71,10 +72,10 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
     }
   }
 
-  // Whether each output that is not finite comes of such a value that its row sees: NaN of NaN, Inf
-  // of the same Inf, as a hidden one or one without weight would have made it NaN.
+  // Whether every non-finite output is explained by such a value that its row sees: NaN by NaN, Inf
+  // by the same Inf (a hidden Inf, or one without weight, would have given NaN).
   __device__ __forceinline__ bool ValuesExplain(const Output& o) const {
-    uint64_t open[2] = {0, 0};  // bits: columns of the lane's rows without an explanation
+    uint64_t open[2] = {0, 0};  // bit n: column n of the lane's row is unexplained
 #pragma unroll 1
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -99,7 +100,7 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
     return true;
   }
 
-  // After Run: which rows' outputs mean something.
+  // After Run: sets which rows' outputs are defined.
   __device__ __forceinline__ void SetCounts(RowEnd (&ends)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -107,7 +108,7 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
     }
   }
 
-  // Divides, and stores O and LSE.
+  // Normalises, and stores O and LSE.
   __device__ __forceinline__ void Finish(const Output& o, const RowEnd (&ends)[2]) const {
     const Problem& p = a.problem;
     float factors[2];
@@ -125,8 +126,8 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
   }
 
  private:
-  static constexpr int kInVainMost = 32;  // keys that explain nothing, before the search ends
-  static constexpr int kAtOnce = kBlocks <= 8 ? 4 : 8;  // that a lane looks for
+  static constexpr int kInVainMost = 32;  // keys that explain nothing, before the search gives up
+  static constexpr int kAtOnce = kBlocks <= 8 ? 4 : 8;  // keys per lane and step
 
   // The first of the lane's eight columns in group `g`.
   __device__ __forceinline__ int FirstColumn(int g) const { return 32 * g + lane % 4 * 8; }
@@ -141,7 +142,7 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
     return Widen(dtype, __ldcg(static_cast<const uint16_t*>(a.o.data) + index));
   }
 
-  // Whether the lane's row `r` gets something of a key.
+  // Whether the lane's row `r` gives the key any weight.
   __device__ __forceinline__ bool Sees(int r, int key) const {
     if (key < key_begin[r] || key >= key_end[r]) return false;
     if (kDropout && !KeepsWeight(a, b, h, row[r], key)) return false;
@@ -151,8 +152,8 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
     return LoadGlobalBias(
         a.bias, b * a.bias.stride_b + h * a.bias.stride_h + row[r] * a.bias.stride_q + key);
   }
-  // The first key from `first` on one of whose eight values from `column` on is not finite; `end`
-  // if there is none.
+  // The first key from `first` on with a non-finite value among the eight from `column` on; `end`
+  // if none.
   __device__ __forceinline__ int NextNonFinite(int first, int column) const {
     const int dim = static_cast<int>(a.problem.dim_v);
 #pragma unroll 1
@@ -173,7 +174,7 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
     return end;
   }
 
-  // Takes out of `open` what a key's values explain.
+  // Clears the bits of `open` that a key's values explain.
   __device__ __forceinline__ void Explain(int key, const Output& o, uint64_t (&open)[2]) const {
     const bool sees[2] = {Sees(0, key), Sees(1, key)};
 #pragma unroll 1
@@ -194,7 +195,7 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
     }
   }
 
-  // Bits: blocks of eight columns of which a row of the warp has an open one.
+  // Bit n: some row of the warp has an unexplained column in the n-th block of eight.
   __device__ __forceinline__ uint32_t OpenBlocks(const uint64_t (&open)[2]) const {
     const uint64_t both = open[0] | open[1];
     uint32_t blocks = 0;
@@ -206,7 +207,7 @@ class StoredRows : public RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout> 
   }
 };
 
-// Whether one of the warp's rows cannot stay as the tiles left it; and whether one is marked.
+// Whether one of the warp's rows must be repaired; `marked`: whether one is marked.
 __device__ __forceinline__ bool AnyToRepair(const RowEnd (&ends)[2], bool* marked) {
   constexpr unsigned kAll = 0xffffffffu;
   const bool mine = (ends[0].counts && ends[0].marked) || (ends[1].counts && ends[1].marked);
@@ -215,7 +216,7 @@ __device__ __forceinline__ bool AnyToRepair(const RowEnd (&ends)[2], bool* marke
   return true;
 }
 
-// The warp's rows once they have been stored: again, if they are marked or not explained.
+// Repairs the warp's stored rows: recomputes them if they are marked or not explained.
 template <class Rows>
 __device__ __forceinline__ void RepairRows(const Attention& a, int b, int h, int first_row,
                                            bool marked) {

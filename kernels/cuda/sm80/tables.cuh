@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tile serves which head dim: the only place of cuda_flash_sm80 that tuning changes. Measured
-// on an H200. It refers to device code, so only the .cu files beside it include it.
+// cuda_flash_sm80: which tile serves which head dim, the only place that tuning changes. Measured
+// on an H200. Refers to device code, so only the .cu files beside it include it.
 
 #pragma once
 
@@ -22,11 +22,11 @@ FlashVariant Variant() {
                         T::kSharedBytes);
 }
 
-// The tiles of one head dim, the one to take first. All are compiled for K and V in pages too:
-// another tile would round otherwise, and pages change no bit.
+// The tiles for one head dim, the preferred one first. All are also compiled for paged K and V:
+// another tile would round differently, and paging must not change a bit.
 template <class Element, bool kGeneral, class... T>
 std::span<const FlashVariant> Variants(bool paged) {
-  // The last one runs everywhere: 99 KiB is what the smallest GPUs allow, BlockWork included.
+  // The last one runs everywhere: the smallest GPUs allow 99 KiB, including BlockWork.
   using Last = std::tuple_element_t<sizeof...(T) - 1, std::tuple<T...>>;
   static_assert(Last::kSharedBytes + Last::kReferenceBytes + 2 * sizeof(BlockWork) <= 99 * 1024);
   static const FlashVariant dense[] = {Variant<T, Element, kGeneral>()...};
@@ -50,7 +50,7 @@ using D192Wide = Tile<TileConfig{
 using D256Wide = Tile<TileConfig{
     .head_dim = 256, .slices = 1, .keys = 64, .warps = 8, .blocks = 1, .query_columns = 128}>;
 
-// Few tiles: they leave multiprocessors idle, so that half of the rows take half of the time.
+// Few tiles leave multiprocessors idle, so tiles of half the rows take half the time.
 template <class Element>
 std::span<const FlashVariant> PlainVariants(int dim, bool few_tiles, bool paged) {
   if (dim == 32) return Variants<Element, false, D32>(paged);
@@ -85,7 +85,7 @@ using Dropout128 = Tile<TileConfig{.head_dim = 128, .slices = 2, .keys = 32, .dr
 using Dropout256 =
     Tile<TileConfig{.head_dim = 256, .slices = 1, .keys = 64, .stages = 1, .dropout = true}>;
 
-// Every term, and dropout; not in pages. Fewer head dims, as they are seldom between these.
+// All terms with dropout, not paged. Fewer head dims, as those in between are rare.
 template <class Element, class T>
 std::span<const FlashVariant> DropoutVariant() {
   static const FlashVariant list[] = {Variant<T, Element, true>()};

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The geometry of cuda_flash_sm80's tiles and the phases that only move data: which thread brings
-// which part of Q, K and V to shared memory. Device code; all threads of a block call each function
-// together.
+// Geometry of cuda_flash_sm80's tiles, and data movement: which thread copies which part of Q, K
+// and V to shared memory. Device code; all threads of a block call each function together.
 
 #pragma once
 
@@ -13,19 +12,19 @@
 
 namespace attend::cuda::sm80 {
 
-// What a tile is compiled for. A block computes warps * slices * 16 query rows; a warp owns its
-// slices and all keys, so that the softmax needs no other warp.
+// Compile-time configuration of a tile. A block computes warps * slices * 16 query rows; a warp has
+// all keys of its slices, so that the softmax needs no other warp.
 struct TileConfig {
-  int head_dim;           // most that D or Dv may be: a multiple of 32
-  int slices;             // of 16 query rows, mma.sync's, to a warp
-  int keys;               // in a tile of K or V: a multiple of 16, mma.sync's steps of P V
-  int warps = 4;          // to a block
-  int blocks = 2;         // to a multiprocessor
+  int head_dim;           // upper bound of D and Dv: a multiple of 32
+  int slices;             // per warp, of 16 query rows (mma.sync's M)
+  int keys;               // per tile of K or V: a multiple of 16, mma.sync's step of P V
+  int warps = 4;          // per block
+  int blocks = 2;         // per multiprocessor
   int stages = 2;         // tiles of K in shared memory, and as many of V: 1 or 2
-  int query_columns = 0;  // Q's first, a multiple of 16: their fragments are read from shared
-                          // memory once and stay in registers, others for each tile of keys
-  bool paged = false;     // K and V are in pages
-  bool dropout = false;   // weights are dropped
+  int query_columns = 0;  // leading columns of Q, a multiple of 16, whose fragments stay in
+                          // registers; the others are read from shared memory for each key tile
+  bool paged = false;     // K and V are paged
+  bool dropout = false;   // applies dropout
 };
 
 constexpr TileConfig InPages(TileConfig config) {
@@ -48,7 +47,7 @@ struct Tile {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = 16 * kSlices;
   static constexpr int kRows = kWarps * kWarpRows;
-  static constexpr int kThreadRows = 2 * kSlices;  // rows that a thread has a part of
+  static constexpr int kThreadRows = 2 * kSlices;  // rows of which a thread has a part
   static constexpr int kDimSteps = kDim / 16;
   static constexpr int kKeyBlocks = kKeys / 8;
   static constexpr int kQuerySteps = kQueryColumns / 16;  // of kDimSteps
@@ -56,17 +55,17 @@ struct Tile {
   using Row = TileRow<kDim>;
   static constexpr int kStages = kConfig.stages;
   static_assert(kStages == 1 || kStages == 2);
-  // When the next tile's copies start: before this one's scores, or after them, when their
-  // addresses cost no time (measured: better if a tile is many products). With one stage, its place
-  // is not free before.
+  // Whether the next tile's copies start before this one's scores, or after, when computing their
+  // addresses costs no time (measured: better if a tile has many products). With one stage, its
+  // memory is not free earlier.
   static constexpr bool kCopyFirst = kStages == 2 && kDim <= 96;
   static constexpr int kTileBytes = kKeys * Row::kBytes;  // of K or V
   static constexpr int kOffsetK = kRows * Row::kBytes;
   static constexpr int kOffsetV = kOffsetK + kStages * kTileBytes;
   static constexpr int kSharedBytes = kOffsetV + kStages * kTileBytes;
-  static constexpr int kReferenceBytes = 4 * kRows;  // of far rows, beside them
+  static constexpr int kReferenceBytes = 4 * kRows;  // of far rows, in addition
 
-  // A pass of copies: neighbouring threads copy each row's span of chunks.
+  // A pass of copies: adjacent threads copy each row's span of chunks.
   static constexpr int kPassRows = kThreads / Row::kSpan;
   static constexpr int kPassSpans = Row::kChunks / Row::kSpan;
   static_assert(kPassRows % 8 == 0 && kRows % kPassRows == 0 && kKeys % kPassRows == 0);
@@ -74,12 +73,12 @@ struct Tile {
   static_assert(kQueryColumns % 16 == 0 && kQueryColumns <= kDim);
 };
 
-// One head's rows of Q, K or V.
+// Rows of Q, K or V of one head.
 struct Source {
   const char* data;  // row 0 of the sequence
   int64_t stride;    // bytes between rows
-  int dim;           // columns that exist
-  bool fast;         // in 16-byte chunks, at distances of 32 bits
+  int dim;           // actual columns
+  bool fast;         // 16-byte aligned, with strides that fit 32 bits
 };
 
 __device__ __forceinline__ Source SourceOf(const ConstTensorView& view, int64_t b, int64_t h,
@@ -94,7 +93,7 @@ __device__ __forceinline__ Source SourceOf(const ConstTensorView& view, int64_t 
   return source;
 }
 
-// Copies without waiting. kWhole: all rows and columns exist.
+// Copies asynchronously. kWhole: all rows and columns exist.
 template <class T, int kCount, bool kWhole>
 __device__ __forceinline__ void CopyRows(uint32_t shared, const char* data, int stride, int rows,
                                          int columns) {
@@ -111,8 +110,8 @@ __device__ __forceinline__ void CopyRows(uint32_t shared, const char* data, int 
   }
 }
 
-// Brings the kCount rows from `row` on to shared memory, as zeros those at and beyond `rows` and
-// columns that do not exist. Without waiting if the data are aligned for it.
+// Copies the kCount rows from `row` on to shared memory, with zeros for rows at or beyond `rows`
+// and missing columns. Asynchronous if the data are aligned for it.
 template <class T, int kCount>
 __device__ __forceinline__ void LoadRows(uint32_t shared, const Source& source, int row, int rows) {
   using Row = typename T::Row;
@@ -145,15 +144,15 @@ __device__ __forceinline__ void LoadRows(uint32_t shared, const Source& source, 
   }
 }
 
-// Where keys in pages are: of one sequence and head.
+// Paged keys of one sequence and head.
 struct PageSource {
   const int32_t* numbers;
-  int shift;         // of a page's rows
-  int64_t stride_k;  // bytes from page to page
+  int shift;         // log2 of a page's rows
+  int64_t stride_k;  // bytes between pages
   int64_t stride_v;
 };
 
-// As LoadRows, of a tile of keys or values in pages, `source` those of page 0.
+// LoadRows for a paged tile of keys or values; `source` describes page 0.
 template <class T>
 __device__ __forceinline__ void LoadPages(uint32_t shared, const Source& source,
                                           const PageSource& pages, int64_t page_stride, int row,

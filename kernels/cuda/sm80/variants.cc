@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses a variant of cuda_flash_sm80. Host code, any thread.
+// Chooses variants of cuda_flash_sm80. Host code, any thread.
 
 #include "kernels/cuda/sm80/variants.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kDims[] = {32, 64, 96, 128, 192, 256};  // compiled head dims
 
-// Tiles of 128 rows that may leave multiprocessors idle: an H200 has 132.
+// With at most this many tiles of 128 rows, multiprocessors may be idle: an H200 has 132.
 constexpr int64_t kFewTiles = 132;
 
 bool HasFewTiles(const Problem& p) {

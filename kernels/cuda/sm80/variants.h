@@ -13,9 +13,9 @@
 
 namespace attend::cuda {
 
-// The variants that compute `problem` (fp16 or bf16), best first; at least one runs where a block
-// may have 99 KiB of shared memory, as on all GPUs since Ampere. Depends on the problem alone,
-// never on strides or addresses. Empty for other dtypes.
+// The variants that compute `problem` (fp16 or bf16), best first; at least one runs with 99 KiB of
+// shared memory per block, which all GPUs since Ampere have. A function of the problem alone, never
+// of strides or addresses. Empty for other dtypes.
 std::span<const FlashVariant> Sm80VariantsFor(const Problem& problem);
 
 // Loads all variants on the current device, so that no launch has to.

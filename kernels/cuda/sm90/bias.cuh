@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, a bias in 16 bits. One warp, the loader, has its tiles brought to shared memory,
-// and the consumers add them to their scores. Device code.
+// cuda_flash_sm90 with a 16-bit bias. One warp, the loader, has bias tiles brought to shared memory
+// by the copy engine, and the consumers add them to their scores. Device code.
 //
-// A bias of bfloat16 is unpacked in units of kBiasUnit, which are so small that what lies below
-// -2^23 overflows: the lowest float and -1e9, of which padding is made, become -inf, so that a row
-// that sees other keys does not follow them. A row that sees nothing else is computed again
-// (redo_rows.cuh), as is one whose largest score is beyond 2^22. float16 has no such values.
+// A bfloat16 bias is unpacked in units of kBiasUnit, chosen so small that values below -2^23
+// overflow: the padding values -1e9 and the lowest float become -inf, and a row that sees other
+// keys is not dragged down by them. A row that sees nothing else is recomputed (redo_rows.cuh), as
+// is one whose largest score is beyond 2^22. float16 has no such values.
 
 #pragma once
 
@@ -22,11 +22,11 @@ namespace attend::cuda {
 template <bool kBfloat16>
 inline constexpr float kBiasUnit = kBfloat16 ? 0x1p-105f : 1.0f;
 
-// The base of a row that has seen keys, all of them with scores that became -inf though they are
-// not. Any other score lifts it, as it does kNoBase.
+// Base of a row all of whose visible keys have scores that only became -inf by overflow. Any other
+// score raises it, as it does kNoBase.
 inline constexpr float kLowBase = -2.9e38f;
 
-// Two elements in units of kBiasUnit.
+// Unpacks two elements, in units of kBiasUnit.
 template <bool kBfloat16>
 __device__ __forceinline__ float2 UnpackBias(uint32_t pair) {
   if constexpr (kBfloat16) {
@@ -39,24 +39,24 @@ __device__ __forceinline__ float2 UnpackBias(uint32_t pair) {
   }
 }
 
-// The contents of a place of the bias.
+// Contents of a bias stage.
 enum BiasKind : int32_t {
-  kNoBias,    // nothing: it would change no score
-  kSomeRows,  // those of the tile
-  kOneRow,    // one, which is all rows'
+  kNoBias,    // nothing loaded: the tile would change no score
+  kSomeRows,  // one row per query row of the tile
+  kOneRow,    // a single row, shared by all query rows
 };
 
-// The bias, as a thread of a consumer knows it.
+// The bias tiles as seen by one consumer thread.
 template <class T, bool = T::kBias>
 struct BiasTiles {};
 template <class T>
 struct BiasTiles<T, true> {
-  static constexpr int kScores = T::kKeys / 2;  // of a thread, as SoftmaxRows has them
+  static constexpr int kScores = T::kKeys / 2;  // per thread, laid out as in SoftmaxRows
 
-  uint32_t tile;  // in hand: where it is
+  uint32_t tile;  // shared address of the current tile
   int32_t kind;
 
-  // Places of K and of the bias go around together: `turn` is K's, or -1 for its last.
+  // Bias and K stages advance together: `turn` is K's stage, or -1 for its last.
   static __device__ __forceinline__ int Place(int group, int turn) {
     return turn % T::kBiasStages * T::kBiasParts + group % T::kBiasParts;
   }
@@ -74,19 +74,19 @@ struct BiasTiles<T, true> {
     Arrive(storage.EmptyBias(Place(group, (turn + T::kStages) % T::kStages)));
   }
 
-  // Fragments of keys [8 * j, 8 * j + 16), as scores have them: pairs of the thread's rows in x[0]
-  // and x[1], eight keys further in x[2] and x[3].
+  // Fragments of keys [8 * j, 8 * j + 16), laid out as scores are: pairs of the thread's two rows
+  // in x[0] and x[1], eight keys further in x[2] and x[3].
   __device__ __forceinline__ void Read(int j, uint32_t (&x)[4]) const {
-    constexpr int kWarps = T::kBiasRows / 16;  // that share the part
+    constexpr int kWarps = T::kBiasRows / 16;  // warps that share the part
     const int lane = threadIdx.x % 32;
     const int row = kind == kOneRow ? 0 : 16 * ((threadIdx.x / 32 - 4) % kWarps) + lane % 16;
-    constexpr int kChunks = T::kBiasCols / 8;  // of 16 bytes, to a row of a box
+    constexpr int kChunks = T::kBiasCols / 8;  // 16-byte chunks per row of a box
     const int swizzle = kChunks == 8 ? row % 8 : row / 2 % 4;
     const uint32_t mine = tile + row * 2 * T::kBiasCols + 16 * (lane / 16 ^ swizzle);
     LoadMatrix((mine ^ 16 * (j % kChunks)) + j / kChunks * T::kBoxBytesBias, x);
   }
 
-  // Adds the tile. `to_log2`: of the scores.
+  // Adds the tile to the scores, whose factor is `to_log2`.
   template <bool kBfloat16>
   __device__ __forceinline__ void Add(float to_log2, float (&scores)[kScores]) const {
     if (kind == kNoBias) return;
@@ -98,7 +98,7 @@ struct BiasTiles<T, true> {
     }
   }
 
-  // kRows: of the thread, that have the same bias.
+  // kRows: how many of the thread's rows share the same bias.
   template <bool kBfloat16, int kRows>
   __device__ __forceinline__ void AddPairs(float factor, float (&scores)[kScores]) const {
 #pragma unroll
@@ -118,10 +118,10 @@ struct BiasTiles<T, true> {
     }
   }
 
-  // Gives rows that have no base, but a bias that is not -inf among the first `keys`, kLowBase.
+  // Sets kLowBase in rows that have no base, but a bias other than -inf among the first `keys`.
   __device__ __forceinline__ void MarkLowRows(int keys, float (&base)[2]) const {
     constexpr uint32_t kInfinities = 0xff80ff80u;
-    uint32_t found = kind == kNoBias ? 3 : 0;  // bits: rows
+    uint32_t found = kind == kNoBias ? 3 : 0;  // bit r: row r
     keys -= threadIdx.x % 4 * 2;
 #pragma unroll 1
     for (int j = 0; j < T::kKeys / 8; j += 2) {
@@ -129,7 +129,7 @@ struct BiasTiles<T, true> {
       Read(j, pairs);
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const int left = keys - 8 * (j + n / 2);  // of these two and later ones
+        const int left = keys - 8 * (j + n / 2);  // keys from this pair on
         const uint32_t all = left > 1 ? ~0u : left > 0 ? 0xffffu : 0u;
         if (((pairs[n] ^ kInfinities) & all) != 0) found |= 1 << n % 2;
       }
@@ -143,17 +143,18 @@ struct BiasTiles<T, true> {
   }
 };
 
-// The warp that loads. The tensor map is in O's place: these kernels store O from registers.
+// The loader warp. The bias's tensor map takes O's place: these kernels store O from registers.
 template <class T>
 struct BiasLoader {
-  static constexpr int kChunks = T::kKeys / 8;  // of 16 bytes, to a row of a tile
+  static constexpr int kChunks = T::kKeys / 8;  // 16-byte chunks per row of a tile
 
   char* shared;
   const Sm90SharedStorage<T> storage;
   const int lane;
   PackedCursor<T::kBiasStages> stage = {};
 
-  // This lane's elements of a tile of a bias that all rows have: bits that neither 0 nor -0 has.
+  // This lane's elements of a bias row that all query rows share, without the sign bits: 0 if all
+  // are 0 or -0.
   __device__ __forceinline__ uint32_t Bits(const char* row, int tile, int k_len) const {
     if (lane >= kChunks) return 0;
     const int key = tile * T::kKeys + 8 * lane;
@@ -197,7 +198,7 @@ struct BiasLoader {
     const char* const row = static_cast<const char*>(bias.data) +
                             2 * (at.o_batch * bias.stride_b + at.o_head * bias.stride_h);
     if (lane == 0 && at.new_maps) AcquireTensorMap(&at.maps->o);
-    // Read a tile ahead.
+    // Prefetch one tile ahead.
     uint32_t bits = one_row ? Bits(row, at.tile_end - 1, at.window.k_len) : 1;
 #pragma unroll 1
     for (int tile = at.tile_end - 1; tile >= at.tile_begin; --tile) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Instances of cuda_flash_sm90 for bf16 with a bias of it.
+// Instances of cuda_flash_sm90 for bf16 with a bf16 bias.
 
 #include "kernels/cuda/sm90/table.cuh"
 #include "kernels/cuda/sm90/variants.h"

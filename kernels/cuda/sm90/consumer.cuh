@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, consumers: a warpgroup computes 64 query rows. What runs beside a tile's softmax
-// is the Overlap's choice: the product of the last tile's weights and values and what the other
-// warpgroups issue, or only the latter.
+// cuda_flash_sm90, consumers: a warpgroup computes 64 query rows. Overlap decides what a tile's
+// softmax runs under: the previous tile's output product together with what the other warpgroups
+// have issued, or only the latter.
 
 #pragma once
 
@@ -20,41 +20,41 @@ namespace attend::cuda {
 
 template <class T, bool kBfloat16>
 struct Consumer {
-  static constexpr int kScores = T::kKeys / 2;  // of a thread: two rows, 8 apart
+  static constexpr int kScores = T::kKeys / 2;  // per thread: two rows, 8 apart
   static constexpr int kWeights = T::kKeys / 4;
   static constexpr int kOutputs = T::kDv / 2;
-  static constexpr int kTurnBarrier = 1;   // named barrier of warpgroup 0, then the others'
-  static constexpr int kGroupBarrier = 5;  // of the warpgroup's own
+  static constexpr int kTurnBarrier = 1;   // named barriers, one per warpgroup
+  static constexpr int kGroupBarrier = 5;  // one per warpgroup, internal to it
 
   char* shared;
   const Sm90SharedStorage<T> storage;
-  const int group;  // warpgroup, from 0
+  const int group;  // consumer warpgroup, from 0
   const int lane;
   typename T::template Cursor<T::kStages> k = {}, v = {};
   typename T::template Cursor<T::kStagesQ> q = {};
 
-  // The tile in hand.
-  int row;                   // this thread's first; the second is 8 further
+  // The current tile.
+  int row;                   // the thread's first row; the second is row + 8
   float cap_factor;          // softcap: score = tanh(q.k * cap_factor); 0 without
-  int full_begin, full_end;  // keys that all rows of this warpgroup see
-  int tile_begin, tile_end;  // tiles of keys that some row of it sees; at least one
+  int full_begin, full_end;  // keys that every row of this warpgroup sees
+  int tile_begin, tile_end;  // key tiles that some row of it sees; at least one
 
-  float scores[kScores];  // q.k, later weights
+  float scores[kScores];  // q.k, then weights
   uint32_t weights[kWeights];
   float output[kOutputs];
   SoftmaxRows<kScores, T::kBias && kBfloat16> rows;
-  uint32_t query[T::kQueryInRegisters ? T::kD / 16 : 1][4];  // its fragments
-  DropoutLane dropout = {};                                  // if T has it
+  uint32_t query[T::kQueryInRegisters ? T::kD / 16 : 1][4];  // Q's fragments
+  DropoutLane dropout = {};                                  // if T has dropout
   MaskBits<T> bits;                                          // likewise
   BiasTiles<T> bias;                                         // likewise
   GeneralTile<T> general;                                    // likewise
 
   // ---- score ----------------------------------------------------------------------------------
 
-  // Q's fragments, once for each tile of rows.
+  // Loads Q's fragments, once per tile of rows.
   __device__ __forceinline__ void LoadQuery() {
     if constexpr (T::kQueryInRegisters) {
-      constexpr int kChunks = T::kCols / 8;  // of 16 bytes, to a row
+      constexpr int kChunks = T::kCols / 8;  // 16-byte chunks per row
       const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
       const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
       const uint32_t at = storage.Q(q.stage()) + (group * 64 + mine) * 2 * T::kCols;
@@ -102,25 +102,25 @@ struct Consumer {
     WgmmaCommit();
   }
 
-  // The warp has read its part of Q for the last time; its place is free unless O needs it.
+  // The warp has made its last read of Q; the stage is free unless O needs it.
   __device__ __forceinline__ void LeaveQuery() {
     if constexpr (!T::kStoreThroughQ) Release(storage.EmptyQ(q.stage()));
   }
 
-  // If O leaves through Q's place: waits until the stores have read it. The thread that began them
-  // waits on behalf of its warpgroup, whose warps have met since.
+  // If O is stored through Q's stage: frees it once the stores have read it. The thread that issued
+  // them waits for its warpgroup, whose warps have synchronised since.
   __device__ __forceinline__ void LeaveStored(int stage) {
     if (threadIdx.x % 128 != 0) return;
     WaitStoresRead();
     Arrive(storage.EmptyQ(stage));
   }
 
-  // One arrival for each warp: it has seen the wait, so its part of the products is done.
+  // One arrival per warp: it has waited for its part of the products.
   __device__ __forceinline__ void Release(uint32_t barrier) {
     if (lane == 0) Arrive(barrier);
   }
 
-  // Score terms and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
+  // Score terms and mask, and their effect on the rows' bases. Returns as SoftmaxRows::Follow.
   __device__ __forceinline__ bool FinishScores(const Sm90Work& work, int tile,
                                                float (&rescale)[2]) {
     const float cap = T::kCapInRegister ? cap_factor : work.cap_factor;
@@ -145,7 +145,7 @@ struct Consumer {
       const bool risen = rows.Follow(scores, rescale);
       if constexpr (T::kBias) {
         if (kBfloat16 && risen && rows.AnyWithoutBase()) {
-          bias.Take(shared, storage, group, k.stage() - 1);  // again: it took no registers
+          bias.Take(shared, storage, group, k.stage() - 1);  // again, to save registers
           bias.MarkLowRows(work.window.k_len - key, rows.base);
         }
         bias.Leave(storage, group, k.stage() - 1);
@@ -161,7 +161,7 @@ struct Consumer {
     return risen;
   }
 
-  // Scores become weights.
+  // Turns scores into weights.
   __device__ __forceinline__ void Exponentiate(int tile) {
     rows.Exponentiate(TileBases(general, rows), scores);
     if constexpr (T::kDropout) DropWeights(dropout, tile * T::kKeys, scores);
@@ -174,9 +174,9 @@ struct Consumer {
     }
   }
 
-  // A warpgroup's turn: to issue products (kOutputTurns), one for each tile of keys but the first,
-  // or to exponentiate (kSoftmaxTurns), one for each. Tiles that are skipped count, so that all
-  // warpgroups have as many.
+  // Turns between warpgroups: to issue products (kOutputTurns), one per key tile but the first, or
+  // to exponentiate (kSoftmaxTurns), one per key tile. Skipped tiles count, so that all warpgroups
+  // take equally many turns.
   __device__ __forceinline__ void AwaitTurn() {
     if constexpr (T::kTurns) SyncNamed(kTurnBarrier + group, 256);
   }
@@ -186,14 +186,14 @@ struct Consumer {
     }
   }
 
-  // The scores of tile n are there.
+  // Frees K's stage: the scores of tile n are complete.
   __device__ __forceinline__ void LeaveKeys(int n) {
     Release(storage.EmptyK(k.stage()));
     k.Step();
     if (n == tile_begin && !T::kBits) LeaveQuery();
   }
 
-  // The place of K that is next in turn: which tile is there. False: the tile of rows has no more.
+  // Reads which tile is in the next stage of K. False: the tile of rows has no more.
   __device__ __forceinline__ bool TakeEntry() {
     Wait(storage.FullK(k.stage()), k.parity());
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
@@ -205,13 +205,13 @@ struct Consumer {
     return false;
   }
 
-  // Its bits; under the products, before the place is left.
+  // Reads the mask bits of the current stage, while its product runs and before it is freed.
   __device__ __forceinline__ void TakeBits() {
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
     bits.seen = state.bits.seen[k.stage()][threadIdx.x / 32 - 4][lane];
   }
 
-  // The tile of keys after tile n, below tile_begin if there is none.
+  // The key tile after tile n; below tile_begin if none.
   __device__ __forceinline__ int NextTile(int n) {
     if constexpr (T::kBits) {
       return TakeEntry() ? bits.tile() : tile_begin - 1;
@@ -220,7 +220,7 @@ struct Consumer {
     }
   }
 
-  // The last tile's output.
+  // The output product of the last tile.
   __device__ __forceinline__ void FinishOutput(bool accumulate) {
     IssueOutput(accumulate);
     WgmmaWait<0>();
@@ -229,7 +229,7 @@ struct Consumer {
     v.Step();
   }
 
-  // Lets tiles of keys go by that only other warpgroups see.
+  // Passes over key tiles that only other warpgroups see.
   __device__ __forceinline__ void Skip(int count) {
     for (; count > 0; --count) {
       if constexpr (T::kBias) {
@@ -247,9 +247,9 @@ struct Consumer {
     }
   }
 
-  // The warpgroup's tiles of keys. Step n issues the scores of tile n and the output of tile n + 1,
-  // whose weights are ready; the softmax of tile n then runs under the latter, and under what the
-  // other warpgroups have issued.
+  // Loops over the warpgroup's key tiles. Step n issues the scores of tile n and the output of tile
+  // n + 1, whose weights are ready; the softmax of tile n then runs under the latter, and under
+  // what the other warpgroups have issued.
   __device__ __forceinline__ void AccumulateUnderOutput(const Sm90Work& work) {
     float rescale[2];
     int n = tile_end - 1;
@@ -274,8 +274,8 @@ struct Consumer {
       HoldRegisters(scores);
       const uint32_t used = storage.EmptyV(v.stage());
       v.Step();
-      // Also what keeps the softmax above the next wait: left alone, the compiler moves that up to
-      // the last branch.
+      // Also keeps the softmax above the next wait: the compiler would otherwise move that wait up
+      // to the last branch.
       Wait(storage.FullV(v.stage()), v.parity());
       WgmmaWait<0>();
       HoldRegisters(output);
@@ -287,8 +287,8 @@ struct Consumer {
     FinishOutput(accumulate);
   }
 
-  // Products and softmax of a warpgroup alternate; one warpgroup at a time is in its exponentials.
-  // Not under a mask of bits: whether there is a next tile is known too late.
+  // Products and softmax of a warpgroup alternate; one warpgroup at a time exponentiates. Not with
+  // a mask of bits: it learns too late whether there is a next tile.
   __device__ __forceinline__ void AccumulateInTurns(const Sm90Work& work) {
     float rescale[2];
     int n = tile_end - 1;
@@ -348,7 +348,7 @@ struct Consumer {
     rows.Reset(work.to_log2);
     if constexpr (T::kBits) {
       tile_begin = work.tile_begin;
-      tile_end = work.tile_end;  // which of them, the entries say
+      tile_end = work.tile_end;  // the entries say which of them to visit
     }
     if constexpr (T::kDropout) {
       dropout = DropoutLane::Of(*work.attention, work.o_batch, work.o_head, row, lane);
@@ -357,7 +357,7 @@ struct Consumer {
 
   // ---- store ----------------------------------------------------------------------------------
 
-  // What the tiles made of row `r`.
+  // The final state of row `r`.
   __device__ __forceinline__ RowEnd EndRow(const Sm90Work& work, int r) const {
     RowEnd end;
     if (rows.base[r] != kNoBase) end.state.max = rows.base[r] * kLn2;
@@ -369,7 +369,7 @@ struct Consumer {
     return end;
   }
 
-  // Adds the sink, divides, writes LSE. Rows without keys and padding get zeros.
+  // Adds the sink, normalises, writes LSE. Rows without keys and padding get zeros.
   __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r, const RowEnd& end) {
     const int mine = row + 8 * r;
     SoftmaxState<float> softmax = end.state;
@@ -387,7 +387,7 @@ struct Consumer {
       output[4 * j + 2 * r] *= factor;
       output[4 * j + 2 * r + 1] *= factor;
     }
-    // Hidden values times weights of 0 may be NaN, and without keys the output is undefined.
+    // Weights of 0 times hidden values may be NaN, and without keys the output is undefined.
     if (padding || rows.base[r] == kNoBase) {
 #pragma unroll
       for (int j = 0; j < kOutputs / 4; ++j) {
@@ -396,11 +396,11 @@ struct Consumer {
     }
   }
 
-  // By the copy engine, from where the warpgroup's rows of Q were. No thread waits for it.
+  // Stores by the copy engine, through the warpgroup's part of Q's stage. No thread waits for it.
   __device__ __forceinline__ void StoreBoxes(const Sm90Work& work, int stage) {
-    // A product reads Q for the whole warpgroup, and a warp has only waited for its own part of it.
+    // Products read Q for the whole warpgroup, and a warp has only waited for its own part of them.
     if constexpr (!T::kQueryInRegisters) SyncNamed(kGroupBarrier + group, 128);
-    constexpr int kChunks = T::kColsV / 8;  // of 16 bytes, to a row
+    constexpr int kChunks = T::kColsV / 8;  // 16-byte chunks per row
     const uint32_t rows = storage.Q(stage) + group * 64 * 2 * T::kColsV;
     const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
     const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
@@ -426,7 +426,7 @@ struct Consumer {
 
   __device__ __forceinline__ void Store(const Sm90Work& work, int stage) {
     RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
-    // The warp's first row is computed again, which saves a register in the loop over keys.
+    // Recompute the warp's first row index: this saves a register in the loop over keys.
     using Element = std::conditional_t<kBfloat16, __nv_bfloat16, __half>;
     RedoRows<Element, kOutputs / 4, T::kBits || T::kBias || T::kGeneral,
              !T::kDropout && !T::kBits && !T::kBias, T::kDropout>(
@@ -438,7 +438,7 @@ struct Consumer {
       StoreBoxes(work, stage);
       return;
     }
-    // LeaveStored speaks for all warps.
+    // LeaveStored arrives for all warps.
     if constexpr (T::kStoreThroughQ) SyncNamed(kGroupBarrier + group, 128);
     if (T::kGeneral && work.attention->problem.o_float32) {
       StoreFloats(work, row, lane, output);
@@ -450,14 +450,14 @@ struct Consumer {
   }
 
   // If there are no keys, the first product runs on whatever is in shared memory and is discarded.
-  // In a branch, it would make all others synchronous.
+  // Issued under a branch, it would make the compiler serialise all other wgmma.
   __device__ __forceinline__ void Run() {
-    if (T::kTurns && group == T::kConsumers - 1) PassTurn();  // the first goes first
+    if (T::kTurns && group == T::kConsumers - 1) PassTurn();  // warpgroup 0 goes first
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
     int last_stage = -1;
     for (int turn = 0;; turn = (turn + 1) % Sm90State<T>::kSlots) {
       static_assert(!T::kScarce || T::kStagesQ == Sm90State<T>::kSlots);
-      const int slot = T::kScarce ? q.stage() : turn;  // the same
+      const int slot = T::kScarce ? q.stage() : turn;  // equal
       const Sm90Work& work = state.work[slot];
       Wait(storage.FullQ(q.stage()), q.parity());
       if (work.end) break;
@@ -488,7 +488,7 @@ struct Consumer {
       last_stage = q.stage();
       q.Step();
     }
-    // Shared memory must not go before it has been read, nor the kernel end before all is written.
+    // The stores must read shared memory before it goes, and complete before the kernel ends.
     if constexpr (T::kStoreThroughQ) {
       if (threadIdx.x % 128 == 0) WaitStores();
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, general kernels: ALiBi, for one instruction a score. Device code; the lanes of a
+// cuda_flash_sm90, general kernels: ALiBi at one instruction per score. Device code; the lanes of a
 // warp call each function together.
 
 #pragma once
@@ -13,15 +13,15 @@
 
 namespace attend::cuda {
 
-// Adds ALiBi to a tile's scores, without the part common to all scores of a row, which goes to
-// `added`. The tile's first key is at `distance` from the diagonal of the thread's first row.
+// Adds ALiBi to a tile's scores, without the part common to all scores of a row, which is returned
+// in `added`. The tile's first key is at `distance` from the diagonal of the thread's first row.
 // Usually all keys of a warp are on one side of its rows' diagonals. Then `added` is the term of
-// the thread's key nearest to them, so that near keys' scores are not rounded at the distance of
+// the thread's key nearest to them, so that scores of near keys are not rounded at the distance of
 // far ones.
 template <int kScores>
 __device__ __forceinline__ void AddAlibi(float slope, int distance, float (&scores)[kScores],
                                          float (&added)[2]) {
-  constexpr int kLast = 2 * kScores - 7;  // of the thread's keys, counted from its first
+  constexpr int kLast = 2 * kScores - 7;  // the thread's last key, counted from its first
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int of_first_row = distance + lane / 4;
   distance += 2 * (lane % 4);
@@ -51,25 +51,25 @@ __device__ __forceinline__ void AddAlibi(float slope, int distance, float (&scor
   }
 }
 
-// The tile in hand, as a thread of a consumer knows it.
+// The current tile, as seen by one consumer thread.
 template <class T, bool = T::kGeneral>
 struct GeneralTile {};
 template <class T>
 struct GeneralTile<T, true> {
-  static constexpr int kScores = T::kKeys / 2;  // of a thread, as SoftmaxRows has them
+  static constexpr int kScores = T::kKeys / 2;  // per thread, laid out as in SoftmaxRows
 
-  // ALiBi's, for scores as the product makes them; 0 without it. NaN: with it scores may be such
-  // that their rows are computed again (redo_rows.cuh), as they are if it is NaN.
+  // ALiBi's slope for raw products; 0 without ALiBi. NaN if its scores might be too large for the
+  // rows' bases: then the rows are recomputed (redo_rows.cuh).
   float slope;
-  float base[2];  // as SoftmaxRows::base, but for what ALiBi adds to all scores of a row
+  float base[2];  // SoftmaxRows::base, minus `added`
 
-  // Before the tile's first product, under which it arrives.
+  // Call before the tile's first product, which hides the load's latency.
   __device__ __forceinline__ void LoadSlope(const Sm90Work& work) {
     const Attention& a = *work.attention;
     slope = 0.0f;
     if (a.problem.has_alibi) slope = a.alibi_slopes[work.o_batch * a.alibi_stride_b + work.o_head];
   }
-  // After it.
+  // Call after it.
   __device__ __forceinline__ void ScaleSlope(const Sm90Work& work) {
     if (slope == 0.0f) return;
     const Problem& p = work.attention->problem;
@@ -86,8 +86,8 @@ struct GeneralTile<T, true> {
     for (int r = 0; r < 2; ++r) base[r] = fmaf(-added[r], rows.to_log2, rows.base[r]);
   }
 
-  // As SoftmaxRows::FollowMaxima, of scores that lack what ALiBi adds to all of a row, which
-  // differs in the row's four lanes. No row rises whose warp would not have looked for it.
+  // SoftmaxRows::FollowMaxima for scores without `added`, which differs between a row's four lanes.
+  // Rows rise only if the warp's vote would have found it too.
   __device__ __forceinline__ void FollowMaxima(const float (&added)[2], SoftmaxRows<kScores>& rows,
                                                const float (&scores)[kScores],
                                                float (&rescale)[2]) const {
@@ -114,8 +114,9 @@ struct GeneralTile<T, true> {
     }
   }
 
-  // Score terms and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
-  // `mask`: gives -inf to hidden keys. `cap`: score = tanh(q.k * cap); 0 without softcap.
+  // Score terms and mask, and their effect on the rows' bases. Returns as SoftmaxRows::Follow.
+  // `mask` sets the scores of hidden keys to -inf. `cap`: score = tanh(q.k * cap); 0 without
+  // softcap.
   template <class Mask>
   __device__ __forceinline__ bool Finish(float cap, int distance, const Mask& mask,
                                          SoftmaxRows<kScores>& rows, float (&scores)[kScores],
@@ -132,7 +133,7 @@ struct GeneralTile<T, true> {
   }
 };
 
-// The bases that the weights of the tile are relative to.
+// The bases that the tile's weights are relative to.
 template <class T, class Rows>
 __device__ __forceinline__ const float (&TileBases(const GeneralTile<T, false>&,
                                                    const Rows& rows))[2] {
@@ -144,7 +145,7 @@ __device__ __forceinline__ const float (&TileBases(const GeneralTile<T, true>& t
   return tile.base;
 }
 
-// Whether rows of the tile are computed again, whatever their scores.
+// Whether the tile's rows are recomputed whatever their scores.
 template <class T>
 __device__ __forceinline__ bool IsMarked(const GeneralTile<T, false>&) {
   return false;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90: FlashAttention forward for Hopper. A block is one warpgroup of which one warp
-// drives the copy engine and one thread describes tiles ahead, and one to four consumer warpgroups
-// of 64 query rows; they meet at mbarriers. Blocks are persistent and claim tiles longest first
-// (ragged.h). Device code, instantiated by bf16.cu and f16.cu.
+// cuda_flash_sm90: FlashAttention forward for Hopper. A block has one producer warpgroup, of which
+// one warp drives the copy engine and one thread describes tiles ahead, and one to four consumer
+// warpgroups of 64 query rows each; they synchronise by mbarriers. Blocks are persistent and claim
+// tiles longest first (ragged.h). Device code, instantiated by bf16.cu and f16.cu.
 //
 // After "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision" (Shah et
 // al., 2024).
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashSm90Kernel(const __grid_constant__ RaggedParams params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
-  // The swizzle's pattern counts from 1024-byte boundaries.
+  // The swizzle pattern is relative to 1024-byte boundaries.
   char* shared = unaligned + (1024 - SharedAddress(unaligned) % 1024) % 1024;
   const Sm90SharedStorage<T> storage{SharedAddress(shared)};
   if (threadIdx.x == 0) InitBarriers(storage);
@@ -73,12 +73,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   }
   __syncthreads();
   const int lane = threadIdx.x % 32;
-  // From lane 0, so that the compiler knows it to be the same in a warp.
+  // Broadcast from lane 0, so that the compiler knows it to be warp-uniform.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < 4) {
     ReleaseRegisters<T::kProducerRegisters>();
     if (warp == 0) {
-      // All keys of a launch are in pages, or none: each kind has a loop of its own, which saves
+      // Keys of a launch are paged in all attentions or in none: a loop for each case saves
       // registers.
       if (T::kReadsPages && params.single.problem.page_rows > 0) {
         Producer<T, true> producer{shared, storage, lane};

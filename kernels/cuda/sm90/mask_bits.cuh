@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, masks of bits. One warp, the scanner, looks at a mask ahead of the producer,
-// which then loads only tiles of keys in which some row sees one, and tells the consumers where all
-// rows see all keys. For the others another warp, the arranger, puts the bits beside K in the order
-// in which the consumers' threads have their scores. Device code.
+// cuda_flash_sm90, masks of bits. One warp, the scanner, reads the mask ahead of the producer,
+// which then loads only key tiles in which some row sees a key, and tells the consumers in which
+// tiles all rows see all keys. For the others a second warp, the arranger, stores the bits beside K
+// in the layout of the consumer threads' scores. Device code.
 
 #pragma once
 
@@ -15,10 +15,10 @@
 
 namespace attend::cuda {
 
-// The 32 bits from `bits` on, of which the row has `bytes` bytes, at least one; 0 beyond them.
-// kAligned: they lie in one word, and the row has all of them. Else aligned words are read, so up
-// to three bytes before them, where memory that was allocated cannot begin, but none after the row,
-// where it may end.
+// Loads the 32 bits from `bits` on, of which the row has `bytes` >= 1 bytes; 0 beyond them.
+// kAligned: they are one aligned word inside the row. Otherwise reads aligned words: up to three
+// bytes before `bits`, which cannot cross the start of an allocation, but none past the row, which
+// may end one.
 template <bool kAligned>
 __device__ __forceinline__ uint32_t LoadBits(const uint8_t* bits, int bytes) {
   if constexpr (kAligned) return *reinterpret_cast<const uint32_t*>(bits);
@@ -34,30 +34,30 @@ __device__ __forceinline__ uint32_t LoadBits(const uint8_t* bits, int bytes) {
   return __funnelshift_r(words[0], skipped != 0 ? words[1] : 0, 8 * skipped);
 }
 
-// The mask as a thread of a consumer knows it, and what both sides agree on.
+// The mask as seen by one consumer thread, and constants that both sides share.
 template <class T, bool = T::kBits>
 struct MaskBits {};
 template <class T>
 struct MaskBits<T, true> {
   static_assert(T::kOverlap != Overlap::kSoftmaxTurns);
   static_assert(T::kKeys == 128, "a word of a row for each lane of its quad");
-  static constexpr int kRowBytes = T::kKeys / 8;      // of a row, to a tile
-  static constexpr int kWords = kRowBytes / 4;        // likewise
-  static constexpr int kScanTiles = 128 / kRowBytes;  // that the scanner looks at together
-  static constexpr int kScores = T::kKeys / 2;        // of a thread, as SoftmaxRows has them
-  static constexpr int kEndEntry = -1;                // the tile of rows has no more tiles of keys
+  static constexpr int kRowBytes = T::kKeys / 8;      // bytes of a row per tile
+  static constexpr int kWords = kRowBytes / 4;        // 32-bit words of a row per tile
+  static constexpr int kScanTiles = 128 / kRowBytes;  // tiles per scan
+  static constexpr int kScores = T::kKeys / 2;        // per thread, laid out as in SoftmaxRows
+  static constexpr int kEndEntry = -1;                // the tile of rows has no more key tiles
 
   // Written beside a tile of K.
   static __device__ __forceinline__ int EntryOf(int tile, bool all_seen) {
     return 2 * tile + (all_seen ? 0 : 1);
   }
 
-  int entry;   // of the tile in hand
-  uint2 seen;  // bit n: its keys 8 * (n / 2) + n % 2, counted from the thread's first; of both rows
+  int entry;   // of the current tile
+  uint2 seen;  // per row; bit n: key 8 * (n / 2) + n % 2, counted from the thread's first
 
   __device__ __forceinline__ int tile() const { return entry / 2; }
 
-  // Gives the removed keys the score -inf.
+  // Sets the scores of removed keys to -inf.
   __device__ __forceinline__ void Remove(float (&scores)[kScores]) const {
     if (entry % 2 == 0) return;
 #pragma unroll
@@ -72,8 +72,8 @@ struct MaskBits<T, true> {
   }
 };
 
-// Walks the tiles of keys that the scanner has found something in, as the producer does: from the
-// last to the first. Calls work(tile, whether all rows see all keys).
+// Visits the key tiles in which the scanner found a visible key, from last to first, as the
+// producer does. Calls work(tile, whether all rows see all keys).
 template <class T, class Work>
 __device__ __forceinline__ void ForSeenTiles(const Sm90SharedStorage<T>& storage,
                                              const Sm90State<T>& state, const Sm90Work& at,
@@ -95,21 +95,21 @@ __device__ __forceinline__ void ForSeenTiles(const Sm90SharedStorage<T>& storage
   }
 }
 
-// The warp that finds out, for the tiles of keys of a tile of rows, in which there is a key to see
-// and in which all are seen. It looks at as many tiles at a time as a row has in 128 bytes.
+// The scanner warp: finds which key tiles of a tile of rows have a visible key, and in which all
+// keys are visible to all rows. It scans 128 bytes of each row at a time.
 template <class T>
 struct BitScanner {
   using Bits = MaskBits<T>;
   static constexpr int kWords = Bits::kWords;
   static constexpr int kTiles = Bits::kScanTiles;
   static constexpr int kRowsAtOnce = 32 / kTiles;
-  static constexpr int kPlaceWords = kTiles * kWords;  // of a row
+  static constexpr int kPlaceWords = kTiles * kWords;  // words per row and scan
   char* shared;
   const Sm90SharedStorage<T> storage;
   const int lane;
   PackedCursor<kSm90Scans> scan = {};
 
-  // The word w of a tile in some rows: bits that one of them has, and that all have.
+  // Word w of a tile, combined over some rows: bits set in any row, and in all rows.
   struct Words {
     uint32_t some[kWords] = {};
     uint32_t all[kWords] = {~0u, ~0u, ~0u, ~0u};
@@ -120,7 +120,7 @@ struct BitScanner {
     }
   };
 
-  // By way of shared memory: all copies are in flight together, and take no registers.
+  // Goes through shared memory: all copies are in flight together, and take no registers.
   __device__ __forceinline__ void ReadAligned(Sm90State<T>& state, const uint8_t* bits,
                                               int64_t stride, int rows, bool mine,
                                               Words& words) const {
@@ -156,7 +156,7 @@ struct BitScanner {
     }
   }
 
-  // The tiles [first, stop) of keys; a lane has one of them, of every kRowsAtOnce-th row.
+  // Scans the key tiles [first, stop); a lane has one of them, in every kRowsAtOnce-th row.
   __device__ __forceinline__ ScannedTiles Scan(Sm90State<T>& state, const Sm90Work& at,
                                                const BitRows& mask, int first, int stop) const {
     const int tile = first + lane % kTiles;
@@ -218,7 +218,7 @@ struct BitScanner {
   }
 };
 
-// The warp that lays the bits of a tile out beside K as the consumers' threads want them.
+// The arranger warp: stores a tile's bits beside K in the consumer threads' layout.
 template <class T>
 struct BitArranger {
   using Bits = MaskBits<T>;
@@ -229,21 +229,21 @@ struct BitArranger {
   PackedCursor<T::kStages> k = {};
   PackedCursor<kSm90Scans> scan = {};
 
-  // Gives each lane of a quad the bits of its own keys, of a word that each lane has of a row:
-  // those of key 8 * n + 2 * (lane % 4) + i, bit 8 * (n % 4) + 2 * (lane % 4) + i of lane n / 4,
-  // become bit 2 * n + i.
+  // Each lane of a quad has a word of the row; afterwards each has the bits of its own keys: bit 8
+  // * (n % 4) + 2 * (lane % 4) + i of lane n / 4, which is key 8 * n + 2 * (lane % 4) + i, becomes
+  // bit 2 * n + i.
   __device__ __forceinline__ uint32_t Arrange(uint32_t x) const {
-    // Pairs of bits change places within the word: a matrix of 4 x 4 is transposed.
+    // Within a word: transpose the 4 x 4 matrix of bit pairs.
     uint32_t change = (x ^ x >> 6) & 0x00cc00ccu;
     x ^= change ^ change << 6;
     change = (x ^ x >> 12) & 0x0000f0f0u;
     x ^= change ^ change << 12;
-    // And bytes within the quad.
+    // Within the quad: transpose bytes.
     x = __byte_perm(x, __shfl_xor_sync(0xffffffffu, x, 1), lane % 2 == 0 ? 0x6240 : 0x3715);
     return __byte_perm(x, __shfl_xor_sync(0xffffffffu, x, 2), lane % 4 < 2 ? 0x5410 : 0x3276);
   }
 
-  // Reads the bits while K's place may still be in use.
+  // Reads the bits while K's stage may still be in use.
   template <bool kAligned>
   __device__ __forceinline__ void ArrangeTile(Sm90State<T>& state, const Sm90Work& at,
                                               const BitRows& mask, int tile) const {
@@ -290,7 +290,7 @@ struct BitArranger {
       });
       Wait(storage.EmptyK(k.stage()), k.parity() ^ 1);
       if (lane == 0) Arrive(storage.EmptyWork(slot.stage()));
-      Leave();  // the end
+      Leave();  // the end entry
     }
   }
 

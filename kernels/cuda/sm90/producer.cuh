@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, producer: one warp keeps the copy engine ahead of the consumers. Keys are walked
-// from the last tile to the first, so that masked tiles come first; V comes one tile after K, as
-// the consumers use them.
+// cuda_flash_sm90, producer: one warp keeps the copy engine ahead of the consumers. Key tiles go
+// from last to first, so that masked tiles come first; V follows one tile behind K, in the
+// consumers' order.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace attend::cuda {
 
-// kPaged: K and V are in pages.
+// kPaged: K and V are paged.
 template <class T, bool kPaged>
 struct Producer {
   char* shared;
@@ -19,14 +19,14 @@ struct Producer {
   const int lane;
   PackedCursor<T::kStages> k = {}, v = {};
   PackedCursor<T::kStagesQ> q = {};
-  PackedCursor<kSm90Scans> scan = {};  // if T has bits
+  PackedCursor<kSm90Scans> scan = {};  // if T has a mask of bits
   uint32_t tail_parity = 0;
 
-  // Announces the tile's bytes, at `row_bytes` a row, and calls load(row of the tile, row, batch)
-  // for each box of it, the latter two as the tensor map counts. In pages, boxes lie in one page
-  // each, and there are as many as have keys of the sequence. Places beyond keep what was there:
-  // those weights are 0, and LoadLastV deletes the values. Lane n looks up the page of box n before
-  // the wait for a place, under which the number arrives.
+  // Announces the tile's bytes, `row_bytes` per row, and calls load(row of the tile, row, batch)
+  // for each of its boxes, the latter two in the tensor map's coordinates. In pages, each box is in
+  // one page, and only boxes with keys of the sequence are loaded. The rest of the stage keeps its
+  // old contents: those weights are 0, and LoadLastV clears the values. Lane n looks up the page of
+  // box n before waiting for the stage, which hides the latency.
   template <class Load>
   __device__ __forceinline__ void ForBoxes(const Sm90Work& at, int tile, int batch, uint32_t empty,
                                            uint32_t parity, uint32_t full, int row_bytes,
@@ -90,8 +90,8 @@ struct Producer {
     v.Step();
   }
 
-  // A tile that ends beyond the length, where rows are another sequence's or padding: the weights
-  // there are 0, but 0 * NaN is NaN, so what was loaded of these rows must go.
+  // A tile that extends beyond the length, into another sequence's rows or padding: their weights
+  // are 0, but 0 * NaN is NaN, so these rows are cleared after loading.
   __device__ __forceinline__ void LoadLastV(const Sm90Work& at, int tile) {
     CopyV(at, tile, storage.Tail());
     Wait(storage.Tail(), tail_parity);
@@ -112,7 +112,7 @@ struct Producer {
     v.Step();
   }
 
-  // Lets the consumers read what was written of the tile, and loads Q.
+  // Lets the consumers read the tile's description, and loads Q.
   __device__ __forceinline__ void Publish(const Sm90Work& at) {
     if (lane == 0) {
       const uint32_t full = storage.FullQ(q.stage());
@@ -131,7 +131,8 @@ struct Producer {
     q.Step();
   }
 
-  // The maps of a list are where those of the last launch were. O's is the storing threads'.
+  // A list's maps overwrite those of the last launch in place, so acquire them. The storing threads
+  // acquire O's.
   __device__ __forceinline__ void Acquire(const Sm90Work& at) {
     if (lane != 0 || !at.new_maps) return;
     AcquireTensorMap(&at.maps->q);
@@ -147,7 +148,7 @@ struct Producer {
     }
   }
 
-  // Waits for the place of the next K, and says what the consumers find there.
+  // Waits for the next stage of K, and writes its entry for the consumers.
   __device__ __forceinline__ void Announce(int entry) {
     if (lane != 0) return;
     Wait(storage.EmptyK(k.stage()), k.parity() ^ 1);
@@ -155,12 +156,11 @@ struct Producer {
     state.bits.entries[k.stage()] = entry;
   }
 
-  // Under a mask of bits: loads the tiles in which some row sees a key, and ends them with an entry
-  // without one.
+  // With a mask of bits: loads the tiles in which some row sees a key, then an end entry.
   __device__ __forceinline__ void RunSeenTiles(const Sm90Work& at) {
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
     const int patched = at.patch ? at.tile_end - 1 : -1;
-    int held = -1;  // its V is still to be loaded
+    int held = -1;  // tile whose V is still to be loaded
     Acquire(at);
     __syncwarp();
     ForSeenTiles(storage, state, at, scan, [&](int tile, bool all_seen) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, scheduler: one thread claims tiles of query rows and works out what producer and
-// consumers must know of them, while they are busy with the tile before.
+// cuda_flash_sm90, scheduler: one thread claims tiles of query rows and computes their descriptions
+// for producer and consumers, one tile ahead.
 
 #pragma once
 
@@ -9,12 +9,12 @@
 
 namespace attend::cuda {
 
-// A bound of a window; what does not fit 32 bits hides no key.
+// A window bound in 32 bits; -1 (unbounded) if it does not fit, as it then hides no key.
 __device__ __forceinline__ int Bound(int64_t distance) {
   return distance > INT32_MAX ? -1 : static_cast<int>(distance);
 }
 
-// Lengths, window and the tiles of keys that rows [row_begin, row_begin + kRows) see.
+// Lengths, window, and the key tiles that rows [row_begin, row_begin + kRows) see.
 template <class T>
 __device__ __forceinline__ void DescribeKeys(const Attention& a, const TileWork& tile,
                                              Sm90Work& work) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void DescribeKeys(const Attention& a, const TileWork&
   window.left = Bound(p.mask.left);
   window.right = Bound(p.mask.right);
   window.k_len = k_len;
-  // DiagonalOffset. By products, not by a choice: so this warp's few registers are enough.
+  // DiagonalOffset, by multiplication instead of a branch, which fits this warp's few registers.
   const int bottom = p.mask.alignment == Alignment::kBottomRight;
   window.offset = bottom * (k_len + static_cast<int>(p.keys_after) - q_len) -
                   (1 - bottom) * static_cast<int>(p.key_offset);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void DescribeKeys(const Attention& a, const TileWork&
   work.patch = false;
   const int row_last = min(tile.row_begin + T::kRows, q_len) - 1;
   if (row_last < tile.row_begin) return;
-  // Both ends of the visible range never fall as the row grows.
+  // Both ends of the visible range are monotonic in the row.
   const int begin = window.Begin(tile.row_begin);
   const int end = window.End(row_last);
   if (begin >= end) return;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void DescribeKeys(const Attention& a, const TileWork&
       work.tile_end * T::kKeys > k_len && (p.packed || a.kv_lengths != nullptr || p.page_rows > 0);
 }
 
-// Where Q, K and V are in their tensors, and O and LSE in memory.
+// Coordinates of Q, K and V in their tensors, and addresses of O and LSE.
 template <class T>
 __device__ __forceinline__ void DescribeMemory(const Attention& a, const TileWork& tile,
                                                Sm90Work& work) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void DescribeTile(const Attention& a, const TileWork&
   work.cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
 }
 
-// Where the mask's bits of the tile's head are.
+// Address of the mask's bits for the tile's head.
 __device__ __forceinline__ void DescribeBits(const Attention& a, const TileWork& tile,
                                              BitRows& rows) {
   const BiasView& mask = a.bias;
@@ -116,7 +116,7 @@ struct Scheduler {
   StageCursor<Sm90State<T>::kSlots> slot = {};
   int32_t last_problem = -1;
 
-  // kSingle: the attention is read from the kernel's parameter, without a detour over pointers.
+  // kSingle: the attention is the kernel's parameter itself, without indirection.
   template <bool kSingle>
   __device__ __forceinline__ bool Describe(int number) {
     TileWork tile;
@@ -144,9 +144,9 @@ struct Scheduler {
     return found;
   }
 
-  // The launch may begin before the one before it has ended. A first tile that follows from the
-  // parameter alone is described meanwhile (the producer waits as well before it loads anything);
-  // memory that others may still write, the queue too, is not touched before the wait.
+  // The launch may start before the previous one has ended. A first tile that needs only the
+  // parameter is described during that time (the producer also waits before it loads); memory that
+  // earlier launches may write, including the queue, is not touched before the wait.
   template <bool kSingle>
   __device__ __forceinline__ void DescribeAll() {
     const bool known = kSingle && !params.single.problem.has_sinks;

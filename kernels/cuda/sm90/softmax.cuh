@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, softmax: what a thread of a consumer knows of its two rows between tiles, and
-// how scores become weights. Device code; the lanes of a warp call each function together.
+// cuda_flash_sm90, softmax: the state of a consumer thread's two rows between tiles, and how scores
+// become weights. Device code; the lanes of a warp call each function together.
 
 #pragma once
 
@@ -13,22 +13,23 @@
 
 namespace attend::cuda {
 
-// A thread's two rows, 8 apart; four lanes, a quad, share them. kScores of the thread's scores
-// belong to a tile: [4 * j + 2 * r + i] is row r's key 8 * j + 2 * (lane % 4) + i.
+// A thread's two rows, 8 apart; four lanes, a quad, share them. A tile has kScores of the thread's
+// scores: [4 * j + 2 * r + i] is row r's key 8 * j + 2 * (lane % 4) + i.
 //
 // A weight is 2^(score * to_log2 - base). The base follows a row's maximum only when that has risen
 // by more than kBaseSlack: weights then reach 2^kBaseSlack, which costs no precision, and sums and
-// output seldom need to be rescaled. So for most tiles the maximum need not be known, only that no
-// score has risen that far: one vote and no shuffles. And that is cheap to see: floats that are not
-// negative order as their bits do as integers, of which the hardware takes the largest of three in
-// one instruction; that of a row's scores and 0 is enough unless its base is far below 0.
-// kOverflows: scores below -2^23 have become -inf (bias.cuh). So that they would have no weight, a
-// row whose base is not far above those is computed again; so is one with a score of +inf.
+// output are seldom rescaled. So for most tiles the maximum itself is not needed, only that no
+// score has risen that far: one vote and no shuffles. The test is cheap: non-negative floats order
+// like integers, of which the hardware takes the maximum of three in one instruction; the maximum
+// of a row's scores and 0 is enough unless its base is far below 0.
+//
+// kOverflows: scores below -2^23 have become -inf (bias.cuh). For these to have no weight a row's
+// base must be far above them; otherwise the row is recomputed, as is one with a score of +inf.
 template <int kScores, bool kOverflows = false>
 struct SoftmaxRows {
   float to_log2;
   float base[2];  // rounded once, so that all weights of a row and the next rescale share it
-  float sum[2];   // of this thread's columns
+  float sum[2];   // over this thread's columns
 
   __device__ __forceinline__ void Reset(float new_to_log2) {
     to_log2 = new_to_log2;
@@ -39,8 +40,8 @@ struct SoftmaxRows {
     }
   }
 
-  // Whether one of the warp's rows may have a score that lifts its base from there. Infinity does,
-  // and NaN but for one with a sign: that makes its weight and the row's sum NaN all the same.
+  // Whether a score of one of the warp's rows may raise its base from `from`. +Inf does, and NaN
+  // unless its sign bit is set: that NaN makes its weight and the row's sum NaN anyway.
   __device__ __forceinline__ bool MayRise(const float (&scores)[kScores],
                                           const float (&from)[2]) const {
     bool rises = false;
@@ -58,8 +59,8 @@ struct SoftmaxRows {
     return __any_sync(0xffffffffu, rises);
   }
 
-  // The rows' maxima, and what follows from them. What sums were multiplied by, and output is still
-  // to be, goes to `rescale`.
+  // Computes the rows' maxima and raises bases. Rescales the sums; the output is still to be
+  // multiplied by `rescale`.
   __device__ __forceinline__ void FollowMaxima(const float (&scores)[kScores],
                                                float (&rescale)[2]) {
 #pragma unroll
@@ -81,8 +82,9 @@ struct SoftmaxRows {
     }
   }
 
-  // Lifts the bases if need be. True: it may have, see `rescale`. (Asking once more whether it did
-  // lets the compiler move exponentials over the turn's barrier, which costs more than it saves.)
+  // Raises the bases if necessary. True: it may have, see `rescale`. (A second test of whether it
+  // did would let the compiler move exponentials across the turn's barrier, which costs more than
+  // it saves.)
   __device__ __forceinline__ bool Follow(const float (&scores)[kScores], float (&rescale)[2]) {
     if (!MayRise(scores, base)) return false;
     FollowMaxima(scores, rescale);
@@ -94,7 +96,7 @@ struct SoftmaxRows {
     return __any_sync(0xffffffffu, base[0] == kNoBase || base[1] == kNoBase);
   }
 
-  // Scores become weights, by these bases.
+  // Turns scores into weights relative to these bases.
   __device__ __forceinline__ void Exponentiate(const float (&by)[2], float (&scores)[kScores]) {
     float total[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -111,7 +113,7 @@ struct SoftmaxRows {
   }
 };
 
-// Multiplies a thread's part of two rows of the output.
+// Rescales a thread's part of two output rows.
 template <int kOutputs>
 __device__ __forceinline__ void RescaleRows(const float (&rescale)[2], float (&output)[kOutputs]) {
 #pragma unroll
@@ -123,14 +125,14 @@ __device__ __forceinline__ void RescaleRows(const float (&rescale)[2], float (&o
   }
 }
 
-// Softcap, in units of the cap.
+// Applies softcap; results are in units of the cap.
 template <int kScores>
 __device__ __forceinline__ void CapScores(float factor, float (&scores)[kScores]) {
 #pragma unroll
   for (float& s : scores) s = AccurateTanh(s * factor);
 }
 
-// Gives -inf to the keys of row `r` of which hidden(key) is true, counted from the thread's first.
+// Sets to -inf the scores of row `r` whose key, counted from the thread's first, is hidden(key).
 template <int kScores, class Hidden>
 __device__ __forceinline__ void HideScores(float (&scores)[kScores], int r, const Hidden& hidden) {
 #pragma unroll
@@ -142,8 +144,8 @@ __device__ __forceinline__ void HideScores(float (&scores)[kScores], int r, cons
   }
 }
 
-// Gives -inf to the keys of a tile, whose first of the thread's is `first`, that `row` and the row
-// 8 further do not see. `at_begin`: some row's window may begin in the tile.
+// Masks a tile whose first key for this thread is `first`, for rows `row` and row + 8. `at_begin`:
+// some row's window may begin in the tile.
 template <int kScores, class Window>
 __device__ __forceinline__ void MaskScores(const Window& window, int row, int first, bool at_begin,
                                            float (&scores)[kScores]) {
@@ -157,8 +159,8 @@ __device__ __forceinline__ void MaskScores(const Window& window, int row, int fi
   }
 }
 
-// Makes the weights of a tile, whose keys begin at `key`, 0 that dropout removes. Rows of the part
-// begin at a multiple of 16 of the whole's.
+// Zeroes the weights of a tile, whose keys begin at `key`, that dropout removes. The part's rows
+// must begin at a multiple of 16 of the whole's.
 template <int kScores>
 __device__ __forceinline__ void DropWeights(const DropoutLane& dropout, int key,
                                             float (&weights)[kScores]) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, rows of O that leave from registers: a consumer's thread has two rows, 8 apart,
-// of which a quad shares the columns. Device code; the lanes of a warp call each function together.
+// cuda_flash_sm90, storing O from registers: a consumer thread has two rows, 8 apart, whose columns
+// a quad shares. Device code; the lanes of a warp call each function together.
 
 #pragma once
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t OutputPair(const float (&output)[kOutputs], 
   return PackPair<kBfloat16>(output[4 * block + 2 * r], output[4 * block + 2 * r + 1]);
 }
 
-// 16 bytes from each lane.
+// Stores 16 bytes per lane.
 template <bool kBfloat16, int kOutputs>
 __device__ __forceinline__ void StoreVectors(const Sm90Work& work, int row, int lane,
                                              const float (&output)[kOutputs]) {
@@ -45,8 +45,8 @@ __device__ __forceinline__ void StoreVectors(const Sm90Work& work, int row, int 
   }
 }
 
-// Stores O in float32: two floats from each lane, or one where rows do not begin on 8-byte
-// boundaries. `work` counts elements from O's base as if they had 16 bits.
+// Stores O in float32: two floats per lane, or one where rows are not 8-byte aligned. `work` counts
+// elements from O's base as if they had 16 bits.
 template <int kOutputs>
 __device__ __forceinline__ void StoreFloats(const Sm90Work& work, int row, int lane,
                                             const float (&output)[kOutputs]) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void StoreFloats(const Sm90Work& work, int row, int l
   }
 }
 
-// Element by element, for rows that do not begin on 16-byte boundaries.
+// Element by element, for rows that are not 16-byte aligned.
 template <bool kBfloat16, int kOutputs>
 __device__ __forceinline__ void StoreElements(const Sm90Work& work, int row, int lane,
                                               const float (&output)[kOutputs]) {

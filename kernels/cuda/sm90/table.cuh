@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90: which tiles are compiled, and which a problem gets. Included by the file of each
-// dtype.
+// cuda_flash_sm90: the compiled tiles, and which a problem gets. Included by each dtype's source.
 
 #pragma once
 
@@ -15,10 +14,10 @@
 
 namespace attend::cuda {
 
-// Chosen by racing them on an H200 (README.md).
+// Chosen by benchmark on an H200 (README.md).
 using Sm90D64 = Sm90Tile<Sm90Config{
     .head_dim = 64, .warpgroups = 4, .keys = 64, .stages = 8, .overlap = Overlap::kOutputTurns}>;
-// For few tiles; and those of many keys.
+// For few tiles; and for few tiles with many keys.
 using Sm90D64Few = Sm90Tile<Sm90Config{.head_dim = 64,
                                        .warpgroups = 1,
                                        .keys = 64,
@@ -39,18 +38,18 @@ using Sm90D192V128 = Sm90Tile<Sm90Config{.head_dim = 192,
 using Sm90D192 = Sm90Tile<Sm90Config{
     .head_dim = 192, .keys = 112, .query_stages = 1, .overlap = Overlap::kOutputTurns}>;
 using Sm90D256 = Sm90Tile<Sm90Config{.head_dim = 256, .keys = 80, .query_stages = 1}>;
-// Dropout takes registers: fewer warpgroups, and Q in shared memory.
+// Dropout needs registers: fewer warpgroups, and Q in shared memory.
 using Sm90D64Dropout =
     Sm90Tile<Sm90Config{.head_dim = 64, .keys = 128, .stages = 3, .dropout = true}>;
 using Sm90D128Dropout = Sm90Tile<Sm90Config{.head_dim = 128, .keys = 128, .dropout = true}>;
 
-// A mask of bits takes registers, too.
+// So does a mask of bits.
 using Sm90D64Bits = Sm90Tile<Sm90Config{
     .head_dim = 64, .keys = 128, .stages = 3, .overlap = Overlap::kOutputTurns, .bits = true}>;
 using Sm90D128Bits = Sm90Tile<Sm90Config{
     .head_dim = 128, .keys = 128, .overlap = Overlap::kOutputTurns, .bits = true}>;
 
-// A bias of 16 bits takes registers and shared memory.
+// A 16-bit bias needs registers and shared memory.
 using Sm90D64Bias = Sm90Tile<Sm90Config{.head_dim = 64,
                                         .warpgroups = 3,
                                         .keys = 96,
@@ -76,7 +75,7 @@ using Sm90D128General = Sm90Tile<Sm90Config{.head_dim = 128,
                                             .query_in_registers = true,
                                             .general = true}>;
 
-// Keys from which on Sm90D64FewLong pays.
+// Number of keys from which Sm90D64FewLong pays.
 inline constexpr int64_t kSm90LongKeys = 2048;
 
 // "d64_rows256_keys64_turns"
@@ -109,12 +108,12 @@ FlashVariant Sm90Variant() {
   variant.boxes.k = {T::kKeys, T::kCols};
   variant.boxes.v = {T::kKeys, T::kColsV};
   if (T::kStoreThroughQ) variant.boxes.o = {64, T::kColsV};
-  if (T::kBias) variant.boxes.o = {T::kBiasRows, T::kBiasCols};  // the bias's
+  if (T::kBias) variant.boxes.o = {T::kBiasRows, T::kBiasCols};  // the bias's box
   return variant;
 }
 
-// The tiles of one pair of head dims, the one to take first. They take as many keys at a time, in
-// the same order, and so give the same bits (alone_test.cc): a batch may choose among them.
+// The tiles for one pair of head dims, the preferred one first. All take the same number of keys at
+// a time, in the same order, and so give the same bits (alone_test.cc): a batch may choose any.
 template <bool kBfloat16, class First, class... T>
 std::span<const FlashVariant> Sm90List() {
   static_assert(((T::kKeys == First::kKeys) && ...));
@@ -132,14 +131,14 @@ std::span<const FlashVariant> Sm90ListD64(const Problem& p) {
                                  : Sm90List<kBfloat16, Sm90D64FewLong, Sm90D64Few, Sm90D64>();
 }
 
-// With a bias of 16 bits: in files of their own, which compile beside the others.
+// With a 16-bit bias: in separate sources, which compile in parallel.
 template <bool kBfloat16>
 std::span<const FlashVariant> Sm90BiasVariants(const Problem& p) {
   return std::max(p.dim, p.dim_v) <= 64 ? Sm90List<kBfloat16, Sm90D64Bias>()
                                         : Sm90List<kBfloat16, Sm90D128Bias>();
 }
 
-// Likewise the general ones.
+// Likewise for the general kernels.
 template <bool kBfloat16>
 std::span<const FlashVariant> Sm90GeneralVariants(const Problem& p) {
   return std::max(p.dim, p.dim_v) <= 64 ? Sm90List<kBfloat16, Sm90D64General>()

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90: what follows from a tile's sizes (which are in table.cuh): registers, shared
-// memory, and what the producer tells the consumers of a tile. Device code for sm_90a.
+// cuda_flash_sm90: everything derived from a tile's sizes (table.cuh): registers, shared memory,
+// and the descriptions that the producer's warpgroup passes to the consumers. Device code for
+// sm_90a.
 
 #pragma once
 
@@ -17,7 +18,7 @@
 
 namespace attend::cuda {
 
-// The stage that is used next, and the parity of its barriers.
+// The next stage of a ring buffer, and its barriers' parity.
 template <int kStages>
 class StageCursor {
  public:
@@ -35,7 +36,7 @@ class StageCursor {
   uint32_t parity_ = 0;
 };
 
-// The same in one register, where there are few.
+// The same in one register, for code short of them.
 template <int kStages>
 class PackedCursor {
  public:
@@ -51,28 +52,28 @@ class PackedCursor {
   uint32_t packed = 0;
 };
 
-// What a warpgroup's softmax runs under.
+// The work that hides a warpgroup's softmax.
 enum class Overlap {
-  kOutput,        // under the output of the tile before
-  kOutputTurns,   // likewise, and warpgroups issue their products one after another
-  kSoftmaxTurns,  // under other warpgroups' products: exponentials one warpgroup after another
+  kOutput,        // the output product of the tile before
+  kOutputTurns,   // likewise, and warpgroups issue their products in turns
+  kSoftmaxTurns,  // other warpgroups' products: warpgroups exponentiate in turns
 };
 
-// What a tile is compiled for. Sm90Tile works out the rest.
+// Compile-time configuration of a tile; Sm90Tile derives the rest.
 struct Sm90Config {
-  int head_dim;          // most that D may be: a multiple of 32, for the copy engine's boxes
-  int value_dim = 0;     // most that Dv may be: likewise; 0: head_dim
-  int warpgroups = 2;    // consumers, of 64 query rows each: wgmma's
-  int keys;              // in a tile of K or V: a multiple of 16, wgmma's steps of P V
+  int head_dim;          // upper bound of D: a multiple of 32, for the copy engine's boxes
+  int value_dim = 0;     // upper bound of Dv: likewise; 0: head_dim
+  int warpgroups = 2;    // consumers, of 64 query rows (wgmma's M) each
+  int keys;              // per tile of K or V: a multiple of 16, wgmma's step of P V
   int stages = 2;        // tiles of K in shared memory, and as many of V
-  int query_stages = 2;  // tiles of Q; 2: the next one arrives from this one's beginning on
+  int query_stages = 2;  // tiles of Q; 2: the next one is loaded while this one is in use
   Overlap overlap = Overlap::kOutput;
-  bool query_in_registers = false;  // its fragments; else they are read for each tile of keys
-  int blocks = 1;                   // to a multiprocessor, whose registers they share
-  bool dropout = false;             // weights are dropped
-  bool bits = false;                // a mask of bits removes keys
-  int bias_stages = 0;              // tiles of a bias of 16 bits in shared memory; 0: there is none
-  bool general = false;             // there may be ALiBi, and O in float32
+  bool query_in_registers = false;  // keep Q's fragments; else they are read for each key tile
+  int blocks = 1;                   // per multiprocessor, whose registers they share
+  bool dropout = false;             // applies dropout
+  bool bits = false;                // applies a mask of bits
+  int bias_stages = 0;              // tiles of a 16-bit bias in shared memory; 0: no bias
+  bool general = false;             // supports ALiBi, and O in float32
 };
 
 template <Sm90Config kConfig>
@@ -92,29 +93,29 @@ struct Sm90Tile {
   static constexpr int kBiasStages = kConfig.bias_stages;
   static constexpr bool kBias = kBiasStages > 0;
   static constexpr bool kGeneral = kConfig.general;
-  // Whether consumers are short of registers by a few.
+  // Whether consumers are a few registers short.
   static constexpr bool kScarce = kBias && kConsumers > 2;
   template <int kCount>
   using Cursor = std::conditional_t<kScarce, PackedCursor<kCount>, StageCursor<kCount>>;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlocks = kConfig.blocks;
 
-  // Whether O leaves through the place of its Q: while it does, the next Q needs another.
+  // Whether O is stored through its Q's stage: the next Q then needs another one.
   static constexpr bool kStoreThroughQ = kStagesQ > 1 && kDv <= kD && !kBias;
 
-  // Registers of a multiprocessor go where the accumulators are. What setmaxnreg hands out is what
-  // the launch took: the same for every thread, a multiple of 8.
+  // setmaxnreg moves registers to the accumulators. It can only redistribute the launch's
+  // allotment: equal for all threads, a multiple of 8.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks) / 8 * 8;
   static constexpr int kProducerRegisters = kConsumers == 4 ? 32 : kBits ? 64 : kScarce ? 56 : 40;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
   static_assert(kConsumerRegisters <= 256);
-  // D256 has no registers for the producer of pages.
+  // D256 has no registers for the paged producer.
   static constexpr bool kReadsPages = kD <= kSm90PagesDimMax && !kDropout && !kBits && !kBias;
-  // A register that D256 does not have for what is read once for each tile of keys.
+  // D256 has no register for a value that is read only once per key tile.
   static constexpr bool kCapInRegister = kD < 256;
 
-  // Boxes of the copy engine: whole 128-byte rows where the head dim allows.
+  // Boxes of the copy engine: full 128-byte rows where the head dim allows.
   static constexpr int kCols = kD % 64 == 0 ? 64 : 32;
   static constexpr int kColsV = kDv % 64 == 0 ? 64 : 32;
   static constexpr int kBoxesQK = kD / kCols;
@@ -128,9 +129,7 @@ struct Sm90Tile {
   static constexpr int kOffsetK = kStagesQ * kBytesQ;
   static constexpr int kOffsetV = kOffsetK + kStages * kBytesK;
   static constexpr int kOffsetBias = kOffsetV + kStages * kBytesV;
-  static constexpr int kBiasCols = kKeys % 64 == 0 ? 64 : 32;  // keys, of a box
-  // With one place for a tile, each warpgroup has a part of its own, which is loaded again as soon
-  // as that has been added.
+  static constexpr int kBiasCols = kKeys % 64 == 0 ? 64 : 32;  // keys per box
   static constexpr int kBiasParts = kBiasStages == 1 ? kConsumers : 1;
   static constexpr int kBiasRows = kRows / kBiasParts;
   static constexpr int kBoxBytesBias = kBiasRows * kBiasCols * 2;
@@ -141,14 +140,14 @@ struct Sm90Tile {
                 "K's place tells the bias's");
   static_assert(kD % 32 == 0 && kDv % 32 == 0 && kKeys % 16 == 0);
   static_assert(!kStoreThroughQ || kCols == kColsV, "O lies as Q did");
-  // A place whose Q went to registers is not freed before O has left through it, or (with a bias)
-  // the last scores are there.
+  // If Q is in registers, its stage is not freed before O has been stored through it, or (with a
+  // bias) before the last scores are complete.
   static_assert(!kQueryInRegisters || kStoreThroughQ || kBias);
 };
 
 // The keys that a row sees, in 32 bits: lengths are at most 2^30 (limits.h). As VisibleKeys.
 struct Window {
-  int32_t left, right;  // -1: not bounded
+  int32_t left, right;  // -1: unbounded
   int32_t k_len;
   int32_t offset;  // of the diagonal
 
@@ -162,76 +161,75 @@ struct Window {
   }
 };
 
-// The warps that read a mask of bits (mask_bits.cuh), and how many results of a scan may wait to be
-// used.
+// Warps that process a mask of bits (mask_bits.cuh), and the length of the queue of scan results.
 inline constexpr int kSm90BitsWarps = 2;
 inline constexpr int kSm90Scans = 4;
 
-// Where a mask's bits of a head are.
+// The mask's bits of one head.
 struct BitRows {
-  const uint8_t* data;  // of row 0
-  int64_t stride;       // bytes from row to row; 0: all rows have the same
+  const uint8_t* data;  // row 0
+  int64_t stride;       // bytes between rows; 0: all rows share one
   int32_t row_bytes;
 
-  // Whether all rows begin at multiples of so many bytes.
+  // Whether all rows begin at multiples of kBytes.
   template <int kBytes>
   __device__ __forceinline__ bool IsAligned() const {
     return (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride)) % kBytes == 0;
   }
 };
 
-// The scanner's result: one bit for each tile of keys that it looked at together.
+// Result of a scan: one bit per key tile.
 struct ScannedTiles {
-  uint32_t some;  // a row sees a key
+  uint32_t some;  // some row sees some key
   uint32_t all;   // every row sees every key
 };
 
-// What is known of a tile of query rows before its data: written by the scheduler.
+// Description of a tile of query rows, written by the scheduler before its data arrives.
 struct Sm90Work {
   // For the consumers.
-  bool end;      // there are no more tiles
+  bool end;      // no more tiles
   bool vectors;  // rows of O can be written 16 bytes at a time
   bool has_sink;
   int32_t row_begin;
   int32_t q_len, q_rows;
-  int32_t tile_begin, tile_end;  // tiles of keys that some row sees
+  int32_t tile_begin, tile_end;  // key tiles that some row sees
   int32_t dim_v;
   float to_log2;     // weight = 2^(score * to_log2 - base)
   float cap_factor;  // softcap: score = tanh(q.k * cap_factor); 0 without
   float sink;
   Window window;
-  uint16_t* o;  // of the head's first row
+  uint16_t* o;  // the head's first row
   int64_t o_stride;
   float* lse;               // likewise; null: not wanted
-  int32_t o_head, o_batch;  // in the tensor
+  int32_t o_head, o_batch;  // tensor coordinates
   const Attention* attention;
   // For the producer.
   const TensorMaps* maps;
-  bool new_maps;  // not those of the block's last tile, and in memory that is rewritten
-  int32_t q_row, q_head, q_batch;  // in the tensors
+  bool new_maps;  // not the block's last tile's, and in memory that launches rewrite
+  int32_t q_row, q_head, q_batch;  // tensor coordinates
   int32_t k_row, k_head, k_batch;
   int32_t v_head, v_batch;
-  bool patch;  // the last tile holds rows that are beyond the length, but not beyond the tensor
-  int32_t page_shift;  // keys in pages: of 2^page_shift
+  bool patch;          // the last tile has rows beyond the length, but within the tensor
+  int32_t page_shift;  // log2 of a page's keys
 };
 
-// Under a mask of bits (mask_bits.cuh), what scheduler, scanner, producer, arranger and consumers
-// tell each other of it.
+// With a mask of bits (mask_bits.cuh): what scheduler, scanner, producer, arranger and consumers
+// share.
 template <class T, bool = T::kBits>
 struct Sm90BitsState {};
 template <class T>
 struct Sm90BitsState<T, true> {
-  BitRows rows[2];  // for each description
+  BitRows rows[2];  // per description
   ScannedTiles scans[kSm90Scans];
-  int32_t entries[T::kStages];  // for each place of K, see MaskBits::EntryOf
+  int32_t entries[T::kStages];  // per stage of K, see MaskBits::EntryOf
   uint2 seen[T::kStages][T::kRows / 16]
             [32];              // likewise, see MaskBits::seen; of the consumers' warps
-  uint4 scanned[T::kRows][8];  // the scanner's
+  uint4 scanned[T::kRows][8];  // scratch of the scanner
   Barrier full_scan[kSm90Scans], empty_scan[kSm90Scans];
 };
 
-// With a bias (bias.cuh), what its loader and consumers tell each other of it, for each place:
-// stage * kBiasParts + part.
+// With a bias (bias.cuh): what its loader and consumers share, per place: stage * kBiasParts +
+// part.
 template <class T, bool = T::kBias>
 struct Sm90BiasState {};
 template <class T>
@@ -241,21 +239,21 @@ struct Sm90BiasState<T, true> {
   Barrier full[kPlaces], empty[kPlaces];
 };
 
-// After the tiles in shared memory.
+// Follows the tiles in shared memory.
 template <class T>
 struct Sm90State {
   static constexpr int kSlots = 2;  // one tile is described while another is computed
   Sm90Work work[kSlots];
   Barrier full_work[kSlots], empty_work[kSlots];
   Barrier full_q[T::kStagesQ], empty_q[T::kStagesQ];
-  Barrier tail;  // of a V tile that the producer completes itself
+  Barrier tail;  // for a V tile whose rows the producer clears
   Barrier full_k[T::kStages], empty_k[T::kStages];
   Barrier full_v[T::kStages], empty_v[T::kStages];
   Sm90BitsState<T> bits;
   Sm90BiasState<T> bias;
 };
 
-// A block's shared memory: where its tiles and barriers are, from the address of the first tile on.
+// Addresses of a block's tiles and barriers in shared memory, relative to the first tile.
 template <class T>
 struct Sm90SharedStorage {
   using State = Sm90State<T>;
@@ -316,6 +314,6 @@ struct Sm90SharedStorage {
 template <class T>
 inline constexpr int kSm90SharedBytes = 1024 + T::kOffsetState +
                                         static_cast<int>(sizeof(Sm90State<T>));
-inline constexpr int kSm90SharedBytesMax = 227 * 1024;  // of a block
+inline constexpr int kSm90SharedBytesMax = 227 * 1024;  // per block
 
 }  // namespace attend::cuda
