@@ -13,7 +13,7 @@
 
 namespace attend::client {
 
-// A function on its way to the loop's thread.
+// A function posted to the loop's thread, as an operation with an alarm that fires at once.
 class CompletionLoop::Posted final : public Operation {
  public:
   Posted(CompletionLoop* loop, std::function<void()> function)
@@ -29,7 +29,7 @@ class CompletionLoop::Posted final : public Operation {
     Run();
     loop_->Remove(this);
   }
-  void Cancel() override {}  // it comes at once
+  void Cancel() override {}  // it fires at once anyway
 
  private:
   CompletionLoop* const loop_;
