@@ -219,6 +219,7 @@ CallOutcome Client::CallAndWait(const AttentionCall& call, const CallOptions& ca
   CallOptions options = call_options;
   AskForLimits(call, &options);
   const auto waiter = std::make_shared<Waiter>();
+  // Every payload slice holds this, so it is released with gRPC's last use of the caller's memory.
   std::shared_ptr<const void> keep_alive(nullptr, [waiter](const void*) { waiter->Released(); });
   Result<EncodedCall> encoded =
       EncodeCall(call, options.transport, impl_->bounds(), std::move(keep_alive));

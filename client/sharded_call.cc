@@ -141,6 +141,8 @@ Status CheckShardedCall(const AttentionCall& call) {
 Result<AttentionResult> CallShards(const std::vector<ShardPart>& parts, int32_t layer, int64_t keys,
                                    const AttentionCall& call, const CallOptions& options) {
   const int64_t len_q = call.q.shape[RowDimension(call.layout)];
+  // A single part with all rows needs no merge: it gets the call's own sinks and dtype, and its
+  // answer has the bits of a plain Session's.
   const bool alone = parts.size() == 1 && parts[0].rows.size() == len_q;
   const auto answers = std::make_shared<Answers>(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {

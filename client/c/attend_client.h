@@ -17,7 +17,7 @@
  * needs another call's answer first (gradients without `o`, the first large call on a session if
  * memory is shared) does wait for other calls' `done`: hold no such lock around it. Inside a
  * `done`, such a start does without that answer or fails.
- * Ownership. What a function gives out as T** is the caller's, until the function named beside it.
+ *
  * Ownership. A handle or pointer returned through T** belongs to the caller, until the function
  * named beside it. Structs and their pointers are read before a function returns, except tensor
  * bytes: they remain the caller's, are sent without a copy, and must stay unchanged until the call

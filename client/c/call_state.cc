@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A call over shared memory may fail only because the server does not know the memory (NOT_FOUND)
+// or was replaced (UNAVAILABLE). Unless it is on sessions or with SHARED, plain_ keeps it as it was
+// given, and SentAgain sends it a second time without the memory, within the same deadline. A place
+// that a failed attempt may still write to is not reused.
 
 #include "client/c/call_state.h"
 

@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Sharing memory must never make a call fail that would succeed without it, except with SHARED. A
+// pool becomes trusted_ by a successful call over it. NOT_FOUND before that means that the socket
+// belongs to another server (another_servers_): the pool is dropped for good. Later, NOT_FOUND or
+// UNAVAILABLE means that the server was replaced: the pool is dropped, and the next Prepare
+// connects again. A plain call that failed like this is sent again without the memory
+// (CallState::SentAgain). A call on sessions is not, because its NOT_FOUND may concern the session;
+// so Known() probes the pool with a tiny call first, unless it is trusted and not doubted.
 
 #include "client/c/client_state.h"
 

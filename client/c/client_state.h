@@ -32,7 +32,7 @@ struct SharedCall {
   std::optional<DeviceAnswer> on_device = {};
 };
 
-// What the kind of call and its caller allow.
+// Ways of sharing that the kind of call and its caller allow.
 struct ShareOptions {
   int32_t transport = ATTEND_CLIENT_AUTO;
   bool in_session = false;

@@ -2,7 +2,6 @@
 //
 // One measurement: begin, windows, end, and the outcome of its requests. Any thread records; one
 // thread judges the windows. Times come from the caller.
-// records; one thread judges the windows. Times come from outside.
 
 #pragma once
 

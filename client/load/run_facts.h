@@ -2,7 +2,6 @@
 //
 // The facts about a run that its result file records, so that it can be interpreted, repeated and
 // compared later.
-// later.
 
 #pragma once
 

@@ -42,6 +42,7 @@ Result<std::shared_ptr<SharedRegion>> RegionPool::Make(int64_t bytes, int64_t wi
 Result<std::shared_ptr<SharedRegion>> RegionPool::Take(int64_t bytes) {
   {
     const MutexLock lock(mutex_);
+    // Best fit, but at most about twice the size needed: a small call must not hold a large region.
     auto best = idle_.end();
     for (auto each = idle_.begin(); each != idle_.end(); ++each) {
       const int64_t has = (*each)->bytes();

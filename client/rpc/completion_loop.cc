@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Operations are linked through their own pointers, so registering one allocates nothing. A loop
+// ends only when its list is empty: then no event of its operations is outstanding, and the queue
+// can be shut down.
 
 #include "client/rpc/completion_loop.h"
 

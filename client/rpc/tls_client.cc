@@ -45,7 +45,7 @@ bool IsIp(const std::string& host) {
          inet_pton(AF_INET6, host.c_str(), bytes.data()) == 1;
 }
 
-// What a TLS alert from the server means to the user.
+// The meaning of a TLS alert from the server, for the user.
 std::string AlertText(int alert) {
   switch (alert) {
     case SSL_AD_CERTIFICATE_REQUIRED:

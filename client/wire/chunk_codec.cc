@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Chunks are written by hand: a head of three fields, then a slice over the caller's memory. A
+// chunk of an answer is recognised by having its data last; every other message goes to the
+// generated parser. Reserve claims a chunk's bytes under the lock, so that each byte is accepted
+// once, and the copy then runs without the lock, in parallel with those of other streams.
 
 #include "client/wire/chunk_codec.h"
 

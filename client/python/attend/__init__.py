@@ -8,7 +8,7 @@ process (`attend.attention`), or either way with autograd (`attend.torch`, `atte
 
     o = attend.attention(q, k, v, causal=True)       # in this process
     with attend.connect("127.0.0.1:8001"):
-        o = attend.attention(q, k, v, causal=True)   # by the server
+        o = attend.attention(q, k, v, causal=True)   # on the server
 
 When a client is made, libattend_client.so is searched for in $ATTEND_CLIENT_LIBRARY, beside this
 module, and in the lib and build folders around it.

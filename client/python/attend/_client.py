@@ -190,7 +190,7 @@ class Client:
         layout; return_lse; o_dtype "float32"; dropout_p and dropout_seed; kernel: a name from
             server_info(), or "auto".
         check: the server recomputes a sample of rows in double precision. Error if it disagrees;
-        only a warning if rows of gradients cannot be judged (Answer.check.undecided).
+            only a warning if rows of gradients cannot be judged (Answer.check.undecided).
         priority: in [-100, 100], higher first. request_id: for logs, at most 128 bytes.
         timeout: in seconds. tenant, traceparent: as the client's.
         transport: "auto"; "inline", one message; "chunked", over all connections; "shared", which
@@ -257,7 +257,7 @@ class Client:
         """Gradients of a loss with respect to the inputs of `attention`.
 
         d_o: the loss's gradient with respect to O, in its shape and dtype. d_lse: with respect to
-        LSE; None: 0.
+            LSE; None: 0.
         o, lse: the results of attention(q, k, v, ..., return_lse=True); without them the server
             computes them first. All other arguments as in that call.
         wanted: the inputs to differentiate by: "q", "k", "v", "bias", "sinks"; not a bool bias.

@@ -70,7 +70,7 @@ class Mask(Placeholder):
     left, right: keys that stay visible beside the diagonal, -1 for all. Query i is at key i +
         offset.
     columns: keys from this number on are hidden from all rows: a static cache has not filled them
-    yet.
+        yet.
     keys: [B, columns] of bool, True where a key is not padding; None if all are.
     sequences: the rows' sequence numbers, [B, L], if sequences are packed.
     is_dense: the fields above cannot express the mask; `dense` is the matrix."""
