@@ -22,7 +22,7 @@ struct RetryPolicy {
   std::chrono::nanoseconds backoff_initial = std::chrono::milliseconds(20);
   std::chrono::nanoseconds backoff_max = std::chrono::seconds(2);
   double backoff_multiplier = 2.0;
-  double jitter = 0.2;  // each wait is multiplied by a uniform draw from [1 - jitter, 1 + jitter]
+  double jitter = 0.2;  // backoff times uniform [1 - jitter, 1 + jitter]; pushback: [1, 1 + jitter]
 };
 
 // The trailing metadata "grpc-retry-pushback-ms" of a failure.

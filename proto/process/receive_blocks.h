@@ -13,7 +13,7 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>  // says which C library it is
+#include <cstdlib>  // __GLIBC__
 
 // Sanitizers replace malloc themselves and must see all memory.
 #if defined(__has_feature)
