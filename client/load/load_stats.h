@@ -22,8 +22,8 @@
 
 namespace attend::client {
 
-// kNetwork is the latency from the send minus the server's total: gRPC on both sides, the network
-// and the client.
+// kNetwork is the latency from the send minus the server's total: gRPC here, the server's
+// transport, the network and the client.
 enum Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kNetwork, kPhases };
 inline constexpr std::array<const char*, kPhases> kPhaseNames = {
     "receive", "queue", "copy_in", "kernel", "copy_out", "check", "total", "network"};
