@@ -19,10 +19,11 @@ namespace attend::client {
 namespace {
 
 constexpr int kConnectionsMax = 1024;
-// HTTP/2's first window: a message up to it may be refused, but no byte of it was sent in vain.
+// HTTP/2's initial window. A smaller message is sent without waiting for the server, so asking for
+// the limits first would save nothing.
 constexpr int64_t kAskForLimitsBytes = int64_t{64} << 10;
 constexpr std::chrono::seconds kAskForLimitsMax{5};
-// Servers end connections that ask more often.
+// Servers close connections that ping more often.
 constexpr std::chrono::nanoseconds kKeepaliveMin = std::chrono::seconds(1);
 constexpr std::chrono::nanoseconds kKeepaliveTimeoutMin = std::chrono::milliseconds(100);
 
@@ -30,7 +31,7 @@ std::string MsText(std::chrono::nanoseconds time) {
   return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
 }
 
-// What Call waits for: the answer, and gRPC's last use of the caller's memory.
+// Call waits on this for the answer and for gRPC's last use of the caller's memory.
 class Waiter {
  public:
   void Answered(CallOutcome outcome) {
@@ -58,8 +59,8 @@ class Waiter {
   CallOutcome outcome_ ATTEND_GUARDED_BY(mutex_);
 };
 
-// One field of the two messages of grpc.health.v1.Health/Check, which are too small for generated
-// classes: request {string service = 1}, response {enum status = 1}.
+// The two messages of grpc.health.v1.Health/Check have one field each, so they are encoded by hand:
+// request {string service = 1}, response {enum status = 1}.
 grpc::ByteBuffer HealthRequest(const std::string& service) {
   std::string bytes;
   if (!service.empty()) {
@@ -103,13 +104,13 @@ struct Client::Impl {
   MessageBounds bounds() const {
     return {chunked_bytes_min, message_bytes_max.load(std::memory_order_relaxed)};
   }
-  // Sends the call the way it is encoded.
+  // Sends the call in the form it was encoded for: chunked or one message.
   std::shared_ptr<Operation> Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
                                   const CallOptions& options, CallCallback callback);
 
   const int64_t chunked_bytes_min;
   const bool on_this_host;
-  std::atomic<bool> chunks_refused = false;  // the server does not know AttendChunked
+  std::atomic<bool> chunks_refused = false;  // the server answered UNIMPLEMENTED
   RetryPolicy retry;
   const SteadyClock steady_clock;
   ConnectionPool pool;
@@ -191,8 +192,8 @@ void Client::AskForLimits(const AttentionCall& call, CallOptions* options) {
   const auto info =
       GetServerInfo(bounded ? std::min<std::chrono::nanoseconds>(options->timeout, kAskForLimitsMax)
                             : kAskForLimitsMax);
-  // A server that does not say has no bound that would be known here. One that cannot be reached
-  // may be asked again; the call will say what is wrong.
+  // A server without GetServerInfo has no bound that could be known here. An unreachable one is
+  // asked again before the next call; this call will report the failure.
   if (!info.ok() && info.status().code() == Code::kUnimplemented) {
     impl_->message_bytes_max = INT64_MAX;
   }
@@ -218,6 +219,7 @@ CallOutcome Client::CallAndWait(const AttentionCall& call, const CallOptions& ca
   CallOptions options = call_options;
   AskForLimits(call, &options);
   const auto waiter = std::make_shared<Waiter>();
+  // Every payload slice holds this, so it is released with gRPC's last use of the caller's memory.
   std::shared_ptr<const void> keep_alive(nullptr, [waiter](const void*) { waiter->Released(); });
   Result<EncodedCall> encoded =
       EncodeCall(call, options.transport, impl_->bounds(), std::move(keep_alive));
@@ -281,7 +283,7 @@ Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds
                                                         std::string* server) {
   v1::GetServerInfoResponse response;
   Status status(Code::kUnavailable, "");
-  // One that serves; or where none does, the first that is there.
+  // With several servers, first one that serves, then any that answers.
   std::vector<std::shared_ptr<grpc::Channel>> channels = {impl_->pool.control()};
   if (several()) channels.insert(channels.begin(), impl_->pool.control_in_turn());
   for (const std::shared_ptr<grpc::Channel>& channel : channels) {

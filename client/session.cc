@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Exactly-once appends: Begin sends the length it believes and a random append id, and a retry
+// repeats both. End stores the length of the answer; without one the layer is no longer `known`,
+// and the next Begin asks first.
 
 #include "client/session.h"
 
@@ -17,7 +21,7 @@ namespace {
 using Stub = v1::SessionService::Stub;
 constexpr std::chrono::milliseconds kFreeInDestructorMax{500};
 
-// A tensor of no rows, so that the call says how large O is.
+// A tensor without rows, which tells how large O will be.
 TensorRef NoRows(const LayerShape& shape, v1::Layout layout, int64_t batch, int64_t dim) {
   std::vector<int64_t> dims = {batch, shape.heads_kv, 0, dim};
   if (layout == v1::LAYOUT_BLHD) std::swap(dims[1], dims[2]);
@@ -41,7 +45,7 @@ struct Session::State {
   Status Ask(Method<Request, Response> method, const Request& request, Response* response) {
     return calls.Ask(method, client.MakeRetryState(), request, response);
   }
-  // A call that names the session and has it as its answer, whose lengths are learnt.
+  // For calls that name the session and return it; updates the lengths.
   template <class Request>
   Status AskForSession(Method<Request, v1::Session> method, Request request, v1::Session* session) {
     request.set_session(id);
@@ -55,10 +59,10 @@ struct Session::State {
     layers.clear();
     for (const int64_t length : session.layer_lengths()) layers.push_back({length, true});
   }
-  // Asks for the length of a layer whose last call failed; the others may have calls in flight.
-  // False: it is another than was believed.
+  // Fetches the length of a layer whose last call failed; other layers may have calls in flight.
+  // False: the length is not what this side believed.
   Result<bool> MakeKnown(int32_t layer);
-  // Null: it is not known.
+  // Null: unknown.
   const LayerShape* ShapeOf(int32_t layer) const {
     if (options.shapes.empty()) return nullptr;
     return &options.shapes[options.shapes.size() == 1 ? 0 : static_cast<size_t>(layer)];
@@ -70,7 +74,7 @@ struct Session::State {
 
   struct Layer {
     int64_t length = 0;
-    bool known = false;  // false: the last call failed, and may have appended its rows or not
+    bool known = false;  // false: the last call failed and may or may not have appended its rows
   };
 
   Client& client;
@@ -79,7 +83,7 @@ struct Session::State {
   std::string id;
   bool owned = false;  // the destructor frees it
   Mutex mutex;
-  std::vector<Layer> layers ATTEND_GUARDED_BY(mutex);  // their number does not change
+  std::vector<Layer> layers ATTEND_GUARDED_BY(mutex);  // size is constant
   Random append_ids ATTEND_GUARDED_BY(mutex);
 };
 
@@ -102,7 +106,7 @@ Result<bool> Session::State::MakeKnown(int32_t layer) {
   return believed == layers[layer].length;
 }
 
-// The sessions of one call, from its sending to its answer.
+// The sessions of one call, from sending to answer.
 struct Session::Use {
   std::vector<std::shared_ptr<State>> states;
   int32_t layer = 0;
@@ -123,7 +127,7 @@ struct Session::Use {
     for (size_t n = 0; n < states.size(); ++n) {
       const MutexLock lock(states[n]->mutex);
       State::Layer& known = states[n]->layers[layer];
-      // Those that come with a failure are of a request that was refused, and appended nothing.
+      // Lengths that come with a failure mean that the request was refused and appended nothing.
       known.known = lengths.size() == states.size() && lengths[n] >= 0;
       if (known.known) known.length = lengths[n];
     }
@@ -205,7 +209,7 @@ Result<v1::ListSessionsResponse> Session::List(Client& client, const std::string
   v1::ListSessionsResponse all;
   ListedIds listed;
   for (;;) {
-    if (timeout.count() > 0) {  // of all pages together
+    if (timeout.count() > 0) {  // covers all pages
       options.timeout = timeout - (client.clock().Now() - begin);
       if (options.timeout.count() <= 0) {
         return Status(Code::kDeadlineExceeded,
@@ -269,7 +273,7 @@ Status Session::Free() {
   request.set_session(state->id);
   v1::FreeSessionResponse response;
   Status status = state->Ask(&Stub::PrepareAsyncFreeSession, request, &response);
-  // A first attempt whose answer was lost has freed it.
+  // An earlier attempt freed it, and its answer was lost.
   return status.code() == Code::kNotFound && state->owned ? Status() : status;
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions: K and V of a sequence stay on the server, layer by layer
+// Sessions keep K and V of a sequence on the server, layer by layer
 // (proto/attend/v1/session.proto), so that the next token sends only its own rows. A Session is the
-// client's side of one: it knows how many tokens each layer has, and names every append, so that
-// the client's retries append nothing twice. Thread-safe, but one call at a time on a layer, and
-// none while the session is truncated. Destroy sessions before their client.
+// client's handle: it tracks the length of each layer and gives every append an id, so that a retry
+// never appends twice. Thread-safe, with two exceptions: one call at a time per layer, and no call
+// during Truncate. Sessions must be destroyed before their client.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace attend::client {
 
-// The shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v].
+// Shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v].
 struct LayerShape {
   DType dtype = DType::kFloat32;
   int64_t heads_kv = 1;
@@ -29,94 +29,92 @@ struct LayerShape {
 };
 
 struct SessionOptions {
-  std::vector<LayerShape> shapes;          // each layer's, or one for all of `layers`
-  int32_t layers = 0;                      // 0: as many as there are shapes
+  std::vector<LayerShape> shapes;          // one per layer, or one for all of `layers`
+  int32_t layers = 0;                      // 0: the number of shapes
   std::string device;                      // "cuda:0" or "cpu"; empty: the server chooses
-  std::chrono::duration<double> lease{0};  // from its last use to its end; 0: server's default
-  bool pinned = false;                     // loses no tokens to other sessions
-  // The tenant that owns the session; also of calls on it that name no tenant.
+  std::chrono::duration<double> lease{0};  // counted from the last use; 0: server's default
+  bool pinned = false;                     // its tokens are not evicted for other sessions
+  // The tenant that owns the session, and that of its calls that set none.
   std::string tenant;
-  // As CallOptions::traceparent, of calls on the session that name none.
+  // traceparent of calls on the session that set none, as CallOptions::traceparent.
   std::string traceparent = {};
-  std::chrono::nanoseconds timeout = std::chrono::seconds(10);  // of each call but Attend; 0 = none
-  // Where the client has several servers: the session's, HOST:PORT, as server() says it. Empty:
-  // Create chooses one that serves.
+  std::chrono::nanoseconds timeout = std::chrono::seconds(10);  // of each call but Attend; 0: none
+  // With several servers: the session's, HOST:PORT, as server() returns it. Empty: Create chooses
+  // one that serves.
   std::string server = {};
 };
 
 class Session {
  public:
-  // RESOURCE_EXHAUSTED: the number of sessions is at its limit. INVALID_ARGUMENT names the option,
-  // the value and the bound. UNIMPLEMENTED: the server has sessions off. After a lost connection
-  // this is retried like any call; a session that the first attempt may have made ends with its
-  // lease.
+  // RESOURCE_EXHAUSTED: the session limit is reached. INVALID_ARGUMENT names the option, the value
+  // and the bound. UNIMPLEMENTED: the server has sessions off. Retried after a lost connection like
+  // any call; a session that the lost attempt made ends with its lease.
   static Result<Session> Create(Client& client, const SessionOptions& options);
-  // Opens a session that was made elsewhere, by its id; the destructor leaves it alone. Only these
-  // options count: tenant, timeout, server and, if they are known, shapes and layers. Without
-  // shapes, calls that append nothing are never sent in chunks. NOT_FOUND: there is no such
-  // session.
+  // Opens an existing session by id; the destructor does not free it. Uses these options only:
+  // tenant, timeout, server and, if known, shapes and layers. Without shapes, calls that append
+  // nothing are never sent in chunks. NOT_FOUND: no such session.
   static Result<Session> Open(Client& client, const std::string& id,
                               const SessionOptions& options = {});
-  // Lists the tenant's sessions, of several servers those of the one that is named, or of the
-  // first. `timeout`: of the whole list; 0: none.
+  // Lists the tenant's sessions; with several servers, those of `server`, or of the first one.
+  // `timeout` covers the whole list; 0: none.
   static Result<v1::ListSessionsResponse> List(Client& client, const std::string& tenant = "",
                                                std::chrono::nanoseconds timeout = {},
                                                const std::string& server = "");
 
   Session(Session&& other) noexcept = default;
   Session& operator=(Session&& other) noexcept;
-  // Frees the session if it was made here. Waits half a second at most: if the server does not
-  // answer, the lease ends it.
+  // Frees the session if Create or Fork made it. Waits at most half a second; if the server does
+  // not answer, the lease ends the session.
   ~Session();
 
-  // Makes another session that begins with the same tokens, `length` of them or all. OUT_OF_RANGE
-  // beyond this session's shortest layer. FAILED_PRECONDITION: no length is given, and layers have
-  // different ones.
+  // Makes another session with the same first `length` tokens, or all. OUT_OF_RANGE: beyond this
+  // session's shortest layer. FAILED_PRECONDITION: no length given and the layers differ in length.
   Result<Session> Fork(std::optional<int64_t> length = {}) const;
-  // Layers that have more than `length` tokens keep that many. UNAVAILABLE, which is retried like
-  // any call, while an append is under way.
+  // Cuts layers longer than `length` to that length. UNAVAILABLE while an append is in flight,
+  // which is retried like any call.
   Status Truncate(int64_t length);
   // Renews the lease, as every use does.
   Status KeepAlive();
-  // Asks the server, and learns the lengths.
+  // Fetches the session's state and updates the lengths.
   Result<v1::Session> Get();
-  // Frees the session. The object is then empty: it may only be destroyed or assigned to. OK also
-  // if the session was made here and has already ended.
+  // Frees the session. The object is then empty: it may only be destroyed or assigned to. Also OK
+  // if the session was made by this object and has already ended.
   Status Free();
-  // As Free, but the session stays at the server until its lease is over. Returns its id.
+  // Empties the object like Free, but leaves the session on the server until its lease ends.
+  // Returns its id.
   std::string Release();
 
   const std::string& id() const;
-  // Where it is, for SessionOptions, CallOptions and StreamOptions; empty if the client has one
-  // server only. All its calls go there.
+  // Where the session is, for SessionOptions, CallOptions and StreamOptions; empty if the client
+  // has only one server. All its calls go there.
   const std::string& server() const;
   int32_t layers() const;
-  // Tokens of a layer, those of the last answer included. After a call that failed it may differ
-  // from the server's number, until Get or the next call has asked.
+  // Tokens of a layer as of the last answer. After a failed call this may differ from the server's
+  // number until Get or the next call has fetched it.
   int64_t length(int32_t layer = 0) const;
 
-  // Attention over a layer's tokens. `call` is as for Client::Call, with the rows to be appended
-  // for k and v, [1, Hkv, n, D] and [1, Hkv, n, Dv] in the layout, before q reads them, or neither.
-  // A q of no rows only appends. Not with LAYOUT_LHD, kv_lengths or sessions.
-  // All rows are appended or none. After OUT_OF_RANGE (tokens were evicted: append those from
-  // length() on again) and FAILED_PRECONDITION (somebody else appended or truncated) the true
-  // length is known. After other failures the next call (of any kind, AttendAsync and Send too)
-  // first asks for it, and waits. If the failed call has appended its rows after all, a next call
-  // that brings rows is FAILED_PRECONDITION, so simply calling again appends nothing twice.
+  // Attention over a layer's tokens. `call` is as for Client::Call; its k and v are the rows to
+  // append before q reads them, [1, Hkv, n, D] and [1, Hkv, n, Dv] in the layout, or both empty. A
+  // q without rows only appends. Not with LAYOUT_LHD, kv_lengths or sessions.
+  // All rows are appended or none. After OUT_OF_RANGE (tokens were evicted: append again from
+  // length() on) and FAILED_PRECONDITION (another client appended or truncated) the true length is
+  // known. After other failures the next call of any kind, AttendAsync and Send included, first
+  // fetches it and waits for that. If the failed call did append its rows, a next call with rows
+  // ends with FAILED_PRECONDITION, so repeating a call never appends twice.
   Result<AttentionResult> Attend(int32_t layer, const AttentionCall& call,
                                  const CallOptions& options = {}) {
     return Attend({this}, layer, call, options);
   }
-  // The same for B sequences, each with its session, all of this client, with the same shape and on
-  // one device of one server.
+  // The same for B sequences, one session each: all of this client, of the same shape, on one
+  // device of one server.
   static Result<AttentionResult> Attend(const std::vector<Session*>& sessions, int32_t layer,
                                         AttentionCall call, const CallOptions& options = {});
-  // As Client::CallAsync. If the call succeeds, the lengths are known when `callback` runs.
+  // As Client::CallAsync. After success, length() is up to date when `callback` runs.
   static CallHandle AttendAsync(const std::vector<Session*>& sessions, int32_t layer,
                                 AttentionCall call, const CallOptions& options,
                                 CallCallback callback);
-  // As Stream::Send; the stream must be of the sessions' tenant, and of their server. A cancelled
-  // call may append its rows all the same; the next call on the layer first asks for its length.
+  // As Stream::Send; the stream must have the sessions' tenant and server. A cancelled call may
+  // still append its rows; the next call on the layer first fetches its length.
   static CallHandle Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
                          AttentionCall call, StreamCallback callback);
 

@@ -10,7 +10,7 @@
 namespace attend::client {
 namespace {
 
-// How the parts of one call ended, which their callbacks fill in.
+// The outcomes of one call's parts, filled in by their callbacks.
 class Answers {
  public:
   explicit Answers(size_t parts) : outcomes_(parts), left_(parts) {}
@@ -35,7 +35,7 @@ class Answers {
   size_t left_ ATTEND_GUARDED_BY(mutex_);
 };
 
-// In the dtype that the call asked for.
+// Rounds a merged O, which is float32, to the dtype that the call asked for.
 Result<HostTensor> Rounded(HostTensor o, DType dtype) {
   if (dtype == o.dtype) return o;
   Result<HostTensor> rounded = HostTensor::Make("o", dtype, o.shape);
@@ -51,14 +51,14 @@ Result<HostTensor> Rounded(HostTensor o, DType dtype) {
   return rounded;
 }
 
-// Whether the first is worse than the second: how near its bound the error is.
+// Whether `a` is the worse check: failed, or with the larger ratio of error to bound.
 bool Worse(const RowsReport& a, const RowsReport& b) {
   if (a.failed() != b.failed()) return a.failed();
   if (a.ok != b.ok) return !a.ok;
   return a.max_abs_error * b.bound > b.max_abs_error * a.bound;
 }
 
-// What is said of the whole beside its tensors.
+// Fills in what the merged answer reports besides its tensors.
 void TellOf(const std::vector<CallOutcome>& parts, AttentionResult* whole) {
   const AttentionResult* slowest = &parts.front().result;
   for (const CallOutcome& part : parts) {
@@ -141,6 +141,8 @@ Status CheckShardedCall(const AttentionCall& call) {
 Result<AttentionResult> CallShards(const std::vector<ShardPart>& parts, int32_t layer, int64_t keys,
                                    const AttentionCall& call, const CallOptions& options) {
   const int64_t len_q = call.q.shape[RowDimension(call.layout)];
+  // A single part with all rows needs no merge: it gets the call's own sinks and dtype, and its
+  // answer has the bits of a plain Session's.
   const bool alone = parts.size() == 1 && parts[0].rows.size() == len_q;
   const auto answers = std::make_shared<Answers>(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {

@@ -14,7 +14,7 @@
 
 namespace attend::client {
 
-// What one shard has to do with a call.
+// One shard's part of a call.
 struct ShardPart {
   std::shared_ptr<Session> session;
   std::string server;
@@ -24,18 +24,19 @@ struct ShardPart {
 
 // "tokens [0, 16384)".
 std::string TokensText(int64_t begin, int64_t end);
-// The status, with whose it is before it.
+// Prefixes the status message with the tokens and the server it concerns.
 Status OfTokens(int64_t begin, int64_t end, const std::string& server, const Status& status);
 
 // Whether the call has rows to append.
 inline bool BringsRows(const AttentionCall& call) {
   return !call.k.shape.empty() || !call.v.shape.empty();
 }
-// INVALID_ARGUMENT for calls that are not of one sequence, or whose tensors are not sent.
+// INVALID_ARGUMENT: more than one sequence, shapes or fields that a sharded call cannot have, or
+// tensors in shared memory.
 Status CheckShardedCall(const AttentionCall& call);
 
-// Sends the parts of a checked call on a sequence of `keys` tokens, its own rows included, waits
-// for all of their answers, and makes one of them. There is at least one part.
+// Sends the parts of a checked call on a sequence of `keys` tokens, the appended rows included,
+// waits for all answers and merges them. There is at least one part.
 Result<AttentionResult> CallShards(const std::vector<ShardPart>& parts, int32_t layer, int64_t keys,
                                    const AttentionCall& call, const CallOptions& options);
 

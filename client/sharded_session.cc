@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Invariants. Shard n holds tokens [n, n + 1) * shard_tokens, so a token's shard follows from its
+// position. The lengths known here (State::Layer) count only calls that succeeded on every shard. A
+// failed call may have been appended by some shards: Layer::unsure keeps its number of rows, and
+// the next call must bring the same rows. Settle then fetches what each shard has, and Plan sends
+// rows only to shards that lack them. `mutex` is never held while a server is waited for or a
+// session is freed.
 
 #include "client/sharded_session.h"
 
@@ -15,7 +22,7 @@
 namespace attend::client {
 namespace {
 
-// The server is not there or does not answer, or the session is not there any longer.
+// The server is down or does not answer, or the session has ended.
 bool IsGone(Code code) {
   return code == Code::kUnavailable || code == Code::kNotFound || code == Code::kDeadlineExceeded;
 }
@@ -27,7 +34,7 @@ struct ShardedSession::State {
   struct Shard {
     int64_t begin = 0;
     std::shared_ptr<Session> session;  // null: given up
-    std::string server = {};           // the session's, or that of the one given up
+    std::string server = {};           // the session's, or the lost one's
 
     int64_t have(int32_t layer) const {
       return begin + (session == nullptr ? 0 : session->length(layer));
@@ -35,7 +42,7 @@ struct ShardedSession::State {
   };
   struct Layer {
     int64_t length = 0;
-    int64_t unsure = 0;  // rows that the last call brought, and failed
+    int64_t unsure = 0;  // rows of the last call, if it failed
   };
   State(Client& client, const ShardedOptions& options) : client(client), options(options) {}
 
@@ -61,7 +68,7 @@ struct ShardedSession::State {
     const MutexLock lock(mutex);
     return shards;
   }
-  // Where the shard's tokens end in a sequence of that length.
+  // End of the shard's tokens in a sequence of that length.
   int64_t End(const Shard& shard, int64_t length) const {
     return std::min(shard.begin + options.shard_tokens, length);
   }
@@ -69,28 +76,29 @@ struct ShardedSession::State {
     return OfTokens(shard.begin, End(shard, length), shard.server, status);
   }
 
-  // Its server is lost, or it is there no longer.
+  // For a shard whose server is lost or whose session has ended.
   void GiveUp(const Shard& lost) {
-    std::shared_ptr<Session> session;  // freed without the lock
+    std::shared_ptr<Session> session;  // destroyed after the lock is released
     const MutexLock lock(mutex);
     for (Shard& shard : shards) {
       if (shard.session == lost.session) session = std::move(shard.session);
     }
   }
-  // On the server that has fewest of the shards, of those that have any. If they have as many each,
-  // or that one does not answer, on one that has none yet, or else on any.
+  // Prefers the server with the fewest shards among those that have any. If they all have the same
+  // number, or that server is unreachable or full, a server without shards, else any.
   Result<Session> MakeSession(const std::vector<Shard>& all) const;
-  // All shards, as many as so many tokens take; those that were given up are made anew, empty.
+  // All shards that `tokens` need; shards that were given up are made again, empty.
   Result<std::vector<Shard>> ShardsFor(int64_t tokens);
-  // After a call that failed: asks the shards of its rows which of them they have.
+  // After a failed call: fetches from the shards how many of its rows they have.
   Status Settle(int32_t layer, int64_t rows) const;
+  // The shards that the call must reach, with the keys to send to each and the q rows that see it.
   Result<std::vector<ShardPart>> Plan(int32_t layer, const AttentionCall& call, int64_t rows);
 
   Client& client;
   const ShardedOptions options;
   mutable Mutex mutex;
-  std::vector<Shard> shards ATTEND_GUARDED_BY(mutex);  // in the order of their tokens
-  std::vector<Layer> layers ATTEND_GUARDED_BY(mutex);  // their number does not change
+  std::vector<Shard> shards ATTEND_GUARDED_BY(mutex);  // in token order
+  std::vector<Layer> layers ATTEND_GUARDED_BY(mutex);  // size is constant
 };
 
 Result<Session> ShardedSession::State::MakeSession(const std::vector<Shard>& all) const {
@@ -108,7 +116,8 @@ Result<Session> ShardedSession::State::MakeSession(const std::vector<Shard>& all
     const Code code = made.status().code();
     if (made.ok() || (code != Code::kUnavailable && code != Code::kResourceExhausted)) return made;
   }
-  // Within as many turns, gRPC comes to a server that has no shard yet, if one is connected.
+  // gRPC's round robin reaches every connected server within this many further turns, so a server
+  // without shards is found if there is one.
   Result<Session> made = Session::Create(client, options.session);
   for (size_t turns = shards_of.size();
        made.ok() && shards_of.contains(made->server()) && turns > 0; --turns) {
@@ -132,8 +141,8 @@ Result<std::vector<ShardedSession::State::Shard>> ShardedSession::State::ShardsF
     const auto lacks = [](const Shard& shard) { return shard.session == nullptr; };
     const auto lost = std::find_if(all.begin(), all.end(), lacks);
     if (lost == all.end()) return all;
-    // The servers are waited for, and a session that another thread made first is freed, without
-    // the lock.
+    // MakeSession waits for servers, so the lock is released. If another thread made the session
+    // first, this one is destroyed without the lock too.
     Result<Session> made = MakeSession(all);
     if (!made.ok()) return made.status();
     auto session = std::make_shared<Session>(*std::move(made));
@@ -182,7 +191,7 @@ Result<std::vector<ShardPart>> ShardedSession::State::Plan(int32_t layer, const 
                    {shard.begin, end, end},
                    RowsThatSee(mask, len_q, keys, shard.begin, end)};
     if (part.rows.size() == 0 && append == end) continue;
-    // It lacks the call's rows for it, unless it has them of the call that failed.
+    // Send the call's rows for this shard, unless it has them from the failed call.
     if (unsure == 0 || shard.have(layer) != end) part.keys.send = append;
     if (shard.have(layer) > part.keys.send) {
       return Status(Code::kFailedPrecondition,
@@ -197,7 +206,7 @@ Result<std::vector<ShardPart>> ShardedSession::State::Plan(int32_t layer, const 
     }
     parts.push_back(std::move(part));
   }
-  // Where nothing is seen, any shard can say so.
+  // No key is visible: any shard can compute that answer.
   if (parts.empty())
     parts.push_back({all->front().session, all->front().server, {0, 0, 0}, {0, len_q}});
   return parts;
@@ -317,7 +326,7 @@ Status ShardedSession::Truncate(int64_t length) {
   const std::vector<State::Shard> all = state_->All();
   for (const State::Shard& shard : all) {
     if (shard.session == nullptr || shard.begin >= length) continue;
-    // Asked, as a call that failed may have left more there than is known here.
+    // The lengths are fetched: a failed call may have left more rows there than are known here.
     const Result<v1::Session> got = shard.session->Get();
     Status status = got.status();
     if (got.ok() && std::ranges::any_of(got->layer_lengths(), [&](int64_t tokens) {
@@ -329,7 +338,7 @@ Status ShardedSession::Truncate(int64_t length) {
     if (!IsGone(status.code())) return state_->Named(shard, length, status);
     state_->GiveUp(shard);
   }
-  std::vector<State::Shard> gone;  // freed without the lock
+  std::vector<State::Shard> gone;  // destroyed after the lock is released
   const MutexLock lock(state_->mutex);
   const auto cut = std::ranges::find_if(
       state_->shards, [&](const State::Shard& shard) { return shard.begin >= length; });
@@ -342,7 +351,7 @@ Status ShardedSession::Truncate(int64_t length) {
 }
 
 Status ShardedSession::KeepAlive() {
-  Status first;  // that failed; the others are renewed all the same
+  Status first;  // the first failure; the other leases are renewed regardless
   for (const State::Shard& shard : state_->All()) {
     if (shard.session == nullptr) continue;
     const Status status = shard.session->KeepAlive();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One AttendStream: many requests in flight on one call, with answers matched by request_id. Made
-// by Client::OpenStream. Thread-safe; callbacks run on the client's completion threads and must not
-// block.
+// One AttendStream: many requests in flight on one gRPC call, with answers matched by request_id.
+// Made by Client::OpenStream. Thread-safe; callbacks run on the client's completion threads and
+// must not block.
 
 #pragma once
 
@@ -26,20 +26,20 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Queues a request; `callback` runs exactly once. The server stops reading while too many
-  // requests are unanswered. The queue here is unbounded, so the caller must limit the number in
-  // flight. Ids of unanswered requests must differ; an empty id is replaced by a generated one.
-  // The handle cancels the request here; the server may compute it all the same, and its id stays
-  // taken until the server has answered it.
+  // Queues a request; `callback` runs exactly once. Backpressure: the server stops reading while
+  // too many requests are unanswered. The queue here is unbounded, so the caller must limit the
+  // number in flight. Ids of unanswered requests must differ; an empty id is replaced by a
+  // generated one. The handle cancels the request on this side only: the server may still compute
+  // it, and its id stays in use until the server has answered.
   CallHandle Send(const AttentionCall& call, StreamCallback callback);
   CallHandle Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
                   StreamCallback callback);
 
-  // Ends the requests, and waits until all are answered and the server has ended the stream.
+  // Half-closes the stream, then waits until all requests are answered and the server has ended it.
   Status Finish();
 
-  // Cancels the stream. When this returns, unanswered requests have ended with CANCELLED and new
-  // ones are refused. Not from a callback.
+  // Cancels the stream. On return, unanswered requests have ended with CANCELLED and new ones are
+  // refused. Must not be called from a callback.
   void Close();
 
   int connection() const;

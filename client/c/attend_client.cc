@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C interface's clients and calls.
+// Clients and calls of the C interface.
 
 #include "client/c/attend_client.h"
 

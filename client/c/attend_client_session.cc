@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C interface's sessions and streams.
+// Sessions and streams of the C interface.
 
 #include <algorithm>
 #include <cstring>
@@ -24,9 +24,9 @@ struct attend_client_stream {
 
 struct attend_client_session {
   std::shared_ptr<attend::client::c::ClientState> state;
-  std::optional<attend::client::Session> session;  // none: it has ended
-  std::string id;                                  // hexadecimal, and its server of several
-  mutable std::shared_mutex in_use;                // whole: to end it
+  std::optional<attend::client::Session> session;  // none: ended
+  std::string id;                                  // hexadecimal; with @server if there are several
+  mutable std::shared_mutex in_use;                // shared by its functions, exclusive to end it
 };
 
 namespace attend::client::c {
@@ -71,7 +71,7 @@ Status Check(const attend_client_session* session) {
 
 using Use = std::shared_lock<std::shared_mutex>;
 
-// Keeps the session from its end as long as the lock is there.
+// Keeps the session from being ended while the lock is held.
 Result<Use> UseOf(const attend_client_session* session) {
   ATTEND_RETURN_IF_ERROR(NotNull("session", session));
   Use use(session->in_use);
@@ -163,7 +163,7 @@ Status End(attend_client_session* session) {
   return freed;
 }
 
-// The call is the caller's, who says Started.
+// On success the caller must call Started.
 Status StartOn(const std::shared_ptr<ClientState>& state, attend_client_stream* stream,
                const std::vector<Session*>& sessions, int32_t layer,
                const attend_client_params* params, attend_client_call** call) {
@@ -197,8 +197,8 @@ Status StartSession(attend_client_session* const* sessions, int32_t count, int32
   }
   ATTEND_RETURN_IF_ERROR(NotNull("sessions", sessions));
   std::vector<Session*> all;
-  // In one order, so that no two calls wait in a circle. Kept until the call is on its way: no
-  // `done` runs here before.
+  // Locked in address order, so that two calls cannot deadlock. Held until the call is sent; no
+  // `done` runs here before that.
   std::map<attend_client_session*, Use> uses;
   for (int32_t n = 0; n < count; ++n) {
     ATTEND_RETURN_IF_ERROR(NotNull("session", sessions[n]));
@@ -231,7 +231,7 @@ Status OpenStream(attend_client* client, const char* tenant, const char* tracepa
 void CancelStream(const attend_client_stream& stream) {
   CallState::OutOfDone([state = stream.state, cancelled = stream.stream]() mutable {
     cancelled->Close();
-    cancelled = nullptr;  // before the client
+    cancelled = nullptr;  // released before the client
   });
 }
 

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A call over shared memory may fail only because the server does not know the memory (NOT_FOUND)
+// or was replaced (UNAVAILABLE). Unless it is on sessions or with SHARED, plain_ keeps it as it was
+// given, and SentAgain sends it a second time without the memory, within the same deadline. A place
+// that a failed attempt may still write to is not reused.
 
 #include "client/c/call_state.h"
 
@@ -83,7 +88,7 @@ Status CallState::Read(const attend_client_params& params, ShareOptions share, S
                                  : begin + options.timeout;
   const bool shared = params.transport == ATTEND_CLIENT_SHARED;
   if (shared || PayloadBytes(call) + AnswerBytes(call) >= kPreparedBytesMin) {
-    // If the server does not answer, the call will say so.
+    // If the server does not answer, the call will report that.
     const Status prepared = client->Prepare(options.timeout);
     if (shared) ATTEND_RETURN_IF_ERROR(prepared);
   }
@@ -97,7 +102,7 @@ Status CallState::Read(const attend_client_params& params, ShareOptions share, S
   Result<SharedCall> placed = client->Share(call, *devices, share);
   if (!placed.ok()) return placed.status();
   sent->shared = std::move(*placed);
-  if (sent->shared.on_device) options.payload = Payload::kDiscard;  // it stays where it is
+  if (sent->shared.on_device) options.payload = Payload::kDiscard;  // stays in GPU memory
   if (deadline != kNever) {
     options.timeout =
         std::max<std::chrono::nanoseconds>(deadline - Now(), std::chrono::nanoseconds(1));
@@ -122,7 +127,7 @@ void CallState::Keep(CallHandle handle, bool again) {
   bool cancelled = false;
   {
     const MutexLock lock(mutex_);
-    // The first attempt may have ended, and the second begun, before Start comes here.
+    // The first attempt may have failed, and the second have begun, before Start gets here.
     if (sent_again_ && !again) return;
     sent_again_ = again;
     handle_ = handle;
@@ -179,7 +184,7 @@ bool CallState::SentAgain(const CallOutcome& outcome) {
   std::optional<AttentionCall> plain;
   DeviceTensors devices;
   CallOptions options;
-  Placed lost;  // not used again: the first attempt may still read and write there
+  Placed lost;  // not reused: the first attempt may still read and write there
   {
     const MutexLock lock(mutex_);
     if (cancelled_ || !plain_ || Now() >= deadline_) return false;
@@ -203,7 +208,7 @@ void CallState::Lose(const std::shared_ptr<RegionPool>& pool, bool in_session, C
   const std::shared_ptr<ClientState> client = client_.lock();
   if (client == nullptr || pool == nullptr) return;
   if (code != Code::kNotFound && code != Code::kUnavailable) return;
-  // A session's own absence, or another append to it, says nothing of the memory.
+  // NOT_FOUND or a conflict may concern the session rather than the memory.
   if (in_session) {
     client->Doubt(pool);
   } else {
@@ -214,7 +219,7 @@ void CallState::Lose(const std::shared_ptr<RegionPool>& pool, bool in_session, C
 void CallState::Answered(CallOutcome outcome) {
   if (SentAgain(outcome)) return;
   const Code code = outcome.status.code();
-  std::optional<AttentionCall> plain;  // lets go of the caller's memory without the lock
+  std::optional<AttentionCall> plain;  // destroyed without the lock: it holds the caller's memory
   Placed placed;
   bool in_session = false;
   {
@@ -309,7 +314,7 @@ void CallState::Used(void* stream) {
   }
   if (KeepUntil(*region, stream).ok()) return;
   const MutexLock lock(mutex_);
-  placed_.outputs = nullptr;  // is not used again; `on_device` has it until the end
+  placed_.outputs = nullptr;  // not reused; `on_device` holds it to the end
 }
 
 }  // namespace attend::client::c

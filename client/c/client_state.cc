@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Sharing memory must never make a call fail that would succeed without it, except with SHARED. A
+// pool becomes trusted_ by a successful call over it. NOT_FOUND before that means that the socket
+// belongs to another server (another_servers_): the pool is dropped for good. Later, NOT_FOUND or
+// UNAVAILABLE means that the server was replaced: the pool is dropped, and the next Prepare
+// connects again. A plain call that failed like this is sent again without the memory
+// (CallState::SentAgain). A call on sessions is not, because its NOT_FOUND may concern the session;
+// so Known() probes the pool with a tiny call first, unless it is trusted and not doubted.
 
 #include "client/c/client_state.h"
 
@@ -18,7 +26,7 @@ namespace {
 
 constexpr int kAttemptsDefault = 5;
 constexpr std::chrono::seconds kPrepareMax{5};
-// A call waits for some seconds before a socket is found to be silent.
+// A call waits for seconds before it finds a socket silent.
 constexpr std::chrono::minutes kSilentSocket{1};
 
 Status None(const std::string& why) {
@@ -29,7 +37,7 @@ std::string TextOrVariable(const char* text, const char* variable) {
   return TextOf(text != nullptr ? text : std::getenv(variable));
 }
 
-// Of a call on sessions, whose K and V are on the server: enough for the answer's size.
+// Whether the answer's size is known, for a call on sessions, whose K and V are on the server.
 bool SessionSizesFit(const AttentionCall& call) {
   if (call.q.shape.size() != 4 || call.q.dtype == DType::kBit) return false;
   if (call.v.shape.empty()) return true;
@@ -158,7 +166,7 @@ bool ClientState::Free(const void* data) {
 }
 
 void ClientState::Lose(const std::shared_ptr<RegionPool>& pool, Code code) {
-  std::shared_ptr<RegionPool> lost;  // let go without the lock
+  std::shared_ptr<RegionPool> lost;  // destroyed without the lock
   std::map<int, std::shared_ptr<RegionPool>> lost_devices;
   const TimePoint until = pool->memory()->silent() ? Now() + kSilentSocket : TimePoint::min();
   const MutexLock lock(mutex_);
@@ -226,7 +234,7 @@ bool ClientState::Known(const std::shared_ptr<RegionPool>& pool) {
 }
 
 Status ClientState::Place(const DeviceTensors& devices, bool in_session, SharedCall* shared) {
-  // Else its sizes mean nothing; the server says what is wrong.
+  // Without this check the sizes are meaningless; the server will say what is wrong.
   AttentionCall& call = shared->call;
   const bool sized = in_session ? SessionSizesFit(call) : Describe(call, nullptr, nullptr).ok();
   if (!sized) return InvalidArgument("the shapes do not fit together");
@@ -234,7 +242,7 @@ Status ClientState::Place(const DeviceTensors& devices, bool in_session, SharedC
   ForTensors(call, [&](v1::TensorName, const TensorRef& tensor) {
     if (tensor.shared.region == nullptr) bytes += SharedSpace(tensor.bytes);
   });
-  // How large O is, v says.
+  // v determines O's size.
   if (!call.v.shape.empty()) {
     Result<std::shared_ptr<SharedRegion>> outputs =
         shared->pool->Take(std::max<int64_t>(SharedOutputBytes(call), 1));

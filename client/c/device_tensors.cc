@@ -24,7 +24,7 @@ const attend_client_tensor& ParamOf(const attend_client_params& params, v1::Tens
   return params.*kInputs.at(static_cast<size_t>(name) - 1);
 }
 
-// The pools of GPUs hold nothing else.
+// Regions of a GPU's pool are CudaMemory only.
 CudaMemory& MemoryOf(const SharedRegion& region) {
   return static_cast<CudaMemory&>(*region.device());
 }
@@ -81,7 +81,7 @@ Status BringToHost(const DeviceTensors& devices, AttentionCall* call) {
     status = copy.ok() ? CopyToHost(devices, name, tensor, copy->data.get()) : copy.status();
     if (status.ok()) tensor = *copy;
   });
-  // Also after a failure: copies that were enqueued write to memory that is freed then.
+  // Even after a failure: enqueued copies still write to memory that is freed next.
   const Status finished = FinishCopies(devices);
   return status.ok() ? finished : status;
 }
@@ -104,7 +104,7 @@ Result<std::shared_ptr<SharedRegion>> StageOn(int ordinal, RegionPool& pool,
                                               const DeviceTensors& devices, const LentRegions& lent,
                                               AttentionCall* call) {
   if (const Result<Attention> described = Describe(*call, nullptr, nullptr); !described.ok()) {
-    return described.status();  // else its sizes mean nothing; the server says what is wrong
+    return described.status();  // else sizes are meaningless; the server says what is wrong
   }
   int64_t inputs = 0;
   ForTensors(*call, [&inputs](v1::TensorName, const TensorRef& tensor) {
@@ -132,7 +132,7 @@ Result<std::shared_ptr<SharedRegion>> StageOn(int ordinal, RegionPool& pool,
   });
   ATTEND_RETURN_IF_ERROR(status);
   ATTEND_RETURN_IF_ERROR(memory.Record(devices.stream));
-  // The host's memory is the caller's again when the call has ended, whatever its end.
+  // Host memory is the caller's again as soon as the call has ended, even by a failure.
   if (from_host) ATTEND_RETURN_IF_ERROR(CudaSynchronize(ordinal, devices.stream));
   return region;
 }

@@ -36,7 +36,7 @@ Status ReadTensor(const std::string& name, const attend_client_tensor& from,
   return Status();
 }
 
-// Not if it is not given.
+// As above, for an optional tensor.
 Status ReadTensor(const std::string& name, const attend_client_tensor& from,
                   const std::shared_ptr<const void>& owner, std::optional<TensorRef>* to) {
   if (from.dtype == 0) return Status();
@@ -116,7 +116,7 @@ Status ReadParams(const attend_client_params& params, const std::shared_ptr<cons
                   AttentionCall* call) {
   call->request_id = TextOf(params.request_id);
   ATTEND_RETURN_IF_ERROR(ReadTensor("q", params.q, owner, &call->q));
-  // Neither: all keys are in the sessions.
+  // Neither is given: all keys are in the sessions.
   if (params.k.dtype != 0 || params.v.dtype != 0) {
     ATTEND_RETURN_IF_ERROR(ReadTensor("k", params.k, owner, &call->k));
     ATTEND_RETURN_IF_ERROR(ReadTensor("v", params.v, owner, &call->v));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the C structs to the library's own, and an answer back. Pure.
+// Converts the C structs to the library's types, and an outcome back. Pure.
 
 #pragma once
 
@@ -13,18 +13,18 @@
 
 namespace attend::client::c {
 
-// NULL is "".
+// "" for NULL.
 std::string TextOf(const char* text);
 
-// The call, whose tensors refer to the caller's memory and hold `owner`. INVALID_ARGUMENT: what no
-// message can say. Everything else is for the server to judge.
+// The call, with tensors that refer to the caller's memory and hold `owner`. INVALID_ARGUMENT:
+// fields that no message can express. The server judges the rest.
 Status ReadParams(const attend_client_params& params, const std::shared_ptr<const void>& owner,
                   AttentionCall* call);
-// `tenant`: of calls that name none.
+// `tenant`: of calls that set none.
 Status ReadOptions(const attend_client_params& params, const std::string& tenant,
                    CallOptions* options);
 
-// Refers to the outcome's memory.
+// The answer refers to the outcome's memory.
 void FillAnswer(const CallOutcome& outcome, attend_client_answer* answer);
 
 }  // namespace attend::client::c

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the C functions report: they return a code and keep the message for
+// Error reporting of the C functions: they return a code and keep the message for
 // attend_client_last_error().
 
 #pragma once
@@ -13,12 +13,11 @@
 
 namespace attend::client::c {
 
-// Keeps the message for the calling thread, unless it is OK's.
+// Keeps the message for the calling thread, unless the status is OK.
 int32_t Return(const Status& status);
 
-// What a function of the interface returns. What is thrown on the way ends here, as C has nothing
-// to catch it with: RESOURCE_EXHAUSTED if there is no memory, INTERNAL for anything else, such as
-// a thread that the system refuses.
+// Runs the body of a C function and catches what it throws: RESOURCE_EXHAUSTED for std::bad_alloc,
+// INTERNAL for anything else, such as a thread that the system refuses to start.
 template <class Function>
 int32_t Run(Function function) noexcept {
   try {
@@ -33,7 +32,7 @@ int32_t Run(Function function) noexcept {
 // INVALID_ARGUMENT: `value` is null.
 Status NotNull(const char* name, const void* value);
 
-// INVALID_ARGUMENT: the caller knows a struct of another size than the library.
+// INVALID_ARGUMENT: the caller was compiled with a struct of another size.
 Status CheckStructBytes(const char* name, uint64_t bytes, uint64_t expected);
 
 }  // namespace attend::client::c

@@ -25,7 +25,7 @@ Status CheckRank(const char* name, const TensorRef& tensor, size_t rank) {
   return Status();
 }
 
-// B, H, L, D of a dense or packed tensor in that order (packed: B = 1).
+// B, H, L, D of a dense or packed tensor (packed: B = 1).
 struct Dims {
   int64_t b, h, l, d;
 };
@@ -192,8 +192,7 @@ Status FillOutput(const AttentionCall& call, const HostTensor* o, const HostTens
   return Status();
 }
 
-// The member of that name, d_q to d_sinks; null: it is none of these. Of `gradients`' type, const
-// or not.
+// The member of that name, d_q to d_sinks; null for other names. Const if `gradients` is.
 template <class Gradients>
 auto* GradientOf(Gradients& gradients, v1::TensorName name) {
   switch (name) {

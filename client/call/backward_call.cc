@@ -8,7 +8,7 @@
 namespace attend::client {
 namespace {
 
-// The same memory, not owned.
+// A view of the same memory, without ownership.
 HostTensor Borrowed(const TensorRef& tensor) {
   auto* const data = static_cast<std::byte*>(const_cast<void*>(tensor.data));
   return {tensor.dtype, tensor.shape, std::shared_ptr<std::byte[]>(std::shared_ptr<void>(), data),
@@ -22,7 +22,7 @@ Status MustBeLike(const char* name, const TensorRef& tensor, const TensorRef& li
                          std::string(DTypeName(like.dtype)) + " " + ShapeText(like.shape));
 }
 
-// Sets the view if the answer has the tensor, which then lies as `like` does.
+// Sets the view if the answer has the tensor; its strides are those of `like`.
 template <class View>
 void SetView(const AttentionResult& result, v1::TensorName name, const View& like,
              TensorView& view) {

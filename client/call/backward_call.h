@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call for gradients and its answer as the kernels see them. Plain values.
+// A gradient call and its answer in the kernels' form. Plain values.
 
 #pragma once
 
@@ -15,6 +15,7 @@ struct DescribedBackward {
   Gradients gradients;  // with the tensors of the answer
 };
 // As Describe. Refers to the memory of both. INVALID_ARGUMENT names what does not fit together.
+// INTERNAL: the answer lacks a requested gradient.
 Result<DescribedBackward> DescribeBackward(const AttentionCall& call,
                                            const AttentionResult& result);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cancels what was started.
+// A handle to cancel a call or a stream's request.
 
 #pragma once
 
@@ -13,13 +13,14 @@ namespace attend::client {
 
 class Operation;
 
-// Cancels a call or a stream's request, from any thread and at any time. Does nothing once that has
+// Cancels a call, or a request of a stream, from any thread and at any time. No effect once it has
 // ended.
 class CallHandle {
  public:
   CallHandle() = default;
   explicit CallHandle(std::weak_ptr<Operation> op) : op_(std::move(op)) {}
-  // Cancels one request of a stream. `serial` tells it from others that had or will have its id.
+  // Cancels one request of a stream. `serial` distinguishes it from other requests with the same
+  // id.
   CallHandle(std::weak_ptr<Operation> op, std::string request, uint64_t serial)
       : op_(std::move(op)), request_(std::move(request)), serial_(serial) {}
   void Cancel();

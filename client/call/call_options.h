@@ -14,9 +14,9 @@
 
 namespace attend::client {
 
-// How a call's tensors travel.
+// How a call's tensors are sent.
 enum class CallTransport {
-  kAuto,    // chosen by their bytes
+  kAuto,    // chosen by size
   kInline,  // in one message
   kChunked  // in chunks, over several connections
 };
@@ -28,14 +28,14 @@ enum class Payload { kCopy, kDiscard };
 struct CallOptions {
   std::chrono::nanoseconds timeout{0};  // of all attempts together; 0 = none
   Payload payload = Payload::kCopy;
-  CallTransport transport = CallTransport::kAuto;  // an EncodedCall stays as it is
-  // The tenant to which the call is charged; empty: the default tenant. Up to 256 characters of
+  CallTransport transport = CallTransport::kAuto;  // ignored for an EncodedCall
+  // The tenant that is charged for the call; empty: the default tenant. Up to 256 characters of
   // printable ASCII.
   std::string tenant;
-  // The span that makes the call, as W3C Trace Context writes it (version 00); empty: the client's.
+  // The span that makes the call, in W3C Trace Context's form (version 00); empty: the client's.
   std::string traceparent = {};
-  // The server that the call goes to, where the client has several: HOST:PORT, as CallOutcome and
-  // Session name it. Empty: any that serves. A call over shared memory must name its server.
+  // The server to call, if the client has several: HOST:PORT, as in CallOutcome and Session. Empty:
+  // any that serves. A call over shared memory must name its server.
   std::string server = {};
 };
 
@@ -45,10 +45,10 @@ struct CallOutcome {
   AttentionResult result = {};  // if status is OK; else only session_lengths, if a length was wrong
   int64_t payload_bytes = 0;    // of the answer's tensors
   int attempts = 1;
-  int64_t retry_after_ms = 0;  // from the server, with a failure; 0 = none given
-  int connection = 0;          // used by the last attempt; in chunks: the first of several
-  // Who answered, by the server's own name (its --server-id), and where that is; empty: nobody did,
-  // or the client has one server only.
+  int64_t retry_after_ms = 0;  // from the server, with a failure; 0: none given
+  int connection = 0;          // of the last attempt; of a chunked call: its first stream's
+  // The server that answered: its own name (--server-id), and its address. Empty if none did, or if
+  // the client has only one server.
   std::string server_id = {};
   std::string server = {};
 };
@@ -67,7 +67,7 @@ struct StreamAnswer {
   Status status;
   AttentionResult result = {};  // as CallOutcome's
   int64_t payload_bytes = 0;    // of the answer's tensors
-  int64_t retry_after_ms = 0;   // from the server, with a failure; 0 = none given
+  int64_t retry_after_ms = 0;   // from the server, with a failure; 0: none given
   std::string server_id = {};   // as CallOutcome's
   std::string server = {};
 };

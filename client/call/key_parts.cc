@@ -10,18 +10,20 @@
 namespace attend::client {
 namespace {
 
-// The mask's bound, which may be "none" or beyond all keys.
+// The mask's bound, at most `farthest`; a negative bound means none.
 int64_t Reach(int64_t bound, int64_t farthest) {
   return bound < 0 ? farthest : std::min(bound, farthest);
 }
 
-// The part's mask, whose rows and keys count on from other places than the whole's.
+// The part's mask. Its rows and keys are counted from other origins than the whole's.
 MaskOption MaskOfPart(const MaskOption& whole, int64_t all_rows, int64_t keys, const KeyPart& part,
                       const RowRange& rows) {
   MaskOption mask = whole;
   const bool top_left = MaskOf(whole).alignment == Alignment::kTopLeft;
-  // Rows that are left out at the end come later than all of the part's keys, and so do as many
-  // keys; those left out at the beginning come before as many keys, if they are counted from there.
+  // The mask sees only offset differences, so q rows that are left out move into key_offset and
+  // keys_after. Bottom-right aligns the last row with the last key: rows left out at the end come
+  // off keys_after. Top-left aligns the first ones: rows left out at the beginning come off
+  // key_offset.
   mask.key_offset = part.begin - (top_left ? rows.begin : 0);
   mask.keys_after = keys - part.end - (top_left ? 0 : all_rows - rows.end);
   return mask;
@@ -50,8 +52,8 @@ Result<TensorRef> RangeOf(std::string_view name, const TensorRef& tensor, size_t
   Result<HostTensor> made = HostTensor::Make(name, tensor.dtype, std::move(shape));
   if (!made.ok()) return made.status();
   if (made->bytes == 0) return TensorRef(*made);
-  // Bytes from one index of the dimension to the next are the same in both, or, for bits along a
-  // row, those of whole rows of them.
+  // Each of the `outer` slices is contiguous: copy `to` bytes from `skip` on. Bits along the last
+  // dimension are packed eight to a byte.
   int64_t outer = 1;
   for (size_t i = 0; i < dimension; ++i) outer *= tensor.shape[i];
   const bool bits = tensor.dtype == DType::kBit && dimension + 1 == tensor.shape.size();
@@ -72,7 +74,7 @@ Result<TensorRef> RangeOf(std::string_view name, const TensorRef& tensor, size_t
 RowRange RowsThatSee(const attend::Mask& mask, int64_t rows, int64_t keys, int64_t begin,
                      int64_t end) {
   if (begin >= end) return {};
-  // Row i sees keys from i + diagonal - left to i + diagonal + right.
+  // Row i sees keys [i + diagonal - left, i + diagonal + right].
   const int64_t diagonal = mask.alignment == Alignment::kTopLeft ? 0 : keys - rows;
   const int64_t left = Reach(mask.left, keys + rows), right = Reach(mask.right, keys + rows);
   const int64_t first = std::clamp<int64_t>(begin - right - diagonal, 0, rows);
@@ -88,7 +90,7 @@ Result<AttentionCall> PartOf(const AttentionCall& call, int64_t keys, const KeyP
   cut.q = *std::move(q);
   cut.k = cut.v = TensorRef();
   if (part.send < part.end) {
-    const int64_t first = keys - call.k.shape[dimension];  // of those that the call brings
+    const int64_t first = keys - call.k.shape[dimension];  // position of the call's first own key
     Result<TensorRef> k = RangeOf("k", call.k, dimension, part.send - first, part.end - first);
     if (!k.ok()) return k.status();
     Result<TensorRef> v = RangeOf("v", call.v, dimension, part.send - first, part.end - first);
@@ -98,7 +100,7 @@ Result<AttentionCall> PartOf(const AttentionCall& call, int64_t keys, const KeyP
   }
   cut.sinks.clear();
   cut.o_float32 = cut.return_lse = true;
-  if (rows.size() == 0) {  // it only appends
+  if (rows.size() == 0) {  // only appends
     cut.mask = {};
     cut.bias.reset();
     return cut;

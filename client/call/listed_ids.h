@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Keeps a list that a server gives in pages from going on for ever.
+// Bounds on a list that a server returns page by page.
 
 #pragma once
 
@@ -12,15 +12,15 @@
 
 namespace attend::client {
 
-// Far more sessions than a server has, and far more than is to be said of them.
+// Far above what any server lists, so that a faulty server cannot make the client list forever.
 inline constexpr int64_t kListedMax = int64_t{1} << 20;
 inline constexpr int64_t kListedBytesMax = int64_t{1} << 28;
 
-// Takes the next id of the list of sessions: INTERNAL unless it follows the one before, as the
-// protocol says, and the list is not too long. Default-constructed: at the beginning.
+// Checks the ids of a list of sessions: INTERNAL unless each is above the previous one, as the
+// protocol requires, and the list is within the bounds.
 class ListedIds {
  public:
-  // `bytes`: the size of its entry's message.
+  // `bytes`: size of the entry's message.
   Status Take(const std::string& id, size_t bytes) {
     if (id <= last_) {
       return Internal(

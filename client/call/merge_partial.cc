@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Idea: a part's O and LSE are the state of an online softmax over its keys, with maximum LSE and
+// sum 1. Merging two states (Merge in kernels/contract) rescales both sums to the common maximum
+// and is associative, so parts merge in any order; a sink is one more state without a value. Each
+// row is accumulated in double and rounded to float32 once.
 
 #include "client/call/merge_partial.h"
 
@@ -19,7 +24,7 @@ using Gradient = std::optional<HostTensor> GradientTensors::*;
 
 std::string Part(size_t index) { return "parts[" + std::to_string(index) + "]"; }
 
-// [B, H, L, D] of an answer.
+// B, H, L, D of an answer.
 struct Rows {
   int64_t batch = 1;
   int64_t heads = 0;
@@ -27,7 +32,7 @@ struct Rows {
   int64_t dim = 0;  // of O
 
   int64_t count() const { return batch * heads * length; }
-  // Of the row that is the at-th of LSE: which of O's rows it is.
+  // Index of the row in O, given its index in LSE: the two have different dimension orders.
   int64_t RowOfO(int64_t at, v1::Layout layout) const {
     if (layout == v1::LAYOUT_BHLD) return at;
     const int64_t l = at % length, h = at / length % heads;
@@ -44,7 +49,7 @@ struct Rows {
   }
 };
 
-// A part and where its rows are.
+// A part and the position of its rows in the whole.
 struct Place {
   const AttentionResult* part;
   int64_t first_row;
@@ -74,7 +79,8 @@ Result<Rows> RowsOf(const std::string& name, const AttentionResult& part, v1::La
                          ShapeText(rows.ShapeOfO(layout)) + " as its lse is");
 }
 
-// The whole's; `rows` of them, or as many as the first part has.
+// Checks that the parts fit together and returns the whole's dimensions: `rows` rows, or as many as
+// the first part has.
 Result<Rows> Fit(const std::vector<PartialRows>& parts, std::optional<int64_t> rows,
                  v1::Layout layout, std::vector<Place>* places) {
   if (parts.empty()) return InvalidArgument("parts has 0 entries, must have at least 1");
@@ -108,7 +114,7 @@ float* MutableFloats(const HostTensor& tensor) {
   return reinterpret_cast<float*>(tensor.data.get());
 }
 
-// The row that is the at-th of the whole's LSE.
+// Merges one row; `at` is its index in the whole's LSE.
 void MergeRow(const std::vector<Place>& places, const Rows& whole, v1::Layout layout,
               std::optional<float> sink, int64_t at, std::vector<double>* sums,
               AttentionResult* merged) {
@@ -120,7 +126,7 @@ void MergeRow(const std::vector<Place>& places, const Rows& whole, v1::Layout la
     if (row < 0 || row >= place.rows.length) continue;
     const int64_t own = at / whole.length * place.rows.length + row;
     const double lse = Floats(*place.part->lse)[own];
-    if (lse == -std::numeric_limits<double>::infinity()) continue;  // it saw no key
+    if (lse == -std::numeric_limits<double>::infinity()) continue;  // the part sees no key
     const MergeWeights<double> weights = Merge(state, SoftmaxState<double>{lse, 1.0});
     const float* const o = Floats(place.part->o) + place.rows.RowOfO(own, layout) * whole.dim;
     for (int64_t d = 0; d < whole.dim; ++d) {
@@ -151,7 +157,7 @@ Result<AttentionResult> MergeRows(const std::vector<Place>& places, const Rows& 
   return merged;
 }
 
-// The parts' gradient of that name; of none of them, or of all unless `some` may have it.
+// The parts' gradients of that name. Either all parts have it or none, unless `some` is set.
 Result<std::vector<const HostTensor*>> Gather(const std::vector<AttentionResult>& parts,
                                               const char* name, Gradient gradient, bool some) {
   std::vector<const HostTensor*> found;
@@ -188,7 +194,7 @@ Result<std::optional<HostTensor>> Sum(const std::vector<const HostTensor*>& part
   return sum;
 }
 
-// One after the other along `axis`, which may count from the end.
+// Concatenates along `axis`, which may be negative to count from the end.
 Result<std::optional<HostTensor>> Join(const std::vector<const HostTensor*>& parts,
                                        const char* name, int axis) {
   std::optional<HostTensor> joined;
@@ -259,8 +265,8 @@ Result<GradientTensors> MergePartialGradients(const std::vector<AttentionResult>
   struct Kind {
     const char* name;
     Gradient gradient;
-    std::optional<int> axis;  // none: summed
-    bool some = false;        // not every part has it
+    std::optional<int> axis;  // unset: summed
+    bool some = false;        // some parts may lack it
   };
   GradientTensors merged;
   for (const Kind& kind :

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One attention in parts: its keys are cut anywhere, each part is a call of its own
-// (MaskOption::key_offset and keys_after say where it is), and the answers are merged here. The
-// merged answer is that of the uncut call, up to rounding in float32. Pure.
+// Attention over parts of the keys. The keys are cut anywhere, each part is a call of its own
+// (MaskOption::key_offset and keys_after give its position), and the answers are merged here. The
+// result is that of the uncut call, up to rounding in float32. Pure.
 //
-// Of the parts' calls: each with return_lse and o_float32, the same q, mask, scale, softcap and
-// slopes, its own rows of k, v and bias; a sink in one of them only.
+// Every part's call must have return_lse and o_float32, the same q, mask, scale, softcap and
+// slopes, and its own rows of k, v and bias; sinks go into one part only.
 //
-// For gradients: each part's backward pass is given the merged O and LSE, o_float32, and the same
-// d_o (and d_lse). Then the weights are those of the whole, and a part's dK, dV and dBias are
-// final.
+// Gradients: each part's backward pass gets the merged O and LSE, o_float32, and the same d_o (and
+// d_lse). Its weights are then those of the whole, so each part's dK, dV and dBias are final.
 
 #pragma once
 
@@ -19,23 +18,22 @@
 
 namespace attend::client {
 
-// O, float32, and LSE of the whole. `layout` is the calls'. INVALID_ARGUMENT names what parts lack
-// or where they do not fit together. An answer of no visible keys changes nothing.
+// O, float32, and LSE of the whole. `layout` is that of the calls. INVALID_ARGUMENT: a part lacks
+// LSE or float32 O, or the shapes differ. A part that sees no key changes nothing.
 Result<AttentionResult> MergePartial(const std::vector<AttentionResult>& parts, v1::Layout layout);
 
-// The answer of a part whose call left out rows of q: it has those from first_row on.
+// The answer of a part whose call left out q rows: it has the rows from first_row on.
 struct PartialRows {
   const AttentionResult* answer = nullptr;
   int64_t first_row = 0;
 };
-// The same where parts have rows of q of their own, of `rows` in all; a row that none has sees no
-// key. `sinks`, [Hq] or empty, are the whole's, and then in no part. Not for LAYOUT_LHD.
+// The same for parts with different q rows, out of `rows`; a row in no part sees no key. `sinks`,
+// [Hq] or empty, are applied once here, so no part may have them. Not for LAYOUT_LHD.
 Result<AttentionResult> MergePartial(const std::vector<PartialRows>& parts, int64_t rows,
                                      const std::vector<float>& sinks, v1::Layout layout);
 
-// `parts` in the order of their keys. dQ and dSinks, where parts have them, are their sums, in
-// float32; dK, dV and dBias lie one after the other along the keys. Not for LAYOUT_LHD, whose
-// sequences each have keys of every part.
+// `parts` in key order. dQ and dSinks are summed, in float32; dK, dV and dBias are concatenated
+// along the keys. Not for LAYOUT_LHD, where each sequence has keys in every part.
 Result<GradientTensors> MergePartialGradients(const std::vector<AttentionResult>& parts,
                                               v1::Layout layout);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small seeded generator (xoshiro256++, Blackman and Vigna 2018; seeded through splitmix64). It
-// gives the same numbers from the same seed on every machine, which std:: distributions do not
-// promise. Not thread-safe.
+// A small seeded generator (xoshiro256++, Blackman and Vigna 2018; seeded through splitmix64). The
+// same seed gives the same numbers on every machine, which std:: distributions do not guarantee.
+// Not thread-safe.
 
 #pragma once
 
@@ -20,7 +20,7 @@ inline uint64_t SplitMix64(uint64_t* state) {
   return z ^ (z >> 31);
 }
 
-// Another one each time, from the system.
+// A fresh seed from the system.
 inline uint64_t SystemSeed() {
   std::random_device device;
   return (static_cast<uint64_t>(device()) << 32) | device();
@@ -53,8 +53,8 @@ class Random {
   // Exponential with mean 1.
   double Exponential() { return -std::log1p(-Uniform()); }
 
-  // About normal, mean 0 and variance 1: the sum of four uniform 16-bit draws, cheap enough to fill
-  // tensors with.
+  // Approximately normal, mean 0 and variance 1: the sum of four uniform 16-bit draws, cheap enough
+  // to fill tensors with.
   float AboutNormal() {
     const uint64_t bits = Bits();
     const int64_t sum = static_cast<int64_t>((bits & 0xffff) + ((bits >> 16) & 0xffff) +

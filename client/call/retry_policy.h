@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides when a failed call is retried. Pure: it is given time as numbers and randomness as a
-// seed, so tests drive it with a manual clock. Each call owns its RetryState. One rule is
-// elsewhere: a call whose answer is placed in shared memory is retried only if the server says when
+// Decides when a failed call is retried. Pure: time comes in as numbers and randomness as a seed,
+// so tests drive it with a manual clock. Each call owns its RetryState. One rule is elsewhere: a
+// call whose answer is placed in shared memory is retried only with a pushback time from the server
 // (UnaryOp::TriesAgain).
 
 #pragma once
@@ -18,20 +18,20 @@
 namespace attend::client {
 
 struct RetryPolicy {
-  int attempts_max = 5;  // the first one included; 1 = never retry
+  int attempts_max = 5;  // including the first; 1: never retry
   std::chrono::nanoseconds backoff_initial = std::chrono::milliseconds(20);
   std::chrono::nanoseconds backoff_max = std::chrono::seconds(2);
   double backoff_multiplier = 2.0;
-  double jitter = 0.2;  // each wait is multiplied by a uniform draw from [1 - jitter, 1 + jitter]
+  double jitter = 0.2;  // backoff times uniform [1 - jitter, 1 + jitter]; pushback: [1, 1 + jitter]
 };
 
-// What the server said in the failure's trailing metadata "grpc-retry-pushback-ms".
+// The trailing metadata "grpc-retry-pushback-ms" of a failure.
 struct Pushback {
   enum class Kind { kNone, kWait, kNever } kind = Kind::kNone;
   std::chrono::nanoseconds wait{0};
 };
 
-// A broken server's wait must not look like a client that hangs: longer ones count as this.
+// Longer waits are cut to this, so that a faulty server's wait does not look like a hang.
 inline constexpr std::chrono::seconds kPushbackMax{60};
 
 // Reads the metadata's value: a number of milliseconds; a negative or malformed one means "never".
@@ -43,12 +43,12 @@ class RetryState {
     assert(policy.attempts_max >= 1);
   }
 
-  // Call once for every failed attempt. Returns how long to wait before the next one, or nothing if
-  // the failure is final: the code is neither UNAVAILABLE nor RESOURCE_EXHAUSTED; it is the latter
-  // without a time from the server (gRPC uses it for messages that are too large, which never
-  // changes); no attempts are left; the server said never; or the wait would not end before
-  // `time_left` (nullopt = no deadline). A wait that the server asked for is not shortened, except
-  // to kPushbackMax (and jitter), and restarts the backoff.
+  // Must be called once per failed attempt. Returns the wait before the next one, or nothing if the
+  // failure is final: the code is neither UNAVAILABLE nor RESOURCE_EXHAUSTED; it is
+  // RESOURCE_EXHAUSTED without a pushback time (gRPC uses that for messages that are too large,
+  // where a retry cannot help); no attempts are left; the server said never; or the wait would not
+  // end before `time_left` (nullopt: no deadline). A pushback time is shortened only to
+  // kPushbackMax, jitter only lengthens it, and it restarts the backoff.
   std::optional<std::chrono::nanoseconds> AfterFailure(
       Code code, const Pushback& pushback, std::optional<std::chrono::nanoseconds> time_left);
 

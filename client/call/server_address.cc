@@ -111,7 +111,7 @@ Result<std::string> ServerTarget(const std::string& server) {
 
 HostAndPort ParseTarget(const std::string& target) {
   std::string_view rest = WithoutScheme(target);
-  // dns://AUTHORITY/HOST:PORT; without an authority there may be one slash, or three.
+  // dns://AUTHORITY/HOST:PORT; without an authority, one slash or three.
   if (rest.starts_with("//")) rest.remove_prefix(std::min(rest.find('/', 2), rest.size()));
   if (rest.starts_with('/')) rest.remove_prefix(1);
   rest = rest.substr(0, rest.find(','));
@@ -137,7 +137,7 @@ bool MayBeSeveral(const std::string& target) {
 
 std::string ServerOfPeer(std::string_view peer) {
   std::string server(WithoutScheme(peer));
-  // gRPC writes brackets, and the mark of an IPv6 zone, as in a URI.
+  // gRPC percent-encodes brackets and the % of an IPv6 zone, as in a URI.
   for (const auto& [escaped, plain] : {std::pair{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}}) {
     const size_t at = server.find(escaped);
     if (at != std::string::npos) server.replace(at, 3, plain);

@@ -68,7 +68,7 @@ SharedOutputs ShareOutputs(const SharedPlace& place, const AttentionCall& call) 
 
 Result<AttentionCall> ShareCall(const MakeRegion& make_region, const AttentionCall& call) {
   const Result<Attention> described = Describe(call, nullptr, nullptr);
-  if (!described.ok()) return described.status();  // else its sizes mean nothing
+  if (!described.ok()) return described.status();  // otherwise its sizes are meaningless
   const int64_t inputs = SharedInputBytes(call);
   Result<std::shared_ptr<SharedRegion>> region =
       make_region(std::max<int64_t>(1, inputs + SharedOutputBytes(call)));

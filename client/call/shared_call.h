@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Places the tensors of calls in regions of shared memory. Pure except for the copies.
+// Places a call's tensors in regions of shared memory. Pure except for the copies.
 
 #pragma once
 
@@ -13,25 +13,25 @@
 
 namespace attend::client {
 
-// Bytes of a region that the call's tensors take, and its answer's; each tensor's offset is
+// Bytes of a region that the call's tensors, or its answer's, take; every tensor's offset is
 // aligned.
 int64_t SharedInputBytes(const AttentionCall& call);
 int64_t SharedOutputBytes(const AttentionCall& call);
 
 // Copies the call's tensors into the region from `place` on, and makes the call refer to them
-// there. No other call may be using that part of the region. If it is a device's, the call's `data`
+// there. No other call may be using that part of the region. In a device's region the call's `data`
 // still points to the host's tensors.
 Status ShareInputs(const SharedPlace& place, AttentionCall* call);
-// The answer's places from `place` on: O, then LSE if the call asks for it.
+// The answer's places from `place` on, in the order of AnswerTensors.
 SharedOutputs ShareOutputs(const SharedPlace& place, const AttentionCall& call);
 
-// Copies the answer's tensors to memory of their own.
+// Replaces the answer's tensors by copies with memory of their own.
 void DetachTensors(AttentionResult* result);
 
 // Makes a new region of `bytes` bytes.
 using MakeRegion = std::function<Result<std::shared_ptr<SharedRegion>>(int64_t bytes)>;
 
-// The call with its tensors and its answer in a region of its own.
+// The call with its tensors and its answer in a new region.
 Result<AttentionCall> ShareCall(const MakeRegion& make_region, const AttentionCall& call);
 Result<AttentionCall> ShareCall(SharedMemory& memory, const AttentionCall& call);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a client and a server know each other over TCP. Unix sockets have no TLS.
+// How a client and a server authenticate each other over TCP. Unix sockets have no TLS.
 
 #pragma once
 
@@ -9,14 +9,14 @@
 namespace attend::client {
 
 struct TlsOptions {
-  // A PEM file of the authorities that the server's certificate may be of, or "system" for those
-  // that the system trusts. Empty: no TLS.
+  // A PEM file of the authorities that may have issued the server's certificate, or "system" for
+  // the system's. Empty: no TLS.
   std::string ca;
-  // PEM files of this client's certificate, with its chain, and key, for servers that ask for one.
-  // Both or neither.
+  // PEM files of this client's certificate chain and key, for servers that require one. Both or
+  // neither.
   std::string cert;
   std::string key;
-  // For whom the server's certificate must be. Empty: for the host of the address.
+  // The name that the server's certificate must have. Empty: the host of the address.
   std::string server_name;
 };
 

@@ -29,7 +29,7 @@ bool IsLoopback(std::string_view address) {
   return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
-// "a line break", "a space" or "byte 0xc3", which is no part of any token.
+// "a line break", "a space" or "byte 0xc3", for characters that a token cannot have.
 std::string NameOf(char c) {
   if (c == '\n') return "a line break";
   if (c == ' ') return "a space";
@@ -73,7 +73,7 @@ bool IsOnThisHost(const std::string& target) {
     break;
   }
   rest.remove_prefix(std::min(rest.find_first_not_of('/'), rest.size()));  // dns:///localhost:1
-  while (true) {  // ipv4: and ipv6: take several
+  while (true) {  // ipv4: and ipv6: accept lists
     const size_t comma = rest.find(',');
     if (!IsLoopback(rest.substr(0, comma))) return false;
     if (comma == std::string_view::npos) return true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AdminService, over a client's connections. A call is made once: what it did, if its answer is
-// lost, `status` tells.
+// AdminService, over a client's connections. Calls are not retried: if an answer is lost, `status`
+// shows what the call did.
 
 #pragma once
 
@@ -15,7 +15,7 @@ namespace attend::client {
 
 class AdminCalls {
  public:
-  // `client` must outlive it.
+  // `client` must outlive this.
   AdminCalls(Client& client, std::chrono::duration<double> timeout);
 
   Result<v1::DrainResponse> Drain();

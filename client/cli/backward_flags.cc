@@ -18,7 +18,7 @@ constexpr std::array<v1::TensorName, 5> kGradients = {v1::TENSOR_NAME_D_Q, v1::T
                                                       v1::TENSOR_NAME_D_V, v1::TENSOR_NAME_D_BIAS,
                                                       v1::TENSOR_NAME_D_SINKS};
 
-// The tensor from `path`, or else from `tensors`; without a shape if it is in neither.
+// The tensor from `path` or, without a path, from `tensors`; without a shape if it is in neither.
 Status Load(const std::string& path, const char* name,
             const std::map<std::string, HostTensor>& tensors, TensorRef* to) {
   if (!path.empty()) {

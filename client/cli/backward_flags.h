@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The flags that make `run` ask for gradients, and what it does with them.
+// The flags with which `run` computes gradients, and their use.
 
 #pragma once
 
@@ -20,15 +20,15 @@ struct BackwardFlags {
 
 void AddBackward(CLI::App* command, BackwardFlags* flags);
 
-// Makes `call` one for gradients: its tensors from the files of `flags`, or from `safetensors` if
-// that is not empty. O and LSE may be missing, both: they then have no shape.
+// Makes `call` a gradient call, with its tensors from the files of `flags`, or from `safetensors`
+// if that is not empty. O and LSE may both be missing: they then have no shape.
 Status FillBackward(const BackwardFlags& flags, const std::string& safetensors,
                     AttentionCall* call);
 
-// Of an --out file: one gradient can be .npy, several need .safetensors.
+// Checks an --out file: one gradient may be .npy, several need .safetensors.
 Status CheckGradientsFile(const BackwardFlags& flags, const std::string& path);
 Status WriteGradients(const std::string& path, const AttentionResult& result);
-// Says what there is, and where it was written.
+// Describes the gradients and where they were written.
 std::string DescribeGradients(const std::string& path, const AttentionResult& result);
 
 }  // namespace attend::client

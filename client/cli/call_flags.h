@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The flags that describe one attention call on files, for the commands that make one: `run`,
-// `session append` and `session attend`.
+// The flags that describe one attention call on files, for the commands `run`, `session append` and
+// `session attend`.
 
 #pragma once
 
@@ -37,7 +37,7 @@ struct CallFlags {
   std::string request_id;
 };
 
-// Which of the call's tensors the files must hold. K and V go together.
+// The tensors that the files must contain. K and V go together.
 struct NeededTensors {
   bool q = true;
   bool keys = true;
@@ -46,8 +46,8 @@ struct NeededTensors {
 // --q, --k, --v, --safetensors, and --bias, --out and --lse-out if there is a q.
 void AddFiles(CLI::App* command, CallFlags* flags, const NeededTensors& needed);
 void AddLayout(CLI::App* command, CallFlags* flags, bool packed);
-// --layout, --causal and all else that says what is computed. `packed`: LHD and lengths of keys
-// too.
+// --layout, --causal and the other flags that define the computation. `packed`: includes LHD and
+// key lengths.
 void AddMeaning(CLI::App* command, CallFlags* flags, bool packed);
 // --kernel, --check, --priority, --request-id.
 void AddCallOptions(CLI::App* command, CallFlags* flags);
@@ -57,11 +57,11 @@ void AddDeadline(CLI::App* command, CallFlags* flags);
 Result<AttentionCall> MakeCall(const CallFlags& flags, const NeededTensors& needed);
 CallOptions CallOptionsOf(const CallFlags& flags);
 
-// Whether the answer could be written, to be asked before the call, so that nothing is computed in
-// vain.
+// Whether the answer can be written; checked before the call, so that nothing is computed for
+// nothing.
 Status CheckOutputs(const CallFlags& flags, const AttentionCall& call);
 Status WriteOutputs(const CallFlags& flags, const AttentionResult& result);
-// Says where the answer's tensors were written.
+// Describes where the answer's tensors were written.
 std::string DescribeOutputs(const CallFlags& flags, const AttentionResult& result);
 
 }  // namespace attend::client

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client admin: what an operator does to a running server.
+// attend-client admin: operations on a running server.
 
 #include <cstdio>
 #include <functional>
@@ -23,7 +23,7 @@ namespace {
 
 struct AdminFlags {
   double timeout_s = 5;
-  double wait_s = 0;  // of drain
+  double wait_s = 0;  // for drain
   std::string level;
   std::string tenant;
   std::vector<std::string> ids;  // in hexadecimal

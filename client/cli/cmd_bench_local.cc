@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client bench-local: computes calls in this process and, if asked, sends the same ones to a
-// server.
+// attend-client bench-local: computes calls in this process and, optionally, on a server.
 
 #include <chrono>
 #include <cstdio>
@@ -46,13 +45,13 @@ Status Finish(BenchFlags* flags, const CommonOptions& common) {
   return Status();
 }
 
-// The ways that the server offers. `load` gets what it says of itself.
+// The ways that the server offers. Stores the server's facts in `load`.
 Result<std::vector<Served>> ServedWays(LoadOptions* load) {
   const Result<std::unique_ptr<Client>> client = Client::Make(load->client);
   if (!client.ok()) return client.status();
   const Result<KnownServer> server = AskServer(**client, std::chrono::seconds(5));
   if (!server.ok()) return server.status();
-  load->server = server->address;  // of several, all ways are to this one
+  load->server = server->address;  // with several servers, all ways use this one
   load->facts.server = ServerFactsOf(server->info);
   load->client.message_bytes_max = server->info.limits().request_bytes_max();
   const Result<SharedSocket> socket =

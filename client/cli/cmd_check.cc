@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client check: sends a grid of shapes, dtypes and features through the server. Every answer
-// is compared with double precision here and by the server itself.
+// attend-client check: sends a grid of shapes, dtypes and features to the server. Every answer is
+// compared with double precision, here and by the server itself.
 
 #include <array>
 #include <cstdio>
@@ -96,7 +96,7 @@ Result<std::vector<CallSpec>> Grid(const CheckOptions& options) {
   return specs;
 }
 
-// Where calls are placed: in this memory, which is this server's, unless it is null.
+// Where calls' tensors are placed: in `memory`, which is the server's, unless it is null.
 struct Place {
   std::shared_ptr<SharedMemory> memory;
   std::string server;
@@ -104,7 +104,7 @@ struct Place {
 
 enum class Verdict { kOk, kUnjudged, kFailed };
 
-// Prints one row of the table.
+// Checks one call and prints its row of the table.
 Verdict CheckOne(Client& client, const Place& place, const CallSpec& spec, uint64_t seed,
                  const CheckOptions& options) {
   const auto row = [&](const char* kernel, double error, double bound, const char* verdict,
@@ -186,7 +186,7 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   for (const CallSpec& spec : *specs) {
     const Verdict verdict = CheckOne(**client, place, spec, SplitMix64(&seed), options);
     ++counts[static_cast<size_t>(verdict)];
-    if (!FlushOutput()) return kExitFailed;  // nothing reads the rest
+    if (!FlushOutput()) return kExitFailed;  // no one reads the rest
   }
   const auto [passed, unjudged, failed] = counts;
   std::printf("%zu of %zu passed, ", passed, specs->size());

@@ -29,7 +29,7 @@ ClientOptions ClientOptionsOf(const CommonOptions& common) {
   options.keepalive_time = seconds(common.keepalive_time_s);
   options.keepalive_timeout = seconds(common.keepalive_timeout_s);
   options.token = common.token;
-  // What runs the tool may trace it. As usual, what is no traceparent is none.
+  // The calling program may trace this one. An invalid traceparent is ignored, as usual.
   const char* const traceparent = std::getenv("TRACEPARENT");
   if (traceparent != nullptr && CheckTraceParent(traceparent).ok()) {
     options.traceparent = traceparent;
@@ -121,7 +121,7 @@ void AddTenant(CLI::App* command, std::string* tenant) {
 }
 
 void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& info) {
-  if (tenant.empty() || info.tenants_size() == 0) return;  // of a server that does not say
+  if (tenant.empty() || info.tenants_size() == 0) return;  // the server does not list tenants
   std::string known;
   for (const std::string& name : info.tenants()) {
     if (name == tenant) return;
@@ -140,7 +140,7 @@ void WarnOfTenant(const std::string& tenant, Client& client) {
 }
 
 const std::atomic<bool>& InstallInterrupt() {
-  // The only state that the handler touches.
+  // The only state that the signal handler uses.
   static std::atomic<bool> interrupted{false};
   static_assert(std::atomic<bool>::is_always_lock_free);
   struct sigaction action = {};
@@ -161,7 +161,7 @@ int FinishOutput(int exit_code) {
 }
 
 int Fail(const Status& status, int exit_code) {
-  // Errors in flags and files are printed plainly; a call's errors with their code.
+  // Errors in flags and files are printed without a code, a call's errors with it.
   const std::string text =
       Printable(exit_code == kExitUsage ? status.message() : status.ToString());
   std::fflush(stdout);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client compare: files of `load --json` beside each other.
+// attend-client compare: compares files of `load --json`.
 
 #include <algorithm>
 #include <cstdio>
@@ -19,7 +19,7 @@ struct CompareFlags {
   std::string plot;
 };
 
-// The files of either side, however they were given.
+// Collects the files of both sides, from either form of the flags.
 Status Finish(CompareFlags* flags) {
   if (!flags->plot.empty()) {
     ATTEND_RETURN_IF_ERROR(CheckPictureName(flags->plot));

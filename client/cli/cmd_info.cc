@@ -27,7 +27,7 @@ const char* HealthName(Health health) {
   return kNames[static_cast<int>(health)];
 }
 
-// Texts of a server's are shown, not obeyed.
+// The server's text without control characters, which a terminal would obey.
 std::string Shown(const std::string& text) { return Printable(text); }
 
 template <class Names>
@@ -46,7 +46,7 @@ void PrintDevices(const v1::GetServerInfoResponse& info) {
   }
 }
 
-// `all`: those too that no device of the server's can run.
+// `all`: also kernels that no device of the server can run.
 void PrintKernels(const v1::GetServerInfoResponse& info, bool all) {
   for (const v1::KernelInfo& kernel : info.kernels()) {
     if (!kernel.available() && !all) continue;
@@ -101,7 +101,7 @@ std::string AmountText(const v1::TenantLimit& limit, int64_t amount) {
   return text.data();
 }
 
-// Limits that neither bound nor have counted anything are left out.
+// Limits without a bound and without a count are left out.
 void PrintTenant(const v1::TenantInfo& tenant) {
   std::printf("tenant       %s\n", Shown(tenant.name()).c_str());
   for (const v1::TenantLimit& limit : tenant.limits()) {

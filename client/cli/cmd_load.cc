@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client load: puts load on a server and reports what it measured.
+// attend-client load: puts load on a server and reports measurements.
 
 #include <algorithm>
 #include <cstdio>
@@ -32,7 +32,7 @@ Status WriteReports(const LoadFlags& flags, const std::vector<LoadResult>& resul
   return WritePicture(Draw(LoadFigure(*file)), flags.plot);
 }
 
-// Fails early if there is no server, and asks it for what the load must know.
+// Fails early if there is no server, and fetches the facts that the load needs.
 Status AskForFacts(LoadFlags* flags) {
   const Result<std::unique_ptr<Client>> client = Client::Make(flags->load.client);
   if (!client.ok()) return client.status();
@@ -66,7 +66,7 @@ std::optional<FoundRate> Search(const LoadFlags& flags,
                                 const std::function<Status(const LoadStep&)>& measure,
                                 const std::vector<LoadResult>& results,
                                 const std::atomic<bool>& interrupted, Status* failed) {
-  // With fewer requests, a p99 says little.
+  // With fewer requests a p99 is meaningless.
   constexpr double kRequestsMin = 10;
   RateSearch search(flags.rates.empty() ? 0 : flags.steps.front().rate_per_s,
                     flags.search_precision, kRequestsMin / flags.load.duration_s);
@@ -83,7 +83,7 @@ int ExitCodeOf(const LoadFlags& flags, const std::vector<LoadResult>& results,
   if (interrupted) return kExitInterrupted;
   if (found && found->rate_per_s == 0) return kExitFailed;
   for (const LoadResult& result : results) {
-    // A search looks for the rate at which the server begins to refuse; wrong answers count always.
+    // A search expects refusals above the found rate; wrong answers always fail.
     if (result.stats.checks_failed > 0 || result.verified.failed > 0) return kExitFailed;
     if (!found && result.failed()) return kExitFailed;
   }
@@ -125,7 +125,7 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
     }
   }
   if (!failed.ok()) return Fail(failed, kExitFailed);
-  // First, as stdout's reader may be slow.
+  // Files first, because stdout's reader may be slow.
   const Status written = WriteReports(flags, results, found);
   std::printf("%s%s", LoadTable(flags.load, results).c_str(),
               found ? DescribeFound(*found).c_str() : "");

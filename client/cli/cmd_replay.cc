@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client replay: resends a request that the server dumped because its reference check
-// failed. The directory holds request.binpb (an AttendRequest), response.binpb (the AttendResponse
-// that failed) and report.json.
+// attend-client replay: resends a request that the server dumped after a failed reference check.
+// The directory contains request.binpb (an AttendRequest), response.binpb (the AttendResponse that
+// failed) and report.json.
 
 #include <cstdio>
 #include <cstring>
@@ -34,8 +34,8 @@ Status ReadMessage(const std::string& path, Message* message) {
   return Status();
 }
 
-// Prints the server's report. It is only for people, so a missing or odd file is reported, not
-// refused.
+// Prints the server's report. It is informative only, so a missing or malformed file is reported,
+// but not an error.
 void PrintReport(const std::string& path) {
   const Result<std::string> text = ReadWholeFile(path);
   if (!text.ok()) {
@@ -57,7 +57,7 @@ void PrintReport(const std::string& path) {
 
 constexpr char kEqual[] = "bitwise equal";
 
-// Returns kEqual or how many elements differ.
+// Returns kEqual or the number of different elements.
 std::string Compare(const HostTensor& now, const std::string& then) {
   if (now.bytes != static_cast<int64_t>(then.size())) {
     return "sizes differ: " + std::to_string(now.bytes) + " bytes now, " +

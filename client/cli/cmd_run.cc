@@ -22,7 +22,7 @@ struct RunOptions : CallFlags {
   TransportOptions transport;
 };
 
-// Puts the call into shared memory if the transport asks for it, and names its server.
+// Puts the call into shared memory if the transport requires it, and stores its server's address.
 Status Share(const RunOptions& options, Client& client, AttentionCall* call, std::string* address) {
   if (!options.transport.shared_memory) return Status();
   const Result<KnownServer> server = AskServer(client, std::chrono::seconds(5));
@@ -47,7 +47,7 @@ Status Share(const RunOptions& options, Client& client, AttentionCall* call, std
   return Status();
 }
 
-// The call with what it needs from files, if its outputs could be written.
+// The call with its tensors from files, provided that its outputs can be written.
 Result<AttentionCall> Prepare(const RunOptions& options) {
   Result<AttentionCall> call = MakeCall(options, {});
   if (!call.ok()) return call;

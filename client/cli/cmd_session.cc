@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client session: makes sessions, appends to them from files, reads them and ends them. Each
-// run is a process of its own, so sessions go by their ids, in hexadecimal, with their server of
+// attend-client session: makes sessions, appends to them from files, reads and ends them. Each run
+// is a separate process, so sessions are named by id, in hexadecimal, with the server if there are
 // several.
 
 #include <cstdio>
@@ -32,7 +32,7 @@ std::string TokensText(const v1::Session& session) {
   std::string text = std::to_string(session.length());
   for (const int64_t length : lengths) {
     if (length == session.length()) continue;
-    text.clear();  // layers differ
+    text.clear();  // layers differ: list all lengths
     for (const int64_t each : lengths) text += (text.empty() ? "" : ",") + std::to_string(each);
     break;
   }
@@ -47,7 +47,7 @@ void Print(const v1::Session& session) {
               session.lease_seconds_left(), session.pinned() ? "  pinned" : "");
 }
 
-// The sessions that the command names.
+// Opens the sessions named by the command.
 Result<std::vector<Session>> Open(const SessionFlags& flags, Client& client) {
   SessionOptions options;
   options.tenant = flags.tenant;
@@ -78,14 +78,14 @@ int Create(const SessionFlags& flags, Client& client) {
   return kExitOk;
 }
 
-// Gives the call a q of no rows, so that it only appends.
+// Gives the call a q without rows, so that it only appends.
 void AskForNothing(AttentionCall* call) {
   call->q.dtype = call->k.dtype;
   call->q.shape = call->k.shape;
   if (call->q.shape.size() == 4) call->q.shape[call->layout == v1::LAYOUT_BLHD ? 1 : 2] = 0;
 }
 
-// Append, or Attend if there is a q.
+// Appends or, if there is a q, attends.
 int Call(const SessionFlags& flags, Client& client, const NeededTensors& needed) {
   Result<AttentionCall> call = MakeCall(flags, needed);
   if (!call.ok()) return Fail(call.status(), kExitUsage);
@@ -126,7 +126,7 @@ int List(const SessionFlags& flags, Client& client) {
   return kExitOk;
 }
 
-// Does something to each of the sessions.
+// Applies `act` to each session.
 template <class Do>
 int Each(const SessionFlags& flags, Client& client, const Do& act) {
   Result<std::vector<Session>> sessions = Open(flags, client);

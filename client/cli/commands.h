@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The commands of attend-client. Each Add... adds a subcommand with its flags to the parser and
-// returns the function that runs it after parsing. That function returns the process's exit code: 0
-// success, 1 a call or a check failed, 2 a bad flag, value or file, 3 a measurement that did not
-// become stable, 130 interrupted.
+// returns the function that runs it after parsing. That function returns the exit code: 0 success,
+// 1 a call or check failed, 2 a bad flag, value or file, 3 a measurement that did not become
+// stable, 130 interrupted.
 
 #pragma once
 
@@ -24,7 +24,7 @@ namespace attend::client {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
-inline constexpr int kExitUnstable = 3;  // measured, but not as stable as asked for
+inline constexpr int kExitUnstable = 3;  // measured, but not stable enough
 inline constexpr int kExitInterrupted = 130;
 
 // Options common to all commands.
@@ -33,13 +33,13 @@ struct CommonOptions {
   TlsOptions tls;
   int connections = 1;
   int completion_threads = 0;
-  int attempts = 0;  // 0: five, and one for a load
+  int attempts = 0;  // 0: five; one for a load
   double keepalive_time_s = 10;
   double keepalive_timeout_s = 5;
   std::string token_file;
-  std::string token;  // from that file, or the environment; empty: none
+  std::string token;  // from that file or the environment; may be empty
   bool allocator_tuning = true;
-  std::string command;  // line, for the files of results
+  std::string command;  // command line, for result files
 };
 
 using Command = std::function<int()>;
@@ -59,19 +59,19 @@ ClientOptions ClientOptionsOf(const CommonOptions& common);
 // The values of --transport and --shared-memory-socket.
 struct TransportOptions {
   CallTransport transport = CallTransport::kAuto;
-  bool shared_memory = false;  // cuda_ipc too
+  bool shared_memory = false;  // also with cuda_ipc
   bool cuda_ipc = false;
-  std::string socket;  // empty: as the server says
+  std::string socket;  // empty: as the server reports
 };
 // Adds --transport and --shared-memory-socket to a command.
 void AddTransport(CLI::App* command, TransportOptions* options);
-// What a server says of itself, and of several servers, where it is.
+// A server's own report, and its address if there are several.
 struct KnownServer {
   v1::GetServerInfoResponse info;
-  std::string address;  // as CallOptions takes it; empty: the client has one server only
+  std::string address;  // for CallOptions; empty: the client has only one server
 };
 Result<KnownServer> AskServer(Client& client, std::chrono::nanoseconds timeout);
-// A connection to the server's shared memory, as `tenant`; null unless --transport is shm.
+// A connection to the server's shared memory, as `tenant`; null unless --transport needs it.
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
                                                     const KnownServer& server, const Client& client,
                                                     const std::string& tenant);
@@ -81,7 +81,8 @@ Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& in
 // For printf.
 inline long long Int(int64_t value) { return static_cast<long long>(value); }
 
-// The commands below `parent`, as they are added, and what each does with flags and a `Target`.
+// The subcommands of `parent`, in order, each with the function that runs it on flags and a
+// `Target`.
 template <class Flags, class Target>
 struct Subcommands {
   using Act = std::function<int(const Flags& flags, Target& target)>;
@@ -101,7 +102,7 @@ struct Subcommands {
   }
 };
 
-// What files of results say of this run. Reads the clock.
+// The facts about this run for result files. Reads the clock.
 RunFacts FactsOf(const CommonOptions& common);
 ServerFacts ServerFactsOf(const v1::GetServerInfoResponse& info);
 
@@ -110,20 +111,19 @@ void AddTenant(CLI::App* command, std::string* tenant);
 // Warns on stderr if the server does not know the tenant and counts it as "default".
 void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& info);
 // The same for a command that needs no other server information; silent if the server cannot be
-// asked.
+// reached.
 void WarnOfTenant(const std::string& tenant, Client& client);
 
-// From here on Ctrl-C sets the flag that is returned; a second one kills.
+// From now on the first Ctrl-C sets the returned flag, and the second kills the process.
 const std::atomic<bool>& InstallInterrupt();
 
-// Writes what was printed; false if stdout does not take it: its reader has gone, or its disk is
-// full.
+// Flushes stdout; false if it fails: the reader is gone, or the disk is full.
 bool FlushOutput();
-// At the end, with a command's exit code: kExitFailed in place of success if stdout has not taken
-// all. Silent where a reader has gone, as `head` does.
+// To be called last, with the command's exit code: returns kExitFailed instead of success if stdout
+// could not be written completely. Silent if the reader is gone, as with `head`.
 int FinishOutput(int exit_code);
 
-// "attend-client: <status>" on stderr; returns `exit_code`.
+// Prints "attend-client: <status>" on stderr; returns `exit_code`.
 int Fail(const Status& status, int exit_code);
 
 // "kernel cpu_flash on cpu, batch of 1, server total 1.234 ms (queue 0.012, kernel 1.100)".

@@ -43,7 +43,7 @@ Status ReadSteps(LoadFlags* flags) {
   return Status();
 }
 
-// What excludes each other.
+// Checks for flags that exclude each other.
 Status CheckTogether(const LoadFlags& flags) {
   const LoadOptions& load = flags.load;
   if (load.stream && (load.deadline_ms > 0 || load.cancel_share > 0 || load.discard_output)) {
@@ -277,7 +277,7 @@ Status FinishLoadFlags(LoadFlags* flags, const CommonOptions& common) {
   load.transport = flags->transport.transport;
   load.client = ClientOptionsOf(common);
   load.facts = FactsOf(common);
-  // Unless they are asked for, as retries would hide refusals.
+  // Unless requested, because retries would hide refusals.
   if (common.attempts == 0) load.client.retry.attempts_max = 1;
   load.arrivals = flags->arrivals == "poisson" ? Arrivals::kPoisson : Arrivals::kConstant;
   for (const std::string& name : flags->allow) {
@@ -287,7 +287,7 @@ Status FinishLoadFlags(LoadFlags* flags, const CommonOptions& common) {
   }
   ATTEND_RETURN_IF_ERROR(CheckTogether(*flags));
   load.input_bytes_max = PhysicalMemoryBytes();
-  // Checked before the load, so that no measurement is made in vain.
+  // Checked before the load, so that no measurement is lost.
   if (!flags->plot.empty()) ATTEND_RETURN_IF_ERROR(CheckPictureName(flags->plot));
   for (const std::string& path : {flags->json, flags->plot}) {
     if (!path.empty()) ATTEND_RETURN_IF_ERROR(CheckWritable(path));

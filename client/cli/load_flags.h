@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The flags of `attend-client load`, and those for shapes, which other commands take too.
+// The flags of `attend-client load`, and the shape flags, which other commands share.
 
 #pragma once
 
@@ -18,16 +18,16 @@ struct ShapeFlags {
   std::string mix;
   bool backward = false;
 };
-// --shape, --mix and --backward.
+// Adds --shape, --mix and --backward.
 void AddShape(CLI::App* command, ShapeFlags* flags);
-// What they ask for; one small shape if none is given.
+// The shapes of these flags; one small shape by default.
 Status ReadShapes(const ShapeFlags& flags, std::vector<CallSpec>* mix);
 
 struct LoadFlags {
   LoadOptions load;
   TransportOptions transport;
   ShapeFlags shapes;
-  std::string concurrency, rates, sessions;  // as ParseValues takes them
+  std::string concurrency, rates, sessions;  // for ParseValues
   std::vector<LoadStep> steps;
   std::vector<int64_t> session_counts;
   std::string arrivals = "poisson";
@@ -39,7 +39,7 @@ struct LoadFlags {
   std::string json, plot;
 };
 void AddLoadFlags(CLI::App* command, LoadFlags* flags);
-// Checks what was given and fills in `load`, `steps` and `session_counts`.
+// Checks the flags and fills in `load`, `steps` and `session_counts`.
 Status FinishLoadFlags(LoadFlags* flags, const CommonOptions& common);
 
 }  // namespace attend::client

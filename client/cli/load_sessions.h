@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `attend-client load --sessions`: its flags and what it prints.
+// `attend-client load --sessions`: its flags and its output.
 
 #pragma once
 
@@ -12,11 +12,11 @@
 
 namespace attend::client {
 
-// --sessions and what goes with it. Call when the command has its other flags.
+// Adds --sessions and its companions. Must be called after the command's other flags were added.
 void AddSessionLoad(CLI::App* command, std::string* sessions, SessionLoad* load);
 
-// Runs a load for each of the numbers of sessions, prints the tables and writes the files. Returns
-// the exit code.
+// Runs one load per number of sessions, prints the tables and writes the files. Returns the exit
+// code.
 int LoadSessions(const LoadFlags& flags, const std::atomic<bool>& interrupted);
 
 }  // namespace attend::client

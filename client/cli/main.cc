@@ -101,10 +101,10 @@ int Main(int argc, char** argv) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     return Fail(InvalidArgument(DescribeParseError(app, error)), kExitUsage);
   }
-  // gRPC's own lines on stderr say less than a command's error.
+  // gRPC's log lines on stderr are less helpful than a command's error.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
-  // gRPC goes on with connections that no call waits for as often as this; by default every 5 s,
-  // and until then calls go to the servers that happen to be connected.
+  // The interval at which gRPC makes progress on connections that no call waits for; by default 5
+  // s, during which calls go only to servers that are already connected.
   setenv("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "200", /*overwrite=*/0);
   Result<std::string> token =
       common.token_file.empty() ? TokenOf("") : ReadTokenFile(common.token_file);
@@ -119,7 +119,7 @@ int Main(int argc, char** argv) {
 }  // namespace attend::client
 
 int main(int argc, char** argv) {
-  // A reader that goes and a limit on files are errors of a write: they end no long run.
+  // A lost reader or a file-size limit then fails the write instead of killing a long run.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   try {

@@ -9,7 +9,8 @@
 namespace attend::client {
 namespace {
 
-// Insertions, deletions, changes and swaps of neighbours that make one of the other.
+// Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions and
+// swaps of neighbours.
 size_t Distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> steps(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
@@ -39,7 +40,7 @@ std::string Joined(const std::vector<std::string>& words, const char* between) {
 
 std::string Nearest(const std::string& word, const std::vector<std::string>& names) {
   std::string nearest;
-  // Two changed letters make another word of a short one.
+  // Two changed letters turn a short word into a different one.
   size_t least = word.size() < 4 ? 2 : 3;
   for (const std::string& name : names) {
     const size_t distance = Distance(word, name);
@@ -51,11 +52,11 @@ std::string Nearest(const std::string& word, const std::vector<std::string>& nam
 }
 
 std::string DescribeParseError(const CLI::App& app, const CLI::ParseError& error) {
-  // By its code: of some errors the parser gives the program's name.
+  // By exit code: for some errors the parser's name is the program's.
   const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
   const bool extras = code == CLI::ExitCodes::ExtrasError;
   if (!extras && code != CLI::ExitCodes::RequiredError) return Printable(error.what());
-  const CLI::App* last = &app;  // the innermost command that the line names
+  const CLI::App* last = &app;  // the innermost command on the line
   std::string path;
   while (!last->get_subcommands().empty()) {
     last = last->get_subcommands().front();

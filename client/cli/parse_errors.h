@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Says in one line why a command line is wrong.
+// Describes in one line why a command line is wrong.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace attend::client {
 
 std::string DescribeParseError(const CLI::App& app, const CLI::ParseError& error);
 
-// The name that `word` was probably meant to be; empty if none is near.
+// The name that was probably meant by `word`; empty if none is close.
 std::string Nearest(const std::string& word, const std::vector<std::string>& names);
 
 }  // namespace attend::client

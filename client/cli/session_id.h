@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions' ids on the command line: in hexadecimal, and @HOST:PORT where there are several
+// Session ids on the command line: hexadecimal, followed by @HOST:PORT if there are several
 // servers.
 
 #pragma once
@@ -10,9 +10,9 @@
 namespace attend::client {
 
 std::string SessionIdText(const std::string& id, const std::string& server = "");
-// What is wrong with a text that should be an id; empty: nothing.
+// Why the text is not a valid id; empty if it is.
 std::string CheckSessionId(const std::string& text);
-// The bytes of an id that CheckSessionId has passed, and the server that it names.
+// The bytes of an id that CheckSessionId has accepted, and its server.
 struct SessionName {
   std::string id;
   std::string server;  // empty: none

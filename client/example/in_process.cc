@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// in_process: the same kernels without a server, on this machine's CPU. Every query sees one value
-// that is the same for all keys, so every answer is that value.
+// in_process: the same kernels without a server, on this machine's CPU. All values of V are equal,
+// so every output is that value.
 
 #include <attend/attend_c.h>
 
@@ -40,7 +40,7 @@ int main() {
     std::fprintf(stderr, "in_process: %s\n", attend_last_error());
     return 1;
   }
-  // A mean of kLength equal values: rounding alone may move it.
+  // A mean of kLength equal values may differ by rounding only.
   const float allowed = kLength * 0x1p-24F;
   float worst = 0;
   for (const float value : o) {

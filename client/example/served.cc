@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// served HOST:PORT: one attention by a server, and its distance from double precision.
+// served HOST:PORT: one attention on a server, and its error against double precision.
 
 #include <attend/client/client.h>
 #include <attend/kernels/reference/check_rows.h>

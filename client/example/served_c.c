@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * served_c HOST:PORT: one attention by a server, through the client's C interface. All values are
- * the same for all keys, so every answer is that value.
+ * served_c HOST:PORT: one attention on a server, through the client's C interface. All values of V
+ * are equal, so every output is that value.
  */
 
 #include <attend/attend_client.h>
@@ -21,7 +21,7 @@ static attend_client_tensor Tensor(const float* values) {
   return tensor;
 }
 
-/* Off by more than rounding of a mean of kLength equal values? NaN is. */
+/* Fails if an output differs by more than rounding of a mean of kLength equal values, or is NaN. */
 static int Check(const attend_client_answer* answer) {
   const float* o = answer->o.data;
   const float allowed = kLength * 0x1p-24F;
@@ -36,7 +36,7 @@ static int Check(const attend_client_answer* answer) {
   return worst <= allowed ? 0 : 1;
 }
 
-/* Tensors are sent from where they are, and stay there until the call has ended. */
+/* Tensors are sent without a copy, so they must stay in place until the call has ended. */
 static int Call(attend_client* client, const float* q, const float* k, const float* v) {
   attend_client_params params = {.struct_bytes = sizeof(params), .window_left = -1};
   attend_client_answer answer = {.struct_bytes = sizeof(answer)};

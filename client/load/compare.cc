@@ -11,13 +11,13 @@ namespace {
 
 constexpr size_t kRunsMin = 3;
 constexpr size_t kWindowsMin = 3;
-constexpr int64_t kAnswersMin = 100;  // of a window, for its p99
+constexpr int64_t kAnswersMin = 100;  // per window, for its p99
 
 using ValueOf = double (*)(double requests_per_s, const LatencyFigures& latency);
 struct Compared {
   const char* name;
   ValueOf value;
-  int64_t answers_min;  // of a window, for a verdict
+  int64_t answers_min;  // per window, for a verdict
 };
 constexpr Compared kCompared[] = {
     {"requests/s", [](double rate, const LatencyFigures&) { return rate; }, 0},
@@ -33,7 +33,7 @@ const FileStep* Find(const LoadFile& file, const LoadStep& step) {
   return nullptr;
 }
 
-// One side's measurements of a step, those without answers left out.
+// One side's measurements of a step, except those without answers.
 std::vector<const FileStep*> StepsOf(const LoadRuns& runs, const LoadStep& step) {
   std::vector<const FileStep*> steps;
   for (const LoadFile& run : runs) {
@@ -43,7 +43,7 @@ std::vector<const FileStep*> StepsOf(const LoadRuns& runs, const LoadStep& step)
   return steps;
 }
 
-// Lowest first; of the reported windows that have answers.
+// Values of the reported windows that have answers, ascending.
 std::vector<double> WindowValues(const FileStep& step, ValueOf value) {
   std::vector<double> values;
   for (const FileWindow& window : step.windows) {
@@ -112,12 +112,12 @@ Difference Differ(const std::vector<const FileStep*>& before,
   return difference;
 }
 
-// Each once, as they come.
+// Adds the value unless it is there; keeps the order.
 void AddOnce(const std::string& value, std::vector<std::string>* values) {
   if (std::find(values->begin(), values->end(), value) == values->end()) values->push_back(value);
 }
 
-// "auto, shm": what the runs of one side have.
+// The runs' different values of a setting: "auto, shm".
 std::vector<std::string> ValuesOf(const LoadRuns& runs, const std::string& name) {
   std::vector<std::string> values;
   for (const LoadFile& run : runs) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Results of runs before and after a change beside each other: ratios, and which of them say
-// something. Pure.
+// Compares the results of runs before and after a change: ratios, and which of them are
+// significant. Pure.
 
 #pragma once
 
@@ -13,29 +13,29 @@
 
 namespace attend::client {
 
-// Runs of one program differ by more than their windows do: a run has its own memory, threads and
-// neighbours. So only several runs on either side can show a difference.
+// Runs of one program differ by more than their windows do: each run has its own memory layout,
+// threads and neighbours. So only several runs per side can show a difference.
 enum class Verdict {
   kHigher,         // every run after is above every run before
-  kLower,          // or below
-  kOverlap,        // the runs' ranges have values in common
-  kFewRuns,        // fewer than three on a side
-  kBeyondWindows,  // of one run each: no window of the one is within the range of the other's
+  kLower,          // every run after is below every run before
+  kOverlap,        // the runs' ranges overlap
+  kFewRuns,        // fewer than three per side
+  kBeyondWindows,  // one run each: their windows' ranges do not overlap
   kWithinWindows,
-  kFewWindows,  // of one run each: fewer than three
-  kFewAnswers,  // for a p99: a window has fewer than 100
-  kNotStable,   // a run did not become as stable as it was asked to
+  kFewWindows,  // one run each: fewer than three windows
+  kFewAnswers,  // for a p99: a window has fewer than 100 answers
+  kNotStable,   // a run did not meet its stability rule
 };
 
 struct Range {
   double lowest = 0, highest = 0;
 };
 
-// A figure of one side.
+// One side's figure.
 struct SideFigure {
   double median = 0;           // of the runs
-  size_t runs = 0;             // that have the figure
-  std::optional<Range> range;  // of the runs; of one run: its windows, if there are three
+  size_t runs = 0;             // runs that have the figure
+  std::optional<Range> range;  // of the runs; of one run: its windows, if at least three
 };
 
 struct Difference {
@@ -47,16 +47,16 @@ struct Difference {
   double ratio() const { return after.median / before.median; }
 };
 
-// Runs of the same thing.
+// Repeated runs of one side.
 using LoadRuns = std::vector<LoadFile>;
 
 struct Comparison {
-  std::vector<std::string> settings;  // "transport: inline | shm": what is not the same
-  std::vector<std::string> missing;   // steps that not every file has
+  std::vector<std::string> settings;  // "transport: inline | shm": settings that differ
+  std::vector<std::string> missing;   // steps that some file lacks
   std::vector<Difference> differences;
 };
 
-// At least one run on either side.
+// Each side must have at least one run.
 Comparison Compare(const LoadRuns& before, const LoadRuns& after);
 std::string ComparisonTable(const LoadRuns& before, const LoadRuns& after,
                             const Comparison& comparison);

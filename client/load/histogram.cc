@@ -10,7 +10,7 @@ namespace attend::client {
 namespace {
 
 constexpr int kLinearBits = 8;                        // values below 2^8 have a bucket each
-constexpr int kPerDoubling = 1 << (kLinearBits - 1);  // buckets to every doubling above
+constexpr int kPerDoubling = 1 << (kLinearBits - 1);  // buckets per doubling above that
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file of results as plots and comparisons read it, whichever run made it.
+// A file of results, from any run, as plots and comparisons read it.
 
 #pragma once
 
@@ -37,22 +37,22 @@ struct FileStep {
   double refused_per_s = 0, late_per_s = 0;  // RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
   LatencyFigures latency;                    // from the intended send
   std::array<double, kPhases> phase_mean_ms = {};
-  std::vector<FileBucket> histogram;  // of the same latencies
+  std::vector<FileBucket> histogram;  // of `latency`
   std::vector<FileWindow> windows;
-  bool judged = false;  // by a rule for stability
+  bool judged = false;  // whether the run had a stability rule
   bool stable = false;
 };
 
 struct LoadFile {
-  std::string name;                                          // of the file
-  std::vector<std::pair<std::string, std::string>> setting;  // what runs have to have in common
+  std::string name;                                          // the file's
+  std::vector<std::pair<std::string, std::string>> setting;  // settings that comparable runs share
   std::string shapes;
   std::vector<FileStep> steps;
 
-  const std::string& Setting(const std::string& key) const;  // empty if it is not there
+  const std::string& Setting(const std::string& key) const;  // empty if missing
 };
 
-// INVALID_ARGUMENT, with `name` and the field, for what is not LoadJson's text.
+// INVALID_ARGUMENT, with `name` and the field: the text is not LoadJson's.
 Result<LoadFile> ParseLoadFile(const std::string& name, const std::string& text);
 Result<LoadFile> ReadLoadFile(const std::string& path);
 

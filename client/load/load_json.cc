@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The figures of a load as JSON; client/load/README.md says what each field is.
+// The figures of a load as JSON; client/load/README.md documents the fields.
 
 #include "client/load/load_stats.h"
 #include "client/load/report_text.h"
@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Buckets to every doubling in the files: at most 12.5 % wide.
+// Buckets per doubling in the files: at most 12.5 % wide.
 constexpr int kBucketsPerDoubling = 8;
 
 ordered_json HistogramJson(const Histogram& h) {

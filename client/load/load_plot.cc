@@ -9,7 +9,7 @@
 namespace attend::client {
 namespace {
 
-constexpr size_t kHistogramsMax = 6;  // more lines than that cannot be told apart
+constexpr size_t kHistogramsMax = 6;  // more lines cannot be told apart
 
 struct Percentile {
   const char* name;
@@ -89,7 +89,7 @@ LineChart RateOverLoad(const std::vector<FileStep>& steps, bool open) {
   return chart;
 }
 
-// With deadlines: what became of what was offered. Steps without an answer show it best.
+// With deadlines: answers in time, refused and late. Steps without an answer are included.
 LineChart GoodputOverLoad(const LoadFile& file) {
   const char* offered =
       IsOpen(file) ? "requests/s offered" : "callers, each with one request in flight";
@@ -147,7 +147,7 @@ BarChart Phases(const std::vector<FileStep>& steps) {
   return chart;
 }
 
-// A step as high as the share of each bucket.
+// A step curve whose height is the share of each bucket.
 Series HistogramSeries(const FileStep& step) {
   Series series{ShortName(step.step), {}, {}, /*bare=*/true};
   for (const FileBucket& bucket : step.histogram) {
@@ -168,7 +168,7 @@ LineChart Histograms(const std::vector<FileStep>& steps) {
   LineChart chart{
       "Histogram of latencies", "latency, ms", "% of calls in a bucket", true, false, {}};
   const size_t shown = std::min(steps.size(), kHistogramsMax);
-  for (size_t i = 0; i < shown; ++i) {  // spread over all, the first and the last among them
+  for (size_t i = 0; i < shown; ++i) {  // evenly spread, with the first and the last
     const size_t at = shown == 1 ? 0 : i * (steps.size() - 1) / (shown - 1);
     chart.series.push_back(HistogramSeries(steps[at]));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pictures of a load: what was measured, over load or over time. Pure.
+// The figures of a load: measurements over load or over time. Pure.
 
 #pragma once
 
@@ -11,15 +11,14 @@
 
 namespace attend::client {
 
-// Latency against rate (of one step: over time), throughput, phases, histogram.
+// Latency over rate (for one step: over time), throughput, phases, histogram.
 Figure LoadFigure(const LoadFile& file);
 
-// Latency against rate and throughput of several files, in one figure; of two the p99 as well as
-// the p50.
+// Latency over rate, and throughput, of several files in one figure; for two files p99 besides p50.
 Figure ComparisonFigure(const std::vector<LoadFile>& files);
 
-// What a call's time is made of: the names of its parts, and their means in ms, which add up to the
-// call. Copies and kernels of a GPU that ran at the same time share that time in proportion.
+// Components of a call's time: their names, and their means in ms, which add up to the call. GPU
+// copies and kernels that ran concurrently share that time in proportion.
 std::vector<std::string> BarPhases();
 std::vector<double> BarParts(const std::array<double, kPhases>& phase_mean_ms);
 

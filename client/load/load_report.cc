@@ -15,7 +15,7 @@ double GBPerSecond(const LoadResult& r) {
 }
 
 void AppendLatencies(std::string* out, const Histogram& h) {
-  if (h.count() == 0) {  // no answer, which is not an answer at once
+  if (h.count() == 0) {  // no answers, as opposed to answers in 0 ms
     for (size_t n = 0; n <= kQuantiles.size(); ++n) Append(out, " %10s", "-");
     return;
   }

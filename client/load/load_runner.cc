@@ -17,12 +17,13 @@
 namespace attend::client {
 namespace {
 
-// A closed loop rests at least this long after a refusal, so that a server that is down or full is
-// not hammered by a loop that does nothing else, and as long as the server said, within reason.
+// Bounds of a closed loop's pause after a refusal. The minimum keeps an idle loop from hammering a
+// server that is down or full; within the maximum the server's retry time is used.
 constexpr auto kRestAfterFailure = std::chrono::milliseconds(5);
 constexpr auto kRestMost = std::chrono::seconds(1);
 
-// What was due before the end of an open loop is sent until then if its turn has come.
+// A request due shortly before the end of an open loop is still sent this much later, if a slot is
+// free.
 constexpr std::chrono::nanoseconds kLatenessMax = std::chrono::seconds(1);
 
 int64_t Ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
@@ -102,7 +103,7 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   result.interrupted = interrupted_->load();
   if (result.interrupted) measurement_->Interrupt(NowNs());
   {
-    const MutexLock lock(mutex_);  // so that TakeSlot cannot miss it
+    const MutexLock lock(mutex_);  // so that TakeSlot cannot miss the wake-up
     stopping_ = true;
   }
   changed_.NotifyAll();
@@ -110,7 +111,7 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   result.due_unsent = due_unsent_;
   WaitForAnswers(&result);
   result.interrupted = interrupted_->load();
-  // All are closed before any is destroyed, as callbacks may still be sending through them.
+  // Everything is closed before anything is destroyed, because callbacks may still be sending.
   timer_->Stop();
   for (const auto& stream : streams_) stream->Close();
   client_->Close();
@@ -136,13 +137,13 @@ void LoadRunner::Dispatch(const LoadStep& step) {
     }
     return;
   }
-  prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would add to every latency
+  prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would be added to every latency
   Schedule schedule(options_.arrivals, step.rate_per_s, options_.seed);
   const int64_t start_ns = measurement_->begin_ns() - Ns(options_.warmup_s);
   for (;;) {
     const int64_t intended = start_ns + schedule.NextNs();
     if (intended >= measurement_->end_ns()) return;
-    // In short sleeps, so that a slow schedule still stops at once.
+    // Short sleeps, so that a slow schedule can be stopped.
     for (int64_t now = NowNs(); now < intended && !stopping_; now = NowNs()) {
       SleepUntil(std::min(intended, now + 50'000'000));
     }
@@ -167,8 +168,8 @@ LoadRunner::Slot* LoadRunner::TakeSlot(bool* waited) {
   const MutexLock lock(mutex_);
   *waited = free_.empty();
   while (!stopping_ && free_.empty()) changed_.Wait(mutex_);
-  // At the end of a measurement what was due a moment ago still leaves, if nothing is in its way:
-  // a thread that woke up late is no overload.
+  // A request due just before the end is still sent if a slot is free: a dispatcher that woke up
+  // late does not mean overload.
   const bool too_late = options_.count > 0 || *interrupted_ ||
                         NowNs() - kLatenessMax.count() >= measurement_->end_ns();
   if (free_.empty() || (stopping_ && too_late)) return nullptr;
@@ -214,10 +215,10 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
   call_options.server = options_.server;
   if (draw.deadline)
     call_options.timeout = std::chrono::nanoseconds(Ns(options_.deadline_ms / 1e3));
-  // Copies from a device would not be read.
+  // Copies from device memory would not be read.
   const bool discard = options_.discard_output || options_.device_memory;
   if (discard && !draw.verify) call_options.payload = Payload::kDiscard;
-  // Small enough for std::function to hold without memory of its own.
+  // Small enough for std::function to store without an allocation.
   CallHandle handle =
       client_->CallAsync(encoded, {}, call_options,
                          [this, slot](CallOutcome outcome) { OnAnswer(slot, std::move(outcome)); });
@@ -232,14 +233,14 @@ void LoadRunner::OnAnswer(Slot* slot, CallOutcome outcome) {
   const auto rest = std::chrono::milliseconds(outcome.retry_after_ms);
   Record(*slot, outcome, now);
   if (outcome.status.ok() && slot->draw.verify && slot->measured) {
-    // The next request's answer goes to the same place.
+    // Copy: the next request's answer overwrites the place.
     if (slot->output.region != nullptr) DetachTensors(&outcome.result);
     verify_->Add(slot->draw.item->call, std::move(outcome.result), slot->draw.seed);
   }
   const Code code = outcome.status.code();
   const bool asked_for = (code == Code::kCancelled && slot->draw.cancel_after_ms >= 0) ||
                          (code == Code::kDeadlineExceeded && slot->draw.deadline);
-  // A deadline that could not have been kept is refused before it passes.
+  // The server refuses a deadline that it cannot keep, before it passes.
   const bool early = code == Code::kDeadlineExceeded &&
                      static_cast<double>(now - slot->sent_ns) < 0.9e6 * options_.deadline_ms;
   if (code == Code::kOk || (asked_for && !early)) {
@@ -256,7 +257,7 @@ bool LoadRunner::Expected(const Slot& slot, Code code) const {
 
 void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t now_ns) {
   const Code code = outcome.status.code();
-  // What this program cancelled at the end is counted as unanswered, not as an answer.
+  // Calls cancelled by this program at the end count as unanswered.
   if (abandoning_ && code == Code::kCancelled) return;
   LoadRecorder& recorder = *measurement_->recorders()[static_cast<size_t>(outcome.connection)];
   const MutexLock lock(recorder.mutex);
@@ -369,7 +370,7 @@ void LoadRunner::Progress(int64_t now_ns, int64_t since_ns) {
     line += "  " + std::to_string(interval.unexpected) + " unexpected";
   }
   shown_bytes_ = interval.window_bytes;
-  // Left out rather than waited for: this thread also ends the measurement.
+  // Skipped rather than waited for: this thread also ends the measurement.
   pollfd reader{STDERR_FILENO, POLLOUT, 0};
   if (poll(&reader, 1, 0) > 0) std::fprintf(stderr, "%s\n", line.c_str());
 }

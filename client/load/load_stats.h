@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one measurement of `attend-client load` counts. LoadStats is a plain value; a LoadRecorder
-// adds a lock, one for every connection, so that recording meets no contention but readers may look
-// in at any time.
+// The counters of one measurement of `attend-client load`. LoadStats is a plain value. A
+// LoadRecorder adds a lock; there is one per connection, so that recording meets no contention but
+// can be read at any time.
 
 #pragma once
 
@@ -22,15 +22,15 @@
 
 namespace attend::client {
 
-// kNetwork is what a latency from the send has beyond the server's total: gRPC on both sides, the
-// network and the client.
+// kNetwork is the latency from the send minus the server's total: gRPC here, the server's
+// transport, the network and the client.
 enum Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kNetwork, kPhases };
 inline constexpr std::array<const char*, kPhases> kPhaseNames = {
     "receive", "queue", "copy_in", "kernel", "copy_out", "check", "total", "network"};
 
-// Answers of one of the servers.
+// Answers from one server.
 struct ServerCalls {
-  std::string address;  // empty: there is one server only
+  std::string address;  // empty: there is only one server
   int64_t answered = 0;
   int64_t ok = 0;
 
@@ -42,27 +42,27 @@ struct ServerCalls {
 };
 
 struct LoadStats {
-  // Answers to requests that were meant to be sent inside the measurement.
+  // Answers to requests whose intended send was inside the measurement.
   int64_t sent = 0;
   std::map<Code, int64_t> by_code;
-  std::map<Code, std::string> first_message;   // of every code but OK
-  int64_t unexpected = 0;                      // statuses that nothing in the options explains
+  std::map<Code, std::string> first_message;   // per code, except OK
+  int64_t unexpected = 0;                      // statuses that the options do not explain
   Histogram from_intended;                     // ns, of OK answers
   Histogram from_sent;                         // ns, of OK answers
-  std::array<Histogram, kPhases> phases;       // ns, as the server reports them, and kNetwork
+  std::array<Histogram, kPhases> phases;       // ns, from the server's report, and kNetwork
   double batch_requests = 0;                   // sum over OK answers
-  int64_t held_back = 0;                       // sent late, as --max-outstanding were unanswered
+  int64_t held_back = 0;                       // sent late because --max-outstanding were in flight
   int64_t retries = 0;                         // attempts beyond each call's first
-  std::map<std::string, ServerCalls> servers;  // by their own names
+  std::map<std::string, ServerCalls> servers;  // by the server's name
   int64_t checks_passed = 0;                   // by the server
   int64_t checks_failed = 0;
   int64_t checks_undecided = 0;
   std::string first_check_failure;
 
-  // OK answers that arrived inside the measurement, whenever they were sent.
+  // OK answers that arrived inside the measurement, whenever sent.
   int64_t window_ok = 0;
-  double window_bytes_in = 0;   // tensor bytes to the server
-  double window_bytes_out = 0;  // and back
+  double window_bytes_in = 0;   // tensor bytes, requests
+  double window_bytes_out = 0;  // tensor bytes, answers
   double window_flops = 0;
 
   int64_t ok() const { return by_code.contains(Code::kOk) ? by_code.at(Code::kOk) : 0; }
@@ -72,21 +72,21 @@ struct LoadStats {
 
 struct LoadRecorder {
   Mutex mutex;
-  // By window: that for which a request was meant, or that in which an answer arrived.
+  // By window: of the intended send, or of an answer's arrival.
   std::map<int64_t, LoadStats> windows ATTEND_GUARDED_BY(mutex);
-  LoadStats earlier ATTEND_GUARDED_BY(mutex);  // windows that no report will be about
+  LoadStats earlier ATTEND_GUARDED_BY(mutex);  // windows that will not be reported
   // Latency from the actual send since the last progress line.
   Histogram interval ATTEND_GUARDED_BY(mutex);
 };
 
 using LoadRecorders = std::vector<std::unique_ptr<LoadRecorder>>;
 
-// Of the windows [first, last].
+// Sum over the windows [first, last].
 LoadStats Merged(const LoadRecorders& recorders, int64_t first, int64_t last);
-// Of those before `first`; what they held but for the sum is dropped.
+// Sum over the windows before `first`, which are merged into `earlier` and dropped.
 LoadStats MergeEarlier(const LoadRecorders& recorders, int64_t first);
 
-// For a progress line: answers since the last one, and totals. Begins the next interval.
+// For a progress line: answers since the last one, and totals. Starts the next interval.
 struct LoadInterval {
   Histogram from_sent;
   int64_t unexpected = 0;
@@ -94,25 +94,25 @@ struct LoadInterval {
 };
 LoadInterval TakeInterval(const LoadRecorders& recorders);
 
-// One finished measurement.
+// A finished measurement.
 struct LoadResult {
   LoadStep step;
-  LoadStats stats;    // of the windows that are reported
-  LoadStats earlier;  // of those before them: only what makes a load fail counts
+  LoadStats stats;    // of the reported windows
+  LoadStats earlier;  // of the windows before; only failures matter
   VerifyQueue::Counts verified;
   double elapsed_s = 0;    // of the measurement
-  int64_t unanswered = 0;  // given up at the end, after the grace period
-  int64_t due = 0;         // meant to be sent inside the measurement
-  int64_t due_unsent = 0;  // of those, still waiting to be sent at its end
+  int64_t unanswered = 0;  // when the grace period was over
+  int64_t due = 0;         // intended send inside the measurement
+  int64_t due_unsent = 0;  // of those, not sent before its end
   bool interrupted = false;
   std::vector<WindowResult> windows;  // all, the reported ones last
   int64_t first_reported = 0;
-  bool stable = false;  // as the options' rule says
+  bool stable = false;  // by the options' rule
   WindowSpread spread;  // of the last windows
 
   double per_s(double amount) const { return elapsed_s > 0 ? amount / elapsed_s : 0; }
   double requests_per_s() const { return per_s(static_cast<double>(stats.window_ok)); }
-  // The share of the requests that were due whose latencies are known.
+  // Share of the due requests whose latency is known.
   double latency_share() const {
     return due > 0 ? static_cast<double>(stats.from_intended.count()) / static_cast<double>(due)
                    : 1;
@@ -124,15 +124,15 @@ struct LoadResult {
   }
 };
 
-// What a search for the highest rate with a bounded p99 found.
+// Result of the search for the highest rate with a bounded p99.
 struct FoundRate {
   double p99_ms = 0;        // the bound
-  double rate_per_s = 0;    // 0: none of those measured met it
-  double lowest_per_s = 0;  // that did not meet it; 0: all did
+  double rate_per_s = 0;    // 0: no measured rate met it
+  double lowest_per_s = 0;  // lowest rate that failed; 0: none did
   bool finished = false;
 };
 
-// For people, for programs.
+// For people and for programs.
 std::string LoadTable(const LoadOptions& options, const std::vector<LoadResult>& results);
 std::string LoadJson(const LoadOptions& options, const std::vector<LoadResult>& results,
                      const std::optional<FoundRate>& found = {});

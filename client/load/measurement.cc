@@ -7,12 +7,12 @@
 namespace attend::client {
 namespace {
 
-// That a measurement has without a rule, to show its noise.
+// Windows of a measurement without a rule, which show its noise.
 constexpr int64_t kWindows = 5;
 
 double Seconds(int64_t ns) { return static_cast<double>(std::max<int64_t>(0, ns)) * 1e-9; }
 
-// A number of requests is one window without an end.
+// A request count makes one window without an end.
 WindowPlan MakePlan(const LoadOptions& options, int64_t begin_ns) {
   if (options.count > 0) return {begin_ns, INT64_MAX / 4, 1, std::nullopt};
   const double window_s = options.stability ? options.duration_s : options.duration_s / kWindows;
@@ -45,7 +45,7 @@ void Measurement::Judge(int64_t now_ns) {
     plan_.Add(WindowAt(*ended));
     if (!options_.stability) continue;
     first_reported_ = plan_.first_reported();
-    // The window after this one is the last of the next three.
+    // The next window is the last of the three that may be reported next.
     MergeEarlier(recorders_, *ended + (plan_.done() ? 1 : 2) - kWindowsToAgree);
   }
   const auto judged = static_cast<int64_t>(plan_.windows().size());
@@ -60,10 +60,10 @@ void Measurement::Fill(int64_t last_answer_ns, LoadResult* result) {
   result->windows = plan_.windows();
   auto count = static_cast<int64_t>(result->windows.size());
   for (int64_t i = first; i < count; ++i) {
-    result->windows[static_cast<size_t>(i)] = WindowAt(i);  // with the answers that came late
+    result->windows[static_cast<size_t>(i)] = WindowAt(i);  // now with late answers
   }
   const int64_t rest_ns = end_ns - plan_.BeginOf(count);
-  if (count == 0 || (rest_ns > 0 && !plan_.done())) {  // it ended within a window
+  if (count == 0 || (rest_ns > 0 && !plan_.done())) {  // it ended inside a window
     result->windows.push_back(WindowAt(count++));
     result->windows.back().elapsed_s = Seconds(rest_ns);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the reports of all loads are written with.
+// Helpers common to all reports.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a file of results says about how it was made, so that it can be read, repeated and compared
-// later.
+// The facts about a run that its result file records, so that it can be interpreted, repeated and
+// compared later.
 
 #pragma once
 
@@ -13,8 +13,8 @@ namespace attend::client {
 
 struct HostFacts {
   std::string name;
-  std::string cpu;  // model; empty if the system does not say
-  int cores = 0;    // that this process may use
+  std::string cpu;  // model; empty if unknown
+  int cores = 0;    // available to this process
   std::string os;   // "Linux 6.1.0 x86_64"
 };
 HostFacts ThisHost();
@@ -26,12 +26,12 @@ struct DeviceFacts {
   int64_t units = 0;
 };
 
-// What the server says of itself.
+// The server's own report.
 struct ServerFacts {
   std::string version;
   std::string build;
   std::vector<DeviceFacts> devices;
-  std::vector<std::string> kernels;  // those that are available there
+  std::vector<std::string> kernels;  // available ones
 };
 
 struct RunFacts {
@@ -45,7 +45,7 @@ struct RunFacts {
 // "2026-01-31T23:59:59Z".
 std::string UtcText(int64_t seconds_since_1970);
 
-// Words that a shell reads back as these.
+// The words, quoted for a shell.
 std::string ShellText(const std::vector<std::string>& words);
 
 }  // namespace attend::client

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all files of results have in common.
+// The common part of all result files.
 
 #pragma once
 
@@ -11,11 +11,11 @@
 
 namespace attend::client {
 
-// "schema" and what says how the file was made.
+// "schema" and the facts about the run.
 nlohmann::ordered_json FactsJson(const std::string& schema, const RunFacts& facts);
 nlohmann::ordered_json ShapeJson(const CallSpec& spec);
 
-// Pretty, with a newline at its end. What is no UTF-8 is replaced.
+// Indented, with a final newline. Invalid UTF-8 is replaced.
 std::string JsonText(const nlohmann::ordered_json& json);
 
 }  // namespace attend::client

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When an open-loop load means to send its requests. Pure: the same seed gives the same times.
+// The intended send times of an open-loop load. Pure: the same seed gives the same times.
 
 #pragma once
 
@@ -22,15 +22,15 @@ class Schedule {
     assert(rate > 0);
   }
 
-  // Nanoseconds from the start to the next request; never falls. The first is one gap after 0.
+  // Nanoseconds from the start to the next request; non-decreasing. The first is one gap after 0.
   int64_t NextNs() {
-    // Times are sums of doubles, so that gaps below a nanosecond are not lost to rounding.
+    // Summed in double, so that gaps below a nanosecond are not lost.
     at_ns_ += arrivals_ == Arrivals::kPoisson ? mean_gap_ns_ * random_.Exponential() : mean_gap_ns_;
     return static_cast<int64_t>(at_ns_);
   }
 
-  // How many of those still to come are in [from_ns, to_ns); draws past it. Beyond ten million the
-  // rate says.
+  // The number of future sends in [from_ns, to_ns); draws past to_ns. Beyond ten million it is
+  // estimated from the rate.
   int64_t CountWithin(int64_t from_ns, int64_t to_ns) {
     constexpr int kDrawnMax = 10'000'000;
     int64_t count = 0;

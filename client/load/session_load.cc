@@ -18,13 +18,13 @@
 namespace attend::client {
 namespace {
 
-// Steps of a verified sequence that are verified besides its prompt and its last step.
+// Expected number of verified steps of a verified sequence, besides its prompt and last step.
 constexpr double kStepsVerified = 8;
 
-// K and V that one layer of a sequence was sent, token after token (BLHD), so that what it held at
-// any time is the beginning of it.
+// K and V sent for one layer of a sequence, token by token (BLHD), so that the layer's contents at
+// any time are a prefix.
 struct History {
-  TensorRef k, v;  // of the tokens so far; the memory has room for all that come
+  TensorRef k, v;  // tokens so far; the memory has room for all
 
   static Result<History> Make(const CallSpec& spec, int64_t capacity) {
     History history;
@@ -52,7 +52,7 @@ struct History {
 // One sequence and its fork, on a thread of its own.
 class Sequence {
  public:
-  // Steps go over `stream`, if there is one.
+  // Steps go over `stream` if it is not null.
   Sequence(const LoadOptions& options, Client& client, Stream* stream,
            const std::atomic<bool>& interrupted, uint64_t seed, bool verified)
       : options_(options),
@@ -79,7 +79,7 @@ class Sequence {
   }
 
  private:
-  // An answer to be verified, and the call that would bring all of K and V.
+  // An answer to verify, and the equivalent call with all of K and V.
   struct Kept {
     AttentionCall call;
     AttentionResult result;
@@ -87,11 +87,11 @@ class Sequence {
 
   Status RunAll();
   Status Decode(Session& session, Stream* stream, History& history);
-  // A prompt or a step, on all layers: fresh data, then the call. `keep`: the answer is to be
-  // verified.
+  // A prompt or a step, on all layers: makes fresh data, then calls. `keep`: keep the answer for
+  // verification.
   struct Cost {
-    int64_t begin = 0;    // when the first call was sent
-    int64_t ns = 0;       // of the calls alone
+    int64_t begin = 0;    // first call's send
+    int64_t ns = 0;       // of the calls only
     double bytes_in = 0;  // of tensors, to the server
     double bytes_out = 0;
   };
@@ -121,7 +121,7 @@ Status Sequence::RunAll() {
   Result<Session> session = Session::Create(client_, options);
   if (!session.ok()) return session.status();
   ++stats_.sessions;
-  // One stream is to one server, which need not be this session's.
+  // A stream goes to one server, which need not be this session's.
   std::unique_ptr<Stream> own;
   if (stream_ != nullptr && client_.several()) {
     own = client_.OpenStream({.tenant = options_.tenant, .server = session->server()});
@@ -222,7 +222,7 @@ Result<Sequence::Cost> Sequence::Append(Session& session, int64_t tokens, bool k
   return cost;
 }
 
-// In short sleeps, so that an interrupt is seen.
+// Short sleeps, so that an interrupt is noticed.
 void Sequence::Think() {
   const auto until = Clock::now() + std::chrono::duration<double, std::milli>(load_.think_ms);
   while (!interrupted_ && Clock::now() < until) {
@@ -231,7 +231,7 @@ void Sequence::Think() {
   }
 }
 
-// The inputs that are held at once, and what is remembered of `verified` sequences.
+// Checks the memory for the inputs held at once and for the histories of `verified` sequences.
 Status CheckMemory(const LoadOptions& options, int64_t verified) {
   const SessionLoad& load = options.session;
   CallSpec spec = options.mix.front();
@@ -280,7 +280,7 @@ Result<SessionLoadResult> RunSessionLoad(const LoadOptions& given,
   ATTEND_RETURN_IF_ERROR(CheckShape(given));
   LoadOptions options = given;
   CallSpec& spec = options.mix.front();
-  // Tokens one after another in memory, each seeing those before it.
+  // BLHD: tokens are consecutive in memory; causal: each sees those before it.
   spec.layout = v1::LAYOUT_BLHD;
   spec.causal = spec.causal || !spec.window;
   Random random(options.seed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The figures of a load of sessions as a table, as JSON and as a picture.
+// The figures of a session load as a table, as JSON and as a chart.
 
 #include "client/load/report_text.h"
 #include "client/load/run_json.h"

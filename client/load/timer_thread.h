@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs small functions at their times, on one thread. Not for anything that blocks.
+// Runs small functions at given times on one thread. They must not block.
 
 #pragma once
 
@@ -17,12 +17,13 @@ namespace attend::client {
 
 class TimerThread {
  public:
-  using Clock = std::chrono::steady_clock;  // what is measured is the true time
+  using Clock = std::chrono::steady_clock;  // real time is measured
 
   TimerThread() : thread_([this] { Run(); }) {}
   ~TimerThread() { Stop(); }
 
-  // Drops what is not due, and all that comes later. Idempotent; not from a function it runs.
+  // Drops functions that are not due, and later ones. Idempotent; must not be called from a
+  // function that it runs.
   void Stop() {
     assert(std::this_thread::get_id() != thread_.get_id() && "it would wait for itself");
     {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The clock of measurements: no other stands in for it, as what is measured is the true time.
+// The clock of measurements. It is not replaceable, because real time is measured.
 
 #pragma once
 

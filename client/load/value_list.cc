@@ -10,7 +10,7 @@ namespace attend::client {
 namespace {
 
 constexpr size_t kValuesMax = 1000;
-// A last value that rounding put just beyond the range's end still belongs to it.
+// A last value that rounding puts just beyond the range's end still belongs to it.
 constexpr double kRounding = 1e-9;
 
 std::vector<std::string> Split(const std::string& text, char at) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What --concurrency, --rate and --sessions take: values and ranges, as perf_analyzer writes them.
-// Pure.
+// The argument of --concurrency, --rate and --sessions: values and ranges, in perf_analyzer's
+// syntax. Pure.
 
 #pragma once
 
@@ -17,8 +17,8 @@ namespace attend::client {
 //   FIRST:LAST           steps of 1
 //   FIRST:LAST:STEP      FIRST, FIRST + STEP, ... up to LAST; also written FIRST:LAST:+STEP
 //   FIRST:LAST:xFACTOR   FIRST, FIRST * FACTOR, ... up to LAST
-// INVALID_ARGUMENT, with `flag`, for what is none of these, values outside [low, high], fractions
-// if `whole`, and more than 1000 values.
+// INVALID_ARGUMENT, with `flag`: other text, values outside [low, high], fractions if `whole`, or
+// more than 1000 values.
 struct ValueBounds {
   double low, high;
   bool whole = false;

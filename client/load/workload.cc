@@ -22,7 +22,7 @@ Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed) {
   return item;
 }
 
-// What calls for gradients need of their forward passes, which are made one after another.
+// Adds the forward pass's results to gradient calls, one after another.
 Status AddForwardPasses(const LoadOptions& options, std::vector<WorkItem>& items) {
   const Result<std::unique_ptr<Client>> client = Client::Make(options.client);
   if (!client.ok()) return client.status();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The requests of a load, made and encoded before it starts: for every shape of the mix a few with
-// different inputs. Immutable afterwards and shared by all threads.
+// The requests of a load, made and encoded before it starts: a few with different inputs per shape
+// of the mix. Immutable afterwards and shared by all threads.
 
 #pragma once
 
@@ -24,27 +24,27 @@ class Workload {
  public:
   static Result<Workload> Make(const LoadOptions& options);
 
-  // What the n-th request of a run is, and what is done to it: depends on the seed and n alone.
+  // The n-th request of a run and its treatment; a function of the seed and n only.
   struct Draw {
     const WorkItem* item;
     uint64_t seed;  // for the rows to verify
     bool verify;
     bool check;
     bool deadline;
-    double cancel_after_ms;  // below 0: not cancelled
+    double cancel_after_ms;  // negative: not cancelled
   };
   Draw DrawRequest(uint64_t n) const;
 
-  // Null unless the load uses shared memory. The inputs are in one of its regions. The place of an
-  // answer is chosen when its request is sent, because requests in flight must not share a place.
+  // Null unless the load uses shared memory. One of its regions has the inputs. An answer's place
+  // is chosen at its request's send, because requests in flight must not share one.
   SharedMemory* memory() const { return memory_.get(); }
   // A region of the kind that the load uses.
   Result<std::shared_ptr<SharedRegion>> MakeRegion(int64_t bytes) const;
-  // Room that one answer takes there at most.
+  // The most bytes that one answer takes there.
   int64_t output_bytes() const { return output_bytes_; }
 
  private:
-  // Puts the inputs into shared memory.
+  // Moves the inputs to shared memory.
   Status Share(const SharedSocket& socket);
 
   LoadOptions options_;

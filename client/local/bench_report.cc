@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The figures of bench-local as a table, as JSON and as a picture.
+// The figures of bench-local as a table, as JSON and as a chart.
 
 #include <algorithm>
 
@@ -39,7 +39,7 @@ ordered_json WayJson(const WayResult& way, const WayResult& here, double flops) 
   return json;
 }
 
-// "cpu_flash": every way's kernel is named once if it is the same.
+// "cpu_flash": the ways' kernels, each named once.
 std::string KernelsOf(const BenchFile& file) {
   std::vector<std::string> names;
   for (const ShapeResult& shape : file.shapes) {
@@ -54,7 +54,7 @@ std::string KernelsOf(const BenchFile& file) {
   return kernels;
 }
 
-// The device that computes here, as the server describes its own of that name.
+// The local device; if the server has a device of that name, with the server's description.
 std::string DevicesOf(const BenchFile& file) {
   std::string devices = file.device;
   for (const DeviceFacts& device : file.options.facts.server.devices) {

@@ -8,12 +8,12 @@
 namespace attend::client {
 namespace {
 
-// What one way's calls took.
+// Accumulated times of one way's calls.
 struct Tally {
   WayResult result;
   std::array<Histogram, kPhases> phases;
   Histogram client;
-  size_t runs = 0;  // those of warm-ups too
+  size_t runs = 0;  // warm-up included
 
   void Add(const CallTime& time) {
     result.latency.Record(time.total_ns);
@@ -40,7 +40,7 @@ struct Tally {
 struct Turn {
   int64_t warmup_ns;
   int64_t duration_ns;
-  int64_t count;  // calls; 0: by time
+  int64_t count;  // calls; 0: limited by time
 };
 
 Status Take(const Turn& turn, size_t inputs, const std::atomic<bool>& interrupted,
@@ -65,7 +65,7 @@ Status Take(const Turn& turn, size_t inputs, const std::atomic<bool>& interrupte
   return Status();
 }
 
-// Calls of one of `rounds` rounds: the first ones have one more if need be.
+// A round's share of `count` calls; the remainder goes to the first rounds.
 int64_t CountOf(int64_t count, int64_t rounds, int64_t round) {
   return count / rounds + (round < count % rounds ? 1 : 0);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same shape computed in this process and served, one call at a time, in turns.
+// Compares the same shape computed in this process and on a server, one call at a time, in turns.
 
 #pragma once
 
@@ -21,7 +21,7 @@ struct WayResult {
   std::string kernel;
   Histogram latency;  // ns
   std::array<double, kPhases> phase_mean_ms = {};
-  double client_mean_ms = 0;  // encoding and copies in this process; not in the network's time
+  double client_mean_ms = 0;  // encoding and copies in this process; not in phase_mean_ms
   std::vector<double> round_mean_ms;
   double elapsed_s = 0;
   VerifyQueue::Counts verified;
@@ -31,22 +31,22 @@ struct WayResult {
 struct ShapeResult {
   CallSpec spec;
   double flops = 0;
-  std::vector<WayResult> ways;  // the first is the one that the others are compared with
+  std::vector<WayResult> ways;  // the first is the baseline
 };
 
-// Every round gives every way a turn, and begins with another one than the last round did.
-// `options` say how long: duration_s or count are of all rounds together, warmup_s is of each turn.
-// A turn measures at least one call, unless it is interrupted. The last answer of each call that a
-// way computed is verified. `ways` are those of `calls`.
+// Each round gives every way one turn, and starts with another way than the round before.
+// `options`: duration_s or count cover all rounds together, warmup_s is per turn. A turn measures
+// at least one call, unless interrupted. The last answer of each computed call is verified. `ways`
+// must be over `calls`.
 Result<std::vector<WayResult>> BenchWays(const LoadOptions& options, int64_t rounds,
                                          const std::vector<AttentionCall>& calls,
                                          const std::vector<std::unique_ptr<Way>>& ways,
                                          const std::atomic<bool>& interrupted,
                                          const LocalCall::NowNs& now);
 
-// The times of `way` beside those of `here` in the same rounds.
+// Ratios of the mean times of `way` and `here`, round by round.
 struct TimesAsLong {
-  double median = 0, lowest = 0, highest = 0;  // 0 if there was no round
+  double median = 0, lowest = 0, highest = 0;  // 0 without rounds
 };
 TimesAsLong BesideHere(const WayResult& way, const WayResult& here);
 

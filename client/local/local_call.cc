@@ -7,7 +7,7 @@
 namespace attend::client {
 namespace {
 
-// A status of the C library, whose codes are Code's.
+// A status of the C library, whose codes equal Code's.
 Status Called(int32_t code) {
   if (code == ATTEND_OK) return Status();
   return Status(static_cast<Code>(code), attend_last_error());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call that is computed in this process, by libattend_kernels.so. On a GPU its tensors begin and
-// end in host memory, as a client's do: they are copied to the device and back.
+// A call computed in this process by libattend_kernels.so. For a GPU its tensors begin and end in
+// host memory, as a client's do: they are copied to the device and back.
 
 #pragma once
 
@@ -16,26 +16,26 @@
 
 namespace attend::client {
 
-// "cpu", "cuda:1", or "auto": the first GPU, or the CPU where there is none. INVALID_ARGUMENT for
-// other words, FAILED_PRECONDITION for a GPU that is not there. ATTEND_CPU or CUDA's ordinal.
+// "cpu", "cuda:1", or "auto": the first GPU, else the CPU. Returns ATTEND_CPU or CUDA's ordinal.
+// INVALID_ARGUMENT: other words. FAILED_PRECONDITION: no such GPU.
 Result<int32_t> ParseDevice(const std::string& name);
 
 class LocalCall {
  public:
   using NowNs = std::function<int64_t()>;
 
-  // `call` must outlive it. UNIMPLEMENTED for gradients, sessions and what no kernel of the device
-  // computes; RESOURCE_EXHAUSTED if the device has not enough memory.
+  // `call` must outlive this. UNIMPLEMENTED: gradients, sessions, or no kernel of the device can
+  // compute it. RESOURCE_EXHAUSTED: not enough device memory.
   static Result<std::unique_ptr<LocalCall>> Make(int32_t device, const AttentionCall& call);
   ~LocalCall();
 
-  // Computes it once and says how long that took: copy_in, kernel, copy_out and total.
+  // Computes the call once. Returns copy_in, kernel, copy_out and total times.
   Result<PhaseTimings> Run(const NowNs& now);
-  // What the last Run computed: O, LSE and the kernel's name.
+  // O, LSE and the kernel's name from the last Run.
   const AttentionResult& result() const { return result_; }
 
  private:
-  // Host memory that a run reads or writes, and its copy on the device.
+  // Host memory that a run reads or writes, and its device copy.
   struct Mirror {
     void* device;
     const void* host;
@@ -45,7 +45,7 @@ class LocalCall {
   LocalCall(int32_t device, const AttentionCall& call) : device_(device), call_(call) {}
   Status Prepare();
   void Describe(const Attention& attention);
-  // Makes `*pointer` refer to the device's copy; nothing on the CPU.
+  // Makes `*pointer` point to the device copy; no effect on the CPU.
   template <class T>
   Status MirrorIn(T** pointer, int64_t bytes);
   Status MirrorAll();

@@ -72,7 +72,7 @@ class ServedWay final : public Way {
     return bytes >= options_.client.chunked_bytes_min ? "chunked" : "inline";
   }
 
-  // A region for each call, as a client's pool has them from the second call on.
+  // One region per call, as a client's pool has from the second call on.
   Status Share() {
     Result<std::shared_ptr<SharedMemory>> memory =
         SharedMemory::Connect(options_.shared_memory_socket, {options_.client.token, {}});
@@ -116,7 +116,7 @@ class ServedWay final : public Way {
   std::vector<std::shared_ptr<SharedRegion>> regions_;
   std::vector<AttentionCall> placed_;  // the calls, with their tensors in the regions
   std::vector<AttentionResult> results_;
-  std::unique_ptr<Client> client_;  // ends its calls before what they use goes
+  std::unique_ptr<Client> client_;  // destroyed first: ends its calls before their memory goes
 };
 
 }  // namespace

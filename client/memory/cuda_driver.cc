@@ -16,7 +16,7 @@ Status None(const std::string& why) {
   return Status(Code::kFailedPrecondition, "no GPU memory to lend: " + why);
 }
 
-// The driver is never unloaded: its threads would run on.
+// The driver is never unloaded: its threads would still be running its code.
 Result<CudaDriver> Load() {
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

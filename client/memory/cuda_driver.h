@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The few CUDA driver functions needed to lend memory, loaded at run time: building needs nothing
-// of CUDA, and on a machine without a GPU Get() says so. Any thread.
+// The few CUDA driver functions needed to lend memory, loaded at run time: the build needs no CUDA,
+// and on a machine without a GPU Get() reports that. Usable on any thread.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attend::client {
 
-// The driver's ABI, by the names of cuda.h.
+// The driver's ABI, with cuda.h's names.
 struct CudaDriver {
   using Result = int;  // 0: success
   using Device = int;
@@ -44,9 +44,9 @@ struct CudaDriver {
   Result (*mem_free)(Pointer);
   Result (*copy_to_device)(Pointer, const void*, size_t);
   Result (*copy_to_host)(void*, Pointer, size_t);
-  Result (*copy_async)(Pointer, Pointer, size_t, Stream);  // addresses of the host too
+  Result (*copy_async)(Pointer, Pointer, size_t, Stream);  // host addresses too
   Result (*stream_synchronize)(Stream);
-  Result (*stream_query)(Stream);  // 0: all that was enqueued has run
+  Result (*stream_query)(Stream);  // 0: all enqueued work has run
   Result (*stream_wait_event)(Stream, Event, unsigned);
   Result (*address_range)(Pointer*, size_t*, Pointer);
   Result (*pointer_attribute)(void*, int, Pointer);

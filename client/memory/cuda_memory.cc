@@ -13,10 +13,10 @@ namespace attend::client {
 namespace {
 
 constexpr int64_t kAlignBytes = 256;
-// cuda.h's names for the default streams, beside null.
+// cuda.h's handles for the default streams, besides null.
 constexpr uintptr_t kDefaultStreamsMax = 2;  // CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
-// Makes a context the thread's, for a while.
+// Makes a context current on this thread for the object's lifetime.
 class Current {
  public:
   Current(const CudaDriver& driver, CudaDriver::Context context)
@@ -34,7 +34,7 @@ class Current {
   const Status status_;
 };
 
-// A GPU's primary context, the thread's for a while.
+// Retains a GPU's primary context and makes it current for the object's lifetime.
 class Primary {
  public:
   Primary(const CudaDriver& driver, CudaDriver::Device device) : driver_(driver), device_(device) {
@@ -156,7 +156,7 @@ Result<std::shared_ptr<CudaMemory>> CudaMemory::Wrap(void* data, int64_t bytes) 
   (*memory)->data_ = pointer;
   (*memory)->bytes_ = bytes;
   v1::ImportCudaMemory lent;
-  ATTEND_RETURN_IF_ERROR((*memory)->Describe(&lent));  // tells now what cannot be lent
+  ATTEND_RETURN_IF_ERROR((*memory)->Describe(&lent));  // fails now for memory that cannot be lent
   return memory;
 }
 
@@ -199,8 +199,9 @@ Status CudaMemory::Await(void* stream) {
 Status CudaMemory::Join(void* stream) {
   const Current current(driver_, context_);
   ATTEND_RETURN_IF_ERROR(current.status());
-  // A recording would have the GPU change over to this process, which costs more than the copies
-  // that lent memory saves. A default stream stands for others too, of which a query tells nothing.
+  // Recording makes the GPU switch to this process's context, which costs more than the copies that
+  // lending saves, so an idle stream is skipped. A default stream also stands for other streams, so
+  // querying it proves nothing.
   const bool may_be_idle = reinterpret_cast<uintptr_t>(stream) > kDefaultStreamsMax;
   if (may_be_idle && driver_.stream_query(stream) == 0) return Status();
   const MutexLock lock(join_mutex_);
@@ -223,7 +224,7 @@ Status CudaMemory::Write(int64_t offset, const void* from, int64_t bytes) {
       driver_.Check(driver_.copy_to_device(data_ + static_cast<CudaDriver::Pointer>(offset), from,
                                            static_cast<size_t>(bytes)),
                     "copying to a GPU"));
-  // The copy may still be under way when the driver returns.
+  // The copy may still be running when the driver returns.
   return driver_.Check(driver_.synchronize(), "copying to a GPU");
 }
 

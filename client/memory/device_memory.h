@@ -20,13 +20,13 @@ class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
 
-  // The device's address, which the host cannot read.
+  // A device address, not readable by the host.
   virtual std::byte* data() const = 0;
   virtual int64_t bytes() const = 0;
-  // Copy from and to host memory, within bytes(); the copy is complete when they return.
+  // Copy from and to host memory, within bytes(); the copy is complete on return.
   virtual Status Write(int64_t offset, const void* from, int64_t bytes) = 0;
   virtual Status Read(int64_t offset, void* to, int64_t bytes) = 0;
-  // Fills in what a server needs to open it.
+  // Fills in the fields with which a server opens the memory.
   virtual Status Describe(v1::ImportCudaMemory* lent) const = 0;
 };
 

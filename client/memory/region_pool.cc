@@ -11,10 +11,10 @@ namespace attend::client {
 namespace {
 
 constexpr size_t kIdleMax = 8;
-constexpr int64_t kIdleBytesMax = int64_t{1} << 30;  // but one may be larger
+constexpr int64_t kIdleBytesMax = int64_t{1} << 30;  // one region may exceed it
 constexpr int64_t kBytesMin = int64_t{64} << 10;
 
-// Rounded up by an eighth at most, so that calls of about one size find each other's regions.
+// Rounds up by at most an eighth, so that calls of similar size reuse each other's regions.
 int64_t RoundUp(int64_t bytes) {
   const int64_t step =
       std::max(kBytesMin, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)) / 8));
@@ -42,6 +42,7 @@ Result<std::shared_ptr<SharedRegion>> RegionPool::Make(int64_t bytes, int64_t wi
 Result<std::shared_ptr<SharedRegion>> RegionPool::Take(int64_t bytes) {
   {
     const MutexLock lock(mutex_);
+    // Best fit, but at most about twice the size needed: a small call must not hold a large region.
     auto best = idle_.end();
     for (auto each = idle_.begin(); each != idle_.end(); ++each) {
       const int64_t has = (*each)->bytes();
@@ -58,12 +59,12 @@ Result<std::shared_ptr<SharedRegion>> RegionPool::Take(int64_t bytes) {
 }
 
 void RegionPool::GiveBack(std::shared_ptr<SharedRegion> region) {
-  std::vector<std::shared_ptr<SharedRegion>> gone;  // let go without the lock
+  std::vector<std::shared_ptr<SharedRegion>> gone;  // destroyed without the lock
   const MutexLock lock(mutex_);
   idle_.push_back(std::move(region));
   int64_t bytes = 0;
   for (const auto& each : idle_) bytes += each->bytes();
-  // The oldest go, so that what calls of another size left behind does not stay.
+  // The oldest are dropped, so that regions of a call size no longer in use do not stay.
   while (idle_.size() > kIdleMax || (idle_.size() > 1 && bytes > kIdleBytesMax)) {
     bytes -= idle_.front()->bytes();
     gone.push_back(std::move(idle_.front()));
@@ -72,7 +73,7 @@ void RegionPool::GiveBack(std::shared_ptr<SharedRegion> region) {
 }
 
 Result<std::byte*> RegionPool::Allocate(int64_t bytes) {
-  // A fresh one: an idle region may hold another call's bytes.
+  // A new region: an idle one may still hold another call's bytes.
   bytes = std::max<int64_t>(bytes, 1);
   Result<std::shared_ptr<SharedRegion>> region = Make(bytes, bytes);
   if (!region.ok()) return region.status();

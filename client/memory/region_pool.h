@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Regions that one client uses again and again, as it takes some time to make one: of host memory,
-// or of a GPU's. Thread-safe.
+// Regions that a client reuses, because making one takes time: all of host memory or all of GPU
+// memory. Thread-safe.
 
 #pragma once
 
@@ -24,28 +24,28 @@ class RegionPool {
   using MakeRegion = std::function<Result<std::shared_ptr<SharedRegion>>(int64_t bytes)>;
 
   explicit RegionPool(std::shared_ptr<SharedMemory> memory);
-  // Of regions that are made so.
+  // `make` makes the regions.
   RegionPool(std::shared_ptr<SharedMemory> memory, MakeRegion make)
       : memory_(std::move(memory)), make_(std::move(make)) {}
 
-  // A region of at least `bytes`, at least 1, with whatever was in it before. If the server refuses
-  // another one, those that lie idle are let go, and it is asked again.
+  // A region of at least `bytes` (>= 1), with arbitrary contents. If the server refuses to make
+  // one, idle regions are released and it is asked again.
   Result<std::shared_ptr<SharedRegion>> Take(int64_t bytes);
-  // For the next Take. Only of a region that no request may still write to.
+  // Returns a region for reuse. No request may still write to it.
   void GiveBack(std::shared_ptr<SharedRegion> region);
 
-  // Memory for a caller's tensors, in a region of its own. The host's is page-aligned and initially
-  // zero.
+  // Memory for a caller's tensors, in a region of its own. Host memory is page-aligned and zeroed.
   Result<std::byte*> Allocate(int64_t bytes);
-  // False: it was not allocated here. Calls that use the memory keep it until they have ended.
+  // False: `data` was not allocated here. Calls in flight that use the memory keep it alive.
   bool Free(const void* data);
-  // The place of a tensor that is in allocated memory, at a multiple of kSharedAlignBytes.
+  // The place of a tensor in allocated memory; none if it is not, or not at a multiple of
+  // kSharedAlignBytes.
   std::optional<SharedPlace> Find(const void* data, int64_t bytes) const;
 
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
 
  private:
-  // Of `wished` bytes; of `bytes` once idle ones had to go.
+  // A region of `wished` bytes; if idle ones had to be released first, of `bytes`.
   Result<std::shared_ptr<SharedRegion>> Make(int64_t bytes, int64_t wished);
 
   const std::shared_ptr<SharedMemory> memory_;

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Replies come in request order. Forget sends a release and reads no reply, but queues the memory
+// in unread_; the next exchange or Forget reads those replies first and only then frees the memory,
+// because the server replies after closing it.
 
 #include "client/memory/shared_memory.h"
 
@@ -28,13 +32,13 @@ namespace attend::client {
 namespace {
 
 constexpr size_t kReplyBytesMax = 4096;
-// Unread answers to releases that may pile up: the server ends a connection whose socket is full.
+// Bound on unread replies to releases: the server ends a connection whose socket is full.
 constexpr size_t kUnreadMost = 64;
-// How long a SharedMemory's end waits for each answer.
+// How long the destructor waits for each reply.
 constexpr std::chrono::seconds kCloseWait{10};
-// The answer to a Create may take as long again for each of these.
+// A Create may take one more `wait` per this many bytes.
 constexpr int64_t kBytesPerWait = int64_t{4} << 30;
-constexpr int64_t kHoweverLong = INT64_MAX;  // waits
+constexpr int64_t kHoweverLong = INT64_MAX;  // never gives up
 
 Status Lost(const char* what) {
   return Unavailable(std::string("the shared memory's socket: ") + what + ": " +
@@ -58,7 +62,7 @@ bool AnyLent(const std::deque<std::shared_ptr<DeviceMemory>>& memory) {
                      [](const auto& each) { return each != nullptr; });
 }
 
-// The descriptors that came with the packet.
+// The descriptors received with the packet.
 std::vector<int> FilesOf(msghdr& message) {
   std::vector<int> files;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
@@ -72,8 +76,8 @@ std::vector<int> FilesOf(msghdr& message) {
   return files;
 }
 
-// A packet and what came along: at most one descriptor, which the caller closes; more are closed
-// here. Returns recvmsg's count.
+// Receives a packet and at most one descriptor, which the caller must close; if there are more, all
+// are closed here. Returns recvmsg's count.
 ssize_t Receive(int socket, int flags, std::string* packet, int* files, int* file) {
   packet->resize(kReplyBytesMax);
   *files = 0;
@@ -91,7 +95,7 @@ ssize_t Receive(int socket, int flags, std::string* packet, int* files, int* fil
   } while (bytes < 0 && errno == EINTR);
   if (bytes <= 0) return bytes;
   const std::vector<int> came = FilesOf(message);
-  // What found no room beside them counts as one more.
+  // Truncated control data means that at least one more was sent.
   *files = static_cast<int>(came.size()) + ((message.msg_flags & MSG_CTRUNC) != 0 ? 1 : 0);
   for (size_t n = 0; n < came.size(); ++n) {
     if (n == 0 && *files == 1) {
@@ -109,8 +113,8 @@ bool IsReleased(const std::string& packet) {
   return reply.ParseFromString(packet) && reply.has_released();
 }
 
-// Whether the descriptor is memory of `bytes` bytes that no one can take from under its readers:
-// the kernel would end this process by a signal (SIGBUS).
+// Checks that the descriptor is memory of at least `bytes` bytes that cannot shrink under its
+// readers, which would end this process with SIGBUS.
 Status CheckRegionFile(int file, int64_t bytes) {
   struct stat about {};
   struct statfs where {};
@@ -119,7 +123,8 @@ Status CheckRegionFile(int file, int64_t bytes) {
     return Internal("the region's descriptor has " + std::to_string(about.st_size) +
                     " bytes, the server's packet says " + std::to_string(bytes));
   }
-  // Huge pages may run out after they were mapped, and other files cannot be sealed.
+  // Only a sealed memfd on tmpfs: huge pages may run out after mapping, other files cannot be
+  // sealed.
   const int seals = fcntl(file, F_GET_SEALS);
   if (where.f_type == TMPFS_MAGIC && seals >= 0 && (seals & F_SEAL_SHRINK) != 0) return Status();
   return Internal(
@@ -178,17 +183,17 @@ Status SharedMemory::Identify(const Caller& caller) {
   int file;
   const Status status = Exchange(request, 1, &reply, &file);
   if (file >= 0) close(file);
-  // A server of before does not ask.
+  // Older servers do not know Identify.
   return status.code() == Code::kUnimplemented ? Status() : status;
 }
 
 SharedMemory::~SharedMemory() {
-  // No other thread has it, so no lock is needed. The host's memory needs no answer.
+  // No other thread has a reference, so no lock is needed. Host memory needs no reply.
   SetWait(socket_, SO_RCVTIMEO, kCloseWait);
   LetGo closed;
   while (AnyLent(unread_) && DropAnswer(0, &closed)) closed.clear();
-  // The server still has it open. CUDA does not define what happens to a process that uses freed
-  // memory, so the rest stays until this process ends.
+  // The server still has the memory open. CUDA does not define what happens to a process that uses
+  // freed memory, so the rest is leaked on purpose.
   if (AnyLent(unread_)) static_cast<void>(new LetGo(std::move(unread_)));
   close(socket_);
 }
@@ -220,7 +225,7 @@ void SharedMemory::GiveUp() {
 Status SharedMemory::Exchange(const v1::RegionRequest& request, int64_t waits,
                               v1::RegionReply* reply, int* file) {
   *file = -1;
-  LetGo closed;  // freed without the locks
+  LetGo closed;  // destroyed without the locks
   const MutexLock exchange_lock(exchange_mutex_);
   int send_error;
   {
@@ -238,7 +243,8 @@ Status SharedMemory::Exchange(const v1::RegionRequest& request, int64_t waits,
     do {
       bytes = Receive(socket_, 0, &packet, &files, file);
     } while (bytes < 0 && IsTimeout(errno) && (waits == kHoweverLong || --waits > 0));
-    // A server that refuses the connection has said why before it closed it.
+    // A server that refuses the connection has sent the reason before closing it, so a failed send
+    // is followed by a read.
     if (bytes <= 0 || before == 0) break;
     if (*file >= 0) close(*file);
   }
@@ -332,7 +338,7 @@ Status SharedMemory::Release(SharedRegion& region) {
   const int64_t waits = region.device_ == nullptr ? 1 : kHoweverLong;
   const Status status = Exchange(request, waits, &reply, &file);
   if (file >= 0) close(file);
-  // The server may have it open still: Forget keeps it.
+  // The server may still have the memory open: Forget keeps it.
   if (!status.ok() && region.device_ != nullptr) region.released_ = false;
   return status;
 }
@@ -342,9 +348,9 @@ void SharedMemory::Forget(const std::string& token, std::shared_ptr<DeviceMemory
   request.mutable_release()->set_token(token);
   {
     const MutexLock lock(send_mutex_);
-    // If the connection is at its end, nothing more can be learnt by keeping lent memory. A server
-    // that has left hundreds of packets unread is waited for all the same, or it would keep the
-    // region. One that hangs may have the memory open: it is never freed.
+    // After a lost connection nothing can be learnt by keeping lent memory. A full socket means
+    // that the server has not read hundreds of packets; wait for it, or it would keep the region. A
+    // hung server may have the memory open, so that is never freed.
     int error = Send(request, MSG_DONTWAIT);
     if (IsTimeout(error)) error = Send(request, 0);
     if (error == 0 || silent_) unread_.push_back(std::move(device));
@@ -357,11 +363,11 @@ void SharedMemory::DropAnswers() {
     const MutexLock lock(send_mutex_);
     return unread_.size() > kUnreadMost;
   };
-  LetGo closed;  // freed without the locks
+  LetGo closed;  // destroyed without the locks
   if (many()) {
     exchange_mutex_.Lock();
   } else if (!exchange_mutex_.TryLock()) {
-    return;  // the thread that has the lock reads on, or the next one does
+    return;  // the thread that holds it reads on, or the next one does
   }
   const MutexLock exchange_lock(exchange_mutex_, std::adopt_lock);
   while (DropAnswer(many() ? 0 : MSG_DONTWAIT, &closed)) {
@@ -380,8 +386,8 @@ bool SharedMemory::DropAnswer(int flags, LetGo* closed) {
   if (bytes > 0 && file >= 0) close(file);
   if (bytes < 0 && !lost) return false;
   const MutexLock lock(send_mutex_);
-  if (silent_) return false;  // by a send meanwhile
-  // The error that ends the connection is no answer. What was lent is closed once it is at its end.
+  if (silent_) return false;  // a concurrent send gave up
+  // A RegionError that ends the connection is no reply; lent memory is closed only at end of file.
   if (!lost && unread_.front() != nullptr && !IsReleased(packet)) return true;
   do {
     closed->push_back(std::move(unread_.front()));

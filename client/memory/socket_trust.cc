@@ -19,8 +19,8 @@ namespace {
 
 bool IsOwnOrRoots(uid_t user) { return user == geteuid() || user == 0; }
 
-// Whether `user` has the socket's folder, and did not simply make it there before the server did:
-// /tmp is everybody's.
+// Whether `user` owns the socket's folder and cannot simply have made it before the server did:
+// anyone can make one in /tmp.
 bool HasFolder(uid_t user, const SharedSocket& at) {
   std::error_code error;
   std::filesystem::path folder = std::filesystem::path(at.path).parent_path();

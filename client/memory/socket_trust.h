@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether a process that listens at a path is the server.
+// Whether the process that listens on a socket is trusted to be the server.
 
 #pragma once
 
@@ -10,8 +10,8 @@ namespace attend::client {
 
 struct SharedSocket;
 
-// PERMISSION_DENIED: the process at the other end of `socket` is not one that SharedSocket
-// believes.
+// PERMISSION_DENIED: the process at the other end of `socket` is not trusted; SharedSocket has the
+// rule.
 Status CheckListener(int socket, const SharedSocket& at);
 
 }  // namespace attend::client

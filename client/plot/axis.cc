@@ -21,7 +21,7 @@ Axis::Axis(const std::vector<double>& values, bool logarithmic) : logarithmic_(l
   low_ = 0;
   high_ = *most > 0 ? *most * 1.06 : 1;
   if (!logarithmic) return;
-  // Room beside the points, and at least a factor of 4 in all, so that there are ticks.
+  // Margin around the points, and at least a factor of 4 in total, so that there are ticks.
   const double room =
       std::max(0.06 * std::log(*most / *least), 0.5 * std::log(4 / std::min(4.0, *most / *least)));
   low_ = *least / std::exp(std::max(room, 0.03));
@@ -57,7 +57,7 @@ std::vector<double> Axis::LogTicks(int wanted) const {
   const int first = static_cast<int>(std::floor(std::log10(low_)));
   const int last = static_cast<int>(std::ceil(std::log10(high_)));
   std::vector<double> ticks;
-  // The coarsest of these that gives enough.
+  // The coarsest set with enough ticks.
   for (const std::vector<double>& digits :
        {std::vector<double>{1}, {1, 3}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}}) {
     ticks.clear();
@@ -70,7 +70,7 @@ std::vector<double> Axis::LogTicks(int wanted) const {
     if (static_cast<int>(ticks.size()) >= std::max(2, wanted - 1)) break;
   }
   if (static_cast<int>(ticks.size()) <= 2 * wanted) return ticks;
-  // Many powers of ten: every so many of them.
+  // Many powers of ten: keep every n-th.
   const auto every = static_cast<size_t>(std::ceil(static_cast<double>(ticks.size()) / wanted));
   std::vector<double> fewer;
   for (size_t i = 0; i < ticks.size(); i += every) fewer.push_back(ticks[i]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A chart's axis: from numbers to pixels, and where it has ticks. Pure.
+// A chart's axis: the mapping from numbers to pixels, and the ticks. Pure.
 
 #pragma once
 
@@ -11,14 +11,14 @@ namespace attend::client {
 
 class Axis {
  public:
-  // Holds all of `values`; those that cannot be shown (not finite; not positive, if logarithmic)
-  // are left out. Linear axes begin at 0.
+  // Covers `values`, except those that cannot be shown: not finite, negative, or not positive on a
+  // logarithmic axis. Linear axes begin at 0.
   Axis(const std::vector<double>& values, bool logarithmic);
 
   void Place(double first_px, double last_px) { first_px_ = first_px, last_px_ = last_px; }
-  double At(double value) const;  // pixels
+  double At(double value) const;  // in pixels
   bool Shows(double value) const;
-  // Round numbers within it, at least two, about `wanted` of them and not more than twice as many.
+  // Round numbers on the axis: at least two, about `wanted`, at most twice as many.
   std::vector<double> Ticks(int wanted) const;
   double low() const { return low_; }
   double high() const { return high_; }

@@ -19,7 +19,7 @@ constexpr double kLegendLine = 18;
 
 Color ColorOf(size_t n) { return kColors[n % std::size(kColors)]; }
 
-// Lines of one color are told apart by their dashes.
+// Lines of one color differ by their dashes.
 Pen PenOf(size_t n) {
   static const std::vector<double> kDashes[] = {{}, {7, 4}, {2, 3}};
   return {ColorOf(n), 2, kDashes[n / std::size(kColors) % 3]};
@@ -29,7 +29,7 @@ struct Box {
   double left, top, right, bottom;
 };
 
-// One panel on the drawing.
+// Draws one panel.
 class Painter {
  public:
   explicit Painter(Drawing* drawing) : drawing_(*drawing) {}
@@ -40,7 +40,7 @@ class Painter {
   void Path(std::vector<Point> points, Pen pen) {
     drawing_.Add(Line{std::move(points), std::move(pen)});
   }
-  // In lines as wide as the box, from its top. Returns the height that it takes.
+  // Wraps lines to the box's width, from its top. Returns the height used.
   double Legend(const Box& box, const std::vector<std::string>& names, bool lines);
   void Panel(const LineChart& chart, Box box, bool legend);
   void Panel(const BarChart& chart, Box box, bool legend);
@@ -93,7 +93,7 @@ double Painter::Legend(const Box& box, const std::vector<std::string>& names, bo
 void Painter::XTicks(const Box& box, const Axis& axis, std::vector<double> ticks,
                      const std::string& label, bool grid) {
   const int wanted = std::max(3, static_cast<int>((box.right - box.left) / 60));
-  double free_from = -1e9;  // of the words
+  double free_from = -1e9;  // end of the last label
   if (ticks.empty()) ticks = axis.Ticks(wanted);
   for (const double tick : ticks) {
     const double x = axis.At(tick);
@@ -134,7 +134,7 @@ void Painter::Lines(const LineChart& chart, const Axis& x, const Axis& y) {
   for (const Series& series : chart.series) Labels(series, x, y);
 }
 
-// Those that have room beside the earlier ones.
+// Draws the labels that do not overlap earlier ones.
 void Painter::Labels(const Series& series, const Axis& x, const Axis& y) {
   std::vector<Box> taken;
   for (size_t i = 0; i < std::min(series.labels.size(), series.points.size()); ++i) {
@@ -173,7 +173,7 @@ void Painter::Panel(const LineChart& chart, Box box, bool legend) {
   Lines(chart, x, y);
 }
 
-// A line with a stroke at each end.
+// A horizontal line with a stroke at each end.
 void Painter::Range(double left, double right, double y) {
   Path({{left, y}, {right, y}}, {});
   for (const double x : {left, right}) Path({{x, y - 4}, {x, y + 4}}, {});
@@ -220,7 +220,7 @@ void Painter::Panel(const BarChart& chart, Box box, bool legend) {
   box.right -= 14;
   box.bottom -= 48;
   Axis x(sums, false);
-  x.Place(box.left, box.right - 44);  // room for the sum after the longest
+  x.Place(box.left, box.right - 44);  // room for the sum after the longest bar
   XTicks({box.left, box.top, box.right - 44, box.bottom}, x, {}, chart.x_label, true);
   if (!chart.rows.empty()) Bars(chart, box, x);
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Charts as values, and how they are drawn: lines over numbers, and stacked bars, in panels of one
-// figure.
+// Charts as values, and how to draw them: line charts and stacked bars, in panels of one figure.
 
 #pragma once
 
@@ -16,7 +15,7 @@ namespace attend::client {
 struct Series {
   std::string name;
   std::vector<Point> points;
-  std::vector<std::string> labels;  // beside the points; empty: none
+  std::vector<std::string> labels;  // at the points; empty: none
   bool bare = false;                // without marks at the points
 };
 
@@ -28,18 +27,19 @@ struct LineChart {
   std::vector<double> x_ticks = {};  // empty: round numbers
 };
 
-// Rows of a bar each, which consists of parts one after another.
+// One bar per row, stacked from parts.
 struct BarChart {
   struct Row {
     std::string name;
     std::vector<double> parts;
-    // Single measurements of their sum: a line from the least to the greatest. Empty: none.
+    // Individual measurements of the sum, drawn as a line from the least to the greatest. Empty:
+    // none.
     std::vector<double> range = {};
   };
   std::string title;
   std::string x_label;             // with the unit
   std::string unit;                // written after each bar's sum
-  std::vector<std::string> parts;  // their names
+  std::vector<std::string> parts;  // the parts' names
   std::vector<Row> rows;
 };
 
@@ -52,7 +52,7 @@ struct Figure {
   double panel_height = 310;
 };
 
-// Panels with the same names have one legend at the top, others one each.
+// Panels with the same series names share one legend at the top; otherwise each has its own.
 Drawing Draw(const Figure& figure);
 
 }  // namespace attend::client

@@ -9,7 +9,7 @@
 namespace attend::client {
 namespace {
 
-// "12.5", "12": a tenth of a pixel is enough.
+// "12.5", "12": a tenth of a pixel is precise enough.
 std::string Num(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f", value);
@@ -33,7 +33,7 @@ std::string Escaped(const std::string& text) {
       out += "&lt;";
     } else if (c == '>') {
       out += "&gt;";
-    } else if (static_cast<unsigned char>(c) >= ' ') {  // XML has no others
+    } else if (static_cast<unsigned char>(c) >= ' ') {  // XML allows no other control characters
       out += c;
     }
   }
@@ -78,11 +78,11 @@ struct SvgWriter {
 }  // namespace
 
 double TextWidth(const std::string& text, double size) {
-  // Words in DejaVu Sans, the widest of the fonts that SvgOf names, take 0.48 to 0.71 of it a
-  // letter.
+  // Letters of DejaVu Sans, the widest of SvgOf's fonts, are 0.48 to 0.71 of the size wide on
+  // average.
   constexpr double kLetter = 0.6;
   const auto letters = std::count_if(text.begin(), text.end(), [](char c) {
-    return (c & 0xC0) != 0x80;  // not a later byte of a letter
+    return (c & 0xC0) != 0x80;  // not a continuation byte
   });
   return kLetter * size * static_cast<double>(letters);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A picture as a list of lines, areas and words, in pixels from the upper left corner; written as
-// SVG, whose words stay words. Plain values.
+// A drawing as a list of lines, areas and text, in pixels from the upper left corner; written as
+// SVG, with text as text. Plain values.
 
 #pragma once
 
@@ -25,7 +25,7 @@ inline constexpr Color kInk = 0x222222;
 struct Pen {
   Color color = kInk;
   double width = 1;
-  std::vector<double> dashes = {};  // lengths drawn and left out in turn; empty: drawn through
+  std::vector<double> dashes = {};  // lengths drawn and skipped in turn; empty: solid
 };
 
 enum class Anchor { kStart, kMiddle, kEnd };
@@ -33,7 +33,7 @@ struct TextStyle {
   double size = 12;
   Anchor anchor = Anchor::kStart;
   Color color = kInk;
-  bool upward = false;  // reads from bottom to top
+  bool upward = false;  // rotated, reads from bottom to top
 };
 
 struct Line {
@@ -41,7 +41,7 @@ struct Line {
   Pen pen;
 };
 struct Area {
-  std::vector<Point> points;  // the last is joined to the first
+  std::vector<Point> points;  // the last is connected to the first
   Color color = kInk;
   double opacity = 1;
 };
@@ -51,7 +51,7 @@ struct Disc {
   Color color = kInk;
 };
 struct Words {
-  Point at;  // on the base line
+  Point at;  // on the baseline
   std::string text;
   TextStyle style;
 };
@@ -68,12 +68,12 @@ struct Drawing {
   void AddBox(double left, double top, double right, double bottom, Color color);
 };
 
-// About the width of a line of text (UTF-8), in pixels: the viewer chooses the font.
+// Approximate width of a line of UTF-8 text in pixels; the viewer chooses the font.
 double TextWidth(const std::string& text, double size);
 
 std::string SvgOf(const Drawing& drawing);
 
-// OK if the name ends in .svg.
+// INVALID_ARGUMENT unless the name ends in .svg.
 Status CheckPictureName(const std::string& path);
 Status WritePicture(const Drawing& drawing, const std::string& path);
 

@@ -10,10 +10,10 @@
 namespace attend::client {
 namespace {
 
-// How much earlier than ours gRPC may see a deadline pass: it counts milliseconds, on other clocks.
-// So little time is left then that the call could not be tried again either.
+// gRPC counts deadlines in milliseconds on a different clock, so it may see one pass this much
+// before ours does. With so little time left a retry would be pointless anyway.
 constexpr std::chrono::milliseconds kDeadlineSlack{20};
-// A stream for less costs more than it brings.
+// A stream for fewer bytes costs more than it gains.
 constexpr int64_t kStripeBytesMin = int64_t{4} << 20;
 
 }  // namespace
@@ -63,7 +63,7 @@ void ChunkedOp::StartStripe(const std::string& server) {
   stripe.stream = to.stub.PrepareCall(&stripe.context, *method, to.loop->queue());
   ++open_stripes_;
   stripe.stream->StartCall(stripe.events[kStarted].Tag());
-  // Cancelled before there was anything to cancel.
+  // Cancel may have come before there was a context to cancel.
   if (cancelled_) stripe.context.TryCancel();
 }
 
@@ -72,7 +72,7 @@ void ChunkedOp::StartMoreStripes() {
   const int64_t stripes =
       std::min({(bytes + kStripeBytesMin - 1) / kStripeBytesMin,
                 static_cast<int64_t>(grant_->streams_max()), static_cast<int64_t>(pool_->size())});
-  // The token of the grant is known to the first one's server only.
+  // Only the first stream's server knows the token of the grant.
   const std::string server =
       options_.server.empty() ? pool_->ServerOf(stripes_.front()->context) : options_.server;
   while (static_cast<int64_t>(stripes_.size()) < stripes) StartStripe(server);
@@ -93,7 +93,8 @@ void ChunkedOp::Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops) {
 void ChunkedOp::WriteNext(Stripe& stripe, Ops* ops) {
   if (!stripe.granted || stripe.writing || stripe.half_closed || !failure_.ok()) return;
   if (!call_->Next(std::max<int64_t>(grant_->chunk_bytes_max(), 1), &piece_)) {
-    // The first stream stays open: bytes would seem missing before the others have joined.
+    // The first stream stays open: if all joined streams were half-closed before the others join,
+    // the server would see missing bytes.
     if (stripe.index == 0) return;
     stripe.half_closed = stripe.writing = ops->half_close = true;
     return;
@@ -108,7 +109,7 @@ void ChunkedOp::FinishIfOver(Stripe& stripe) {
 }
 
 void ChunkedOp::NoteFailure(Status status, const Pushback& pushback) {
-  // A cancellation says less than its cause.
+  // A cancellation is less informative than its cause.
   if (!failure_.ok() &&
       (failure_.code() != Code::kCancelled || status.code() == Code::kCancelled)) {
     return;
@@ -136,7 +137,7 @@ void ChunkedOp::StripeEnded(Stripe& stripe) {
   --open_stripes_;
   stripe.lease.Release();
   Status status = FromGrpc(stripe.status);
-  // One that never joined brought nothing; whether the request goes on the others say.
+  // A stream that never joined carried no data; the other streams decide the outcome.
   if (status.ok() || (stripe.index > 0 && !stripe.granted)) return;
   std::vector<int64_t> lengths = RefusedLengths(stripe.context);
   if (!lengths.empty()) refused_lengths_ = std::move(lengths);
@@ -160,9 +161,9 @@ void ChunkedOp::MessageTaken(Stripe& stripe, Status status, std::optional<v1::Ch
   ops->read = true;
 }
 
-// Why streams ended that brought nothing, not even a grant, but which the server may have counted
-// on: a lost connection first. One that was refused, as where the request was unknown, never
-// joined.
+// The failure of a stream that ended without a grant but that the server may have counted as
+// joined, a lost connection first. Other codes mean that the server refused the stream, which then
+// never joined.
 Status ChunkedOp::UnjoinedFailure() const {
   for (const grpc::StatusCode code :
        {grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::DEADLINE_EXCEEDED,
@@ -181,8 +182,8 @@ Status ChunkedOp::AttemptStatus() const {
   if (first_ok && answer_->complete()) return Status();
   const Status failure = failure_.ok() ? UnjoinedFailure() : failure_;
   if (failure.code() == Code::kCancelled && !cancelled_) {
-    // This client did not ask for it. When a connection is lost, or a deadline passes on one
-    // stream, the server cancels the other streams, and that may arrive first.
+    // Not cancelled here: when a connection is lost, or a deadline passes on one stream, the server
+    // cancels the other streams, and that may arrive first.
     if (has_deadline() && time_left() <= kDeadlineSlack) {
       return Status(Code::kDeadlineExceeded, "the deadline passed");
     }
@@ -205,7 +206,8 @@ std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(Status& status, Remains* remai
   const int attempts = retry_.attempts();
   auto finish = [self = std::static_pointer_cast<ChunkedOp>(self_), attempts](CallOutcome outcome) {
     outcome.attempts += attempts;
-    // A server that has no kernel for the call says UNIMPLEMENTED both ways.
+    // A server without a kernel for the call answers UNIMPLEMENTED to both forms, so only success
+    // shows that AttendChunked itself is unknown.
     if (outcome.status.ok()) self->chunks_refused_->store(true, std::memory_order_relaxed);
     self->EndCall(std::move(outcome));
   };
@@ -258,9 +260,9 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
         break;
       case kRead:
         if (ok) {
-          ChunkedAnswer& answer = *answer_;  // stays as long as events are out
+          ChunkedAnswer& answer = *answer_;  // not reset while gRPC holds events
           std::optional<v1::ChunkedGrant> grant;
-          lock.Unlock();  // bytes are copied
+          lock.Unlock();  // Take copies bytes
           Status taken = answer.Take(&stripe.incoming, &grant);
           lock.Lock();
           MessageTaken(stripe, std::move(taken), std::move(grant), &ops);
@@ -290,13 +292,13 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
   CallOutcome outcome = TakeOutcome(std::move(status), &remains);
   self = std::move(self_);
   lock.Unlock();
-  // Everything that holds the caller's memory goes before the callback runs.
+  // Everything that holds the caller's memory is released before the callback runs.
   remains = {};
   EndCall(std::move(outcome));
 }
 
 void ChunkedOp::EndCall(CallOutcome outcome) {
-  std::shared_ptr<UnaryOp> message_op;  // which may hold this one
+  std::shared_ptr<UnaryOp> message_op;  // may own this operation
   {
     const MutexLock lock(mutex_);
     message_op.swap(message_op_);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: one call over AttendChunked, with its retries. The first stream brings
-// the header; once that is admitted, more streams join on other connections, and each stream takes
-// the next piece of the tensors when it has sent one. A stream takes pieces only once the server
-// has granted it, so one that never joins (it met another server, or the request's end) brings
-// nothing and takes nothing with it.
+// Internal to the client: one call over AttendChunked, with its retries. The first stream sends the
+// header; once that is granted, more streams join on other connections, and each stream takes the
+// next piece of the tensors whenever it has sent one. A stream takes pieces only after its own
+// grant. So a stream that never joins (it reached another server, or the request had ended) has
+// sent no piece, and none is lost with it.
 //
 // A stream:   starting --1--> joining --2--> granted --3--> half-closed
 //                                |              |                |
@@ -13,15 +13,16 @@
 //             attempt --8--> one message (UnaryOp) --9--> ended
 //             attempt, waiting --9--> ended
 //
-//   1  It sends the header or, if it is not the first, the token of the first one's grant.
-//   2  Its grant has come: it takes pieces. The first one's grant starts the other streams.
-//   3  No piece is left (the first stays open, or bytes would seem missing), or a write failed.
-//   4  Reading is over, and no write is with gRPC, which is asked for the status.
+//   1  Sends the header or, on further streams, the token of the first stream's grant.
+//   2  The grant has arrived: takes pieces. The first stream's grant starts the other streams.
+//   3  No piece is left (the first stream stays open, or bytes would seem missing), or a write
+//      failed.
+//   4  Reading is over and gRPC holds no write: gRPC is asked for the status.
 //   5  A failure cancels the other streams, unless this one never joined. Once the first has ended
-//      and the answer is complete, those that have not joined are cancelled.
-//   6  All streams have ended, with a failure that may be tried again.  7  The wait is over.
+//      and the answer is complete, streams that have not joined are cancelled.
+//   6  All streams have ended, with a retryable failure.  7  The backoff is over.
 //   8  All have ended with UNIMPLEMENTED before any grant, and the call fits one message.
-//   9  With the answer, a failure that is final, or a cancellation.
+//   9  With the answer, a final failure, or a cancellation.
 
 #pragma once
 
@@ -41,8 +42,9 @@ namespace attend::client {
 
 class ChunkedOp final : public RetryingOp {
  public:
-  // `call` is chunked. If it is UNIMPLEMENTED and has as_message(), that is sent; if that is
-  // answered, `*chunks_refused`, which outlives the operation, becomes true.
+  // `call` is chunked. If the server answers UNIMPLEMENTED and there is an as_message(), that is
+  // sent instead; if it succeeds, `*chunks_refused`, which must outlive the operation, becomes
+  // true.
   ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_view id,
             const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
             std::atomic<bool>* chunks_refused, CallCallback callback);
@@ -53,7 +55,7 @@ class ChunkedOp final : public RetryingOp {
 
  private:
   enum Kind { kStarted, kWritten, kRead, kFinished, kKinds };
-  // Slots are stripe * kKinds + Kind.
+  // A slot is stripe * kKinds + Kind.
 
   // One stream of an attempt.
   struct Stripe {
@@ -65,32 +67,32 @@ class ChunkedOp final : public RetryingOp {
     std::array<Event, kKinds> events;
     grpc::ByteBuffer incoming;
     grpc::Status status;
-    bool granted = false;      // part of the request: may send pieces
-    bool writing = false;      // gRPC does
-    bool half_closed = false;  // or cannot be written to any more
+    bool granted = false;      // joined the request: may send pieces
+    bool writing = false;      // gRPC holds a write
+    bool half_closed = false;  // or a write has failed
     bool read_over = false;
     bool finishing = false;
     bool ended = false;
   };
 
-  // Holds the caller's memory, and is let go of without the lock.
+  // Holds the caller's memory; released without the lock.
   struct Remains {
     std::shared_ptr<const ChunkedCall> call;
     std::shared_ptr<const EncodedCall> as_message;
   };
 
-  // The calls that an event leads to on its own stream. Done without the lock: gRPC writes to the
-  // socket on the calling thread, which takes as long as a piece's bytes do, and the other streams'
-  // threads would wait for it. Nothing else happens to the stream meanwhile: its events all come to
-  // this thread, and it does not finish while it reads or writes.
+  // The gRPC calls that an event leads to on its own stream. They run without the lock: gRPC writes
+  // to the socket on the calling thread, which takes as long as a piece's bytes take, and the other
+  // streams' threads would wait. That is safe because all of a stream's events arrive on this
+  // thread, and a stream does not finish while a read or write is in flight.
   struct Ops {
     bool read = false;
     bool half_close = false;
-    grpc::ByteBuffer message;  // to write, if valid
+    grpc::ByteBuffer message;  // written if valid
   };
   static void Perform(Stripe& stripe, const Ops& ops);
 
-  // A stripe is used with mutex_ held, by these too, except by Perform.
+  // A stripe is used under mutex_, by these too; Perform is the exception.
   static void Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops);
   static void FinishIfOver(Stripe& stripe);
   void CancelAttempt() override;
@@ -105,9 +107,9 @@ class ChunkedOp final : public RetryingOp {
   CallOutcome TakeOutcome(Status status, Remains* remains) ATTEND_REQUIRES(mutex_);
   Status UnjoinedFailure() const ATTEND_REQUIRES(mutex_);
   Status AttemptStatus() const ATTEND_REQUIRES(mutex_);
-  // The same call as one message, or null if that is no way out of `status`, or was cancelled.
+  // The same call as one message; null if `status` does not allow that, or after Cancel.
   std::shared_ptr<UnaryOp> MakeMessageOp(Status& status, Remains* remains) ATTEND_REQUIRES(mutex_);
-  // A message was taken: how that went, and the grant in it.
+  // Handles the result of reading one message, and the grant in it.
   void MessageTaken(Stripe& stripe, Status status, std::optional<v1::ChunkedGrant> grant, Ops* ops)
       ATTEND_REQUIRES(mutex_);
 
@@ -118,15 +120,15 @@ class ChunkedOp final : public RetryingOp {
   std::atomic<bool>* const chunks_refused_;
   std::shared_ptr<const ChunkedCall> call_ ATTEND_GUARDED_BY(mutex_);
   std::shared_ptr<const EncodedCall> as_message_ ATTEND_GUARDED_BY(mutex_);
-  // Once the call goes on as one message.
+  // Set while the call continues as one message.
   std::shared_ptr<UnaryOp> message_op_ ATTEND_GUARDED_BY(mutex_);
 
-  // The present attempt's. Reserved, so that none moves while events are out.
+  // The current attempt's streams. Held by pointer, so that none moves while gRPC holds its events.
   std::vector<std::unique_ptr<Stripe>> stripes_ ATTEND_GUARDED_BY(mutex_);
   int64_t open_stripes_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::optional<v1::ChunkedGrant> grant_ ATTEND_GUARDED_BY(mutex_);  // the first stream's
   std::optional<ChunkedAnswer> answer_ ATTEND_GUARDED_BY(mutex_);
-  ChunkedCall::Piece piece_ ATTEND_GUARDED_BY(mutex_);  // the last one that a stream has taken
+  ChunkedCall::Piece piece_ ATTEND_GUARDED_BY(mutex_);  // the last one taken by any stream
   Status failure_ ATTEND_GUARDED_BY(mutex_);
   Pushback pushback_ ATTEND_GUARDED_BY(mutex_);
   std::vector<int64_t> refused_lengths_ ATTEND_GUARDED_BY(mutex_);

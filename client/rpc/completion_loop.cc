@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Operations are linked through their own pointers, so registering one allocates nothing. A loop
+// ends only when its list is empty: then no event of its operations is outstanding, and the queue
+// can be shut down.
 
 #include "client/rpc/completion_loop.h"
 
@@ -13,7 +17,7 @@
 
 namespace attend::client {
 
-// A function on its way to the loop's thread.
+// A function posted to the loop's thread, as an operation with an alarm that fires at once.
 class CompletionLoop::Posted final : public Operation {
  public:
   Posted(CompletionLoop* loop, std::function<void()> function)
@@ -29,7 +33,7 @@ class CompletionLoop::Posted final : public Operation {
     Run();
     loop_->Remove(this);
   }
-  void Cancel() override {}  // it comes at once
+  void Cancel() override {}  // it fires at once anyway
 
  private:
   CompletionLoop* const loop_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: operations in flight, and the completion queues with their threads, which
-// serve them.
+// Internal to the client: operations in flight, and the completion queues and threads that serve
+// them.
 
 #pragma once
 
@@ -23,15 +23,15 @@
 
 namespace attend::client {
 
-// An event of a completion queue. `slot` tells an operation's events apart.
+// An event of a completion queue. `slot` distinguishes the events of one operation.
 class Operation;
 struct Event {
   Operation* operation = nullptr;
   int slot = 0;
 
   // The tag for gRPC. The thread that gets the event sees everything written before it. gRPC
-  // ensures that, but ThreadSanitizer, which does not see into gRPC's library, must be told (Run,
-  // which takes the tag, tells it the other half).
+  // guarantees that, but ThreadSanitizer cannot see into gRPC's library and must be told; Run has
+  // the acquiring half.
   void* Tag() {
 #ifdef ATTEND_THREAD_SANITIZER
     __tsan_release(this);
@@ -40,15 +40,15 @@ struct Event {
   }
 };
 
-// Anything in flight. Kept alive by itself while gRPC holds one of its events.
+// Anything in flight. Owns itself while gRPC holds one of its events.
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
   virtual ~Operation() = default;
   virtual void OnEvent(int slot, bool ok) = 0;
-  // From any thread, also one that holds locks of the user's: it only has a completion thread
-  // cancel the operation.
+  // From any thread, even under the caller's locks: it only posts the cancellation to a completion
+  // thread.
   virtual void Cancel() = 0;
-  // As Cancel, one request of a stream; `serial`: as its handle has it.
+  // Cancels one request of a stream; `serial` as in its handle.
   virtual void CancelRequest(const std::string& /*id*/, uint64_t /*serial*/) {}
 
  private:
@@ -60,10 +60,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
 // A completion queue and the thread that serves it.
 class CompletionLoop {
  public:
-  // `releases`: runs the deleters of what gRPC lets go of on this one's thread. Outlives that
-  // thread, which polls only while there are operations: whichever thread polls gets the events of
-  // all queues from the kernel, and one too many halves the rate of small calls. Null: this one
-  // runs the deleters, and always polls.
+  // `releases`: the loop that runs the deleters of memory released by gRPC on this loop's thread;
+  // it must outlive that thread. A loop with `releases` polls only while it has operations: any
+  // polling thread receives the events of all queues from the kernel, and one thread too many
+  // halves the rate of small calls. Null: this loop runs the deleters itself and always polls.
   explicit CompletionLoop(CompletionLoop* releases = nullptr);
   // Calls Shutdown.
   ~CompletionLoop();
@@ -71,13 +71,14 @@ class CompletionLoop {
   grpc::CompletionQueue* queue() { return &queue_; }
   // Whether the caller runs on the loop's thread.
   bool IsHere() const { return std::this_thread::get_id() == thread_.get_id(); }
-  // From here to Remove the operation is cancelled when the client ends. After Close every new
-  // one is refused (false).
+  // From Add to Remove, Close cancels the operation and waits for it. After Close, Add returns
+  // false.
   bool Add(Operation* operation);
   void Remove(Operation* operation);
-  // Runs `function` on the loop's thread, soon, and destroys it there; after Shutdown, here.
+  // Runs `function` soon on the loop's thread and destroys it there; after Shutdown, on the
+  // caller's.
   void Post(std::function<void()> function);
-  // Runs the deleters so.
+  // Runs the deleters as Post runs a function.
   void Release(ReleasedMemory memory);
   // Refuses new operations, cancels those in flight and waits for them.
   void Close();
@@ -101,13 +102,14 @@ class CompletionLoop {
   std::thread thread_;
 };
 
-// A client's loops. Events on one lead to another, so all threads end before any loop is destroyed.
+// A client's loops. An event on one can lead to events on another, so all threads end before any
+// loop is destroyed.
 class CompletionLoops {
  public:
   explicit CompletionLoops(int count);
   ~CompletionLoops();
 
-  // For control calls. No code of the user's runs on its thread.
+  // For control calls. No user code runs on its thread.
   CompletionLoop* control() const { return &*control_; }
   CompletionLoop* at(int n) const { return &*loops_[static_cast<size_t>(n)]; }
   int count() const { return static_cast<int>(loops_.size()); }

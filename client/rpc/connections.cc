@@ -22,24 +22,24 @@
 namespace attend::client {
 namespace {
 
-// Between attempts to connect; gRPC takes no less than the first.
+// Bounds of the wait between connection attempts; gRPC waits at least the first.
 constexpr int kBackoffMinMs = 100;
 constexpr int kBackoffMaxMs = 2000;
-// Far and busy servers take their time. A host that drops packets holds calls up as long.
+// For distant and busy servers. A host that drops packets holds up calls for this long.
 constexpr int kConnectMaxMs = 5000;
 
-// An answer without tensors may have this: far more than a page of sessions with many layers.
+// Bound on an answer without tensors: far more than a page of sessions with many layers.
 constexpr int kSmallAnswerBytesMax = 64 << 20;
 
-// Connecting once more, to find out what is wrong.
+// For a second connection that finds out what is wrong.
 constexpr std::chrono::milliseconds kDiagnosisMax{2000};
 
-// Looking up a name again, after a connection has ended. So new servers are found this soon after
-// one of the old connections is of age.
+// Minimum time between two lookups of a name, which follow the end of a connection. New servers are
+// found this soon after the server has closed an aged connection.
 constexpr int kLookupMinMs = 2000;
-// To servers that calls must go to; then the one unused for longest is forgotten.
+// Number of pinned servers; beyond it, the one unused for longest is dropped.
 constexpr size_t kPinnedMax = 64;
-// gRPC's own balancing: in turn, without the servers that say that they do not serve.
+// gRPC's own balancing: round robin over the servers that report SERVING.
 constexpr char kSpread[] =
     R"({"loadBalancingConfig":[{"round_robin":{}}],"healthCheckConfig":{"serviceName":""}})";
 
@@ -48,7 +48,7 @@ int Milliseconds(std::chrono::nanoseconds time) {
   return static_cast<int>(std::clamp<int64_t>(ms, 1, INT_MAX));
 }
 
-// The address in gRPC's words for one at which no process listens; else empty.
+// The address in gRPC's error text if no process listens there; else empty.
 std::string AddressWithoutServer(const std::string& words) {
   constexpr std::string_view kBefore = "failed to connect to all addresses; last error: ";
   if (!words.starts_with(kBefore)) return "";
@@ -60,7 +60,7 @@ std::string AddressWithoutServer(const std::string& words) {
   return IsUnixTarget(peer) ? peer : ServerOfPeer(peer);
 }
 
-// A server that is cut off ends no connection.
+// A server that is cut off does not close its connections, so only pings detect it.
 void AskWhetherItIsThere(const PoolOptions& options, grpc::ChannelArguments* args) {
   args->SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options.keepalive_time));
   args->SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(options.keepalive_timeout));
@@ -70,7 +70,7 @@ void AskWhetherItIsThere(const PoolOptions& options, grpc::ChannelArguments* arg
 void SpreadCalls(grpc::ChannelArguments* args) {
   args->SetServiceConfigJSON(kSpread);
   args->SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kLookupMinMs);
-  // A proxy ($http_proxy) would be the only server.
+  // A proxy ($http_proxy) would look like a single server.
   args->SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
 }
 
@@ -97,14 +97,14 @@ ConnectionPool::ConnectionPool(const PoolOptions& options, const Clock& clock)
 std::shared_ptr<grpc::Channel> ConnectionPool::MakeChannel(const std::string& target, Use use,
                                                            bool spread) const {
   grpc::ChannelArguments args;
-  // A proxy ($http_proxy) would read the token.
+  // A proxy ($http_proxy) would see the token.
   if (!token().empty()) args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Channels with equal arguments share one socket unless each has its own pool.
+  // Channels with equal arguments share a socket unless each has its own subchannel pool.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // gRPC's own retries would buffer every message; retry_policy.h does them.
+  // gRPC's own retries would buffer every message; retry_policy.h decides about retries.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kBackoffMinMs);
-  // By its name a pause, but gRPC takes it for the time that connecting may take.
+  // Despite its name, gRPC uses it as the connect timeout.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMaxMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
   args.SetMaxReceiveMessageSize(use == Use::kSmallCalls ? kSmallAnswerBytesMax : -1);
@@ -115,7 +115,7 @@ std::shared_ptr<grpc::Channel> ConnectionPool::MakeChannel(const std::string& ta
   if (tls == nullptr || IsUnixTarget(target)) {
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
   }
-  // One address of a name has the name's certificate.
+  // A single address of a name has the name's certificate.
   const bool by_name = !tls->server_name().empty();
   if (by_name || target != options_.target) {
     args.SetSslTargetNameOverride(by_name ? tls->server_name() : tls->host());
@@ -173,7 +173,7 @@ ConnectionPool::Pinned& ConnectionPool::PinnedTo(const std::string& server,
     return found->second;
   }
   if (pinned_.size() >= kPinnedMax) {
-    // Calls in flight keep their own.
+    // Calls in flight keep their connections through their leases.
     const auto oldest = std::min_element(
         pinned_.begin(), pinned_.end(),
         [](const auto& a, const auto& b) { return a.second.used < b.second.used; });
@@ -213,7 +213,8 @@ bool ConnectionPool::IsHere() const {
 }
 
 void ConnectionPool::Close() {
-  loops_.control()->Close();  // first: callbacks, which the others wait for, may wait for these
+  loops_.control()->Close();  // first: user callbacks, which the other loops wait for, may wait for
+                              // control calls
   for (int n = 0; n < loops_.count(); ++n) loops_.at(n)->Close();
 }
 
@@ -272,7 +273,7 @@ void ConnectionPool::Introduce(const std::string& tenant, const std::string& tra
 
 Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return Status();
-  // gRPC's words for a server that speaks something else: HTTP/1 for the most part, or TLS.
+  // gRPC's error text for a server that speaks something else, mostly HTTP/1 or TLS.
   if (status.error_message().find("Failed parsing HTTP/2") != std::string::npos ||
       status.error_message().find("http1.x server") != std::string::npos) {
     return Unavailable(
@@ -286,7 +287,7 @@ Status FromGrpc(const grpc::Status& status) {
   }
   switch (status.error_code()) {
     case grpc::StatusCode::ABORTED:
-    case grpc::StatusCode::DATA_LOSS:  // codes that attend's Status has no name for
+    case grpc::StatusCode::DATA_LOSS:  // not in attend's Code
       return Status(Code::kUnknown, "gRPC status " + std::to_string(status.error_code()) + ": " +
                                         status.error_message());
     default:

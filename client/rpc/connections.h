@@ -26,7 +26,7 @@
 
 namespace attend::client {
 
-// A channel of its own, which is a socket to each of the servers that it may choose from.
+// A channel of its own, with one socket per server that it may choose.
 struct Connection {
   Connection(std::shared_ptr<grpc::Channel> channel, CompletionLoop* loop, int index)
       : channel(std::move(channel)), stub(this->channel), loop(loop), index(index) {}
@@ -34,11 +34,11 @@ struct Connection {
   const std::shared_ptr<grpc::Channel> channel;
   grpc::GenericStub stub;
   CompletionLoop* const loop;
-  const int index;  // among those with the same choice
+  const int index;  // within its set of connections
   std::atomic<int64_t> outstanding{0};
 };
 
-// An unanswered call's place on a connection.
+// Counts an unanswered call on a connection, from construction to Release.
 class Lease {
  public:
   Lease() = default;
@@ -66,75 +66,74 @@ class Lease {
 };
 
 struct PoolOptions {
-  std::string target;                    // as ServerTarget gives it
-  std::shared_ptr<const TlsClient> tls;  // null: without
+  std::string target;                    // as ServerTarget returns it
+  std::shared_ptr<const TlsClient> tls;  // null: plaintext
   int connections = 1;
   int completion_threads = 0;
-  std::string token = {};        // every call's; empty: none
-  std::string traceparent = {};  // of calls that name none
-  // A server of several is asked whether it is there once it has been silent for so long, and has
-  // so long to answer.
+  std::string token = {};        // of every call; empty: none
+  std::string traceparent = {};  // of calls that set none
+  // With several servers: idle time before a ping, and the time that the server has to answer it.
   std::chrono::nanoseconds keepalive_time = std::chrono::seconds(10);
   std::chrono::nanoseconds keepalive_timeout = std::chrono::seconds(5);
 };
 
-// The connections of a client. Those to any of its servers, among which gRPC chooses for every
-// call: in turn, of those that are connected and say that they serve. And, made when they are first
-// asked for, those to one server for what must go to it.
+// The connections of a client, in two kinds. Those in any_ let gRPC choose a server for each call,
+// round robin over the connected ones that report SERVING. Pinned ones go to one server, for calls
+// that must reach it, and are made on first use.
 class ConnectionPool {
  public:
   // `clock` must outlive the pool.
   ConnectionPool(const PoolOptions& options, const Clock& clock);
 
-  // A place on the connection with the fewest unanswered calls; in turn among equals. `server`:
-  // the calls' server, as CheckServer takes it; empty: any.
+  // A lease on the connection with the fewest unanswered calls; in turn among equals. `server`:
+  // where the call must go, valid for CheckServer; empty: any.
   Lease Acquire(const std::string& server = {}) ATTEND_EXCLUDES(mutex_);
-  // As many for any server as for each.
+  // Connections in any_, and in each pinned set.
   int size() const { return options_.connections; }
-  // Whether the client may have several servers.
+  // Whether the target may stand for several servers.
   bool several() const { return several_; }
-  // INVALID_ARGUMENT unless it is empty or one server, to which the token may go.
+  // INVALID_ARGUMENT unless `server` is empty, or a single server to which the token may be sent.
   Status CheckServer(const std::string& server) const;
-  // Who answers a call that has begun, for Acquire; empty where there is one server only.
+  // The server of a call that has begun, for Acquire; empty if the client has only one.
   std::string ServerOf(const grpc::ClientContext& context) const;
 
-  // For small calls, which must not wait for tensors to be sent. To the named server, or to the
-  // first that is there, whether it serves or not.
+  // For small calls, which must not queue behind tensors: to the named server, or to the first that
+  // is reachable, whether it serves or not.
   std::shared_ptr<grpc::Channel> control(const std::string& server = {}) const
       ATTEND_EXCLUDES(mutex_);
-  // The same to any server that serves, in turn, if the client may have several.
+  // The same to any serving server, in turn. Null unless several().
   const std::shared_ptr<grpc::Channel>& control_in_turn() const { return control_in_turn_; }
-  // Where they are made.
+  // The loop of control calls.
   CompletionLoop* control_loop() const { return loops_.control(); }
-  // For what a thread of the user's inside gRPC leaves to a completion thread.
+  // Runs the deleters of memory that gRPC releases on a user's thread.
   CompletionLoop* loop() const { return loops_.at(0); }
-  // Whether the caller runs where answers of calls come, so that it must not wait for one.
+  // Whether the caller runs on a thread that receives answers, and so must not wait for one.
   bool IsHere() const;
-  // What deadlines and retries go by.
+  // For deadlines and retries.
   const Clock& clock() const { return clock_; }
-  // Puts into the call's metadata who calls, for which tenant (empty: the caller's own), and which
-  // span (empty: the pool's).
+  // Adds the token, the tenant (empty: the caller's own) and the span (empty: the pool's) to the
+  // call's metadata.
   void Introduce(const std::string& tenant, const std::string& traceparent,
                  grpc::ClientContext* context) const;
   const std::string& token() const { return options_.token; }
-  // The status of a call that has ended. If it ended because no connection of TLS comes about, says
-  // why; this can take a second or two.
+  // The status of an ended call. If TLS could not be established, finds out why and says so; this
+  // can take up to two seconds.
   Status Explain(Status status) const;
   void Close();
 
  private:
   using Connections = std::vector<std::shared_ptr<Connection>>;
-  // Those to one server.
+  // The connections to one server.
   struct Pinned {
     Connections connections;
     std::shared_ptr<grpc::Channel> control;
-    uint64_t used = 0;  // the turn
+    uint64_t used = 0;  // the turn of the last use
   };
 
   enum class Use { kSmallCalls, kCalls };
   std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, Use use, bool spread) const;
   Connections MakeConnections(const std::string& target, bool spread) const;
-  // `forgotten`: connections that make room, to be let go of without the lock.
+  // `forgotten` receives connections that were dropped, to be released without the lock.
   Pinned& PinnedTo(const std::string& server, Pinned* forgotten) const ATTEND_REQUIRES(mutex_);
   static Lease Choose(const Connections& connections, uint64_t turn);
 
@@ -149,13 +148,13 @@ class ConnectionPool {
   mutable std::map<std::string, Pinned> pinned_ ATTEND_GUARDED_BY(mutex_);
 };
 
-// Request ids of one client: 8 random hex digits and a counter, short enough for a slice without
-// memory of its own.
+// Request ids of one client: 8 random hex digits and a counter, short enough for a slice without an
+// allocation.
 class RequestIds {
  public:
   explicit RequestIds(uint64_t seed);
   struct Id {
-    static constexpr int kSizeMax = 21;  // EncodedCall's, for an id without memory
+    static constexpr int kSizeMax = 21;  // longest id that EncodedCall sends without an allocation
     char text[24];
     int size;
     std::string_view view() const { return {text, static_cast<size_t>(size)}; }
@@ -167,18 +166,18 @@ class RequestIds {
   std::atomic<uint64_t> next_{0};
 };
 
-// INVALID_ARGUMENT if metadata cannot carry the name.
+// INVALID_ARGUMENT: metadata cannot carry the name.
 Status CheckTenant(const std::string& tenant);
-// INVALID_ARGUMENT if the text, unless it is empty, is no traceparent of version 00.
+// INVALID_ARGUMENT unless the text is empty or a traceparent of version 00.
 Status CheckTraceParent(const std::string& traceparent);
-// What of a call's or a stream's options goes into its metadata, checked.
+// Checks the options that become metadata.
 Status CheckNames(const std::string& tenant, const std::string& traceparent);
 Status FromGrpc(const grpc::Status& status);
-// What the server said of trying again, once the call has ended.
+// The server's pushback, once the call has ended.
 Pushback PushbackOf(const grpc::ClientContext& context);
-// The server's own name, once its answer has begun; empty: it says none.
+// The server's --server-id, once its answer has begun; may be empty.
 std::string ServerIdOf(const grpc::ClientContext& context);
-// What the sessions' lengths are, if the failed call's metadata says so.
+// The sessions' actual lengths, if the failed call's metadata has them.
 std::vector<int64_t> RefusedLengths(const grpc::ClientContext& context);
 gpr_timespec DeadlineAfter(std::chrono::nanoseconds timeout);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: one control call, which a thread waits for. The thread does not poll
-// gRPC, where other calls' ends would run on it: the call begins, ends and is taken apart on the
-// thread of the pool's control loop. No code of the user's runs there, so control calls may be made
-// from callbacks, and under locks that callbacks and deleters take. The client's Close ends those
-// in flight.
+// Internal to the client: one control call, for which the calling thread waits. That thread does
+// not poll gRPC, because other calls would then complete on it: the call begins, ends and is
+// destroyed on the thread of the pool's control loop. No user code runs there, so control calls may
+// be made from callbacks, and under locks that callbacks and deleters take. Client::Close cancels
+// those in flight.
 
 #pragma once
 
@@ -23,14 +23,14 @@
 
 namespace attend::client {
 
-// How a control call ended, besides its response.
+// The outcome of a control call, besides its response.
 struct ControlOutcome {
   Status status;
-  Pushback pushback = {};   // of a failure
-  std::string server = {};  // that answered, as ServerOf says
+  Pushback pushback = {};   // with a failure
+  std::string server = {};  // the one that answered, as ServerOf
 };
 
-// Only std::make_shared may make one.
+// Must be made by std::make_shared.
 template <class Response>
 class ControlCall final : public Operation {
  public:
@@ -38,15 +38,15 @@ class ControlCall final : public Operation {
   // A stub's PrepareAsync function, bound to its stub and its request.
   using Prepare = std::function<Reader(grpc::ClientContext* context, grpc::CompletionQueue* queue)>;
 
-  // `pool` outlives Make. `timeout` from now on; 0: none.
+  // `pool` must outlive Make. `timeout` counts from now; 0: none.
   ControlCall(const ConnectionPool& pool, std::chrono::nanoseconds timeout) : pool_(pool) {
     if (timeout.count() > 0) context_->set_deadline(DeadlineAfter(timeout));
   }
 
-  // For what goes into its metadata.
+  // For metadata, before Make.
   grpc::ClientContext* context() { return &*context_; }
 
-  // Once. CANCELLED once the client's Close has begun.
+  // To be called once. CANCELLED if Client::Close has begun.
   ControlOutcome Make(const Prepare& prepare, Response* response) {
     if (!loop_->Add(this)) return {Status(Code::kCancelled, "the client is being destroyed")};
     try {
@@ -67,7 +67,7 @@ class ControlCall final : public Operation {
   void Begin(const Prepare& prepare, Response* response) {
     try {
       reader_ = prepare(&*context_, loop_->queue());
-    } catch (const std::bad_alloc&) {  // of the request's message
+    } catch (const std::bad_alloc&) {  // the request's message
       return End(NoMemory());
     }
     reader_->StartCall();
@@ -85,17 +85,17 @@ class ControlCall final : public Operation {
     loop_->Remove(this);
     const MutexLock lock(mutex_);
     outcome_ = std::move(outcome);
-    changed_.NotifyOne();  // under the lock: Make's caller destroys this
+    changed_.NotifyOne();  // under the lock: Make's caller may destroy this
   }
   void Cancel() override {
     loop_->Post([this, self = shared_from_this()] {
-      if (context_) context_->TryCancel();  // it may not have begun
+      if (context_) context_->TryCancel();  // the call may not have begun
     });
   }
 
   const ConnectionPool& pool_;
   CompletionLoop* const loop_ = pool_.control_loop();
-  // These are the control loop's, once Make has begun.
+  // Used by the control loop's thread only, once Make has begun.
   std::optional<grpc::ClientContext> context_{std::in_place};
   Reader reader_;
   grpc::Status grpc_status_;

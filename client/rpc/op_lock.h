@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: the lock of an operation, under which gRPC is called but no code of the
-// user's runs. README.md of this room has the rule.
+// Internal to the client: an operation's lock, under which gRPC may be called but no user code
+// runs. This room's README.md has the rule.
 
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace attend::client {
 
-// Keeps what gRPC lets go of on this thread. At its end it runs the deleters here, or, given a
-// loop, has that loop's thread run them: where the thread is the user's.
+// Collects the memory that gRPC releases on this thread. The destructor runs the deleters: on this
+// thread, or, on a user's thread, on the thread of the given loop.
 class KeptReleases {
  public:
   explicit KeptReleases(CompletionLoop* loop) : loop_(loop) {}
@@ -32,8 +32,8 @@ class KeptReleases {
   ReleaseGate gate_;
 };
 
-// As MutexLock. What gRPC lets go of while it is held is kept until it is not. `loop`: as
-// KeptReleases has it; null on a completion thread.
+// A MutexLock that also collects the memory that gRPC releases while it is held, and runs the
+// deleters after unlocking. `loop` as for KeptReleases; null on a completion thread.
 class ATTEND_SCOPED_LOCK OpLock {
  public:
   explicit OpLock(Mutex& mutex, CompletionLoop* loop = nullptr) ATTEND_ACQUIRE(mutex)
@@ -51,7 +51,7 @@ class ATTEND_SCOPED_LOCK OpLock {
 
  private:
   CompletionLoop* const loop_;
-  std::optional<KeptReleases> kept_;  // ends after the lock
+  std::optional<KeptReleases> kept_;  // destroyed after the lock
   MutexLock lock_;
 };
 

@@ -29,7 +29,7 @@ bool RetryingOp::Register(CompletionLoop* loop) {
 void RetryingOp::Cancel() {
   const MutexLock lock(mutex_);
   cancelled_ = true;
-  // Its home is there as long as it has not ended.
+  // home_ is valid while the operation has not ended.
   if (self_ == nullptr) return;
   home_->Post([this, self = self_] { CancelAttempt(); });
 }
@@ -44,7 +44,7 @@ bool RetryingOp::ScheduleRetry(Status& status, const Pushback& pushback) {
   const auto wait = retry_.AfterFailure(status.code(), pushback, left);
   if (!wait) return false;
   if (cancelled_) {
-    // As if it had come a moment later, during the wait.
+    // As if Cancel had come a moment later, during the wait.
     status = CancelledWaiting();
     return false;
   }
@@ -63,7 +63,7 @@ CallOutcome RetryingOp::OutcomeOf(Status status, int connection,
   CallOutcome outcome;
   outcome.connection = connection;
   if (context != nullptr) outcome.server_id = ServerIdOf(*context);
-  // Servers of older versions say no name.
+  // Older servers send no name.
   if (!outcome.server_id.empty() || (context != nullptr && status.ok())) {
     outcome.server = pool_->ServerOf(*context);
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: what calls that may be tried again have in common. Such a call keeps
-// itself alive from Start to the return of its callback; events come on completion threads, Cancel
-// from anywhere.
+// Internal to the client: the common part of operations that retry. Such an operation owns itself
+// from Start until its callback has returned; events come on completion threads, Cancel from any
+// thread.
 
 #pragma once
 
@@ -28,32 +28,35 @@ class RetryingOp : public Operation {
   void Cancel() override;
 
  protected:
-  static constexpr int kBackoff = -1;  // the slot of the wait's end
+  static constexpr int kBackoff = -1;  // the slot of the backoff alarm
 
   RetryingOp(ConnectionPool* pool, std::string_view id, const CallOptions& options,
              const RetryPolicy& retry, uint64_t seed, CallCallback callback);
   // Every call has ended, exactly once.
   ~RetryingOp() override { assert(callback_ == nullptr); }
 
-  // Makes the loop the operation's. False: the client is being destroyed, and the call has ended.
+  // Registers the operation with the loop. False: the client is being destroyed; the callback has
+  // run.
   bool Register(CompletionLoop* loop);
 
   bool has_deadline() const { return deadline_ != kNever; }
   std::chrono::nanoseconds time_left() const { return deadline_ - pool_->clock().Now(); }
-  // Cancels the attempt or the wait. On the home loop's thread.
+  // Cancels the attempt or the backoff. Runs on the home loop's thread.
   virtual void CancelAttempt() = 0;
-  // For an attempt that begins now.
+  // Sets metadata and deadline of an attempt that begins now.
   void Prepare(grpc::ClientContext& context) const;
 
-  // Waits before another attempt, if the failure allows one. False: the call ends with `status`.
+  // Starts the backoff before another attempt, if the failure allows one. False: the call ends with
+  // `status`.
   bool ScheduleRetry(Status& status, const Pushback& pushback) ATTEND_REQUIRES(mutex_);
-  // How a call ends whose wait was cut short.
+  // The status of a call cancelled during the backoff.
   static Status CancelledWaiting();
-  // Without the answer. `context`: of the last attempt, which has ended; null if there was none.
+  // The outcome without an answer. `context`: of the last attempt, which has ended; null if there
+  // was none.
   CallOutcome OutcomeOf(Status status, int connection, const grpc::ClientContext* context) const
       ATTEND_REQUIRES(mutex_);
 
-  // Once, last.
+  // Runs the callback. To be called once, last.
   void End(CallOutcome outcome) ATTEND_EXCLUDES(mutex_);
 
   ConnectionPool* const pool_;
@@ -61,7 +64,7 @@ class RetryingOp : public Operation {
   const CallOptions options_;
   const TimePoint deadline_;
   CallCallback callback_;
-  CompletionLoop* home_ = nullptr;  // where the operation is registered
+  CompletionLoop* home_ = nullptr;  // the loop where it is registered
   Event backoff_{this, kBackoff};
 
   Mutex mutex_;

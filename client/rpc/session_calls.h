@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: the small calls of one session, which go to the session's server.
+// Internal to the client: the control calls of one session, which go to the session's server.
 
 #pragma once
 
@@ -24,36 +24,37 @@ class SessionCalls {
   using Method = std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (
       v1::SessionService::Stub::*)(grpc::ClientContext*, const Request&, grpc::CompletionQueue*);
 
-  // What goes into every call's metadata; empty: the client's.
+  // Metadata of every call; empty: the client's.
   struct Names {
     std::string tenant;
     std::string traceparent;
   };
 
-  // `pool` outlives it. `timeout` of each call with its retries; 0: none. `server`: as
-  // CheckServer takes it; empty: Create chooses one, if the client has several.
+  // `pool` must outlive this. `timeout` covers one call with its retries; 0: none. `server`: valid
+  // for CheckServer; empty: Create chooses one, if the client has several.
   SessionCalls(const ConnectionPool& pool, Names names, std::chrono::nanoseconds timeout,
                std::string server)
       : pool_(pool), names_(std::move(names)), timeout_(timeout), server_(std::move(server)) {
     stub_ = v1::SessionService::NewStub(pool_.control(server_));
   }
 
-  // Where all calls go; empty if the client has one server only. Create may change it.
+  // Where all calls go; empty if the client has only one server. Create may set it.
   const std::string& server() const { return server_; }
 
-  // One attempt.
+  // A single attempt.
   template <class Request, class Response>
   Status AskOnce(Method<Request, Response> method, std::chrono::nanoseconds timeout,
                  const Request& request, Response* response) const {
     return AskOnce(*stub_, method, timeout, request, response).status;
   }
-  // With retries: what a second Create or Fork leaves behind ends with its lease.
+  // With retries. A session that a repeated Create or Fork left behind ends with its lease.
   template <class Request, class Response>
   Status Ask(Method<Request, Response> method, RetryState retry, const Request& request,
              Response* response) const {
     return Ask(*stub_, method, retry, request, response).status;
   }
-  // The first call, which may be any server's. From then on all go to the one that answered.
+  // Creates the session, on any server if none is given; all later calls go to the one that
+  // answered.
   Status Create(RetryState retry, const v1::CreateSessionRequest& request, v1::Session* made) {
     const auto method = &v1::SessionService::Stub::PrepareAsyncCreateSession;
     if (!server_.empty() || !pool_.several()) return Ask(method, retry, request, made);

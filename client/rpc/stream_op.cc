@@ -52,13 +52,13 @@ void StreamOp::Start() {
   if (options_.timeout.count() > 0) context_->set_deadline(DeadlineAfter(options_.timeout));
   call_ = lease_->stub.PrepareCall(&*context_, *method, loop_->queue());
   call_->StartCall(Expect(kStarted));
-  if (cancelled_) PostCancel();  // between Add and here
+  if (cancelled_) PostCancel();  // cancelled between Add and here
 }
 
 CallHandle StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
                           StreamCallback callback) {
   std::string name = id.empty() ? std::string(ids_->Next().view()) : std::string(id);
-  // gRPC would end the whole stream because of one message that is too large.
+  // gRPC would end the whole stream over one message that is too large.
   Status refused =
       call->chunked() != nullptr
           ? InvalidArgument("the call is encoded in chunks, a stream takes one message")
@@ -70,7 +70,7 @@ CallHandle StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_v
     const uint64_t serial = pending.serial = ++serials_;
     if (closing_ || no_more_) {
       refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
-    } else if (pending_.try_emplace(name, std::move(pending)).second) {  // or it stays as it is
+    } else if (pending_.try_emplace(name, std::move(pending)).second) {  // else it stays as it was
       queue_.push_back(name);
       PumpWrites();
       return CallHandle(weak_from_this(), std::move(name), serial);
@@ -88,9 +88,9 @@ void StreamOp::PumpWrites() {
     const std::string id = std::move(queue_.front());
     queue_.pop_front();
     writing_ = true;
-    Pending& next = pending_.at(id);  // it is there: only what was sent can be answered
+    Pending& next = pending_.at(id);  // present: queued requests leave pending_ and queue_ together
     next.sent = true;
-    // Without a buffer hint: the next one may be cancelled, and nothing would flush this one.
+    // No buffer hint: the next request may be cancelled, and then nothing would flush this one.
     call_->Write(next.call->ToByteBuffer(id), Expect(kWritten));
   } else if (no_more_ && !writes_done_sent_) {
     writes_done_sent_ = true;
@@ -130,7 +130,7 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
     } else {
       failure_ = decoded.status();
     }
-    // Which request a broken answer belongs to is unknown, so the stream cannot go on.
+    // Which request a malformed answer belongs to is unknown, so the stream cannot continue.
     if (!failure_.ok()) context_->TryCancel();
   }
   if (answered.empty() || answered.mapped().callback == nullptr) return;
@@ -138,7 +138,7 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
   if (decoded->status.ok()) {
     decoded->status = answered.mapped().call->CheckAnswer(decoded->result);
   }
-  answered = {};  // what holds the caller's memory goes before the callback runs
+  answered = {};  // releases the caller's memory before the callback runs
   callback({std::move(decoded->status), std::move(decoded->result), decoded->payload_bytes,
             decoded->retry_after_ms, std::move(server_id), std::move(server)});
 }
@@ -179,7 +179,7 @@ void StreamOp::OnEvent(int slot, bool ok) {
         break;
       case kWritten:
         writing_ = false;
-        if (ok) PumpWrites();  // else the read fails too and ends the call
+        if (ok) PumpWrites();  // a failed write also fails the read, which ends the call
         break;
       case kRead:
         if (ok) {
@@ -188,7 +188,7 @@ void StreamOp::OnEvent(int slot, bool ok) {
             server_id_ = ServerIdOf(*context_);
             server_ = pool_->ServerOf(*context_);
           }
-          call_->Read(&read_, Expect(kRead));  // armed before the copy out
+          call_->Read(&read_, Expect(kRead));  // before the answer is copied out
         } else {
           FinishCall();
         }
@@ -209,7 +209,7 @@ void StreamOp::OnEvent(int slot, bool ok) {
   {
     const OpLock lock(mutex_);
     lease_.Release();
-    // Here rather than on the thread where the last handle goes, which is the user's.
+    // Destroyed here rather than with the last handle, whose thread is the user's.
     call_ = nullptr;
     context_.reset();
     ended_ = true;

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: the state machine of one AttendStream. At most one read and one write are
-// with gRPC at a time; requests queue for the write. Keeps itself alive while gRPC holds an event.
+// Internal to the client: the state machine of one AttendStream. gRPC holds at most one read and
+// one write at a time; further requests are queued. Owns itself while gRPC holds an event.
 //
 //   starting --1--> open --2--> half-closed
 //      |              |              |
 //      +------3-------+------3-------+--> finishing --4--> closing --5--> ended
 //
-//   1  gRPC has started the call. From now on one read is with it, and what is queued is written.
-//   2  Finish was called, and all that was queued is written: WritesDone. Answers still come.
+//   1  gRPC has started the call. From now on it holds one read, and the queue is written.
+//   2  Finish was called and the queue is written: WritesDone. Answers still arrive.
 //   3  gRPC could not start the call, or a read failed: the server ended the call, its connection
-//      was lost, its deadline passed, or it was cancelled, as it is here where an answer makes no
-//      sense. Nothing is written any more, and gRPC is asked for the call's status. (A write that
-//      fails changes nothing: the read then fails too.)
-//   4  The status is there. New requests are refused with it.
-//   5  gRPC holds no event. Requests without an answer have got the status.
+//      was lost, its deadline passed, or it was cancelled, here too after a malformed answer.
+//      Nothing is written any more, and gRPC is asked for the call's status. (A failed write
+//      changes nothing: the read then fails too.)
+//   4  The status is known. New requests are refused with it.
+//   5  gRPC holds no event. Unanswered requests have ended with the status.
 //
-// A stream that Start refuses is ended at once.
+// A stream that Start refuses has ended at once.
 
 #pragma once
 
@@ -40,7 +40,7 @@ void Refuse(const StreamCallback& callback, Status status);
 
 class StreamOp final : public Operation {
  public:
-  // `message_bytes_max`: what the server takes in one message; 0 while that is unknown.
+  // `message_bytes_max`: the largest message that the server accepts; 0: unknown.
   StreamOp(ConnectionPool* pool, const StreamOptions& options, RequestIds* ids,
            const std::atomic<int64_t>* message_bytes_max);
 
@@ -48,14 +48,15 @@ class StreamOp final : public Operation {
   const std::string& server() const { return options_.server; }
 
   void Start();
-  // Returns the request's handle, which does nothing if the request was refused.
+  // Returns the request's handle, which is empty if the request was refused.
   CallHandle Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
                   StreamCallback callback);
   Status Finish();
   void Cancel() override;
-  // It ends with CANCELLED. One that was sent stays in pending_, so that its answer is known.
+  // The request ends with CANCELLED. If it was sent, its entry stays in pending_ so that its answer
+  // is recognised.
   void CancelRequest(const std::string& id, uint64_t serial) override;
-  // Until no callback can come any more.
+  // Returns once no callback can run any more.
   void WaitForEnd();
   void OnEvent(int slot, bool ok) override;
 
@@ -63,9 +64,9 @@ class StreamOp final : public Operation {
   enum Slot { kStarted, kWritten, kRead, kWritesDone, kFinished, kSlots };
   struct Pending {
     StreamCallback callback;                  // null: cancelled
-    std::shared_ptr<const EncodedCall> call;  // keeps the regions of its tensors alive
+    std::shared_ptr<const EncodedCall> call;  // keeps its tensors' regions alive
     SharedOutputs outputs;                    // the call's
-    uint64_t serial = 0;                      // ids may be used again, these are not
+    uint64_t serial = 0;                      // unique, unlike ids
     bool sent = false;
   };
 
@@ -86,7 +87,7 @@ class StreamOp final : public Operation {
   const std::atomic<int64_t>* const message_bytes_max_;
   Event events_[kSlots];
 
-  Lease lease_;  // given back with the last event
+  Lease lease_;  // released with the last event
   const int connection_;
   CompletionLoop* const loop_;
 
@@ -96,23 +97,23 @@ class StreamOp final : public Operation {
   std::optional<grpc::ClientContext> context_ ATTEND_GUARDED_BY(mutex_){std::in_place};
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_ ATTEND_GUARDED_BY(mutex_);
   grpc::ByteBuffer read_ ATTEND_GUARDED_BY(mutex_);
-  std::string server_id_ ATTEND_GUARDED_BY(mutex_);  // as StreamAnswer's, from the first on
+  std::string server_id_ ATTEND_GUARDED_BY(mutex_);  // as StreamAnswer's, once answered
   std::string server_ ATTEND_GUARDED_BY(mutex_);
   grpc::Status grpc_status_ ATTEND_GUARDED_BY(mutex_);
-  std::deque<std::string> queue_ ATTEND_GUARDED_BY(mutex_);  // ids of those that wait to be sent
+  std::deque<std::string> queue_ ATTEND_GUARDED_BY(mutex_);  // ids of unsent requests, in order
   std::unordered_map<std::string, Pending> pending_ ATTEND_GUARDED_BY(mutex_);
   uint64_t serials_ ATTEND_GUARDED_BY(mutex_) = 0;  // the last request's
-  int expected_ ATTEND_GUARDED_BY(mutex_) = 0;      // events that gRPC still holds
+  int expected_ ATTEND_GUARDED_BY(mutex_) = 0;      // events that gRPC holds
   bool started_ ATTEND_GUARDED_BY(mutex_) = false;
   bool writing_ ATTEND_GUARDED_BY(mutex_) = false;
   bool no_more_ ATTEND_GUARDED_BY(mutex_) = false;    // Finish was called
-  bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;  // maybe before the call began
+  bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;  // possibly before the call began
   bool writes_done_sent_ ATTEND_GUARDED_BY(mutex_) = false;
   bool finish_sent_ ATTEND_GUARDED_BY(mutex_) = false;
   // The call's status is known; new requests are refused.
   bool closing_ ATTEND_GUARDED_BY(mutex_) = false;
   bool ended_ ATTEND_GUARDED_BY(mutex_) = false;  // every callback has run
-  // A fault found here, told instead of the call's CANCELLED.
+  // A fault found here, reported instead of the call's CANCELLED.
   Status failure_ ATTEND_GUARDED_BY(mutex_);
   Status final_ ATTEND_GUARDED_BY(mutex_);
 };

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view kSystem = "system";
 constexpr std::array<unsigned char, 3> kHttp2 = {2, 'h', '2'};
-// How a connection of HTTP/2 begins, with empty settings.
+// The start of an HTTP/2 connection, with empty settings.
 constexpr std::string_view kHello("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
 
 Status ReadFile(const char* option, const std::string& path, std::string* text) {
@@ -45,7 +45,7 @@ bool IsIp(const std::string& host) {
          inet_pton(AF_INET6, host.c_str(), bytes.data()) == 1;
 }
 
-// What an alert of the server means for a client.
+// The meaning of a TLS alert from the server, for the user.
 std::string AlertText(int alert) {
   switch (alert) {
     case SSL_AD_CERTIFICATE_REQUIRED:
@@ -73,7 +73,7 @@ std::string AlertText(int alert) {
 
 }  // namespace
 
-// One connection and its time.
+// One connection with its deadline.
 class TlsClient::Attempt {
  public:
   explicit Attempt(std::chrono::milliseconds timeout)
@@ -87,7 +87,8 @@ class TlsClient::Attempt {
 
   bool Connect(const std::string& host, const std::string& port);
   bool Begin(SSL_CTX* context, const std::string& name);
-  // Calls step(), as OpenSSL's functions return, until it is done, fails, or the time is over.
+  // Calls step(), which returns as OpenSSL's functions do, until it is done, fails or the time is
+  // over.
   template <class Step>
   int Run(const Step& step);
   SSL* ssl() const { return ssl_; }
@@ -254,7 +255,7 @@ std::string TlsClient::Diagnose(std::chrono::milliseconds timeout) const {
   SSL* const ssl = attempt.ssl();
   int failed = attempt.Run([ssl] { return SSL_connect(ssl); });
   if (failed == SSL_ERROR_NONE) {
-    // In TLS 1.3 a client hears only now that it is refused.
+    // In TLS 1.3 a client learns only after the handshake that it was refused.
     std::array<char, 9> answer;
     failed = attempt.Run(
         [ssl] { return SSL_write(ssl, kHello.data(), static_cast<int>(kHello.size())); });

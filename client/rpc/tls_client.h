@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal to the client: TLS to the server. gRPC makes the connections; where it fails, it says
-// little more than that. Then Diagnose makes one by itself and says in words what is wrong.
+// Internal to the client: TLS to the server. gRPC makes the connections but hardly says why one
+// fails. Diagnose therefore makes a connection of its own and returns the reason in words.
 
 #pragma once
 
@@ -20,7 +20,7 @@ namespace attend::client {
 class TlsClient {
  public:
   // Reads the files. INVALID_ARGUMENT names the option and the file. `target` is ServerTarget's.
-  // Null without TLS: where no authority is named, and for Unix sockets.
+  // Null without TLS: no `ca`, or a Unix socket.
   static Result<std::shared_ptr<const TlsClient>> Make(const TlsOptions& options,
                                                        const std::string& target);
 
@@ -28,7 +28,7 @@ class TlsClient {
   const std::string& server_name() const { return options_.server_name; }
   const std::string& host() const { return host_; }  // of the target
 
-  // Why no connection of TLS comes about, in words; empty if one does, or if nobody listens.
+  // Why a TLS connection fails, in words; empty if it succeeds, or if no process listens.
   std::string Diagnose(std::chrono::milliseconds timeout) const;
 
  private:

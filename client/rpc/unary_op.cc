@@ -35,14 +35,14 @@ void UnaryOp::StartAttempt() {
                                           lease_->loop->queue());
   reader_->StartCall();
   reader_->Finish(&response_, &grpc_status_, finished_.Tag());
-  // Cancelled before there was anything to cancel.
+  // Cancel may have come before there was a context to cancel.
   if (cancelled_) context_->TryCancel();
 }
 
 bool UnaryOp::TriesAgain(Status& status) {
   const Pushback pushback = PushbackOf(*context_);
-  // The server says when to try again. Where it has not, the connection was lost, and the request
-  // may still run: one that was tried again would share its place with it.
+  // A pushback means that the server has ended the request. Without one the connection was lost,
+  // and the request may still be writing to the place that a retry would use.
   if (call_->outputs().any() && pushback.kind == Pushback::Kind::kNone) return false;
   return ScheduleRetry(status, pushback);
 }
@@ -94,7 +94,7 @@ void UnaryOp::OnEvent(int slot, bool ok) {
   self = std::move(self_);
   lock.Unlock();
   CallOutcome outcome = Decode(&remains);
-  // Everything that holds the caller's memory goes before the callback runs.
+  // Everything that holds the caller's memory is released before the callback runs.
   remains = {};
   End(std::move(outcome));
 }

@@ -26,7 +26,7 @@ class UnaryOp final : public RetryingOp {
  private:
   static constexpr int kFinished = 0;  // the slot
 
-  // Is left at the end, to be looked at and let go of without the lock.
+  // Taken from the operation at its end, to be decoded and released without the lock.
   struct Remains {
     CallOutcome outcome;
     grpc::ByteBuffer response;
@@ -42,7 +42,7 @@ class UnaryOp final : public RetryingOp {
 
   Event finished_{this, kFinished};
   std::shared_ptr<const EncodedCall> call_ ATTEND_GUARDED_BY(mutex_);
-  Lease lease_ ATTEND_GUARDED_BY(mutex_);  // of the present attempt
+  Lease lease_ ATTEND_GUARDED_BY(mutex_);  // of the current attempt
   int connection_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::optional<grpc::ClientContext> context_ ATTEND_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader_ ATTEND_GUARDED_BY(mutex_);

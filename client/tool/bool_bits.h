@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Booleans in files, a byte each, as a mask of bits.
+// Booleans in files, one byte each, as bit masks.
 
 #pragma once
 
@@ -9,11 +9,11 @@
 
 namespace attend::client {
 
-// TensorBytes of a tensor as a file holds it.
+// TensorBytes of a tensor as it is in a file.
 Result<int64_t> BytesInFile(std::string_view what, DType dtype, const std::vector<int64_t>& shape);
 
-// Reads the next booleans of the file, as many as `shape` says, as a tensor of DType::kBit. Any
-// byte but 0 is true.
+// Reads the file's next booleans, as many as `shape` has, as a tensor of DType::kBit. Every byte
+// but 0 is true.
 Result<HostTensor> ReadBools(InputFile& file, std::vector<int64_t> shape);
 
 // INVALID_ARGUMENT: the tensor from `path` is of bits, which only a bias may be.

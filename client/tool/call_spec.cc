@@ -28,7 +28,7 @@ struct Word {
   const char* name;
   Value CallSpec::*field;
 };
-// Longer names first: "Hkv2" must not be read as H.
+// Longer names first, so that "Hkv2" is not read as H.
 constexpr Word<int64_t> kSizes[] = {
     {"Hkv", &CallSpec::heads_kv}, {"Hq", &CallSpec::heads_q}, {"Lq", &CallSpec::len_q},
     {"Lk", &CallSpec::len_k},     {"Dv", &CallSpec::dim_v},   {"B", &CallSpec::batch},
@@ -43,7 +43,7 @@ constexpr Word<bool> kFlags[] = {
     {"bits", &CallSpec::bits},
 };
 
-// Whether `word` is a size, and then whether it was a good one.
+// Whether `word` is a size; `status` then tells whether its value is valid.
 bool ParseSize(std::string_view word, CallSpec* spec, Status* status) {
   for (const auto& size : kSizes) {
     if (!word.starts_with(size.name)) continue;
@@ -155,7 +155,7 @@ Result<TensorRef> RandomTensor(const char* name, DType dtype, std::vector<int64_
   return TensorRef(*tensor);
 }
 
-// Each bit is set or not with the same probability.
+// Each bit is set with probability 1/2.
 Result<TensorRef> RandomBits(const char* name, std::vector<int64_t> shape, Random& random) {
   Result<HostTensor> tensor = HostTensor::Make(name, DType::kBit, std::move(shape));
   if (!tensor.ok()) return tensor.status();
@@ -341,7 +341,7 @@ Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed) {
   ATTEND_RETURN_IF_ERROR(FillTerms(spec, longest_q, longest_k, random, &call));
   if (!spec.backward) return call;
   BackwardCall& backward = call.backward.emplace();
-  backward.d_bias = spec.bias;  // a mask of bits has none
+  backward.d_bias = spec.bias;  // a bit mask has none
   backward.d_sinks = spec.sinks;
   Result<TensorRef> d_o = RandomTensor("d_o", spec.dtype, AnswerShape(call), random);
   if (!d_o.ok()) return d_o.status();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call described in a few words, "B1,H8,L1024,D64,dtype=float16,causal,weight=3", and the random
-// inputs made from it. What `attend-client load` and `check` send. Pure.
+// A call described in a few words, "B1,H8,L1024,D64,dtype=float16,causal,weight=3", and random
+// inputs for it, as sent by `attend-client load` and `check`. Pure.
 
 #pragma once
 
@@ -29,18 +29,18 @@ struct CallSpec {
   bool window = false;
   int64_t window_left = -1;
   int64_t window_right = -1;
-  bool top_left = false;  // the alignment of the mask and of ALiBi
+  bool top_left = false;  // alignment of the mask and of ALiBi
   std::optional<float> scale;
   float softcap = 0;
   bool bias = false;
-  bool bits = false;  // the bias is a mask of bits
+  bool bits = false;  // the bias is a bit mask
   double dropout = 0;
   bool alibi = false;
   bool sinks = false;
   bool lse = false;
-  bool backward = false;  // all gradients that there are, and not O and LSE
+  bool backward = false;  // all available gradients instead of O and LSE
   std::string kernel;
-  double weight = 1;  // share of the mix, relative to the others
+  double weight = 1;  // relative share of the mix
 };
 
 // Words, separated by commas, in any order:
@@ -54,16 +54,16 @@ struct CallSpec {
 //   kernel=NAME  weight=X
 Result<CallSpec> ParseCallSpec(const std::string& text);
 
-// A JSON file: an array, or an object with an array "shapes", of such strings or of objects with
-// the same words as keys: {"B": 1, "H": 8, "L": 1024, "causal": true, "weight": 3}.
+// Reads a JSON file: an array, or an object with an array "shapes", of such strings or of objects
+// with the same words as keys: {"B": 1, "H": 8, "L": 1024, "causal": true, "weight": 3}.
 Result<std::vector<CallSpec>> ReadMix(const std::string& path);
 
-// INVALID_ARGUMENT if the inputs of `calls` such calls may take more than `bytes_max`; takes them
-// off it otherwise.
+// Subtracts the input bytes of `calls` such calls from `*bytes_max`. INVALID_ARGUMENT if they may
+// exceed it.
 Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max);
 
-// The call, its tensors filled from `seed` with values of mean 0 and variance 1. One for gradients
-// lacks O and LSE (forward_pass.h).
+// The call, with tensors drawn from `seed` with mean 0 and variance 1. A gradient call lacks O and
+// LSE (forward_pass.h).
 Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed);
 
 }  // namespace attend::client

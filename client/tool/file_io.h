@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole-file reading and writing with errors that name the file. Internal to the client's tools.
+// Whole-file reading and writing, with errors that name the file. Internal to the client's tools.
 
 #pragma once
 
@@ -27,9 +27,9 @@ class InputFile {
 
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
-  // Exactly `bytes` more, or an error.
+  // Reads exactly `bytes` more, or fails.
   Status Read(void* to, int64_t bytes);
-  // `why`, with the file's name before it.
+  // `why`, prefixed with the file's name.
   Status Error(const std::string& why) const { return InvalidArgument(path_ + ": " + why); }
 
  private:
@@ -43,10 +43,10 @@ struct Piece {
   int64_t bytes;
 };
 
-// Checks that a file could be written there. Leaves no file.
+// Checks that a file can be written at this path. Leaves no file behind.
 Status CheckWritable(const std::string& path);
 
-// Replaces the file as a whole: written beside it first, then renamed.
+// Replaces the file atomically: writes beside it, then renames.
 Status WriteFile(const std::string& path, const std::vector<Piece>& pieces);
 
 Result<std::string> ReadWholeFile(const std::string& path);

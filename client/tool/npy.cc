@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The header is a Python dictionary literal with the keys descr, fortran_order and shape. The
-// parser below takes exactly that: any key order, either quote, optional trailing commas and
+// parser below accepts exactly that: any key order, either quote, optional trailing commas and
 // spaces, as NumPy itself writes and reads it.
 
 #include "client/tool/npy.h"
@@ -30,7 +30,7 @@ class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : rest_(text) {}
 
-  // False with error() set if the text is not the dictionary expected.
+  // False, with error() set, if the text is not such a dictionary.
   bool Parse(Header* header) {
     if (!Expect('{')) return false;
     while (!Peek('}')) {

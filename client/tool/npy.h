@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NumPy's .npy files: float16, float32 and bool, little-endian, C order. Strict: anything else is
+// NumPy's .npy files: float16, float32 and bool, little-endian, C order. Strict: everything else is
 // an error that names the file and the reason.
 
 #pragma once
@@ -11,10 +11,10 @@
 
 namespace attend::client {
 
-// An array of bool becomes a tensor of bits.
+// A bool array becomes a tensor of bits.
 Result<HostTensor> ReadNpy(const std::string& path);
 
-// FAILED_PRECONDITION for bfloat16, which the format does not know, and bits.
+// FAILED_PRECONDITION: bfloat16, which the format does not have, or bits.
 Status WriteNpy(const std::string& path, const HostTensor& tensor);
 
 }  // namespace attend::client

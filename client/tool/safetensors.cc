@@ -33,7 +33,7 @@ std::optional<DType> KnownDType(const std::string& name) {
   return std::nullopt;
 }
 
-// A non-negative integer below 2^62, so that sums of two do not overflow.
+// A non-negative integer below 2^62, so that the sum of two cannot overflow.
 bool GetSize(const json& value, int64_t* out) {
   if (!value.is_number_integer()) return false;
   if (value.is_number_unsigned() && value.get<uint64_t>() > (uint64_t{1} << 62)) return false;

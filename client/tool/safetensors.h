@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// .safetensors files: eight bytes of header length, a JSON header, the tensors' bytes. float16,
-// bfloat16, float32 and bool are read, bool as bits; strict as the format asks: the tensors cover
-// the data without overlap or hole. Errors name the file and the reason.
+// .safetensors files: eight bytes of header length, a JSON header, then the tensors' bytes. Reads
+// float16, bfloat16, float32 and bool (as bits); strict as the format requires: the tensors cover
+// the data without overlap or gap. Errors name the file and the reason.
 
 #pragma once
 
@@ -15,11 +15,11 @@ namespace attend::client {
 
 inline bool IsSafetensors(const std::string& path) { return path.ends_with(".safetensors"); }
 
-// Only the tensors called `wanted` are loaded; the others must be well-formed all the same.
+// Loads only the tensors named in `wanted`; the others must still be well-formed.
 Result<std::map<std::string, HostTensor>> ReadSafetensors(const std::string& path,
                                                           const std::vector<std::string>& wanted);
 
-// FAILED_PRECONDITION for bits.
+// FAILED_PRECONDITION: a tensor of bits.
 Status WriteSafetensors(const std::string& path, const std::map<std::string, HostTensor>& tensors);
 
 }  // namespace attend::client

@@ -51,7 +51,7 @@ void VerifyQueue::Add(const AttentionCall& call, AttentionResult result, uint64_
     if (const HostTensor* const tensor = TensorOf(result, each.name)) bytes += tensor->bytes;
   }
   const MutexLock lock(mutex_);
-  // One answer is always taken, however large.
+  // One answer is accepted whatever its size.
   if (!entries_.empty() && bytes_ + bytes > bytes_max_) {
     ++counts_.skipped;
     return;
@@ -90,7 +90,7 @@ void VerifyQueue::EndLocked(const Entry& entry, const Result<RowsReport>& report
 
 void VerifyQueue::Run() {
   NameThread("attend-verify");
-  // This thread alone: what is measured comes first.
+  // For this thread only, so that it does not disturb the measurement.
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
   MutexLock lock(mutex_);
   for (;;) {
@@ -110,7 +110,8 @@ VerifyQueue::Counts VerifyQueue::Drain() {
   MutexLock lock(mutex_);
   draining_ = true;
   changed_.NotifyAll();
-  // The caller measures nothing now, so it helps: the thread may starve on a busy machine.
+  // The caller is not measuring now, so it helps: the low-priority thread may starve on a busy
+  // machine.
   while (!entries_.empty()) {
     const Entry entry = TakeFrontLocked();
     lock.Unlock();

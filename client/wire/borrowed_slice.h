@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Slices over a caller's memory, and where its owners' deleters run. gRPC lets go of a slice on any
-// thread that is inside gRPC, of any call on the same connection. Deleters are code of the user's
-// and may take locks of the user's, so they must run neither under a lock of the client nor on a
-// thread that the user has inside the client. A ReleaseGate on such a thread's stack keeps what
-// gRPC lets go of there, for a place where deleters may run.
+// Slices over a caller's memory, and the threads on which its owners' deleters run. gRPC may
+// release a slice on any thread inside gRPC, for any call on the same connection. Deleters are user
+// code and may take the user's locks, so they must run neither under a lock of the client nor on a
+// user's thread inside the client. A ReleaseGate on such a thread's stack collects what gRPC
+// releases there, for a thread on which deleters may run.
 
 #pragma once
 
@@ -18,14 +18,14 @@
 
 namespace attend::client {
 
-// One slice keeps these alive.
+// The references that one slice holds.
 struct Borrowed {
   std::shared_ptr<const void> owner;
   std::shared_ptr<const void> keep_alive;
   Borrowed* next = nullptr;  // in a ReleasedMemory
 };
 
-// Memory that gRPC has let go of. Its destructor runs the owners' deleters.
+// Memory that gRPC has released. The destructor runs the owners' deleters.
 class ReleasedMemory {
  public:
   ReleasedMemory() = default;
@@ -34,25 +34,25 @@ class ReleasedMemory {
   ~ReleasedMemory();
 
   bool empty() const { return first_ == nullptr; }
-  void Add(Borrowed* borrowed);  // takes it; needs no memory of its own
+  void Add(Borrowed* borrowed);  // takes ownership; allocates nothing
 
  private:
   Borrowed* first_ = nullptr;
 };
 
-// Keeps what slices let go of on this thread until End, or passes it on at once. Gates nest: the
-// innermost one keeps it.
+// Collects what is released on this thread until End, or passes it on at once. Gates nest: the
+// innermost one collects.
 class ReleaseGate {
  public:
   using PassOn = std::function<void(ReleasedMemory)>;
 
   explicit ReleaseGate(PassOn pass_on = nullptr);
-  // As End().
+  // Calls End() if it was not called.
   ~ReleaseGate();
   ReleaseGate(const ReleaseGate&) = delete;
   ReleaseGate& operator=(const ReleaseGate&) = delete;
 
-  // Opens it for good and returns what it has kept.
+  // Ends the gate and returns what it has collected.
   ReleasedMemory End();
 
  private:

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Chunks are written by hand: a head of three fields, then a slice over the caller's memory. A
+// chunk of an answer is recognised by having its data last; every other message goes to the
+// generated parser. Reserve claims a chunk's bytes under the lock, so that each byte is accepted
+// once, and the copy then runs without the lock, in parallel with those of other streams.
 
 #include "client/wire/chunk_codec.h"
 
@@ -37,8 +42,8 @@ grpc::ByteBuffer Serialize(const v1::AttendChunkedRequest& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// The fields in front of a chunk's data, and where that begins. False if this is no chunk in the
-// order in which every runtime writes it.
+// Reads the fields before a chunk's data. False unless this is a chunk with its data last, the
+// order that every runtime writes.
 struct ChunkHead {
   uint64_t tensor = 0;
   uint64_t offset = 0;
@@ -58,7 +63,7 @@ bool ReadHead(CodedInputStream* in, int64_t message_bytes, ChunkHead* head) {
   }
 }
 
-// Against what the call says: what is not its answer may be of any size.
+// Checks a tensor against the call, because an unexpected one could be of any size.
 Status CheckTensor(const char* name, const v1::Tensor& meta, DType dtype,
                    const std::vector<int64_t>& shape) {
   if (!IsDType(meta.dtype())) {
@@ -72,7 +77,7 @@ Status CheckTensor(const char* name, const v1::Tensor& meta, DType dtype,
                         ShapeText(shape));
 }
 
-// A tensor of an answer. Not initialised; without memory if the bytes are not wanted.
+// An uninitialised tensor of an answer; without memory if its bytes are discarded.
 Result<HostTensor> MakeTensor(const char* name, DType dtype, const std::vector<int64_t>& shape,
                               Payload payload) {
   const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
@@ -293,7 +298,7 @@ Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t 
   if (place != nullptr) {
     std::vector<grpc::Slice> slices;
     if (!message->Dump(&slices).ok()) return MalformedChunk("it cannot be read");
-    int64_t skip = static_cast<int64_t>(message->Length()) - bytes;  // the data is the end of it
+    int64_t skip = static_cast<int64_t>(message->Length()) - bytes;  // the data is last
     for (const grpc::Slice& slice : slices) {
       const int64_t size = static_cast<int64_t>(slice.size());
       const int64_t from = std::min(skip, size);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The messages of AttendChunked between the caller's memory and gRPC's buffers: nothing is copied
-// on the way out, and each byte of an answer once, to its final place.
+// Messages of AttendChunked between the caller's memory and gRPC's buffers: outgoing bytes are not
+// copied, incoming ones once, into their final place.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace attend::client {
 
-// Bytes of a header, without its request_id, that every server takes: the bound is 4 MiB.
+// The largest header, without its request_id, that every server accepts: 4 MiB less a margin.
 inline constexpr int64_t kChunkedHeaderBytesMax = (int64_t{4} << 20) - (int64_t{4} << 10);
 
 // A call ready to be sent in chunks any number of times. Immutable.
@@ -30,7 +30,7 @@ class ChunkedCall {
   static Result<ChunkedCall> Make(const AttentionCall& call,
                                   std::shared_ptr<const void> keep_alive);
 
-  // Bytes of one chunk: enough that the overhead does not matter, few enough to spread out.
+  // Bytes of one chunk: large enough to hide the overhead, small enough to spread over streams.
   static constexpr int64_t kPieceBytes = int64_t{2} << 20;
   struct Piece {
     size_t tensor = 0;
@@ -39,10 +39,10 @@ class ChunkedCall {
   };
 
   grpc::ByteBuffer Header(std::string_view request_id) const;
-  // Moves `piece` to the bytes after it, at most `bytes_max` > 0 of them: tensor after tensor, from
-  // Piece() on. False if there are none.
+  // Advances `piece` to the bytes after it, at most `bytes_max` > 0 of them: tensor by tensor,
+  // starting from Piece(). False if there are none.
   bool Next(int64_t bytes_max, Piece* piece) const;
-  // The slice holds what EncodedCall's hold.
+  // The slice holds the same references as EncodedCall's slices.
   grpc::ByteBuffer Chunk(const Piece& piece) const;
 
   int64_t payload_bytes() const { return payload_bytes_; }
@@ -64,32 +64,32 @@ class ChunkedCall {
   bool owned_ = false;
 };
 
-// A further stream's first message.
+// The first message of a further stream.
 grpc::ByteBuffer TokenMessage(const std::string& token);
 
-// Which bytes of a tensor have come.
+// The set of bytes of a tensor that have arrived.
 class ByteRanges {
  public:
-  // False, and nothing changes, if one of these bytes has come before. The sum fits an int64.
+  // False, without effect, if one of the bytes has arrived before. begin + bytes must fit an int64.
   bool Add(int64_t begin, int64_t bytes);
 
  private:
-  std::map<int64_t, int64_t> ends_;  // by begin; disjoint, and none begins where another ends
+  std::map<int64_t, int64_t> ends_;  // end by begin; disjoint, adjacent ranges merged
 };
 
-// One answer, from the messages of all its streams. What it must be the call says, so chunks that
-// come before the header have their place too; there is memory for it from the first of them on, or
-// the header. Thread-safe; bytes are copied in parallel.
+// One answer, assembled from the messages of all its streams. The call determines its tensors, so
+// chunks may precede the header; memory is allocated with the first chunk or the header.
+// Thread-safe; copies run in parallel.
 class ChunkedAnswer {
  public:
   ChunkedAnswer(std::shared_ptr<const ChunkedCall> call, Payload payload)
       : call_(std::move(call)), payload_(payload) {}
 
-  // Takes a message apart and clears it; a grant goes to `grant`. INTERNAL if it makes no sense.
+  // Takes one message and clears it; a grant goes to `grant`. INTERNAL: it is malformed.
   Status Take(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant);
-  // Header and every byte have come.
+  // The header and every byte have arrived.
   bool complete() const;
-  // Once complete, and once.
+  // To be called once, when complete().
   DecodedResponse TakeResponse();
 
  private:
@@ -97,8 +97,8 @@ class ChunkedAnswer {
   Status TakeHeader(v1::AttendResponse* response);
   Status TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset, int64_t bytes);
 
-  Status MakeTensors() ATTEND_REQUIRES(mutex_);  // if they are not there
-  // The place of these bytes, which no other caller gets; null if they are dropped.
+  Status MakeTensors() ATTEND_REQUIRES(mutex_);  // unless made_
+  // Claims these bytes for one caller and returns their place; null if they are discarded.
   Result<std::byte*> Reserve(int tensor, uint64_t offset, int64_t bytes) ATTEND_REQUIRES(mutex_);
 
   const std::shared_ptr<const ChunkedCall> call_;
@@ -107,9 +107,9 @@ class ChunkedAnswer {
   bool header_ ATTEND_GUARDED_BY(mutex_) = false;
   bool made_ ATTEND_GUARDED_BY(mutex_) = false;  // the response's tensors
   DecodedResponse response_ ATTEND_GUARDED_BY(mutex_);
-  // For each tensor of the call's answer.
+  // One per tensor of the call's answer.
   std::array<ByteRanges, kAnswerTensorsMax> came_ ATTEND_GUARDED_BY(mutex_);
-  int64_t missing_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;  // once the tensors are made
+  int64_t missing_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;  // valid once made_
 };
 
 }  // namespace attend::client

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A request read from disk as a call: the reverse of the encoder in message_codec.cc, used by
-// replay.
+// A request read from disk as a call: the reverse of the encoder in message_codec.cc, for replay.
 
 #include "client/wire/message_codec.h"
 
@@ -39,7 +38,7 @@ Result<TensorRef> RefOf(const char* name, const v1::Tensor& meta, int raw_index,
   return ref;
 }
 
-// The backward pass of `request`, whose first raw entry is that one.
+// The backward pass of `request`; its tensors begin at `raw_index`.
 Result<BackwardCall> BackwardOf(const std::shared_ptr<const v1::AttendRequest>& request,
                                 int raw_index) {
   const v1::BackwardPass& from = request->backward();

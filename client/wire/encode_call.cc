@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether a call goes in one message or in chunks.
+// Decides whether a call goes in one message or in chunks.
 
 #include <memory>
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The small fields of a call as a message, and whether an answer's tensors are those it asked for.
+// The small fields of a call as a message, and the check of an answer's tensors against the call.
 
 #include "client/wire/message_codec.h"
 

@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 
 ordered_json Tree(const Message& message);
 
-// `index` of a repeated field, -1 of any other.
+// `index`: in a repeated field; -1 for others.
 ordered_json Value(const Message& message, const FieldDescriptor* field, int index) {
   const auto& r = *message.GetReflection();
   const bool one = index < 0;
@@ -69,7 +69,7 @@ constexpr std::string_view kDigits = "0123456789abcdef";
 }  // namespace
 
 std::string JsonOf(const Message& message, int indent) {
-  // Text from elsewhere may be no UTF-8, and a terminal obeys some characters beyond ASCII.
+  // Text from outside may be invalid UTF-8, and terminals obey some characters beyond ASCII.
   return Tree(message).dump(indent, ' ', /*ensure_ascii=*/true,
                             nlohmann::json::error_handler_t::replace);
 }

@@ -12,13 +12,13 @@ class Message;
 
 namespace attend::client {
 
-// Names as in the proto, all fields but unset messages; 64-bit numbers as numbers, enums by name,
-// bytes in hexadecimal; in ASCII. `indent`: spaces, for people; -1: on one line.
+// Names as in the .proto; all fields except unset messages; 64-bit numbers as numbers, enums by
+// name, bytes in hexadecimal; ASCII only. `indent`: spaces; -1: one line.
 std::string JsonOf(const google::protobuf::Message& message, int indent = -1);
 
 // "0a1b".
 std::string Hex(const std::string& bytes);
-// The reverse; empty if it is not that.
+// The reverse of Hex; empty for invalid input.
 std::string FromHex(const std::string& digits);
 
 }  // namespace attend::client

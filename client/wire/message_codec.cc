@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Encoding: the small fields come from the generated class; each raw entry is a hand-written tag
+// and length followed by a slice over the caller's memory. Decoding is the reverse: ReadFields
+// walks the top-level fields, copies raw entries directly into their tensors, and collects all
+// other fields into one small buffer for the generated parser. So no tensor byte passes through a
+// generated class.
 
 #include "client/wire/message_codec.h"
 
@@ -23,7 +29,8 @@ constexpr uint32_t kRequestIdTag =
     (v1::AttendRequest::kRequestIdFieldNumber << 3) | kWireLengthDelimited;
 constexpr uint32_t kRawTag = (v1::AttendRequest::kRawFieldNumber << 3) | kWireLengthDelimited;
 static_assert(int{v1::AttendRequest::kRawFieldNumber} == int{v1::AttendResponse::kRawFieldNumber});
-// Tensors up to this size are copied into the slice before them: cheaper than a slice of their own.
+// Tensors up to this size are copied into the preceding slice, which is cheaper than a slice of
+// their own.
 constexpr int64_t kCopiedBytesMax = 8192;
 // gRPC and Protobuf count message bytes in signed 32-bit integers.
 constexpr int64_t kMessageBytesMax = INT32_MAX;
@@ -38,13 +45,13 @@ Status Malformed(const std::string& why) {
   return Internal("the server's answer is not a valid AttendResponse: " + why);
 }
 
-// A tag or length. False for what Protobuf takes as neither: more than five bytes.
+// A tag or length. False for more than five bytes, which Protobuf accepts as neither.
 bool ReadShort(CodedInputStream* in, uint64_t* value) {
   const int at = in->CurrentPosition();
   return in->ReadVarint64(value) && in->CurrentPosition() - at <= 5;
 }
 
-// Copies one field that is not payload, tag included, to `header`.
+// Copies one field other than raw, tag included, to `header`.
 bool CopyField(CodedInputStream* in, uint64_t tag, int64_t total, std::string* header) {
   AppendVarint(header, tag);
   switch (tag & 7) {
@@ -118,8 +125,8 @@ Status ReadFields(grpc::ByteBuffer* buffer, Payload payload, std::string* header
   return Status();
 }
 
-// The tensors of an answer, each from the next entry of `raw` or from the place that the call had
-// for it.
+// Takes the tensors of an answer in order, each from the next entry of `raw` or from the place that
+// the call named for it.
 class TensorTaker {
  public:
   TensorTaker(std::vector<RawEntry>* raw, Payload payload) : raw_(raw), payload_(payload) {}
@@ -154,7 +161,7 @@ class TensorTaker {
     tensor->data = std::move(entry.data);
     return Status();
   }
-  // A device's memory is brought to the host's.
+  // Copies device memory to the host.
   Status TakeShared(const char* name, const v1::Tensor& meta,
                     const std::optional<SharedPlace>& place, HostTensor* tensor) const {
     const v1::SharedMemory& where = meta.shared_memory();
@@ -271,7 +278,7 @@ std::shared_ptr<const EncodedCall> EncodedCall::WithOutputs(const SharedOutputs&
   auto with = std::make_shared<EncodedCall>(*this);
   v1::AttendRequest placements;
   FillOutputs(outputs, &placements);
-  // In front: whatever the order of its fields, a message's bytes come last.
+  // In front, because a message's raw bytes should come last.
   with->slices_.insert(with->slices_.begin(), grpc::Slice(placements.SerializeAsString()));
   with->message_bytes_ += static_cast<int64_t>(with->slices_.front().size());
   with->outputs_ = outputs;
@@ -280,8 +287,8 @@ std::shared_ptr<const EncodedCall> EncodedCall::WithOutputs(const SharedOutputs&
 
 grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {
   assert(chunked_ == nullptr && "it is not one message");
-  // Each tensor makes two slices, and the fields before and after them one each. No memory is
-  // needed for the list.
+  // At most two slices per tensor, and one each for the fields before and after. On the stack, so
+  // the list needs no allocation.
   constexpr size_t kSlicesMax = 20;
   std::array<grpc::Slice, kSlicesMax> all;
   size_t count = 0;
@@ -293,7 +300,7 @@ grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {
       std::memcpy(at, request_id.data(), request_id.size());
       at += request_id.size();
       all[count++] = grpc::Slice(field.data(), at - field.data());
-    } else {  // longer than the server takes; it shall say so
+    } else {  // too long for any server, which will say so
       std::string text(reinterpret_cast<const char*>(field.data()), at - field.data());
       all[count++] = grpc::Slice(text.append(request_id));
     }

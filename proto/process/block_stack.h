@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which blocks of a pool are free.
+// The free list of a pool of blocks.
 
 #pragma once
 
@@ -10,12 +10,12 @@
 
 namespace attend {
 
-// A stack of block numbers that threads share without a lock: what was given back last is taken
-// first, as it is still in some cache. A number belongs to the thread that took it; what its owner
-// wrote before GiveBack is seen by the next one after Take. (R. K. Treiber, "Systems Programming:
-// Coping with Parallelism", 1986. The links are outside the blocks. A count of changes beside the
-// top keeps it from being taken for an earlier one with the same number, except by a thread that is
-// stopped inside Take for exactly 2^32 changes, which take minutes.)
+// A lock-free stack of free block numbers, shared by threads. Last in, first out: the block
+// returned last is the most likely to be in a cache. A number belongs to the thread that took it;
+// whatever its owner wrote before GiveBack is visible to the next owner after Take. (R. K. Treiber,
+// "Systems Programming: Coping with Parallelism", 1986. The links are outside the blocks. A change
+// count beside the top prevents ABA, except for a thread that is stopped inside Take for exactly
+// 2^32 changes, which take minutes.)
 class BlockStack {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -24,8 +24,8 @@ class BlockStack {
   BlockStack(const BlockStack&) = delete;
   BlockStack& operator=(const BlockStack&) = delete;
 
-  // Numbers below `count`, which is below kTaken; none was ever taken. Call once, before any thread
-  // takes one. `links`, one of each, are zeros and alive as long as this is.
+  // Makes numbers below `count` available, none of them taken; `count` < kTaken. Must be called
+  // once, before any thread calls Take. `links` has `count` zeros and must outlive this object.
   void Make(std::atomic<uint32_t>* links, uint32_t count) {
     assert(links_ == nullptr && count < kTaken);
     links_ = links;
@@ -33,12 +33,12 @@ class BlockStack {
   }
   uint32_t count() const { return count_.load(std::memory_order_relaxed); }
 
-  uint32_t Take() {  // kNone: there is none
+  uint32_t Take() {  // kNone: all are taken
     uint64_t top = top_.load(std::memory_order_acquire);
     for (;;) {
       const auto block = static_cast<uint32_t>(top);
       if (block == kNone) return TakeFresh();
-      // Anything, if another thread takes the block meanwhile; then the exchange fails.
+      // The link is stale if another thread has taken the block by now; the exchange then fails.
       const uint32_t below = links_[block].load(std::memory_order_relaxed);
       if (top_.compare_exchange_weak(top, Top(Changes(top) + 1, below), std::memory_order_acquire,
                                      std::memory_order_acquire)) {
@@ -48,7 +48,7 @@ class BlockStack {
     }
   }
 
-  // False, and nothing has changed, if nobody had taken it.
+  // False, without effect, if the block was not taken.
   bool GiveBack(uint32_t block) {
     if (block >= count() || links_[block].load(std::memory_order_relaxed) != kTaken) return false;
     uint64_t top = top_.load(std::memory_order_relaxed);
@@ -67,7 +67,7 @@ class BlockStack {
   }
   static constexpr uint32_t Changes(uint64_t top) { return static_cast<uint32_t>(top >> 32); }
 
-  // One that was never taken, the lowest.
+  // The lowest number that was never taken.
   uint32_t TakeFresh() {
     const uint32_t count = count_.load(std::memory_order_acquire);
     uint32_t block = fresh_.load(std::memory_order_relaxed);
@@ -82,7 +82,7 @@ class BlockStack {
 
   std::atomic<uint32_t>* links_ = nullptr;
   std::atomic<uint32_t> count_{0};
-  // What changes all the time is alone on its cache line.
+  // The words that change constantly have a cache line of their own.
   alignas(64) std::atomic<uint64_t> top_{kNone};
   std::atomic<uint32_t> fresh_{0};
 };

@@ -5,7 +5,7 @@
 #include <absl/synchronization/mutex.h>
 
 #include <cassert>
-#include <cstdlib>  // says which C library it is
+#include <cstdlib>  // __GLIBC__
 
 #if defined(__GLIBC__)
 #include <malloc.h>

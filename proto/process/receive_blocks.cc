@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// malloc looks at the size only, free at the address only: blocks.Contains is one load and one
+// comparison, so memory that is not a block costs almost nothing extra. The first malloc runs
+// before any constructor and without other threads; everything here is constant-initialised, and
+// the range is published last.
 
 #include "proto/process/receive_blocks.h"
 
@@ -19,12 +24,12 @@
 namespace attend {
 namespace {
 
-// gRPC puts a header before each buffer, of some 40 bytes. The room for it also sets neighbours
-// apart, whose first lines would else share one set of a cache.
+// gRPC adds a header of about 40 bytes to each buffer. The room for it also shifts neighbouring
+// buffers, whose first lines would otherwise map to the same cache set.
 constexpr size_t kHeaderBytesMax = 512;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-// Memory of zeros, for as long as the process lives. Null: the system refuses.
+// Zeroed memory, never unmapped. Null: the system refuses.
 void* Map(size_t bytes) {
   void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -37,10 +42,10 @@ class BlockPool {
  public:
   static constexpr size_t kStride = kBufferBytes + kHeaderBytesMax;
 
-  // Whether so many bytes are one of these buffers and its header.
+  // Whether an allocation of `bytes` is one of these buffers plus its header.
   static constexpr bool IsFor(size_t bytes) { return bytes - kBufferBytes - 1 < kHeaderBytesMax; }
 
-  // `count` blocks at `begin`. False: there is no memory to note them in.
+  // `count` blocks at `begin`. False: no memory for the links.
   bool Make(char* begin, size_t count) {
     if (count >= BlockStack::kNone / 2) return false;
     void* const links = Map(std::max<size_t>(count, 1) * sizeof(std::atomic<uint32_t>));
@@ -55,7 +60,7 @@ class BlockPool {
   }
   void GiveBack(void* data) {
     const auto offset = static_cast<size_t>(static_cast<char*>(data) - begin_);
-    // Nothing that malloc returned, or freed before.
+    // Abort on a pointer that malloc never returned, and on a double free.
     if (offset % kStride != 0 || !stack_.GiveBack(static_cast<uint32_t>(offset / kStride))) {
       std::abort();
     }
@@ -66,14 +71,14 @@ class BlockPool {
   BlockStack stack_;
 };
 
-// Two pools in one range, the large blocks first.
+// Two pools in one address range, the large blocks first.
 class Blocks {
  public:
   ReceiveBlocks Make(size_t bytes) {
     constexpr size_t kShareOfSmall = 8;
     assert(begin_ == 0 && "the blocks are made once");
     if (bytes == 0) return {};
-    // Huge pages are faulted in and page-locked faster. That is only advice.
+    // Huge pages fault in faster. The advice may be ignored.
     const size_t whole = (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
     void* const mapped = Map(whole + kHugePageBytes);
     if (mapped == nullptr) return {};
@@ -83,7 +88,7 @@ class Blocks {
     const size_t small = whole / kShareOfSmall / small_.kStride;
     large_bytes_ = whole - small * small_.kStride;
     begin_ = reinterpret_cast<uintptr_t>(begin);
-    // Whoever frees memory looks at the range, so it is there before the first block is.
+    // Frees on other threads consult the range, so it must be set before the first block exists.
     bytes_.store(whole, std::memory_order_release);
     if (!small_.Make(begin + large_bytes_, small) ||
         !large_.Make(begin, large_bytes_ / large_.kStride)) {
@@ -92,17 +97,17 @@ class Blocks {
     return {begin, static_cast<int64_t>(whole)};
   }
 
-  // Null: the request is of other sizes, or all blocks of its size are in use.
+  // Null: another size, or all blocks of this size are in use.
   void* Take(size_t bytes) {
     if (large_.IsFor(bytes)) return large_.Take();
     return small_.IsFor(bytes) ? small_.Take() : nullptr;
   }
   bool Contains(const void* data) const {
-    // Before there are blocks this is 0, and what it guards is not looked at.
+    // 0 until there are blocks; begin_ is not read then.
     const size_t bytes = bytes_.load(std::memory_order_acquire);
     return bytes != 0 && reinterpret_cast<uintptr_t>(data) - begin_ < bytes;
   }
-  // The next two are of what it contains.
+  // The next two require Contains(data).
   size_t BlockBytes(const void* data) const {
     return IsLarge(data) ? large_.kStride : small_.kStride;
   }
@@ -113,7 +118,7 @@ class Blocks {
     return reinterpret_cast<uintptr_t>(data) - begin_ < large_bytes_;
   }
 
-  // These stay as they are, on a line that nobody writes to.
+  // Constant after Make, on a cache line that is never written again.
   alignas(64) std::atomic<size_t> bytes_{0};
   uintptr_t begin_ = 0;
   size_t large_bytes_ = 0;
@@ -121,7 +126,7 @@ class Blocks {
   alignas(64) BlockPool<size_t{8} << 10> small_;
 };
 
-// One for the process, as malloc is. Without blocks it is a few bytes that nobody looks at.
+// One per process, as malloc is. A few unused bytes until blocks are made.
 constinit Blocks blocks;
 
 }  // namespace
@@ -146,14 +151,14 @@ TunedAllocator TuneAllocatorAndBlocks(int64_t bytes, int arenas) {
 namespace attend {
 namespace {
 
-// The same functions of whatever comes after this program: glibc's, or preloaded ones. All are
-// looked up by the first call, which comes long before main: later, dlsym would touch the thread's
-// state of dlerror, in whose midst malloc may be called.
+// The next definition of each function: glibc's, or a preloaded library's. The first call looks all
+// of them up, long before main: later, dlsym would touch the thread's dlerror state, and malloc may
+// be called while that is being changed.
 class Next {
  public:
   void* Malloc(size_t bytes) { return Found().malloc_(bytes); }
   void Free(void* data) {
-    if (finding_) return;  // something of dlsym's, lost once
+    if (finding_) return;  // from dlsym itself; leaked once
     Found().free_(data);
   }
   void* Realloc(void* data, size_t bytes) { return Found().realloc_(data, bytes); }
@@ -180,7 +185,7 @@ class Next {
   }
 
   std::atomic<bool> found_{false};
-  bool finding_ = false;  // while there is one thread
+  bool finding_ = false;  // only while the process has one thread
   void* (*malloc_)(size_t) = nullptr;
   void (*free_)(void*) = nullptr;
   void* (*realloc_)(void*, size_t) = nullptr;
@@ -192,8 +197,8 @@ constinit Next next;
 }  // namespace
 }  // namespace attend
 
-// Exported whatever this is compiled with: libraries must have these too. What else gives memory
-// (calloc, aligned_alloc) stays as it is, as blocks are told from other memory by their addresses.
+// Exported whatever the visibility flags: libraries must use these too. calloc, aligned_alloc and
+// the like stay glibc's; blocks are told from other memory by address.
 #define ATTEND_EXPORT extern "C" __attribute__((visibility("default")))
 
 ATTEND_EXPORT void* malloc(size_t bytes) {
@@ -216,7 +221,7 @@ ATTEND_EXPORT void* realloc(void* data, size_t bytes) {
   return moved;
 }
 
-// glibc's calls realloc, others' may not.
+// glibc's reallocarray calls realloc; other implementations may not.
 ATTEND_EXPORT void* reallocarray(void* data, size_t count, size_t bytes) {
   size_t all;
   if (!__builtin_mul_overflow(count, bytes, &all)) return realloc(data, all);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention: from an attend server (`attend.Client`, for asyncio `attend.aio.Client`), in
+"""Exact attention: on an attend server (`attend.Client`, for asyncio `attend.aio.Client`), in
 process (`attend.attention`), or either way with autograd (`attend.torch`, `attend.transformers`).
 
     import attend
@@ -8,10 +8,10 @@ process (`attend.attention`), or either way with autograd (`attend.torch`, `atte
 
     o = attend.attention(q, k, v, causal=True)       # in this process
     with attend.connect("127.0.0.1:8001"):
-        o = attend.attention(q, k, v, causal=True)   # by the server
+        o = attend.attention(q, k, v, causal=True)   # on the server
 
-The library libattend_client.so is looked for in $ATTEND_CLIENT_LIBRARY, beside this module, and in
-the lib and build folders around it, when a client is made.
+When a client is made, libattend_client.so is searched for in $ATTEND_CLIENT_LIBRARY, beside this
+module, and in the lib and build folders around it.
 """
 
 import pkgutil
@@ -27,7 +27,7 @@ from ._merge import merge_partial, merge_partial_gradients
 from ._session import LayerShape, Session
 from ._stream import Stream
 
-# gRPC's stubs, made from proto/attend/v1, are attend.v1: both can be imported.
+# gRPC's stubs, generated from proto/attend/v1, are the package attend.v1: both can be imported.
 __path__ = pkgutil.extend_path(__path__, __name__)
 __all__ = ["Answer", "Call", "Check", "Client", "Error", "LayerShape", "Session", "Stream",
            "Timings", "__version__", "aio", "attention", "backward", "connect", "connected",

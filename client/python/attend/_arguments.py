@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call's Python arguments as attend_client_params: tensors by address, in place where they are
-contiguous."""
+"""Converts one call's Python arguments to attend_client_params: tensors by address, without a copy
+if they are contiguous."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ._library import (BIT, CAUSAL, DTYPES, LAYOUTS, TRANSPORTS, WANTED, WINDOW,
                        NumbersStruct, Params, TensorStruct, nanoseconds)
 from ._options import DEFAULTS
 
-_LENGTH_MAX = 1 << 30  # tokens of one sequence, as the server has it
+_LENGTH_MAX = 1 << 30  # tokens of one sequence, the server's bound
 
 
 def options_of(what, given):
-    """DEFAULTS with what was given. TypeError: there is no such option."""
+    """DEFAULTS updated with `given`. TypeError: there is no such option."""
     unknown = set(given) - set(DEFAULTS)
     if unknown:
         raise TypeError(f"{what} has no argument {sorted(unknown)[0]!r}")
@@ -30,20 +30,21 @@ def options_of(what, given):
 
 
 def check_answer(o, lse):
-    """A backward pass takes both of the forward pass's results or none."""
+    """A backward pass takes both results of the forward pass, or neither."""
     if (o is None) != (lse is None):
         missing, given = ("o", "lse") if o is None else ("lse", "o")
         raise invalid(f"{missing} is None, must be given with {given}")
 
 
 class Arguments:
-    """A call's `params`, and `held`: all that it refers to."""
+    """A call's `params`, and `held`: the objects that they refer to."""
 
     def __init__(self, q, k, v, options, client_timeout=None):
         self.a = options
         self.held = []
         self.byte_count = 0  # of its tensors
-        # q's GPU, where the others may be too, and its current stream. None: q is on the host.
+        # q's GPU, on which other tensors may be too, and its current stream. None: q is on the
+        # host.
         self.device = _tensors.device_of(q)
         self.stream = _memory.current_stream(self.device)
         self.params = Params(struct_bytes=ctypes.sizeof(Params))
@@ -69,7 +70,7 @@ class Arguments:
         p.transport = _checks.one_of("transport", options["transport"], TRANSPORTS)
 
     def ask_for_gradients(self, d_o, o, lse, d_lse, wanted):
-        """Makes it the backward pass of the same attention."""
+        """Makes this the backward pass of the same attention."""
         p = self.params
         check_answer(o, lse)
         for name in _checks.names("wanted", wanted):
@@ -94,7 +95,7 @@ class Arguments:
         return tensor
 
     def _tensor(self, name, value, allowed=tuple(DTYPES)):
-        """Fills in the params' tensor of that name."""
+        """Sets the params' tensor of that name."""
         tensor = self._read(name, value, allowed)
         self.byte_count += math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
         setattr(self.params, name, self._struct(tensor, DTYPES[tensor.dtype], tensor.shape))
@@ -111,8 +112,8 @@ class Arguments:
         return TensorStruct(address, dtype, len(shape), (ctypes.c_int64 * 4)(*shape), memory)
 
     def _place(self, tensor):
-        """(address, memory) of its bytes, C-contiguous on the host or on q's GPU: its own if they
-        are."""
+        """(address, memory) of the tensor's bytes, C-contiguous on the host or on q's GPU; not
+        copied if they already are."""
         owner, device = tensor.owner, tensor.device
         if tensor.kind == "numpy":
             owner = sys.modules["numpy"].ascontiguousarray(owner)
@@ -137,7 +138,7 @@ class Arguments:
         p.keys_after = _checks.integer("keys_after", a["keys_after"], 0, _LENGTH_MAX)
         aligned = WINDOW if not a["causal"] else CAUSAL
         kind = _checks.one_of("alignment", a["alignment"], aligned)
-        # ALiBi's diagonal is the mask's, also where nothing is hidden.
+        # ALiBi uses the mask's alignment, even if no key is hidden.
         if a["causal"] or a["window"] is not None or a["alibi_slopes"] is not None:
             p.mask = kind
 

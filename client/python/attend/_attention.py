@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One function for both ways: in process, or on the server of the `connect` around it."""
+"""The same functions in process, or on the server of the enclosing `connect` block."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ._options import Array, Attention, CallOptions, Wanted, named
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Only a server has a meaning for these.
+# These have a meaning on a server only.
 _SERVERS = ("priority", "request_id", "timeout", "tenant", "traceparent", "transport")
 
 
 def _in_process(what: str, given: Any) -> dict[str, Any]:
-    """The options as attend_kernels takes them."""
+    """The options in attend_kernels' form."""
     options = options_of(what, given)
     if options.pop("check"):
         raise unimplemented("check is a server's: use attend.connect")
@@ -32,12 +32,11 @@ def _in_process(what: str, given: Any) -> dict[str, Any]:
 @Attention.of
 def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly: in this
-    process, or by the server of the `connect` around it. The same kernel gives the same bits.
+    process, or on the server of the enclosing `connect` block. The same kernel gives the same bits.
 
-    Arguments and results are those of Client.attention. In process there is no `check`, and what
-    concerns a server alone (priority, request_id, timeout, tenant, traceparent, transport) changes
-    nothing; tensors are computed where they are, NumPy's on GPU 0 if there is one, else on the
-    CPU."""
+    Arguments and results are those of Client.attention. In process, `check` is refused, and the
+    options for servers (priority, request_id, timeout, tenant, traceparent, transport) are ignored;
+    tensors are computed where they are, NumPy's on GPU 0 if there is one, else on the CPU."""
     client = _connection.connected()
     if client is not None:
         return client.attention(q, k, v, **options)
@@ -48,7 +47,7 @@ def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
 def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array = None, lse: Array = None, *,
              d_lse: Array = None, wanted: Wanted = ("q", "k", "v"),
              **options: Unpack[CallOptions]) -> tuple[Any, ...]:
-    """Client.backward, in this process or by the server of the `connect` around it."""
+    """Client.backward, in this process or on the server of the enclosing `connect` block."""
     client = _connection.connected()
     if client is not None:
         return client.backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted, **options)

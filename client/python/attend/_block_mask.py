@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlexAttention's BlockMask as the mask of bool that it stands for."""
+"""Converts FlexAttention's BlockMask to the bool mask that it stands for."""
 
 import sys
 
@@ -7,15 +7,15 @@ import torch
 
 
 def _seen(counts, indices, columns):
-    """[B, H, rows, columns] of bool: the first counts[b, h, row] of indices[b, h, row]."""
+    """[B, H, rows, columns] of bool: True at the first counts[b, h, row] of indices[b, h, row]."""
     named = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-    places = torch.where(named, indices, columns).long()  # the rest, whatever it is, to one more
+    places = torch.where(named, indices, columns).long()  # unused entries go to an extra column
     seen = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device)
     return seen.scatter_(-1, places, True)[..., :columns]
 
 
 def _dense(mask, create_mask):
-    """A mask function decides in blocks that are seen in part, and in them alone."""
+    """mask_mod decides only within partial blocks; full blocks are visible throughout."""
     (batch, heads), (rows, keys) = mask.kv_num_blocks.shape[:2], mask.shape[-2:]
     row_block, key_block = mask.BLOCK_SIZE
     columns = -(-keys // key_block)
@@ -33,11 +33,11 @@ def _dense(mask, create_mask):
 
 
 def as_tensor(name, mask):
-    """A BlockMask as [B|1, H|1, Lq, Lk] of bool, on its device; a tensor or None as it is. Takes
-    B H Lq Lk bytes, so make it once where several calls have the same mask."""
+    """A BlockMask as [B|1, H|1, Lq, Lk] of bool, on its device; a tensor or None unchanged. Takes B
+    H Lq Lk bytes, so convert once if several calls share a mask."""
     if mask is None or isinstance(mask, torch.Tensor):
         return mask
-    # Without it, there is no BlockMask either.
+    # If the module is not loaded, `mask` cannot be a BlockMask.
     flex = sys.modules.get("torch.nn.attention.flex_attention")
     if flex is not None and isinstance(mask, flex.BlockMask):
         return _dense(mask, flex.create_mask)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call to a server, from its start to its answer, and the answer's tensors as arrays."""
+"""A call to a server, from start to answer, and the answer's tensors as arrays."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from . import _memory
 from ._library import (DTYPE_NAMES, AnswerStruct, CallHandle, DoneFunction, check, is_on_gpu,
                        is_there, library)
 
-_SLICE_NS = 200_000_000  # how long a wait may keep signals such as Ctrl-C from Python
+_SLICE_NS = 200_000_000  # longest wait during which Python cannot handle signals such as Ctrl-C
 
 
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """How long each phase took, in nanoseconds of the server's clock, as Timings in
-    attention.proto."""
+    """Time of each phase, in nanoseconds of the server's clock (Timings in attention.proto)."""
     receive_ns: int
     queue_ns: int
     copy_in_ns: int
@@ -38,7 +37,7 @@ class Timings:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The server's reference check, as CheckReport in attention.proto."""
+    """The server's reference check (CheckReport in attention.proto)."""
     ok: bool
     rows_checked: int
     rows_total: int
@@ -53,10 +52,10 @@ class Check:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Answer:
-    """What came back. o: O in q's layout with Dv, or None after a backward pass. lse: float32
-    [B, Hq, Lq], packed [Hq, rows], or None. gradients: by name, "q", "k", "v", "bias", "sinks"; of
-    a backward pass. check: None if nothing was checked. session_lengths: tokens of each sequence's
-    layer. sessions_ending: the server is draining, and sessions end with it."""
+    """An answer. o: O in q's layout with Dv, or None after a backward pass. lse: float32 [B, Hq,
+    Lq], packed [Hq, rows], or None. gradients: of a backward pass, by name, "q", "k", "v", "bias",
+    "sinks". check: None if nothing was checked. session_lengths: tokens of each sequence's layer.
+    sessions_ending: the server is draining, and its sessions will end."""
     o: Any
     lse: Any
     gradients: dict[str, Any]
@@ -86,7 +85,7 @@ class Answer:
 
 
 class _ArrayMemory:
-    """An answer's tensor as NumPy takes it."""
+    """An answer's tensor for NumPy's __array_interface__."""
 
     def __init__(self, owner, address, shape, kind):
         self.owner = owner
@@ -95,7 +94,7 @@ class _ArrayMemory:
 
 
 class _HostMemory:
-    """As DeviceArray takes it."""
+    """Host memory in the form that DeviceArray takes."""
     device = CPU
 
     def __init__(self, owner, address):
@@ -104,7 +103,7 @@ class _HostMemory:
 
 def _numpy_array(handle, address, shape, name, like):
     numpy = sys.modules["numpy"]
-    if name == "bfloat16":  # ml_dtypes', which NumPy knows by the array that was given
+    if name == "bfloat16":  # ml_dtypes' dtype, taken from q's array
         plain = numpy.asarray(_ArrayMemory(handle, address, shape, "<V2"))
         return plain.view(like.owner.dtype)
     return numpy.asarray(_ArrayMemory(handle, address, shape,
@@ -123,8 +122,8 @@ def _torch_tensor(handle, address, shape, name, like):
 
 
 def _device_array(handle, struct, shape, name, like):
-    """On q's GPU, wherever the answer is: a copy in the order of the current stream, or the memory
-    that the server wrote to, if q too is in memory that is shared with it."""
+    """An array on q's GPU: a copy, in the order of the current stream, or the memory that the
+    server wrote to, if the answer is in GPU memory and q is in shared memory too."""
     stream = _memory.current_stream(like.device)
     if struct.memory != 0 and 0 not in shape and is_on_gpu(like.address):
         memory = _memory.AnswerMemory(handle, struct.data, like.device, stream)
@@ -140,7 +139,7 @@ def _device_array(handle, struct, shape, name, like):
 
 
 def _array(handle, struct, like, shape=None):
-    """An answer's tensor as an array of q's library, where q is; no copy in host memory."""
+    """An answer's tensor as an array of q's library, on q's device; host memory is not copied."""
     if struct.dtype == 0:
         return None
     if shape is None:
@@ -158,17 +157,17 @@ def _array(handle, struct, like, shape=None):
     return DeviceArray(_HostMemory(handle, struct.data or 0), shape, name, 0)
 
 
-# Calls that have not ended, and what they read: a collector that finds arrays and the call in one
-# cycle finalizes them in any order, but nothing that is here.
+# Calls in flight, and the objects that they read. The garbage collector finalizes the arrays and
+# the call of a cycle in any order, but nothing that is referenced from here.
 _in_flight: set = set()
-_orphans: collections.deque = collections.deque()  # those of them without a Call
+_orphans: collections.deque = collections.deque()  # those without a Call object
 
 
 def _drop_ended():
     for _ in range(len(_orphans)):
         try:
             started = _orphans.popleft()
-        except IndexError:  # another thread was here
+        except IndexError:  # emptied by another thread
             return
         if not started.wait(0):
             _orphans.append(started)
@@ -184,9 +183,9 @@ def _on_done(user):
 
 
 class Plan(NamedTuple):
-    """A call that can be started. start: a function that does, given the addresses of its params
-    and of the handle. keep: what must live until it has ended. after: is called once when the
-    answer has come; it must not wait."""
+    """A call ready to be started. start: starts it, given the addresses of its params and of the
+    handle. keep: objects that must live until it has ended. after: called once when the answer has
+    arrived; must not block."""
     arguments: Any
     start: Callable[..., int]
     keep: Any
@@ -194,7 +193,7 @@ class Plan(NamedTuple):
 
 
 class _Started:
-    """A started call and what it reads until it has ended."""
+    """A started call and the objects that it reads until it has ended."""
 
     def __init__(self, held):
         self.handle, self.held = None, held
@@ -218,12 +217,12 @@ class _Started:
 
 
 class Call(NotCopied):
-    """A call in flight. Thread-safe. With its last reference, it is cancelled."""
+    """A call in flight. Thread-safe. Cancelled when its last reference is dropped."""
     _instead = "wait for its result()"
 
     def __init__(self, plan: Plan, on_done: Callable[[], None] | None = None):
-        """on_done: is called once, when it has ended, on any thread, perhaps before this returns;
-        it must not block."""
+        """on_done: called once, when the call has ended, on any thread, possibly before this
+        returns; must not block."""
         _drop_ended()
         self._arguments, self._after = plan.arguments, plan.after
         params, address, user = plan.arguments.params, ctypes.c_void_p(), next(_callback_ids)
@@ -234,7 +233,7 @@ class Call(NotCopied):
         self._answer: Answer | None = None
         try:
             check(plan.start(ctypes.byref(params), ctypes.byref(address)))
-        finally:  # it may be under way when Ctrl-C comes
+        finally:  # the call may be in flight when Ctrl-C comes
             if address.value:
                 self._started.handle = CallHandle(address.value)
             else:
@@ -250,15 +249,15 @@ class Call(NotCopied):
         return f"<attend.Call, {'ended' if self._started.held is None else 'in flight'}>"
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the call has ended."""
         return self._started.held is None or self._started.wait(0)
 
     def cancel(self) -> None:
-        """Ends it soon, with CANCELLED or with what it had come to."""
+        """Ends the call soon, with CANCELLED or with the answer that it already has."""
         self._started.handle.use("cancel")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it has ended, or for `timeout` seconds. Whether it has."""
+        """Waits until the call has ended, at most `timeout` seconds. Returns whether it has."""
         if self._started.held is None:
             return True
         left = math.inf if timeout is None else max(0, int(timeout * 1e9))
@@ -269,13 +268,13 @@ class Call(NotCopied):
         return True
 
     def result(self, timeout: float | None = None) -> Answer:
-        """Waits for the answer, for `timeout` seconds at most. Error: the call failed, with the
-        status of the server or the client. TimeoutError: it has not ended; it goes on. A call that
-        failed with DEADLINE_EXCEEDED is an Error and a TimeoutError too: catch attend.Error first,
-        or ask done(), to tell it from one that goes on."""
+        """Waits for the answer, at most `timeout` seconds. Error: the call failed, with the status
+        of the server or the client. TimeoutError: it has not ended, and continues. A call that
+        failed with DEADLINE_EXCEEDED raises an Error that is a TimeoutError too: catch attend.Error
+        first, or ask done(), to distinguish it from one that continues."""
         try:
             ended = self.wait(timeout)
-        except BaseException:  # Ctrl-C: the arrays are the caller's again when it goes on
+        except BaseException:  # Ctrl-C: the caller may change the arrays afterwards
             self.cancel()
             self.wait()
             raise
@@ -318,8 +317,8 @@ class Call(NotCopied):
 
 
 def arrays_of(answer: Answer, return_lse: bool):
-    """O, or (O, LSE). Error: the reference check that was asked for failed. Warns if it could not
-    judge all that it looked at."""
+    """O, or (O, LSE). Error: the requested reference check failed. Warns if the check could not
+    judge every row it looked at."""
     if answer.check is not None and answer.check.undecided:
         warnings.warn(f"the server's reference check could not judge all: {answer.check.detail}",
                       RuntimeWarning, stacklevel=3)
@@ -329,6 +328,6 @@ def arrays_of(answer: Answer, return_lse: bool):
 
 
 def gradients_of(answer: Answer, wanted):
-    """Those in the order of `wanted`."""
+    """The gradients in the order of `wanted`."""
     arrays_of(answer, False)
     return tuple(answer.gradients[name] for name in wanted)

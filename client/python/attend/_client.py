@@ -32,13 +32,13 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 @atexit.register
 def _close_clients() -> None:
-    """gRPC's threads must not outlive the interpreter."""
+    """Closes all clients: gRPC's threads must not outlive the interpreter."""
     for client in list(_open_clients):
         client.close()
 
 
 def taken_text(address: ctypes.c_void_p) -> Any:
-    """JSON text of the library's, parsed and freed."""
+    """Parses and frees a JSON text of the library."""
     try:
         return json.loads(ctypes.string_at(address.value or 0))
     finally:
@@ -46,8 +46,8 @@ def taken_text(address: ctypes.c_void_p) -> Any:
 
 
 def _made_again(kind: type[Client], arguments: dict[str, Any]) -> Client:
-    """An unpickled client. One that cannot be made here says so when it is used: a pool whose
-    worker cannot unpickle its task would wait for ever."""
+    """Unpickles a client. If it cannot be made here, the failure is raised on first use, because a
+    process pool whose worker fails to unpickle a task would wait forever."""
     made = kind.__new__(kind)
     made.server, made.timeout = arguments["server"], arguments["timeout"]
     made._arguments = arguments
@@ -65,32 +65,32 @@ class Client:
     """Attention from an attend server. Thread-safe. A context manager that closes it.
 
     server: "HOST:PORT", "HOST" (port 8001), "[IPV6]:PORT" or "unix:PATH". Connects on first use.
-        Several servers: IP addresses with commas between them, or a name with several addresses.
-        Calls go in turn to those that serve; a session and its calls to one.
+        Several servers: comma-separated IP addresses, or a name with several addresses. Calls go in
+        turn to those that serve; a session and its calls go to one.
     connections: sockets to the server, in [1, 1024]. A large call is sent over all of them.
-    tenant: whose share of the server the calls use, unless they name one.
-    timeout: seconds that a call may take, retries included, unless it names them; None: no bound.
-    attempts: of a call, the first included. UNAVAILABLE, and RESOURCE_EXHAUSTED if the server says
-        when, are retried with its pushback or with backoff.
-    tls_ca: a PEM file of authorities, or "system" for the system's: TLS over TCP, with a server
-        whose certificate is of one of them. tls_cert, tls_key: PEM files to show to a server that
-        asks for a certificate. tls_server_name: for whom the server's certificate must be, if not
-        for the host of `server`. None: as $ATTEND_TLS_CA, $ATTEND_TLS_CERT, $ATTEND_TLS_KEY and
-        $ATTEND_TLS_SERVER_NAME say; "": none.
-    shared_memory: whether calls of 64 KiB or more go through memory that is shared with a server
-        on this host, if it shares any (--shared-memory); or the path of its socket.
-    token, token_file: says who calls, where the server asks (--tokens), itself or as a file's first
-        line; None: the environment's ATTEND_TOKEN, if there is one. Without TLS it goes to loopback
-        and Unix sockets alone.
-    traceparent: the span that makes the calls, streams and sessions that name none, as W3C Trace
-        Context writes it, "00-TRACE-SPAN-01".
+    tenant: the tenant of calls that set none.
+    timeout: seconds that a call may take, retries included, if it sets none; None: no limit.
+    attempts: per call, the first included. UNAVAILABLE, and RESOURCE_EXHAUSTED with a pushback time
+        from the server, are retried, with that pushback or with backoff.
+    tls_ca: a PEM file of authorities, or "system" for the system's: TLS over TCP, to a server whose
+        certificate is from one of them. tls_cert, tls_key: PEM files of the client's certificate,
+        for a server that requires one. tls_server_name: the name that the server's certificate must
+        have, if not the host of `server`. None: the value of $ATTEND_TLS_CA, $ATTEND_TLS_CERT,
+        $ATTEND_TLS_KEY or $ATTEND_TLS_SERVER_NAME; "": none.
+    shared_memory: whether calls of 64 KiB or more use memory shared with a server on this host, if
+        it shares any (--shared-memory); or the path of its socket.
+    token, token_file: the caller's credential, for servers with --tokens, itself or in a file's
+        first line; None: the environment's ATTEND_TOKEN, if set. Without TLS it is sent to loopback
+        and Unix sockets only.
+    traceparent: the span of calls, streams and sessions that set none, in W3C Trace Context's form,
+        "00-TRACE-SPAN-01".
     Error: an argument is out of bounds.
 
-    A copy, or what comes out of a pickle, is a client of its own that is made from these arguments.
-    One that was given `token` is neither copied nor pickled, so that no pickle holds the token."""
+    A copied or unpickled client is a new client made from the same arguments. A client that was
+    given `token` refuses both, so that no pickle contains the token."""
 
-    _failure: Error | None = None  # why an unpickled one could not be made
-    _handle: ClientHandle | None = None  # None: closed, or not made
+    _failure: Error | None = None  # why an unpickled client could not be made
+    _handle: ClientHandle | None = None  # None: closed, or could not be made
     _tenant: str | None = None
     _has_token = False
 
@@ -108,7 +108,7 @@ class Client:
         self._handle = None
         nanoseconds("timeout", timeout)
         if not (token is None or isinstance(token, str) and "\0" not in token):
-            raise invalid("token must be a str without NUL")  # and is in no error
+            raise invalid("token must be a str without NUL")  # the error does not contain it
         options = Options(struct_bytes=ctypes.sizeof(Options), server=text("server", server),
                           tenant=optional_text("tenant", tenant),
                           connections=integer("connections", connections, 1, 1024),
@@ -130,11 +130,11 @@ class Client:
         _open_clients.add(self)
 
     def close(self) -> None:
-        """Cancels what is unanswered, and waits until it has ended. Twice is fine. A warning of an
-        unknown tenant that is yet to come may take a second of it."""
+        """Cancels unanswered calls, and waits until they have ended. May be called twice. Waits up
+        to a second for a pending warning about an unknown tenant."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            if is_there():  # in a fork there is no thread to wait for
+            if is_there():  # a forked child has no thread to wait for
                 self._tenants.wait()
             handle.use("shut_down")
 
@@ -169,35 +169,36 @@ class Client:
     def attention(self, q: Array, k: Array, v: Array, **options: Any) -> Any:
         """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
-        q, k, v: float16, bfloat16 or float32, all alike: [B, Hq, Lq, D], [B, Hkv, Lk, D] and
+        q, k, v: float16, bfloat16 or float32, all of one dtype: [B, Hq, Lq, D], [B, Hkv, Lk, D] and
             [B, Hkv, Lk, Dv] for layout "BHLD", heads and rows swapped for "BLHD", [rows, H, D] for
             "LHD". Hq is a multiple of Hkv; D and Dv are 1 to 256. NumPy arrays (bfloat16 is
-            ml_dtypes'), torch tensors, or anything with DLPack or __cuda_array_interface__. They
-            are sent from where they are if they are C-contiguous, else copied first, and must not
-            change until the call has ended. A GPU's are read in the current stream's order.
+            ml_dtypes'), torch tensors, or anything with DLPack or __cuda_array_interface__.
+            C-contiguous ones are sent without a copy, others are copied first; they must not change
+            until the call has ended. GPU tensors are read in the current stream's order.
 
-        Options (those up to `kernel` as attend_kernels.attention has them):
+        Options (those up to `kernel` as in attend_kernels.attention):
         causal, alignment ("bottom_right", "top_left"), window (left, right), scale, softcap: the
-            mask and the scores. With causal, right is 0 whatever it says.
-        key_offset, keys_after: k and v are a part of the keys, with so many before and after it,
-            as the mask, ALiBi and dropout count them; merge_partial merges the parts' answers.
-        bias: [B|1, Hq|1, Lq|1, Lk], leading ones optional, of numbers, or of bool: a mask, True
-            keeps the key.
+            mask and the scores. With causal, right counts as 0.
+        key_offset, keys_after: if k and v are a part of the keys, the number of keys before and
+            after it; mask, ALiBi and dropout use key positions in the whole. merge_partial merges
+            the parts' answers.
+        bias: [B|1, Hq|1, Lq|1, Lk], leading dimensions optional; numeric, or bool: a mask, where
+            True keeps the key.
         alibi_slopes [Hq] or [B, Hq]; sinks [Hq].
-        q_lengths, kv_lengths: [B] true lengths; rows beyond are ignored, O there is 0.
-        cu_seqlens_q, cu_seqlens_k: [B + 1], of "LHD". max_seqlen_q, max_seqlen_k: not needed.
+        q_lengths, kv_lengths: [B] true lengths; rows beyond are ignored, and their O is 0.
+        cu_seqlens_q, cu_seqlens_k: [B + 1], for "LHD". max_seqlen_q, max_seqlen_k: ignored.
         layout; return_lse; o_dtype "float32"; dropout_p and dropout_seed; kernel: a name from
             server_info(), or "auto".
-        check: the server recomputes a sample of rows in double precision; Error if it disagrees,
-        not if rows of gradients cannot be judged, of which it warns (Answer.check.undecided).
-        priority: in [-100, 100], higher ones first. request_id: for logs, at most 128 bytes.
+        check: the server recomputes a sample of rows in double precision. Error if it disagrees;
+            only a warning if rows of gradients cannot be judged (Answer.check.undecided).
+        priority: in [-100, 100], higher first. request_id: for logs, at most 128 bytes.
         timeout: in seconds. tenant, traceparent: as the client's.
-        transport: "auto"; "inline", one message; "chunked", over all connections; "shared", or
-            an error.
+        transport: "auto"; "inline", one message; "chunked", over all connections; "shared", which
+            fails without shared memory.
 
         Returns O in the layout of q with Dv, or (O, LSE float32 [B, Hq, Lq], packed [Hq, rows]) if
-        return_lse: NumPy's, torch's or a DeviceArray for DLPack, where q is. In host memory they
-        are the memory that the answer was received in, or was written to by the server.
+        return_lse: NumPy arrays, torch tensors or a DeviceArray for DLPack, on q's device. In host
+        memory they are the memory into which the answer was received, or the server wrote it.
         Error: `code` is gRPC's number, `status` its name; the message names field, value and
         bound."""
         answer = self.submit(q, k, v, **options).result()
@@ -206,7 +207,7 @@ class Client:
     @named
     def submit(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Call:
         """Starts `attention` and returns the call: `result()` is the Answer, with timings, kernel,
-        check and all else that came back. Before the first call of 64 KiB or more it waits for the
+        check and the other fields. Before the first call of 64 KiB or more it waits for the
         server's limits."""
         return Call(self._attention_plan(q, k, v, options))
 
@@ -216,8 +217,8 @@ class Client:
                     self._after(arguments.a["tenant"]))
 
     def _after(self, tenant: str | None) -> Callable[[], None] | None:
-        """For the end of a call of the tenant's: a warning, if the server is known to have no such
-        tenant. The first call of a tenant's asks, in a thread."""
+        """A function to run after a call of the tenant: it warns if the server has no such tenant.
+        The tenant's first call starts a thread that asks the server."""
         name = tenant or self._tenant
         return self._tenants.check(name, self.server_info) if name else None
 
@@ -231,9 +232,9 @@ class Client:
         return self._plan(arguments)
 
     def attention_batch(self, calls: Iterable[Mapping[str, Any]]) -> list[Any]:
-        """Several attentions of any shapes, all in flight at once: the server batches them. calls:
-        dicts with the arguments of `attention`. Returns its results in order. Error: that of the
-        first that failed; the others have ended too."""
+        """Several attentions of any shapes, all in flight at once, so that the server can batch
+        them. calls: dicts with the arguments of `attention`. Returns the results in order. Error:
+        that of the first failed call; the others have ended too."""
         calls = list(calls)
         started: list[Call] = []
         try:
@@ -253,15 +254,16 @@ class Client:
     def backward(self, d_o: Array, q: Array, k: Array, v: Array, o: Array = None,
                  lse: Array = None, *, d_lse: Array = None, wanted: Wanted = ("q", "k", "v"),
                  **options: Unpack[CallOptions]) -> tuple[Any, ...]:
-        """The gradients of a loss by what went into `attention`, from those by its O and LSE.
+        """Gradients of a loss with respect to the inputs of `attention`.
 
-        d_o: the loss's gradient by o, in its shape and dtype. d_lse: by lse; None for 0.
-        o, lse: what attention(q, k, v, ..., return_lse=True) gave; without them the server computes
-            them first. All other arguments as there, and as they were in that call.
-        wanted: what to differentiate by: "q", "k", "v", "bias", "sinks"; not by a bias of bool.
+        d_o: the loss's gradient with respect to O, in its shape and dtype. d_lse: with respect to
+            LSE; None: 0.
+        o, lse: the results of attention(q, k, v, ..., return_lse=True); without them the server
+            computes them first. All other arguments as in that call.
+        wanted: the inputs to differentiate by: "q", "k", "v", "bias", "sinks"; not a bool bias.
 
-        Returns a tuple in the order of `wanted`: of q, k and v in their dtype, of bias and sinks in
-        float32; summed over the dimensions that bias broadcasts."""
+        Returns a tuple in the order of `wanted`: q's, k's and v's in their dtype, bias's and sinks'
+        in float32; summed over the dimensions that bias broadcasts."""
         wanted = names("wanted", wanted)
         answer = self.submit_backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted,
                                       **options).result()
@@ -271,26 +273,26 @@ class Client:
     def submit_backward(self, d_o: Array, q: Array, k: Array, v: Array, o: Array = None,
                         lse: Array = None, *, d_lse: Array = None,
                         wanted: Wanted = ("q", "k", "v"), **options: Unpack[CallOptions]) -> Call:
-        """Starts `backward`: `result().gradients` has them by name."""
+        """Starts `backward`; `result().gradients` has the gradients by name."""
         return Call(self._backward_plan(d_o, q, k, v, o, lse, d_lse, wanted, options))
 
     def stream(self, *, tenant: str | None = None, timeout: float | None = None,
                traceparent: str | None = None, server: str | None = None) -> Stream:
-        """One stream, for many small calls at once, to one server. timeout: of the whole stream, in
-        seconds. tenant, traceparent: of all its calls, as the client's. server: of several, the one
-        that it goes to, for calls on sessions there."""
+        """A stream for many small calls at once, to one server. timeout: of the whole stream, in
+        seconds. tenant, traceparent: of all its calls, as the client's. server: with several
+        servers, the one to use, as for calls on sessions there."""
         return Stream(self, tenant, timeout, traceparent, server)
 
     def session(self, heads_kv: int, dim: int, dim_v: int = 0, *, dtype: str = "float32",
                 layers: int = 1, device: str = "", lease: float = 0.0, pinned: bool = False,
                 tenant: str | None = None, timeout: float = 10.0,
                 traceparent: str | None = None, server: str | None = None) -> _session.Session:
-        """K and V of a sequence that stay on the server: Session. heads_kv, dim, dim_v (0: dim) and
-        dtype are each layer's. device: "cuda:0", "cpu", or "": the server chooses. lease: seconds
-        from the last use to the session's end, 0: the server's default. pinned: loses no tokens to
-        other sessions. timeout: seconds, of each call that is no attention. tenant, traceparent:
-        also of calls on it that name none. server: of several, the one to be on, as Session.server
-        has it; None: any that serves."""
+        """Makes a session: K and V of a sequence, kept on the server. heads_kv, dim, dim_v (0: dim)
+        and dtype are those of every layer. device: "cuda:0", "cpu", or "": the server chooses.
+        lease: seconds from the last use to the session's end, 0: the server's default. pinned: its
+        tokens are not evicted for other sessions. timeout: seconds, of each call but attention.
+        tenant, traceparent: also of its calls that set none. server: with several servers, the one
+        to use, as Session.server returns it; None: any that serves."""
         shape = _session.LayerShape(dtype, heads_kv, dim, dim_v)
         return self.session_of([shape], layers=layers, device=device, lease=lease, pinned=pinned,
                                tenant=tenant, timeout=timeout, traceparent=traceparent,
@@ -301,7 +303,7 @@ class Client:
                    tenant: str | None = None, timeout: float = 10.0,
                    traceparent: str | None = None,
                    server: str | None = None) -> _session.Session:
-        """`session` with a shape for each layer, or one for all of `layers`."""
+        """`session` with one shape per layer, or one for all of `layers`."""
         options = _session.options_struct(shapes, layers, device, lease, pinned, tenant, timeout,
                                           traceparent, server)
         made = _session.Session(self, lambda place: library().session_create(
@@ -313,8 +315,8 @@ class Client:
     def open_session(self, session_id: str, shapes: Iterable[_session.LayerShape] = (), *,
                      tenant: str | None = None, timeout: float = 10.0,
                      traceparent: str | None = None) -> _session.Session:
-        """A session that was made elsewhere, by its id, which stays there when this object goes.
-        Error NOT_FOUND: there is none."""
+        """Opens an existing session by its id; it is not freed with this object. Error NOT_FOUND:
+        no such session."""
         options = _session.options_struct(shapes, 0, "", 0.0, False, tenant, timeout, traceparent,
                                           None)
         named = text("session_id", session_id)
@@ -323,7 +325,7 @@ class Client:
 
     def sessions(self, *, tenant: str | None = None,
                  timeout: float | None = 10.0) -> list[dict[str, Any]]:
-        """The tenant's sessions, each as Session.info() has it."""
+        """The tenant's sessions, each as Session.info() returns it."""
         json_text = ctypes.c_void_p()
         check(library().session_list(self._open_handle(), optional_text("tenant", tenant),
                                      nanoseconds("timeout", timeout), ctypes.byref(json_text)))
@@ -333,20 +335,20 @@ class Client:
     def attend_sessions(self, sessions: Iterable[_session.Session], q: Array, k: Array = None,
                         v: Array = None, *, layer: int = 0,
                         **options: Unpack[CallOptions]) -> Any:
-        """`Session.attend` for B sequences, each with its session: q, k and v have B of them."""
+        """`Session.attend` for B sequences, with one session each; q, k and v have batch size B."""
         answer = Call(_session.plan(list(sessions), q, k, v, layer, options)).result()
         return arrays_of(answer, bool(options.get("return_lse")))
 
     def server_info(self, *, timeout: float | None = 10.0) -> dict[str, Any]:
-        """What the server is, has and allows: GetServerInfoResponse in attention.proto, by its
-        names."""
+        """Version, devices, kernels and limits of the server: GetServerInfoResponse in
+        attention.proto, with its field names."""
         json_text = ctypes.c_void_p()
         check(library().info(self._open_handle(), nanoseconds("timeout", timeout),
                              ctypes.byref(json_text)))
         return taken_text(json_text)
 
     def health(self, service: str = "", *, timeout: float | None = 10.0) -> str:
-        """"SERVING", "NOT_SERVING" or "UNKNOWN", as grpc.health.v1 has it."""
+        """Returns "SERVING", "NOT_SERVING" or "UNKNOWN", as in grpc.health.v1."""
         health = ctypes.c_int32()
         check(library().health(self._open_handle(), text("service", service),
                                nanoseconds("timeout", timeout), ctypes.byref(health)))
@@ -354,15 +356,16 @@ class Client:
 
     def empty(self, shape: int | Iterable[int], dtype: Any = "float32",
               device: Any = "cpu") -> Any:
-        """An array in memory that is shared with a server on this host: calls send nothing of it,
-        and copy nothing. Freed with its last view, however long the client is closed.
+        """An array in memory shared with a server on this host: calls neither send nor copy it.
+        Freed with its last view, even long after the client was closed.
 
-        device: "cpu": a NumPy array, zero at first, which torch.from_numpy takes as it is.
-            "cuda:0" or torch's: a DeviceArray of "float16", "bfloat16" or "float32", not
-            initialised, which torch.from_dlpack and cupy.from_dlpack take as it is; also
-            __cuda_array_interface__. Answers of calls whose q is there stay where the server wrote
-            them. It is the current stream's: what runs on others must be over when it goes.
-        Error FAILED_PRECONDITION: the server shares none, or not that GPU's (--cuda-ipc)."""
+        device: "cpu": a NumPy array, zeroed, which torch.from_numpy takes without a copy. "cuda:0"
+            or a torch device: a DeviceArray of "float16", "bfloat16" or "float32", uninitialised,
+            which torch.from_dlpack and cupy.from_dlpack take without a copy; it has
+            __cuda_array_interface__ too. Answers of calls whose q is there stay where the server
+            wrote them. It belongs to the current stream: work on other streams must have ended
+            before it is freed.
+        Error FAILED_PRECONDITION: the server shares no memory, or not that GPU's (--cuda-ipc)."""
         shape = tuple(integer("shape", size, 0, 2**63 - 1)
                       for size in (shape if isinstance(shape, Iterable) else (shape,)))
         return _memory.shared_array(self._open_handle(), shape, dtype,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server computes: that of the innermost `connect` block of this thread or task, else of one
-that is for all threads."""
+"""The connected server: that of the innermost `connect` block of this thread or task, else of a
+block for all threads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _current: contextvars.ContextVar[Client | None] = contextvars.ContextVar("attend_connection")
-# The last one's client is for threads and tasks without their own.
+# The last entry's client serves threads and tasks without a block of their own.
 _for_all: list[tuple[object, Client | None]] = [(None, None)]
 
 
 def connected() -> Client | None:
-    """The client whose server computes what attend's functions are given here and now. None: they
-    compute in this process."""
+    """The client whose server computes attend's functions here and now. None: this process computes
+    them."""
     return _current.get(_for_all[-1][1])
 
 
@@ -37,7 +37,7 @@ def required() -> Client:
 
 @contextlib.contextmanager
 def use(client: Client | None) -> Iterator[Client | None]:
-    """Inside, `client` is the connected one, or none is."""
+    """Inside the block, `client` is the connected one; None: none is."""
     token = _current.set(client)
     try:
         yield client
@@ -58,17 +58,17 @@ def connect(server: str | Client = "127.0.0.1:8001", *, all_threads: bool = Fals
 @contextlib.contextmanager
 def connect(server: str | Client | None = "127.0.0.1:8001", *, all_threads: bool = False,
             **options: Any) -> Iterator[Any]:
-    """Inside, attend's functions are computed by a server:
+    """Inside the block, a server computes attend's functions:
 
         with attend.connect("gpu-host:8001") as client:
             o = attend.torch.scaled_dot_product_attention(q, k, v)
 
-    server: an address as Client takes it, with Client's options, closed at the end; a Client, which
-    stays open; or None: in process again, within another block. The innermost block of a thread or
-    an asyncio task counts. A new thread begins without one, unless all_threads: then the block
-    counts in every thread and task that has none of its own, until it ends. attend.connected()
-    says which client it is. backward() runs where its forward pass did: call it within the block,
-    or connect to a Client that is still open."""
+    server: an address as for Client, with Client's options; its client is closed at the end. Or a
+    Client, which stays open. Or None: in process again, within another block. The innermost block
+    of a thread or asyncio task counts. A new thread starts without one, unless all_threads is set:
+    then the block, until it ends, counts in every thread and task without a block of its own.
+    attend.connected() returns the client. backward() runs where its forward pass ran: call it
+    within the block, or connect to a Client that is still open."""
     with contextlib.ExitStack() as stack:
         if not isinstance(server, (Client, type(None))):
             client: Client | None = stack.enter_context(Client(server, **options))

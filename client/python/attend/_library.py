@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libattend_client.so: finding it, and the structs of attend_client.h."""
+"""libattend_client.so: how it is found, and the structs of attend_client.h."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIBRARY_NAME = "libattend_client.so"
 ENVIRONMENT = "ATTEND_CLIENT_LIBRARY"
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
-BIT = 4  # the dtype of a bias that is a mask
+BIT = 4  # the dtype of a mask bias
 LAYOUTS = {"BHLD": 1, "BLHD": 2, "LHD": 3}
 CAUSAL = {"bottom_right": 2, "top_left": 3}
 WINDOW = {"bottom_right": 4, "top_left": 5}
@@ -108,7 +108,7 @@ class SessionOptions(ctypes.Structure):
     ]
 
 
-# Arguments of the functions that return a code, and of those that return nothing.
+# Argument types of the functions that return a code, then of those that return nothing.
 ARGUMENTS = {
     "open": [_address, _address],
     "prepare": [_address, _int64],
@@ -142,7 +142,7 @@ VOID_ARGUMENTS = {
 
 
 class Library:
-    """The functions of attend_client.h without their prefix."""
+    """The functions of attend_client.h, without their prefix."""
 
     def __init__(self, loaded: ctypes.CDLL):
         try:
@@ -162,17 +162,17 @@ class Library:
             raise Error(14, f"this library is not of this module's version: {failure}") from None
 
     def __getattr__(self, name: str):
-        raise AttributeError(name)  # all there are were set above
+        raise AttributeError(name)  # __init__ has set all functions
 
 
 def candidates(module=__file__):
-    """Where the library may be, first choice first."""
+    """Paths where the library may be, in order of preference."""
     return _loading.candidates(module, LIBRARY_NAME, "client/c", ENVIRONMENT)
 
 
 def load(path=None) -> Library:
-    """Loads the library from `path`, or from the first candidate that is there, or as the system's
-    loader finds it. Error: it is nowhere, or not this version's."""
+    """Loads the library from `path`, from the first existing candidate, or through the system's
+    loader. Error: it is not found, or is of another version."""
     paths = [pathlib.Path(path)] if path else candidates()
     try:
         loaded = _loading.load(paths, LIBRARY_NAME, ENVIRONMENT)
@@ -183,7 +183,7 @@ def load(path=None) -> Library:
 
 _library: Library | None = None
 _lock = threading.Lock()
-_forked = False  # from a process that had the library; its threads are not in this one
+_forked = False  # from a process with the library, whose threads this one lacks
 
 
 def library() -> Library:
@@ -201,7 +201,7 @@ def library() -> Library:
 
 def _leave_to_the_parent() -> None:
     global _library, _lock, _forked
-    _lock = threading.Lock()  # another thread may have had it
+    _lock = threading.Lock()  # another thread may have held it
     _forked = _forked or _library is not None
     _library = None
 
@@ -210,20 +210,20 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def is_there() -> bool:
-    """False: it was not loaded, the interpreter ends, or the process is a fork."""
+    """False: the library is not loaded, the interpreter is ending, or the process is a fork."""
     return _library is not None
 
 
 class Handle(NotCopied, int):
-    """The address of an object of the library, freed with the last reference to it: callers of
-    the library keep one meanwhile. An integer, because Python's collector of cycles does not
-    see those: it would free one before the objects of its cycle are through with it."""
+    """The address of an object of the library, freed with the last reference; callers of the
+    library hold one during the call. It is an int because the garbage collector does not track
+    ints: it would free a tracked handle before the other objects of its cycle are done with it."""
     __slots__ = ()
     _instead = "it is an object's of the library"
-    _free: tuple[Any, ...]  # a function of the library, and what else it takes
+    _free: tuple[Any, ...]  # a function of the library, and its further arguments
 
     def use(self, name: str, *arguments: Any) -> None:
-        """Calls one of the library's functions that cannot fail, if it is there."""
+        """Calls a library function that cannot fail, if the library is loaded."""
         if _library is not None:
             getattr(_library, name)(self, *arguments)
 
@@ -247,16 +247,16 @@ class StreamHandle(Handle):
 
 
 _kept: set[int] = set()  # sessions
-_allocated: dict[int, ClientHandle] = {}  # whose memory it is
-_on_gpus: dict[int, int] = {}  # of it, where that of GPUs ends, by where it begins
+_allocated: dict[int, ClientHandle] = {}  # the client of each address
+_on_gpus: dict[int, int] = {}  # end address by start address, for GPU memory
 
 
 class SessionHandle(Handle):
-    """With it the session ends on the server, if it was made here."""
+    """Freeing it ends the session on the server if it was made here."""
     __slots__ = ()
 
     def keep(self) -> None:
-        """The session does not end with it."""
+        """Leaves the session on the server when this handle is freed."""
         _kept.add(int(self))
 
     def __del__(self) -> None:
@@ -266,12 +266,12 @@ class SessionHandle(Handle):
 
 
 class MemoryHandle(Handle):
-    """Shared memory of a client's."""
+    """Shared memory allocated by a client."""
     __slots__ = ()
 
     @classmethod
     def allocated(cls, client: ClientHandle, byte_count: int, device: int = -1) -> MemoryHandle:
-        """On the host (-1), or on a GPU, by CUDA's ordinal."""
+        """Allocates on the host (-1), or on a GPU by CUDA ordinal."""
         address = ctypes.c_void_p()
         check(library().allocate(client, device + 1, byte_count, ctypes.byref(address)))
         memory = cls(address.value or 0)
@@ -288,7 +288,7 @@ class MemoryHandle(Handle):
 
 
 def is_on_gpu(address: int | None) -> bool:
-    """Whether memory that MemoryHandle.allocated has on a GPU is there."""
+    """Whether the address is in GPU memory from MemoryHandle.allocated."""
     return any(begin <= (address or 0) < end for begin, end in list(_on_gpus.items()))
 
 
@@ -299,7 +299,7 @@ def check(code: int) -> None:
 
 
 def nanoseconds(name: str, seconds) -> int:
-    """A timeout in seconds, None for none, as the C interface takes it."""
+    """A timeout in seconds, None for none, in the C interface's form."""
     if seconds is None:
         return 0
     if not isinstance(seconds, (int, float)) or not 0 < seconds < 9e9:

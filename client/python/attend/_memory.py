@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where arrays are: streams of GPUs, memory that is shared with a server, and copies of what cannot
-be sent from where it is."""
+"""Memory of arrays: GPU streams, memory shared with a server, and copies of arrays that cannot be
+sent as they are."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ._library import DTYPES, CallHandle, ClientHandle, MemoryHandle
 
 
 def current_stream(device: int | None) -> int:
-    """PyTorch's current stream of a GPU if it is loaded, else 0, the default one."""
+    """PyTorch's current stream of a GPU if PyTorch is loaded, else 0, the default stream."""
     return torchs_stream(device) if device is not None and "torch" in sys.modules else 0
 
 
 def is_contiguous(tensor: _tensors.Tensor) -> bool:
-    """Whether its bytes are in C's order without gaps."""
+    """Whether the elements are in C order without gaps."""
     return 0 in tensor.shape or all(
         size == 1 or one == other for size, one, other in zip(
             tensor.shape, tensor.strides, tensor.contiguous().strides))
 
 
 def host_copy(tensor: _tensors.Tensor, stream: int | None):
-    """A C-contiguous NumPy array of the tensor's elements, whatever its strides, once `stream` of
-    its GPU has run. Error: there is no NumPy."""
+    """A C-contiguous NumPy copy of the tensor, for any strides, taken after the work on `stream` of
+    its GPU. Error: NumPy is missing."""
     try:
         import numpy
     except ImportError:
@@ -59,7 +59,7 @@ def host_copy(tensor: _tensors.Tensor, stream: int | None):
 
 
 def device_number(device) -> int:
-    """CUDA's ordinal of "cuda:0" or torch's device, CPU for "cpu"."""
+    """The CUDA ordinal of "cuda:0" or a torch device; CPU for "cpu"."""
     found = re.fullmatch(r"cpu(?::0)?|cuda(?::(\d{1,4}))?", str(device))
     if found is None:
         raise invalid(f"device is {str(device)!r}, must be 'cpu' or 'cuda:0'")
@@ -67,7 +67,7 @@ def device_number(device) -> int:
 
 
 class _SharedMemory:
-    """Allocated memory of the host, as NumPy takes it."""
+    """Allocated host memory for NumPy's __array_interface__."""
 
     def __init__(self, client: ClientHandle, byte_count: int):
         self.memory = MemoryHandle.allocated(client, byte_count)
@@ -76,7 +76,7 @@ class _SharedMemory:
 
 
 class _LentMemory:
-    """That of a GPU, as DeviceArray takes it."""
+    """Allocated GPU memory in the form that DeviceArray takes."""
 
     def __init__(self, client: ClientHandle, byte_count: int, device: int):
         self.memory = MemoryHandle.allocated(client, byte_count, device)
@@ -84,7 +84,7 @@ class _LentMemory:
 
 
 def shared_array(client: ClientHandle, shape: tuple[int, ...], dtype, device: int):
-    """Client.empty's."""
+    """Implements Client.empty."""
     if device == CPU:
         return _host_array(client, shape, dtype)
     name = getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
@@ -107,9 +107,9 @@ def _host_array(client: ClientHandle, shape: tuple[int, ...], dtype):
 
 
 class AnswerMemory(NotCopied):
-    """An answer's tensor on a GPU, as DeviceArray takes it, of the stream that is current when the
-    answer is read: what is on it when this goes is waited for before another call gets the
-    memory."""
+    """An answer's tensor in GPU memory, in the form that DeviceArray takes. It belongs to the
+    stream that is current when the answer is read: the next user of the memory waits for that
+    stream's work as of when this object is freed."""
 
     def __init__(self, call: CallHandle, address: int, device: int, stream: int):
         self.call, self.address, self.device, self.stream = call, address, device, stream

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One attention in parts: its keys are cut anywhere, and the parts' answers are merged."""
+"""Attention over parts of the keys: the keys are cut anywhere, and the parts' answers are
+merged."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from attend_kernels._library import invalid
 
 from ._options import Array, Wanted
 
-# Where LSE's rows are in O, and where the keys are in dK and dV.
+# Positions of LSE's dimensions in O, and of the key dimension in dK and dV.
 _ROWS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (1, 0)}
 _KEYS = {"BHLD": 2, "BLHD": 1}
 
 
 def _library_of(array: Array) -> tuple[Any, bool]:
-    """The module that computes with it, and whether that is torch."""
+    """The module that computes with the array, and whether it is torch."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return torch, True
@@ -38,18 +39,18 @@ def _largest(parts: Sequence[Any]) -> Any:
     library, _ = _library_of(parts[0])
     largest = parts[0]
     for part in parts[1:]:
-        largest = library.maximum(largest, part)  # NaN stays
+        largest = library.maximum(largest, part)  # propagates NaN
     return library.where(largest == -library.inf, library.zeros_like(largest), largest)
 
 
 def merge_partial(parts: Iterable[tuple[Array, Array]], *,
                   layout: str = "BHLD") -> tuple[Any, Any]:
-    """O and LSE, float32, of an attention whose keys were cut: `parts` are what
-    attention(q, k, v, key_offset=..., keys_after=..., o_dtype="float32", return_lse=True, ...) gave
-    for each part of the keys, with the same q and options but its own rows of k, v and bias, and
-    with sinks in one part only. NumPy's or torch's, all alike. Parts may be cut anywhere, and may
-    be empty; the merged answer is that of the whole, up to rounding in float32. `layout` is the
-    calls'."""
+    """O and LSE, float32, of an attention over cut keys. `parts` are the results of attention(q, k,
+    v, key_offset=..., keys_after=..., o_dtype="float32", return_lse=True, ...) for each part of the
+    keys, with the same q and options but each part's own rows of k, v and bias, and with sinks in
+    one part only. All NumPy arrays or all torch tensors. Parts may be cut anywhere and may be
+    empty; the result is that of the whole, up to rounding in float32. `layout` is that of the
+    calls."""
     pairs = list(parts)
     if not pairs:
         raise invalid("parts has 0 entries, must have at least 1")
@@ -80,11 +81,11 @@ def merge_partial(parts: Iterable[tuple[Array, Array]], *,
 
 def merge_partial_gradients(parts: Iterable[Sequence[Array]], *, wanted: Wanted = ("q", "k", "v"),
                             layout: str = "BHLD") -> tuple[Any, ...]:
-    """The gradients of an attention whose keys were cut: `parts` are what backward(d_o, q, k, v, o,
-    lse, key_offset=..., keys_after=..., o_dtype="float32", wanted=wanted, ...) gave for each part,
-    in the order of the keys, with the o and lse that merge_partial made. dq and dsinks are sums, in
-    float32; dk, dv and dbias lie one after the other along the keys. A part without sinks has None
-    in their place. Not for layout "LHD", whose sequences have keys of every part."""
+    """Gradients of an attention over cut keys. `parts` are the results of backward(d_o, q, k, v, o,
+    lse, key_offset=..., keys_after=..., o_dtype="float32", wanted=wanted, ...) for each part, in
+    key order, with the o and lse from merge_partial. dq and dsinks are summed, in float32; dk, dv
+    and dbias are concatenated along the keys. A part without sinks has None in their place. Not for
+    layout "LHD", where each sequence has keys in every part."""
     given = [list(part) for part in parts]
     if not given:
         raise invalid("parts has 0 entries, must have at least 1")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in PyTorch, by attend_kernels or on the server that is connected, twice over the same
-functions: as the operators attend::attention and attend::attention_backward, with shapes for
-torch.compile, and as an autograd function, which costs the host a fraction of what they do."""
+"""Attention in PyTorch, by attend_kernels or on the connected server, in two forms over the same
+functions: as the operators attend::attention and attend::attention_backward, with fake
+implementations for torch.compile, and as an autograd function, which has a fraction of their host
+overhead."""
 
 import functools
 import typing
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from . import _connection
 
-# Which of the operator's arguments have gradients.
+# The operator's differentiable arguments.
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 
 
 def _computing():
-    """The two functions that compute: the connected server's, or attend_kernels' own."""
+    """The forward and backward functions of the connected server, or attend_kernels'."""
     client = _connection.connected()
     if client is not None:
         return client.attention, client.backward
@@ -27,7 +28,8 @@ def _computing():
 
 
 def _plain(tensor):
-    """As the library takes it: autograd is above these operators, not in them."""
+    """A tensor in the form that the library takes: autograd is above these operators, not in
+    them."""
     if tensor is None:
         return None
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -40,14 +42,14 @@ def _plain(tensor):
 
 
 def _rows(tensor):
-    """LSE, or its gradient: C-contiguous."""
+    """LSE or its gradient, C-contiguous."""
     return None if tensor is None else _plain(tensor).contiguous()
 
 
 def _options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
              max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
              softcap, dropout_p, dropout_seed, kernel):
-    """The keywords that both directions share."""
+    """The keyword arguments common to both directions."""
     seed = None if dropout_seed is None else int(dropout_seed) % 2**64
     return dict(bias=_plain(bias), sinks=_plain(sinks), alibi_slopes=_plain(alibi_slopes),
                 q_lengths=q_lengths, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q,
@@ -64,8 +66,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Opt
              max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
              window_right: int, scale: float, softcap: float, dropout_p: float,
              dropout_seed: Optional[Tensor], kernel: str) -> Tuple[Tensor, Tensor]:
-    """O and LSE. The seed is an integer on the CPU: a tensor, so that a compiled function may draw
-    one in every call."""
+    """O and LSE. The seed is an integer tensor on the CPU, so that a compiled function can draw a
+    new one in every call."""
     o, lse = _computing()[0](
         _plain(q), _plain(k), _plain(v), return_lse=True,
         **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
@@ -99,7 +101,7 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Ten
               max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
               window_right: int, scale: float, softcap: float, dropout_p: float,
               dropout_seed: Optional[Tensor], kernel: str, wanted: str) -> List[Tensor]:
-    """The gradients that `wanted` names, "q k v", in its order and the arguments' dtypes."""
+    """The gradients named in `wanted` ("q k v"), in that order and in the arguments' dtypes."""
     names = tuple(wanted.split())
     found = _computing()[1](
         _plain(d_o), _plain(q), _plain(k), _plain(v), _plain(o), _rows(lse), d_lse=_rows(d_lse),
@@ -135,7 +137,7 @@ _NAMES = tuple(argument.name for argument in torch.ops.attend.attention.default.
 
 
 def _setup_context(ctx, inputs, output):
-    """Both ways' part after the forward pass."""
+    """The part after the forward pass, common to both forms."""
     needed = [name for name, needs in zip(_NAMES, ctx.needs_input_grad) if needs]
     for name in needed:
         if name not in _DIFFERENTIABLE:
@@ -143,7 +145,7 @@ def _setup_context(ctx, inputs, output):
                                 f"{name}.detach()")
     ctx.wanted = needed
     ctx.connection = _connection.connected()
-    ctx.set_materialize_grads(False)  # where LSE is not used, its gradient is None
+    ctx.set_materialize_grads(False)  # d_lse is None if LSE is not used
     ctx.places = [n for n, x in enumerate(inputs) if isinstance(x, Tensor)]
     ctx.save_for_backward(*output, *(inputs[n] for n in ctx.places))
     ctx.others = list(inputs)
@@ -152,14 +154,14 @@ def _setup_context(ctx, inputs, output):
 
 
 def _gradients(compute, ctx, d_o, d_lse):
-    """Both ways' backward pass, by the function or the operator."""
+    """The backward pass of both forms; `compute` is the function or the operator."""
     o, lse, *tensors = ctx.saved_tensors
     values = list(ctx.others)
     for n, tensor in zip(ctx.places, tensors):
         values[n] = tensor
     if d_o is None:
         d_o = torch.zeros_like(o)
-    # backward() may run on another thread, and after the block if the client is still open.
+    # backward() may run on another thread, and after the block while the client is still open.
     with _connection.use(ctx.connection):
         found = compute(d_o, d_lse, *values[:3], o, lse, *values[3:], " ".join(ctx.wanted))
     gradients = [None] * len(values)
@@ -173,7 +175,7 @@ attention.register_autograd(functools.partial(_gradients, attention_backward),
 
 
 class _Attention(torch.autograd.Function):
-    """The operators' two functions without the operators."""
+    """The same two functions, without the operators."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -183,13 +185,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, d_lse):
-        # With create_graph, the operator, which refuses to be differentiated.
+        # With create_graph, use the operator, which refuses a second derivative.
         compute = attention_backward if torch.is_grad_enabled() else _backward
         return _gradients(compute, ctx, d_o, d_lse)
 
 
 def _types(hint):
-    """Whose values an argument of the operator may have, and no subclass."""
+    """The exact types, without subclasses, that an argument of the operator may have."""
     kinds = typing.get_args(hint) or (hint,)
     return (*kinds, torch.nn.Parameter) if Tensor in kinds else kinds
 
@@ -203,9 +205,9 @@ def _are_arguments(*types):
 
 
 def _needs_operator(values):
-    """Whether something other than autograd wants to see the call: a compiler, a tracer, a
-    transform of functorch, a mode, a subclass of Tensor, tensors without memory. Also what is no
-    argument at all, which the operator refuses by its name."""
+    """Whether the call must be visible to something other than autograd: a compiler, a tracer, a
+    functorch transform, a mode, a Tensor subclass, meta tensors. Also for invalid argument types,
+    which the operator refuses by name."""
     return (torch.compiler.is_compiling() or torch.jit.is_tracing()
             or torch._C._are_functorch_transforms_active()
             or torch._C._len_torch_dispatch_stack() > 0
@@ -213,7 +215,7 @@ def _needs_operator(values):
 
 
 def call(*values):
-    """O and LSE, with gradients, from the operator's arguments."""
+    """O and LSE, differentiable, from the operator's arguments."""
     if _needs_operator(values):
         return attention(*values)
     return _Attention.apply(*values) if torch.is_grad_enabled() else _forward(*values)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Awaited = Coroutine[Any, Any, Result]
 
-Array = Any  # NumPy's, torch's, or what has DLPack or data_ptr()
+Array = Any  # NumPy's, torch's, or with DLPack or data_ptr()
 Numbers = Any  # a list, NumPy array or tensor of numbers
 Function = TypeVar("Function", bound=Callable[..., Any])
 Returned = TypeVar("Returned")
@@ -25,7 +25,7 @@ Both = TypeVar("Both", covariant=True)
 
 
 class OptionsButLse(TypedDict, total=False):
-    """As `Client.attention` documents them."""
+    """The options that `Client.attention` documents, without return_lse."""
     causal: bool
     alignment: Literal["bottom_right", "top_left"]
     window: tuple[int, int] | None
@@ -68,7 +68,7 @@ DEFAULTS: dict[str, Any] = dict(
     priority=0, request_id="", timeout=None, tenant=None, traceparent=None, transport="auto")
 
 class ClientOptions(TypedDict, total=False):
-    """As `Client` documents them."""
+    """The options that `Client` documents."""
     connections: int
     tenant: str | None
     timeout: float | None
@@ -87,7 +87,8 @@ Wanted = Sequence[Literal["q", "k", "v", "bias", "sinks"]]
 
 
 def named(function: Function, **other: Any) -> Function:
-    """Its signature has each option in place of **options. other: defaults that are its own."""
+    """Gives the function a signature with each option in place of **options. other: its own
+    defaults."""
     types = {**OptionsButLse.__annotations__, **CallOptions.__annotations__}
     signature = inspect.signature(function)
     options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
@@ -100,7 +101,7 @@ def named(function: Function, **other: Any) -> Function:
 
 def as_in(method: Callable[Concatenate[Any, Given], Any]) -> Callable[
         [Callable[..., Returned]], Callable[Concatenate[Any, Given], Returned]]:
-    """The decorated method has the signature of another one."""
+    """Gives the decorated method the signature of another one."""
     def dress(function: Callable[..., Returned]) -> Any:
         function.__signature__ = inspect.signature(method)  # type: ignore
         return function
@@ -108,7 +109,7 @@ def as_in(method: Callable[Concatenate[Any, Given], Any]) -> Callable[
 
 
 class Attention(Generic[O, Both]):
-    """A method that returns O, or O and LSE if return_lse."""
+    """The type of a method that returns O, or O and LSE if return_lse."""
 
     @overload
     def __call__(self, q: Array, k: Array, v: Array, *, return_lse: Literal[True],
@@ -129,7 +130,7 @@ class Attention(Generic[O, Both]):
 
 
 class SessionAttention(Generic[O, Both]):
-    """The same on a session."""
+    """The same for a session's method."""
 
     @overload
     def __call__(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: K and V of a sequence stay on the server."""
+"""Sessions: K and V of a sequence, kept on the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 
 @dataclasses.dataclass(frozen=True)
 class LayerShape:
-    """The shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v]. dtype:
+    """Shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v]. dtype:
     "float16", "bfloat16" or "float32". dim_v 0: dim."""
     dtype: str
     heads_kv: int
@@ -58,7 +58,7 @@ def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease
 
 def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, options: Any,
          stream: Stream | None = None) -> Plan:
-    """An attention over a layer of B sessions."""
+    """The plan of an attention over a layer of B sessions."""
     if not sessions:
         raise Error(3, "sessions has 0 entries, must have at least 1")
     client = sessions[0]._client
@@ -80,7 +80,7 @@ def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, opti
 
 
 def no_rows(k: Array, layout: str) -> Array:
-    """Of q's shape, with no rows: for a call that only appends."""
+    """A q without rows, made from k, for a call that only appends."""
     dimensions = len(getattr(k, "shape", ()))
     if dimensions != 4:
         raise invalid(f"k has {dimensions} dimensions, must have 4")
@@ -89,9 +89,9 @@ def no_rows(k: Array, layout: str) -> Array:
 
 
 class Session(NotCopied):
-    """The KV cache of one sequence on the server, made by Client.session. It knows how many tokens
-    each layer has, and appends nothing twice when the client retries. One call at a time on a
-    layer. A context manager that frees it; so does the end of its last reference."""
+    """The KV cache of one sequence on the server, made by Client.session. Tracks the length of each
+    layer, and never appends twice when the client retries. One call at a time per layer. A context
+    manager that frees the session, as does dropping the last reference."""
     _instead = ("fork() makes another one with its tokens; for another process, release() it here "
                 "and Client.open_session(id) it there")
 
@@ -110,7 +110,7 @@ class Session(NotCopied):
         return handle
 
     def _open_handle(self) -> SessionHandle:
-        """For what asks the server."""
+        """The handle, for functions that ask the server."""
         self._client._open_handle()
         return self._own_handle()
 
@@ -127,14 +127,13 @@ class Session(NotCopied):
 
     @property
     def id(self) -> str:
-        """32 hexadecimal digits, and @HOST:PORT if the client has several servers, for
+        """32 hexadecimal digits, followed by @HOST:PORT if the client has several servers; for
         Client.open_session."""
         return library().session_id(self._own_handle()).decode()
 
     @property
     def server(self) -> str | None:
-        """Of several servers, the one that the session is on, for Client.session and
-        Client.stream."""
+        """With several servers, the session's, for Client.session and Client.stream; else None."""
         return self.id.partition("@")[2] or None
 
     @property
@@ -142,7 +141,7 @@ class Session(NotCopied):
         return library().session_layers(self._own_handle())
 
     def length(self, layer: int = 0) -> int:
-        """Tokens of the layer, those of the last answer included. Error: there is no such layer."""
+        """Tokens of the layer as of the last answer. Error: there is no such layer."""
         length = library().session_length(self._own_handle(),
                                           integer("layer", layer, 0, _INT32_MAX))
         if length < 0:
@@ -153,46 +152,46 @@ class Session(NotCopied):
     def attend(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
                **options: Any) -> Any:
         """Attention over a layer's tokens. q: [1, Hq, Lq, D] (layout "BLHD": [1, Lq, Hq, D]). k and
-        v: the rows to be appended before q reads them, [1, Hkv, n, D] and [1, Hkv, n, Dv], or
-        None. Options and results are those of Client.attention, but for the layout "LHD",
-        kv_lengths and dropout.
+        v: the rows to append before q reads them, [1, Hkv, n, D] and [1, Hkv, n, Dv], or None.
+        Options and results are those of Client.attention, except layout "LHD", kv_lengths and
+        dropout.
 
-        All rows are appended or none. After Error OUT_OF_RANGE (tokens were evicted: append those
-        from length() on again) and FAILED_PRECONDITION (somebody else appended or truncated)
-        length() is the true one."""
+        All rows are appended or none. After Error OUT_OF_RANGE (tokens were evicted: append again
+        from length() on) and FAILED_PRECONDITION (another client appended or truncated) length() is
+        up to date."""
         answer = self.submit(q, k, v, layer=layer, **options).result()
         return arrays_of(answer, bool(options.get("return_lse")))
 
     def decode(self, q: Array, k: Array, v: Array, *, layer: int = 0,
                **options: Unpack[CallOptions]) -> Any:
-        """`attend` with causal=True: the new rows of q read those before them and their own."""
+        """`attend` with causal=True: each new row of q reads the rows before it and its own."""
         options.setdefault("causal", True)
         return self.attend(q, k, v, layer=layer, **options)
 
     @named
     def append(self, k: Array, v: Array, *, layer: int = 0,
                **options: Unpack[CallOptions]) -> None:
-        """Appends rows, [1, Hkv, n, D] and [1, Hkv, n, Dv], that no query reads now."""
+        """Appends rows, [1, Hkv, n, D] and [1, Hkv, n, Dv], without a query."""
         none = no_rows(k, options.get("layout", "BHLD"))
         self.submit(none, k, v, layer=layer, **options).result()
 
     @named
     def submit(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
                stream: Stream | None = None, **options: Unpack[CallOptions]) -> Call:
-        """Starts `attend` and returns the call, on a stream if one is given."""
+        """Starts `attend` and returns the call; on `stream` if one is given."""
         return Call(plan([self], q, k, v, layer, options, stream))
 
     def fork(self, length: int | None = None) -> Session:
-        """Another session that begins with the same tokens, `length` of them or all. Full pages are
-        shared on the server. Error OUT_OF_RANGE: a layer has fewer. FAILED_PRECONDITION: without a
-        length, layers must have equally many."""
+        """Another session with the same first `length` tokens, or all. Full pages are shared on the
+        server. Error OUT_OF_RANGE: a layer has fewer. FAILED_PRECONDITION: no length, and the
+        layers differ in length."""
         handle = self._open_handle()
         tokens = -1 if length is None else integer("length", length, 0, _INT64_MAX)
         return Session(self._client, lambda place: library().session_fork(handle, tokens, place),
                        owned=True)
 
     def truncate(self, length: int) -> None:
-        """Layers that have more than `length` tokens keep that many."""
+        """Cuts layers longer than `length` to that length."""
         check(library().session_truncate(self._open_handle(),
                                          integer("length", length, 0, _INT64_MAX)))
 
@@ -201,7 +200,7 @@ class Session(NotCopied):
         check(library().session_keep_alive(self._open_handle()))
 
     def info(self) -> dict[str, Any]:
-        """What the server says of it: Session in session.proto, by its names; learns the
+        """The session's state: Session in session.proto, with its field names. Updates the
         lengths."""
         from ._client import taken_text
         json_text = ctypes.c_void_p()
@@ -209,7 +208,7 @@ class Session(NotCopied):
         return taken_text(json_text)
 
     def free(self) -> None:
-        """Ends it on the server, also one that was made elsewhere."""
+        """Ends the session on the server, even one opened by its id."""
         handle = self._open_handle()
         try:
             check(library().session_end(handle))
@@ -217,7 +216,7 @@ class Session(NotCopied):
             self._handle = None
 
     def release(self) -> str:
-        """Leaves it on the server until its lease is over. Returns its id."""
+        """Leaves the session on the server until its lease ends. Returns its id."""
         session_id = self.id
         self._own_handle().keep()
         self._handle = None
@@ -226,7 +225,7 @@ class Session(NotCopied):
     def _leave(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None and (not self._owned or self._client._handle is None):
-            handle.keep()  # a closed client cannot ask for its end; the lease does
+            handle.keep()  # a closed client cannot free it; its lease ends it
 
     def __enter__(self) -> Session:
         return self

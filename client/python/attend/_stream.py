@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many calls on one stream."""
+"""Many calls on one AttendStream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class Stream(NotCopied):
     """One AttendStream: many calls in flight on one connection, answered in any order. A failed
-    call fails alone. They are not retried. A context manager that finishes it."""
+    call fails alone. No retries. A context manager that finishes the stream."""
     _instead = "open another by Client.stream"
 
     def __init__(self, client: Client, tenant: str | None, timeout: float | None,
@@ -65,11 +65,12 @@ class Stream(NotCopied):
         return arrays_of(answer, bool(options.get("return_lse")))
 
     def finish(self) -> None:
-        """Ends the requests, and waits until all are answered. Error: the stream failed."""
+        """Half-closes the stream and waits until all calls are answered. Error: the stream
+        failed."""
         check(library().stream_finish(self._open_handle()))
 
     def close(self) -> None:
-        """Cancels what is unanswered. Twice is fine."""
+        """Cancels unanswered calls. May be called twice."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.use("stream_cancel")

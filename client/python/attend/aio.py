@@ -4,9 +4,9 @@
     async with attend.aio.Client("host:8001") as client:
         o = await client.attention(q, k, v, causal=True)
 
-Calls run in the client's own threads. What may wait before a call is under way (the first question
-for the server's limits, copies of large tensors) runs in the loop's executor. A task that is
-cancelled cancels its call.
+Calls run on the client's own threads. Work that may block before a call is in flight (the first
+request for the server's limits, copies of large tensors) runs in the loop's executor. Cancelling a
+task cancels its call.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Session", "Stream"]
 
-_LARGE_BYTES = 64 << 10  # from here on a call may ask the server first, and copies count
+_LARGE_BYTES = 64 << 10  # from here on a call may ask the server first, and copies take time
 
 
 async def _elsewhere(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Its result; it may wait."""
+    """The function's result; it runs in the executor because it may block."""
     bound = functools.partial(function, *arguments, **options)
     return await asyncio.get_running_loop().run_in_executor(None, bound)
 
@@ -44,14 +44,14 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 async def _answer(plan: Plan, may_wait: bool = False) -> Answer:
-    """Starts the call, and its answer when it is there."""
+    """Starts the call and returns its answer."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
     def ended() -> None:
         try:
             loop.call_soon_threadsafe(_wake, future)
-        except RuntimeError:  # the loop is closed: no task waits
+        except RuntimeError:  # the loop is closed: no task is waiting
             pass
 
     if may_wait or plan.arguments.byte_count >= _LARGE_BYTES:
@@ -67,8 +67,8 @@ async def _answer(plan: Plan, may_wait: bool = False) -> Answer:
 
 
 class Client:
-    """attend.Client for asyncio; its arguments are that one's. Of one loop at a time. An
-    asynchronous context manager that closes it. Copied and pickled as that one."""
+    """attend.Client for asyncio, with the same arguments. Belongs to one loop at a time. An
+    asynchronous context manager that closes it. Copied and pickled like attend.Client."""
 
     @as_in(_client.Client.__init__)
     def __init__(self, *arguments: Any, **options: Any):
@@ -98,7 +98,7 @@ class Client:
     @named
     async def answer(self, q: Array, k: Array, v: Array,
                      **options: Unpack[CallOptions]) -> Answer:
-        """`attention` with all that came back, as Client.submit(...).result()."""
+        """`attention`, but returns the whole Answer, as Client.submit(...).result() does."""
         return await _answer(self._client._attention_plan(q, k, v, options))
 
     async def attention_batch(self, calls: Iterable[Mapping[str, Any]]) -> list[Any]:
@@ -170,7 +170,7 @@ class Client:
 
 
 class Stream(NotCopied):
-    """attend.Stream for asyncio. An asynchronous context manager that finishes it."""
+    """attend.Stream for asyncio. An asynchronous context manager that finishes the stream."""
     _instead = _client.Stream._instead
 
     def __init__(self, stream: _client.Stream):
@@ -210,7 +210,7 @@ class Stream(NotCopied):
 
 
 class Session(NotCopied):
-    """attend.Session for asyncio. An asynchronous context manager that frees it."""
+    """attend.Session for asyncio. An asynchronous context manager that frees the session."""
     _instead = _session.Session._instead
 
     def __init__(self, session: _session.Session):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention for PyTorch, with gradients: in process, on the CPU, and on GPUs what their
-kernels can; or, within `with attend.connect(...)`, on a server.
+"""Exact attention for PyTorch, with gradients: in process, on the CPU and on GPUs as far as their
+kernels go; or, within `with attend.connect(...)`, on a server.
 
     import attend.torch
     o = attend.torch.scaled_dot_product_attention(q, k, v, is_causal=True)  # as PyTorch's own
     o, lse = attend.torch.attention(q, k, v, causal=True, window=(127, 0), return_lse=True)
 
-autograd and torch.compile know all of it. What cannot be differentiated raises.
+Works with autograd and torch.compile. Requests for gradients that do not exist raise.
 """
 
 import math
@@ -26,13 +26,13 @@ _DIM_MAX = 256  # of the kernels' head dims
 
 
 def _check_dropout(name, p):
-    """ValueError: p is neither what the kernels drop with nor 1, all."""
+    """ValueError unless p is in the kernels' range, or 1 (all weights are dropped)."""
     if not (0.0 <= p < 1.0 - 2.0**-17 or p == 1.0):
         raise ValueError(f"{name} is {p}, must be in [0, 1 - 2^-17), or 1")
 
 
 def _seed_tensor(given):
-    """As the operators take it: 64 bits, an int64 on the CPU."""
+    """The seed in the operators' form: 64 bits in an int64 tensor on the CPU."""
     if isinstance(given, torch.Tensor):
         if given.dtype != torch.int64:
             raise TypeError(f"dropout_seed has dtype {given.dtype}, must have torch.int64")
@@ -49,7 +49,7 @@ def _seed_tensor(given):
 
 
 def _seed(dropout_p, given):
-    """The seed as the operators take it; None without dropout."""
+    """The seed in the operators' form; None without dropout."""
     seed = None if given is None else _seed_tensor(given)
     if dropout_p == 0:
         return None
@@ -57,13 +57,13 @@ def _seed(dropout_p, given):
 
 
 def _zeros(tensor):
-    """Zeros in its place, whatever it holds, through which its gradient is 0."""
+    """Zeros in place of the tensor, even if it has NaN; its gradient through them is 0."""
     return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0.0)
 
 
 def mask_of_blocks(block_mask):
     """A BlockMask of torch.nn.attention.flex_attention as [B|1, H|1, Lq, Lk] of bool, for `bias` or
-    attn_mask. These take the BlockMask itself too, and then make this in every call."""
+    attn_mask. Those accept the BlockMask itself too, but then convert it in every call."""
     return _block_mask.as_tensor("block_mask", block_mask)
 
 
@@ -73,12 +73,12 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
               max_seqlen_k=None, layout="BHLD", return_lse=False, dropout_p=0.0, dropout_seed=None,
               kernel="auto"):
     """attend_kernels.attention for tensors, with gradients by q, k, v, bias and sinks, through O
-    and LSE. All arguments as there; those that may be lists there are tensors here. float64 is
+    and LSE. Arguments as there; those that may be lists there must be tensors here. float64 is
     computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is float32.
     bias: also a BlockMask.
-    dropout_p: also 1, which drops all: O is 0, and so is every gradient through it.
+    dropout_p: also 1, which drops all weights: O is 0, and so is every gradient through it.
     dropout_seed: an integer, or its 64 bits as an int64 tensor of one element on the CPU; None:
-    drawn from PyTorch's default generator of the CPU, which torch.manual_seed sets."""
+    drawn from PyTorch's default CPU generator, which torch.manual_seed sets."""
     bias = _block_mask.as_tensor("bias", bias)
     if not torch.compiler.is_compiling():
         for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks),
@@ -93,7 +93,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
         kernel = "cpu_reference"
     all_dropped = dropout_p == 1.0
     dropout_p = 0.0 if all_dropped else float(dropout_p)
-    if all_dropped:  # V too, so that NaN in it reaches no gradient
+    if all_dropped:  # zero V too, so that its NaN reaches no gradient
         v = _zeros(v)
     o, lse = _operators.call(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths,
                              cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout,
@@ -105,7 +105,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
 
 
 def as_autocast(*tensors):
-    """What autocast makes of the arguments of PyTorch's attention."""
+    """The arguments cast as autocast casts those of PyTorch's attention."""
     kind = tensors[0].device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
@@ -131,7 +131,7 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
 
 
 def _broadcast(*shapes):
-    """torch.broadcast_shapes, which is slow, where they differ."""
+    """torch.broadcast_shapes, which is slow, only if the shapes differ."""
     first = shapes[0]
     return first if all(shape == first for shape in shapes) else torch.broadcast_shapes(*shapes)
 
@@ -146,8 +146,8 @@ def _four(tensor, lead):
 
 
 def _as_many_heads(query, key, value, dim):
-    """K and V as they are, or with query's heads, as PyTorch repeats them, where the one has more
-    than the other. Heads are dimension `dim`."""
+    """K and V unchanged, or, if their heads differ in number, repeated to query's heads as PyTorch
+    does. Heads are dimension `dim`."""
     if key.shape[dim] == value.shape[dim]:
         return key, value
     heads = query.shape[dim]
@@ -159,7 +159,7 @@ def _as_many_heads(query, key, value, dim):
 
 def _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     """scaled_dot_product_attention of NestedTensors [B, heads, rows, D] of layout torch.jagged:
-    their values are packed sequences, and their offsets say where each begins."""
+    their values are packed sequences, and their offsets are cu_seqlens."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or \
                 not isinstance(x.size(2), torch.SymInt) or x.lengths() is not None:
@@ -183,7 +183,7 @@ def _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gq
 
 
 def _bias(attn_mask, query, keys, lead):
-    """attn_mask as attend takes a bias, of numbers or bool: [B|1, H|1, Lq|1, Lk]."""
+    """attn_mask in attend's form of a bias, numeric or bool: [B|1, H|1, Lq|1, Lk]."""
     mask = attn_mask.reshape((1,) * (2 - attn_mask.dim()) + tuple(attn_mask.shape))
     if mask.shape[-1] != keys:
         mask = mask.expand(*mask.shape[:-1], keys)
@@ -197,12 +197,11 @@ def _bias(attn_mask, query, keys, lead):
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
                                  scale=None, enable_gqa=False):
-    """torch.nn.functional.scaled_dot_product_attention by attend's kernels: the same arguments, the
-    same answer, for head dims of 1 to 256. Also by attn_mask there is a gradient, if it is of
-    numbers; one of bool is read as bits, and so is a BlockMask. Rows that attn_mask hides all keys
-    from are 0. With dropout_p the weights that are dropped are others than PyTorch's;
-    torch.manual_seed repeats them. NestedTensors have layout torch.jagged and no attn_mask. There
-    is no second derivative."""
+    """torch.nn.functional.scaled_dot_product_attention by attend's kernels: the same arguments and
+    answer, for head dims of 1 to 256. A numeric attn_mask has a gradient too; a bool one is read as
+    bits, and so is a BlockMask. Rows whose keys are all hidden by attn_mask are 0. dropout_p drops
+    other weights than PyTorch does; torch.manual_seed makes them reproducible. NestedTensors must
+    have layout torch.jagged and no attn_mask. There is no second derivative."""
     if query.is_nested or key.is_nested or value.is_nested:
         return _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     attn_mask = _block_mask.as_tensor("attn_mask", attn_mask)
@@ -216,7 +215,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         leads = [_broadcast(*(x.shape[:-2] for x in (query, key, value)))] * 3
     bias = None if attn_mask is None else _bias(attn_mask, query, key.shape[-2], leads[0])
     q, k, v = (_four(x, lead) for x, lead in zip((query, key, value), leads))
-    if q.shape[1] == 0:  # without heads O is empty, which the kernels refuse
+    if q.shape[1] == 0:  # without heads O is empty; the kernels refuse that
         o = q @ k[:, :0].mT @ v[:, :0]
     else:
         o = attention(q, k, v, bias=bias, causal=is_causal, alignment="top_left", scale=scale,
@@ -225,7 +224,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
 
 
 def run_flash(Q, K, V):
-    """softmax(Q K^T / sqrt(d)) V of plain matrices: Q [N, d], K [M, d], V [M, e]; gives [N, e]."""
+    """softmax(Q K^T / sqrt(d)) V of plain matrices: Q [N, d], K [M, d], V [M, e]; returns [N,
+    e]."""
     for name, matrix in (("Q", Q), ("K", K), ("V", V)):
         if matrix.dim() != 2:
             raise ValueError(f"{name} has {matrix.dim()} dimensions, must have 2")
@@ -233,9 +233,9 @@ def run_flash(Q, K, V):
 
 
 class FlashAttention(nn.Module):
-    """attention() with its options kept: FlashAttention(causal=True)(q, k, v). Has no parameters.
-    Options that are tensors (bias, sinks, lengths) are the call's. `dropout` is a probability, and
-    in effect in training alone."""
+    """attention() with stored options: FlashAttention(causal=True)(q, k, v). Has no parameters.
+    Tensor options (bias, sinks, lengths) are given per call. `dropout` is a probability, used in
+    training only."""
 
     def __init__(self, *, causal=False, alignment="bottom_right", window=None, scale=None,
                  softcap=0.0, layout="BHLD", dropout=0.0, kernel="auto"):
@@ -255,8 +255,8 @@ class FlashAttention(nn.Module):
 
 
 class StandardAttention(nn.Module):
-    """What FlashAttention is compared with: the same answer in PyTorch's own operators, one after
-    the other, with all scores in memory at once. [B, H, L, D]; KV heads may be fewer."""
+    """The baseline for FlashAttention: the same answer from PyTorch's own operators, one after the
+    other, with all scores in memory at once. [B, H, L, D]; KV heads may be fewer."""
 
     def __init__(self, *, causal=False, alignment="bottom_right", scale=None, dropout=0.0):
         super().__init__()
@@ -281,7 +281,7 @@ class StandardAttention(nn.Module):
             first = 1 + (lk - lq if self.alignment == "bottom_right" else 0)
             hidden = torch.ones(lq, lk, dtype=torch.bool, device=q.device).triu(first)
             scores = scores.masked_fill(hidden, float("-inf"))
-        # A row that sees no key is 0, as everywhere, and so are its gradients.
+        # A row that sees no key is 0, as everywhere in attend, and so are its gradients.
         blind = scores.isneginf().all(-1, keepdim=True)
         weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
         return nn.functional.dropout(weights, self.dropout, self.training) @ v

@@ -3,9 +3,9 @@
 
     PYTHONPATH=client/python:kernels/python python3 client/python/examples/train_transformer.py
 
-Prints each step's loss with both. They follow each other within rounding. Needs PyTorch; runs on
-the CPU in under a minute, from a seed. With --server HOST:PORT a third one trains with the same
-attention, forward and backward, computed by that server.
+Prints each step's loss with both, which agree within rounding. Needs PyTorch; runs on the CPU in
+under a minute, from a seed. With --server HOST:PORT a third model trains with the same attention,
+forward and backward, computed by that server.
 """
 
 import argparse
@@ -23,20 +23,20 @@ DIM, HEADS, KV_HEADS, LAYERS = 64, 4, 2, 2
 
 
 def _math(*arguments, **options):
-    """PyTorch's attention, one operator after the other."""
+    """PyTorch's attention as separate operators."""
     with sdpa_kernel(SDPBackend.MATH):
         return functional.scaled_dot_product_attention(*arguments, **options)
 
 
-# The third shows how far two computations of the same may be apart.
+# The third shows how far two correct computations may differ.
 ATTENTIONS = {"attend": attend.torch.scaled_dot_product_attention,
               "torch": functional.scaled_dot_product_attention,
               "torch's math": _math}
 
 
 class Block(nn.Module):
-    """Attention over earlier words, then a layer for each word. `attention` is called as PyTorch's
-    scaled_dot_product_attention."""
+    """Attention over earlier words, then a feed-forward layer for each word. `attention` has the
+    signature of PyTorch's scaled_dot_product_attention."""
 
     def __init__(self, attention):
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Predicts every next word of [batch, length] word numbers."""
+    """Predicts every next word of [batch, length] word indices."""
 
     def __init__(self, attention, length):
         super().__init__()
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
 
 
 def sums(batch, length, generator):
-    """Lines such as 17+5=22;80+41=121; as word numbers, [batch, length + 1]."""
+    """Lines such as 17+5=22;80+41=121; as word indices, [batch, length + 1]."""
     rows = []
     for _ in range(batch):
         text = ""
@@ -84,7 +84,7 @@ def sums(batch, length, generator):
 
 
 def train(attention, steps=100, batch=16, length=96, seed=0):
-    """The loss of every step. All else but `attention` is the same for one seed."""
+    """The loss of every step. For one seed, everything but `attention` is the same."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(attention, length)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend's attention in the models of Hugging Face's transformers. Importing this registers two
+"""attend's attention for models of Hugging Face's transformers. Importing this registers two
 attention implementations, "attend" in process and "attend-server" on the connected server:
 
     import attend.transformers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' attention interface over attend.torch: "attend"."""
+"""transformers' attention interface over attend.torch: "attend" and "attend-server"."""
 
 import torch
 from transformers.utils import TransformersKwargs
@@ -9,7 +9,7 @@ from .. import torch as attend_torch
 from ._cache import ServedRows
 from ._masks import Mask
 
-# A model may pass these on: they say nothing of how the attention is computed.
+# Options that models pass on and that do not change the attention.
 _HARMLESS = {*TransformersKwargs.__annotations__, "cache_position", "use_cache", "layer_idx",
              "deterministic"} - {"output_attentions", "is_causal"}
 
@@ -24,7 +24,7 @@ def _refuse_unknown(options):
 
 
 def _sequence_ends(options):
-    """cu_seqlens that the caller gave by FlashAttention's names, int64 on the host."""
+    """The caller's cu_seqlens, in FlashAttention's argument names, as int64 on the host."""
     ends = [options.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k")]
     if ends[0] is None and ends[1] is None:
         return None
@@ -34,8 +34,8 @@ def _sequence_ends(options):
 
 
 class _Call:
-    """One layer's attention: tensors as [B, L, H, D], which is how models lay them out, and the
-    options that its mask comes to."""
+    """One layer's attention: tensors as [B, L, H, D], the models' memory layout, and the options
+    that its mask amounts to."""
 
     def __init__(self, query, key, value, options):
         self.tensors = [x.transpose(1, 2) for x in (query, key, value)]
@@ -47,7 +47,7 @@ class _Call:
         self.tensors = [q, k[:, :columns], v[:, :columns]]
 
     def mask(self, mask, position_bias):
-        """The options of a Mask. `position_bias` is of numbers, [1|B, 1|H, Lq, Lk], or None."""
+        """Sets the options for a Mask. `position_bias` is numeric, [1|B, 1|H, Lq, Lk], or None."""
         q, k, _ = self.tensors
         if k.shape[1] != mask.shape[3] or q.shape[1] != mask.shape[2]:
             raise ValueError(f"the mask is for {mask.shape[2]} queries and {mask.shape[3]} keys, "
@@ -74,7 +74,7 @@ class _Call:
         self.options.update(kv_lengths=mask.lengths, alignment="top_left")
 
     def pack(self, ends):
-        """The caller's own cu_seqlens, or None."""
+        """Applies the caller's own cu_seqlens, if any."""
         if ends is None:
             return
         batch, rows = self.tensors[0].shape[:2]
@@ -105,7 +105,7 @@ class _Call:
 
 
 def _without_mask(call, module, is_causal, sliding_window, position_bias):
-    """A model that makes no mask says in a flag whether it is causal."""
+    """A model without a mask tells by a flag whether it is causal."""
     q, k, _ = call.tensors
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
@@ -133,8 +133,8 @@ def _tensor_mask(call, mask, position_bias):
 def attention(is_served, module, query, key, value, attention_mask, scaling=None, dropout=0.0,
               sliding_window=None, softcap=None, s_aux=None, is_causal=None, position_bias=None,
               **options):
-    """What transformers calls for each layer. query: [B, Hq, Lq, D]; gives O as [B, Lq, Hq, Dv],
-    and no weights."""
+    """The function that transformers calls for each layer. query: [B, Hq, Lq, D]. Returns O as [B,
+    Lq, Hq, Dv], and None for the weights."""
     _refuse_unknown(options)
     ends = _sequence_ends(options)
     shared = dict(scale=scaling, softcap=softcap or 0.0, dropout_p=dropout,

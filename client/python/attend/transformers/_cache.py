@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache of transformers whose K and V are sessions on a server."""
+"""A transformers cache whose K and V are sessions on a server."""
 
 import copy
 
@@ -15,8 +15,8 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class ServedRows(Placeholder):
-    """New rows of K or V, [B, Hkv, n, D], on their way to the others, which are on the server. Has
-    the shape, dtype and device of them all."""
+    """New rows of K or V, [B, Hkv, n, D], that stand for the whole K or V, whose other rows are on
+    the server: it has the whole's shape, dtype and device."""
 
     refusal = "K and V are on the server: use attn_implementation='attend-server'"
 
@@ -28,7 +28,8 @@ class ServedRows(Placeholder):
 
 
 class _Layer(CacheLayerMixin):
-    """Where transformers asks for one layer's length, and gives its new rows."""
+    """One layer of the cache, from which transformers gets the length, and to which it gives new
+    rows."""
 
     is_sliding = False
     is_croppable = True
@@ -56,18 +57,18 @@ class _Layer(CacheLayerMixin):
 
 class SessionCache(Cache):
     """For a model with attn_implementation="attend-server": K and V of each sequence stay on the
-    server, so that generate() sends the rows of new tokens only, whatever the context's length.
+    server, so generate() sends only the rows of new tokens, however long the context is.
 
         cache = attend.transformers.SessionCache(model.config)
         model.generate(ids, cache=cache, max_new_tokens=100)
 
     config: the model's. client: an attend.Client; None: the one connected now. lease: seconds from
-        the last use to the end of the sessions, 0 for the server's default. pinned: they lose no
-        tokens to others' sessions. device: as in Client.session.
+        the last use to the end of the sessions, 0: the server's default. pinned: their tokens are
+        not evicted for other sessions. device: as in Client.session.
 
-    Batches are padded on the left, if at all, and rows of padding are not sent. crop, reset and
-    what beam search does are supported; gradients and dropout are not. If a call fails in the
-    middle of a pass, layers have different lengths: crop() what the pass brought, or reset().
+    Batches may be padded on the left only; rows of padding are not sent. crop, reset and the
+    operations of beam search are supported; gradients and dropout are not. If a call fails in the
+    middle of a pass, the layers differ in length: crop() the tokens of the pass, or reset().
     Sessions end with reset(), with the cache, or with their lease. A context manager that resets.
     copy.deepcopy makes another cache with the same tokens, whose sessions are forks.
     """
@@ -80,8 +81,8 @@ class SessionCache(Cache):
                              f"{' and '.join(sorted(_LAYER_TYPES))}")
         self.client = _connection.required() if client is None else client
         self._options = dict(lease=lease, pinned=pinned, device=device)
-        self.sessions = []  # one for each sequence
-        self._padding = None  # rows of it at each sequence's start
+        self.sessions = []  # one per sequence
+        self._padding = None  # rows of padding at each sequence's start
         super().__init__(layers=[_Layer(self, number)
                                  for number in range(config.num_hidden_layers)])
 
@@ -94,7 +95,7 @@ class SessionCache(Cache):
         """Another cache with the same tokens, whose sessions are forks of this one's."""
         made = memo[id(self)] = type(self).__new__(type(self))
         memo[id(self.client)] = self.client
-        memo[id(self.sessions)] = []  # and if a fork fails, those before it are freed
+        memo[id(self.sessions)] = []  # own list: if a fork fails, the earlier ones are freed
         vars(made).update(copy.deepcopy(vars(self), memo))
         made.sessions += [session.fork() for session in self.sessions]
         return made
@@ -104,7 +105,7 @@ class SessionCache(Cache):
                         "are on the server: copy.deepcopy makes one whose sessions are forks")
 
     def attend(self, layer, query, key, value, mask, options):
-        """Appends the rows of K and V, and gives O, [B, Lq, Hq, Dv]. query: [B, Hq, Lq, D]."""
+        """Appends the rows of K and V, and returns O, [B, Lq, Hq, Dv]. query: [B, Hq, Lq, D]."""
         self._check(layer, (query, key, value), mask, options)
         padding = self._padding_of(mask, len(query))
         if not self.sessions:
@@ -121,7 +122,7 @@ class SessionCache(Cache):
         return o
 
     def _attend_each(self, q, k, v, hidden, options):
-        """Sequences that begin with `hidden` rows of padding, each alone."""
+        """For sequences that begin with `hidden` rows of padding: one call per sequence."""
         calls = [session.submit(*(x[n:n + 1, rows:] for x in (q, k, v)), **options)
                  for n, (session, rows) in enumerate(zip(self.sessions, hidden))]
         answers = [call.result().o for call in calls]
@@ -173,7 +174,7 @@ class SessionCache(Cache):
             layer.length = min(layer.length, length)
 
     def reset(self):
-        """Frees the sessions. The next tokens are the first ones."""
+        """Frees the sessions; the cache is then empty."""
         sessions, self.sessions, self._padding = self.sessions, [], None
         for layer in self.layers:
             layer.length = 0
@@ -181,7 +182,7 @@ class SessionCache(Cache):
             session.free()
 
     def _select(self, sequences):
-        """Keeps these sequences, in this order; one that is named again is forked."""
+        """Keeps these sequences, in this order; repeated ones are forked."""
         if not self.sessions:
             return
         kept = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the models of transformers say of their masks, as the kernels take it: a window beside the
-diagonal, lengths and sequence ends instead of a matrix wherever one of these says the same."""
+"""The masks of transformers' models in the kernels' form: a window beside the diagonal, lengths and
+cu_seqlens, instead of a matrix, wherever they are equivalent."""
 
 import dataclasses
 import functools
@@ -16,15 +16,16 @@ _UNBOUNDED = -1
 
 @dataclasses.dataclass(frozen=True)
 class _Pattern:
-    """Key j is visible to query i if -left <= j - i <= right and both are of one sequence.
-    `sequences`: each row's number, [B, L]. `remapped`: i and j count from its start."""
+    """Key j is visible to query i if -left <= j - i <= right and both are in one sequence.
+    `sequences`: each row's sequence number, [B, L]. `remapped`: i and j count from the sequence's
+    start."""
     left: int = _UNBOUNDED
     right: int = _UNBOUNDED
     sequences: torch.Tensor | None = None
     remapped: bool = False
 
     def meet(self, other):
-        """What both show, or None if that is no such pattern."""
+        """The intersection, or None if it is not such a pattern."""
         if self.sequences is not None and other.sequences is not None:
             return None
         return _Pattern(_narrower(self.left, other.left), _narrower(self.right, other.right),
@@ -37,7 +38,7 @@ def _narrower(one, other):
 
 
 def _pattern(function):
-    """The pattern of one of transformers' mask functions; None if it may be another one."""
+    """The pattern of one of transformers' mask functions; None if it is not recognised."""
     if function is masking_utils.causal_mask_function:
         return _Pattern(right=0)
     if function is masking_utils.bidirectional_mask_function:
@@ -63,15 +64,16 @@ def _pattern(function):
 
 
 class Mask(Placeholder):
-    """The mask of one kind of layers in one forward pass, which every layer's attention reads. For
-    the model it has the shape of a matrix for each sequence.
+    """The mask of one kind of layer in one forward pass, read by every layer's attention. To the
+    model it has the shape of a matrix per sequence.
 
-    left, right: keys that stay visible beside the diagonal, -1 for all. Query i is at key
-        i + offset.
-    columns: keys from this number on are hidden from all: a static cache has not filled them yet.
-    keys: [B, columns] of bool, which of them are no padding; None for all.
-    sequences: the rows' sequence numbers, [B, L], where sequences are packed.
-    is_dense: none of these says it; dense() does."""
+    left, right: keys that stay visible beside the diagonal, -1 for all. Query i is at key i +
+        offset.
+    columns: keys from this number on are hidden from all rows: a static cache has not filled them
+        yet.
+    keys: [B, columns] of bool, True where a key is not padding; None if all are.
+    sequences: the rows' sequence numbers, [B, L], if sequences are packed.
+    is_dense: the fields above cannot express the mask; `dense` is the matrix."""
 
     refusal = "this model computes attention by itself: use attn_implementation='eager'"
     ndim = 4
@@ -91,17 +93,17 @@ class Mask(Placeholder):
         return self.ndim
 
     def to(self, *_, **__):
-        """As tensors have it. What the mask holds goes where the layers are when they ask."""
+        """As a tensor's `to`. The mask's tensors are moved when a layer reads them."""
         return self
 
     @functools.cached_property
     def dense(self):
-        """All of it: bool, [B, 1, Lq, Lk], True where a key is visible."""
+        """The whole mask: bool, [B, 1, Lq, Lk], True where a key is visible."""
         return self._make_dense()
 
     @functools.cached_property
     def is_plain(self):
-        """No more than a window beside the diagonal."""
+        """Whether the mask is only a window beside the diagonal."""
         return not self.is_dense and self.keys is None and self.sequences is None
 
     @functools.cached_property
@@ -112,23 +114,24 @@ class Mask(Placeholder):
 
     @functools.cached_property
     def left_padding(self):
-        """How many rows of padding come before each sequence's keys, a list of B, if there is no
-        other padding; else None."""
+        """The number of padding rows before each sequence's keys, a list of B, if there is no other
+        padding; else None."""
         counts, places = self.keys.sum(-1), torch.arange(self.columns, device=self.keys.device)
         padding = self.columns - counts
         return padding.tolist() if torch.equal(places >= padding[:, None], self.keys) else None
 
     @functools.cached_property
     def may_be_packed(self):
-        """Sequences end to end; or whole ones after padding, whose rows of padding see nothing."""
+        """Whether sequences are packed end to end, or are whole after left padding, whose rows see
+        no key."""
         return self.sequences is not None or (
             self.keys is not None and self.right == 0 and self.offset == 0
             and self.shape[2] == self.columns and self.left_padding is not None)
 
     @functools.cached_property
     def packed(self):
-        """(rows, cu_seqlens): which of the B * L rows are no padding, None for all, and where
-        their sequences begin, int64 on the host, [sequences + 1]."""
+        """(rows, cu_seqlens): indices of the B * L rows that are not padding, None for all; and the
+        sequences' starts, int64 on the host, [sequences + 1]."""
         batch, _, _, columns = self.shape
         if self.sequences is not None:
             starts = torch.arange(batch, device=self.sequences.device)[:, None] * columns
@@ -142,8 +145,8 @@ class Mask(Placeholder):
 def attend_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
                 mask_function=masking_utils.causal_mask_function, attention_mask=None,
                 use_vmap=False, device="cpu", **_):
-    """transformers' mask interface: a Mask."""
-    if isinstance(attention_mask, Mask):  # made by generate() for a static cache
+    """transformers' mask interface: returns a Mask."""
+    if isinstance(attention_mask, Mask):  # from generate(), for a static cache
         return attention_mask
     make_dense = functools.partial(
         masking_utils.sdpa_mask, batch_size=batch_size, q_length=q_length, kv_length=kv_length,
@@ -160,8 +163,8 @@ def attend_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
 
 
 def _fits(pattern, offset, padding, q_length, kv_length):
-    """Whether the kernels have it: packed rows are all there is, and a diagonal ends at the last
-    key that is read."""
+    """Whether the kernels can express it: packed rows must be complete, and a diagonal must end at
+    the last key."""
     if pattern.sequences is not None:
         return padding is None and offset == 0 and q_length == kv_length
     if pattern.remapped:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a model where it expects a tensor."""
+"""A stand-in where a model expects a tensor."""
 
 
 class Placeholder:
-    """Is handed on by a model to its attention, and refuses whatever else a model does with a
-    tensor: computing with it would give another answer than the model's own."""
+    """Passed on by a model to its attention; refuses all other tensor operations, because computing
+    with it would give another answer than the model's own."""
 
     refusal = ""
 
@@ -18,6 +18,6 @@ class Placeholder:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __getitem__ = _refuse
 
     def __getattr__(self, name):
-        if name.startswith("__"):  # Python's own questions
+        if name.startswith("__"):  # protocol look-ups by Python itself
             raise AttributeError(name)
         raise AttributeError(f"{name}: {self.refusal}")
