@@ -90,10 +90,11 @@ Status CheckTokenStays(const std::string& token, const std::string& target) {
 Result<std::string> ReadTokenFile(const std::string& path) {
   std::ifstream file(path);
   std::string token;
-  if (!file || !std::getline(file, token) || token.empty()) {
+  if (file) std::getline(file, token);
+  while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
+  if (token.empty()) {
     return InvalidArgument("token file " + path + " cannot be read, or its first line is empty");
   }
-  while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
   const Result<std::string> checked = TokenOf(token);
   if (!checked.ok()) {
     return InvalidArgument("token file " + path + ": " + checked.status().message());

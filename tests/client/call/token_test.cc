@@ -93,6 +93,14 @@ TEST_F(TokenTest, AFilesFirstLineIsOne) {
   EXPECT_FALSE(ReadTokenFile(path).ok());
   std::filesystem::remove(path);
   EXPECT_NE(ReadTokenFile(path).status().message().find("cannot be read"), std::string::npos);
+  // The environment's does not take the place of one that was to be read.
+  setenv(kTokenVariable, kToken.c_str(), 1);
+  for (const char* const blank : {"", "\n", " \n", "\r\n", "  \r\nmore\n"}) {
+    std::ofstream(path) << blank;
+    EXPECT_NE(ReadTokenFile(path).status().message().find("its first line is empty"),
+              std::string::npos)
+        << blank;
+  }
 }
 
 }  // namespace
