@@ -85,6 +85,11 @@ class TileRun {
   int64_t HeadOf(int64_t lane) const { return tile_.head + lane / tile_.rows; }
   int64_t RowOf(int64_t lane) const { return tile_.row + lane % tile_.rows; }
   bool Real(int64_t lane) const { return lane < lanes_ && RowOf(lane) < sequence_.q_len; }
+  // Where in Q a lane's row begins.
+  int64_t QueryOf(int64_t lane) const {
+    return tile_.b * a_.q.stride_b + HeadOf(lane) * a_.q.stride_h +
+           (sequence_.q_row + RowOf(lane)) * a_.q.stride_l;
+  }
   KeyRange KeysOf(int64_t lane) const {
     return Real(lane) ? VisibleKeys(p_.mask, sequence_, RowOf(lane)) : KeyRange{0, 0};
   }
@@ -138,6 +143,11 @@ class TileRun {
 };
 
 void TileRun::MakePanels() {
+  // Both ends only rise from row to row, and heads are alike.
+  const KeyRange first_keys = KeysOf(0);
+  const KeyRange last_keys = KeysOf(lanes_ - 1);
+  const bool even = Real(lanes_ - 1) && first_keys.begin == last_keys.begin &&
+                    first_keys.end == last_keys.end;
   keys_ = {sequence_.k_len, 0};
   for (int64_t n = 0; n < panel_count_; ++n) {
     // Vectors are divided evenly: 2 + 2 is faster than 3 + 1.
@@ -147,7 +157,8 @@ void TileRun::MakePanels() {
     panel.vectors = static_cast<int>((n + 1) * vectors_ / panel_count_ - first);
     panel.any = {sequence_.k_len, 0};
     panel.all = {0, sequence_.k_len};
-    for (int64_t lane = panel.lane; lane < std::min(panel.lane + panel.width(), lanes_); ++lane) {
+    const int64_t end = even ? panel.lane + 1 : std::min(panel.lane + panel.width(), lanes_);
+    for (int64_t lane = panel.lane; lane < end; ++lane) {
       const KeyRange range = KeysOf(lane);
       panel.all.begin = std::max(panel.all.begin, range.begin);
       panel.all.end = std::min(panel.all.end, range.end);
@@ -165,13 +176,18 @@ void TileRun::PackQuery() {
     const Panel& panel = panels_[n];
     float* out = s_.q + panel.lane * p_.dim;
     for (int64_t first = 0; first < panel.width(); first += kTurned) {
+      const int64_t begin = panel.lane + first;
+      const int64_t last = begin + kTurned - 1;
+      if (p_.dtype == DType::kFloat32 && Real(begin) && Real(last) &&
+          HeadOf(begin) == HeadOf(last)) {
+        const auto* const rows = static_cast<const float*>(a_.q.data) + QueryOf(begin);
+        TurnIn(rows, a_.q.stride_l, p_.dim, panel.width(), out + first);
+        continue;
+      }
       for (int64_t r = 0; r < kTurned; ++r) {
         float* row = s_.rows + r * kHeadDimMax;
-        const int64_t lane = panel.lane + first + r;
-        if (Real(lane)) {
-          const int64_t index = tile_.b * a_.q.stride_b + HeadOf(lane) * a_.q.stride_h +
-                                (sequence_.q_row + RowOf(lane)) * a_.q.stride_l;
-          WidenRow(a_.q.data, p_.dtype, index, p_.dim, row);
+        if (Real(begin + r)) {
+          WidenRow(a_.q.data, p_.dtype, QueryOf(begin + r), p_.dim, row);
         } else {
           std::fill(row, row + p_.dim, 0.0f);
         }
@@ -391,12 +407,20 @@ void TileRun::Output(const Panel& panel, int64_t keys) {
 }
 
 bool TileRun::OutputFinite() const {
+  constexpr int64_t kChains = 4;  // additions need not wait for each other
+  static_assert(kValueBlock % kChains == 0);
   const F32 d;
-  V32 zero = hn::Zero(d);
-  for (int64_t i = 0; i < vectors_ * kLanes * dim_v_padded_; i += kLanes) {
-    zero = hn::MulAdd(hn::Load(d, s_.o + i), hn::Zero(d), zero);
+  V32 zero[kChains];
+  HWY_UNROLL(4)
+  for (int n = 0; n < kChains; ++n) zero[n] = hn::Zero(d);
+  for (int64_t i = 0; i < vectors_ * kLanes * dim_v_padded_; i += kChains * kLanes) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kChains; ++n) {
+      zero[n] = hn::MulAdd(hn::Load(d, s_.o + i + n * kLanes), hn::Zero(d), zero[n]);
+    }
   }
-  return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+  const V32 all = hn::Add(hn::Add(zero[0], zero[1]), hn::Add(zero[2], zero[3]));
+  return hn::AllTrue(d, hn::Eq(all, hn::Zero(d)));
 }
 
 // Whether sums of V may overflow, each weight being at most 1 when it is added.
