@@ -146,8 +146,8 @@ void TileRun::MakePanels() {
   // Both ends only rise from row to row, and heads are alike.
   const KeyRange first_keys = KeysOf(0);
   const KeyRange last_keys = KeysOf(lanes_ - 1);
-  const bool even = Real(lanes_ - 1) && first_keys.begin == last_keys.begin &&
-                    first_keys.end == last_keys.end;
+  const bool even =
+      Real(lanes_ - 1) && first_keys.begin == last_keys.begin && first_keys.end == last_keys.end;
   keys_ = {sequence_.k_len, 0};
   for (int64_t n = 0; n < panel_count_; ++n) {
     // Vectors are divided evenly: 2 + 2 is faster than 3 + 1.
