@@ -113,8 +113,11 @@ OwnedAttention Computed(int64_t rows, uint64_t seed,
   return owned;
 }
 
+// The row's other elements are 0: scores are these products' alone.
 void SetRow(OwnedAttention* owned, int64_t row, float value) {
-  for (int64_t d = 0; d < kDim; d += 3) Set(owned->attention, owned->Q(0, 1, row, d), value);
+  for (int64_t d = 0; d < kDim; ++d) {
+    Set(owned->attention, owned->Q(0, 1, row, d), d % 3 == 0 ? value : 0);
+  }
 }
 
 void SetKeys(OwnedAttention* owned, float value) {
