@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
@@ -188,10 +189,29 @@ HWY_INLINE void DotStep(const BlockRows& keys, int64_t j, int64_t begin, const f
   }
 }
 
-// s[r * kKeyTile + j + k] = q_r . key j + k, for kRows rows of Q, `width` floats apart, and kKeys
-// keys. Any kRows and kKeys give a row the same bits.
+// The same for a whole step of rows in bf16 that FitsPairs.
 template <DType kType, int kRows, int kKeys>
-HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const float* q, int64_t width,
+HWY_INLINE void DotPairs(const BlockRows& keys, int64_t j, int64_t begin, const uint16_t* q,
+                         int64_t width, V32 (&sum)[kRows][kKeys]) {
+  const Words d;
+  VWords key[kKeys];
+  HWY_UNROLL(8)
+  for (int k = 0; k < kKeys; ++k) {
+    key[k] = hn::LoadU(d, static_cast<const uint16_t*>(keys.at[j + k]) + begin);
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    const VWords row = hn::Load(d, q + r * width);
+    HWY_UNROLL(8)
+    for (int k = 0; k < kKeys; ++k) sum[r][k] = AddPairs(sum[r][k], row, key[k]);
+  }
+}
+
+// s[r * kKeyTile + j + k] = q_r . key j + k, for kRows rows of Q, `width` elements apart, and kKeys
+// keys. Any kRows and kKeys give a row the same bits. Rows are fp32, in the order of steps, or
+// words, in their own, to be added in pairs.
+template <DType kType, int kRows, int kKeys, class Element>
+HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const Element* q, int64_t width,
                          float* s) {
   const F32 d;
   V32 sum[kRows][kKeys];
@@ -203,10 +223,14 @@ HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const float* q, int64
   const int64_t steps = Steps<kType>(keys.dim);
   for (int64_t t = 0; t < steps; ++t) {
     const int64_t begin = StepBegin<kType>(t, keys.dim);
-    const float* at = q + t * kStep<kType>;
-    DotStep<kType, kRows, kKeys, 0>(keys, j, begin, at, width, sum);
-    if constexpr (kStepVectors<kType> == 2) {
-      DotStep<kType, kRows, kKeys, 1>(keys, j, begin, at, width, sum);
+    const Element* at = q + t * kStep<kType>;
+    if constexpr (std::is_same_v<Element, uint16_t>) {
+      DotPairs<kType, kRows, kKeys>(keys, j, begin, at, width, sum);
+    } else {
+      DotStep<kType, kRows, kKeys, 0>(keys, j, begin, at, width, sum);
+      if constexpr (kStepVectors<kType> == 2) {
+        DotStep<kType, kRows, kKeys, 1>(keys, j, begin, at, width, sum);
+      }
     }
   }
   HWY_UNROLL(8)

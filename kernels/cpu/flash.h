@@ -26,7 +26,8 @@ void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag*
 // nothing to gain from entering an arena.
 bool CpuFlashRunsInline(std::span<const Attention* const> batch);
 
-// The instruction set that runs on this machine, in Highway's words: "AVX3", "AVX2", "NEON".
+// The instruction set that runs on this machine, in Highway's words: "AVX3", "AVX2", "NEON"; with
+// "_BF16" if scores of bf16 are sums of pairs.
 std::string CpuFlashTarget();
 
 }  // namespace attend

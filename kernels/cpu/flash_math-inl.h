@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "hwy/highway.h"
@@ -92,6 +93,45 @@ HWY_INLINE V32 Exp2(V32 x, float factor) {
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
   // A product, as adding to the exponent's bits would make a number of a NaN.
   return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+}
+
+// Whether pairs of bf16 products can be added by one instruction, where the machine has it.
+#if ATTEND_IS_AVX512(HWY_TARGET)
+constexpr bool kHavePairs = true;
+#else
+constexpr bool kHavePairs = false;
+#endif
+using Words = hn::ScalableTag<uint16_t>;
+using VWords = hn::Vec<Words>;
+
+// sum + a * b over pairs of bf16: first the odd element's product, then the even one's, each sum
+// rounded to nearest as by MulAdd. Subnormal numbers count as 0, sums so small become 0. Highway's
+// targets that have the instruction are later than the versions that there are, and so it is
+// written out.
+HWY_INLINE V32 AddPairs(V32 sum, VWords a, VWords b) {
+#if ATTEND_IS_AVX512(HWY_TARGET)
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+#else
+  static_cast<void>(a);
+  static_cast<void>(b);
+#endif
+  return sum;
+}
+
+// Whether AddPairs may be used for a row of Q, as fp32 and padded with zeros to whole vectors: its
+// elements are 0 or normal, so that none is lost however large K is, and at most 2^60, so that K's
+// subnormal elements are nothing: with D <= 256 and |scale| <= 2^20 they and subnormal sums move a
+// score by less than 2^(8 + 60 + 20 - 126) = 2^-38, where check_rows.h allows each weight 2^-21.
+HWY_INLINE bool FitsPairs(const float* row, int64_t dim) {
+  const F32 d;
+  const V32 low = hn::Set(d, std::numeric_limits<float>::min());
+  const V32 high = hn::Set(d, 0x1p60f);
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const V32 x = hn::Abs(hn::LoadU(d, row + i));
+    const auto normal = hn::And(hn::Ge(x, low), hn::Le(x, high));
+    if (!hn::AllTrue(d, hn::Or(normal, hn::Eq(x, hn::Zero(d))))) return false;
+  }
+  return true;
 }
 
 // Scores, but -inf where the mask's bit, as a bias of 0 or -inf, removes the key, be the score NaN.
@@ -182,6 +222,42 @@ HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, f
       float* at = s + r * s_stride + n * kLanes;
       hn::Store(kAdd ? hn::Add(hn::Load(d, at), sum[r][n]) : sum[r][n], d, at);
     }
+  }
+}
+
+// As ScoreBlock, by pairs: k are rows of words, q is a panel of [pair of dims][lane].
+template <int kVectors>
+HWY_INLINE void ScorePairs(const uint16_t* const* k, const float* q, int64_t dim, float* s) {
+  constexpr int kRows = kBlockRows;
+  constexpr int64_t kWidth = kPanelLanes<kVectors>;
+  const F32 d;
+  const hn::RebindToUnsigned<F32> du;
+  const Words dw;
+  V32 sum[kRows][kVectors];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::Zero(d);
+  }
+  for (int64_t i = 0; i < dim / 2; ++i) {
+    VWords row[kVectors];
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) {
+      row[n] = hn::BitCast(dw, hn::Load(d, q + i * kWidth + n * kLanes));
+    }
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      uint32_t pair;
+      std::memcpy(&pair, k[r] + 2 * i, sizeof(pair));
+      const VWords key = hn::BitCast(dw, hn::Set(du, pair));
+      HWY_UNROLL(8)
+      for (int n = 0; n < kVectors; ++n) sum[r][n] = AddPairs(sum[r][n], key, row[n]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) hn::Store(sum[r][n], d, s + r * kWidth + n * kLanes);
   }
 }
 

@@ -24,162 +24,11 @@
 #include "kernels/cpu/flash_math-inl.h"
 #include "kernels/cpu/flash_pack-inl.h"
 #include "kernels/cpu/flash_tile.h"
-#include "kernels/reference/dropout_factor.h"
+#include "kernels/cpu/flash_tile_run-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
-
-constexpr double kLog2e = 1.44269504088896341;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-// A few vectors of the tile's rows, beginning at row `lane`.
-struct Panel {
-  int64_t lane = 0;
-  int vectors = 0;
-  KeyRange any{0, 0};  // keys that some row sees
-  KeyRange all{0, 0};  // keys that every row sees
-  int64_t width() const { return vectors * kLanes; }
-};
-constexpr int64_t kPanelsMax = kRowTile / (kPanelVectors * kLanes);
-static_assert(kRowTile % (kPanelVectors * kLanes) == 0);
-
-class TileRun {
- public:
-  TileRun(const Tile& tile, Scratch* scratch)
-      : tile_(tile),
-        a_(*tile.attention),
-        p_(tile.attention->problem),
-        s_(*scratch),
-        sequence_(SequenceOf(*tile.attention, tile.b)),
-        lanes_(tile.heads * tile.rows),
-        vectors_((lanes_ + kLanes - 1) / kLanes),
-        panel_count_((vectors_ + kPanelVectors - 1) / kPanelVectors),
-        dim_v_padded_((p_.dim_v + kValueBlock - 1) / kValueBlock * kValueBlock),
-        plain_(ScaledLate(p_)),
-        bits_(HasBits(a_)),
-        unit_(static_cast<double>(UnitOf(p_))),
-        to_log2_(static_cast<float>(unit_ * kLog2e)),
-        kept_(KeptFactor(p_)) {}
-
-  void Run() {
-    if (Stopped(tile_.stop)) return;
-    MakePanels();
-    PackQuery();
-    Attend<false>();
-    // What a row does not see has weight 0, and 0 * Inf is NaN: only then is care needed.
-    careful_ = !OutputFinite();
-    if (careful_) {
-      std::fill(s_.down, s_.down + vectors_ * kLanes * dim_v_padded_, 1.0f);
-      Attend<true>();
-      // O is not divided yet and may overflow where its mean does not.
-      if (!OutputFinite() && HasHugeValues()) {
-        ScaleDown();
-        Attend<true>();
-      }
-    }
-    if (!Stopped(tile_.stop)) Store();
-  }
-
- private:
-  int64_t HeadOf(int64_t lane) const { return tile_.head + lane / tile_.rows; }
-  int64_t RowOf(int64_t lane) const { return tile_.row + lane % tile_.rows; }
-  bool Real(int64_t lane) const { return lane < lanes_ && RowOf(lane) < sequence_.q_len; }
-  KeyRange KeysOf(int64_t lane) const {
-    return Real(lane) ? VisibleKeys(p_.mask, sequence_, RowOf(lane)) : KeyRange{0, 0};
-  }
-
-  void MakePanels();
-  void PackQuery();
-  template <bool kSkip>
-  void Attend();
-  void LoadKeys(int64_t j, int64_t keys);
-  void LoadLanes(const Panel& panel, int64_t j, int64_t keys);
-  void LoadBias(const Panel& panel, int64_t j, int64_t keys);
-  template <int kVectors>
-  void Scores(const Panel& panel, int64_t keys);
-  void FinishScores(const Panel& panel, int64_t keys);
-  void MaskScores(const Panel& panel, int64_t keys);
-  template <int kVectors, bool kSkip>
-  void Softmax(const Panel& panel, int64_t j, int64_t keys);
-  void Drop(const Panel& panel, int64_t j, int64_t keys);
-  template <int kVectors, bool kSkip>
-  void Output(const Panel& panel, int64_t keys);
-  template <int kVectors, bool kSkip>
-  void PanelStep(const Panel& panel, int64_t j, int64_t keys);
-  bool OutputFinite() const;
-  bool HasHugeValues() const;
-  void ScaleDown();
-  void Store();
-  void StoreRow(int64_t lane, const float* down, int64_t stride, float* o);
-  void ScaleUp(const float* down, int64_t stride, double factor, float* o) const;
-
-  const Tile& tile_;
-  const Attention& a_;
-  const Problem& p_;
-  Scratch& s_;
-  const Sequence sequence_;
-  const int64_t lanes_;
-  const int64_t vectors_;
-  const int64_t panel_count_;
-  const int64_t dim_v_padded_;
-  const bool plain_;  // scores are q.k still
-  const bool bits_;   // remove keys
-  // What a score is in units of problem.h, and in powers of two.
-  const double unit_;
-  const float to_log2_;
-  const double kept_;     // of a weight that dropout keeps; O is multiplied by it last
-  bool careful_ = false;  // O was not finite, and was computed again
-  Panel panels_[kPanelsMax];
-  KeyRange keys_{0, 0};  // that any row sees
-  // The current key tile: its keys as fp32, and from one block of V's columns to the next.
-  const float* k_ = nullptr;
-  int64_t block_stride_ = 0;
-};
-
-void TileRun::MakePanels() {
-  keys_ = {sequence_.k_len, 0};
-  for (int64_t n = 0; n < panel_count_; ++n) {
-    // Vectors are divided evenly: 2 + 2 is faster than 3 + 1.
-    Panel& panel = panels_[n];
-    const int64_t first = n * vectors_ / panel_count_;
-    panel.lane = first * kLanes;
-    panel.vectors = static_cast<int>((n + 1) * vectors_ / panel_count_ - first);
-    panel.any = {sequence_.k_len, 0};
-    panel.all = {0, sequence_.k_len};
-    for (int64_t lane = panel.lane; lane < std::min(panel.lane + panel.width(), lanes_); ++lane) {
-      const KeyRange range = KeysOf(lane);
-      panel.all.begin = std::max(panel.all.begin, range.begin);
-      panel.all.end = std::min(panel.all.end, range.end);
-      if (range.begin >= range.end) continue;
-      panel.any.begin = std::min(panel.any.begin, range.begin);
-      panel.any.end = std::max(panel.any.end, range.end);
-    }
-    keys_.begin = std::min(keys_.begin, panel.any.begin);
-    keys_.end = std::max(keys_.end, panel.any.end);
-  }
-}
-
-void TileRun::PackQuery() {
-  for (int64_t n = 0; n < panel_count_; ++n) {
-    const Panel& panel = panels_[n];
-    float* out = s_.q + panel.lane * p_.dim;
-    for (int64_t first = 0; first < panel.width(); first += kTurned) {
-      for (int64_t r = 0; r < kTurned; ++r) {
-        float* row = s_.rows + r * kHeadDimMax;
-        const int64_t lane = panel.lane + first + r;
-        if (Real(lane)) {
-          const int64_t index = tile_.b * a_.q.stride_b + HeadOf(lane) * a_.q.stride_h +
-                                (sequence_.q_row + RowOf(lane)) * a_.q.stride_l;
-          WidenRow(a_.q.data, p_.dtype, index, p_.dim, row);
-        } else {
-          std::fill(row, row + p_.dim, 0.0f);
-        }
-      }
-      TurnIn(s_.rows, kHeadDimMax, p_.dim, panel.width(), out + first);
-    }
-  }
-}
 
 template <bool kSkip>
 void TileRun::Attend() {
@@ -223,60 +72,6 @@ HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t j, int64_t keys
   Output<kVectors, kSkip>(panel, keys);
 }
 
-// K and V of keys [j, j + keys) as fp32. K is read where it is if its rows are contiguous; rows
-// that are apart may share a cache set.
-void TileRun::LoadKeys(int64_t j, int64_t keys) {
-  const int64_t h_kv = tile_.head / p_.group();
-  block_stride_ = ValueBlockStride(keys);
-  k_ = s_.k;
-  for (int64_t n = 0; n < keys;) {  // once, unless K and V are in pages
-    const int64_t run = EvenKeys(p_, j + n, keys - n);
-    const int64_t k = KeyElement(a_, a_.k, sequence_, tile_.b, h_kv, j + n);
-    const int64_t v = KeyElement(a_, a_.v, sequence_, tile_.b, h_kv, j + n);
-    if (run == keys && p_.dtype == DType::kFloat32 && a_.k.stride_l == p_.dim) {
-      k_ = static_cast<const float*>(a_.k.data) + k;
-    } else {
-      for (int64_t i = 0; i < run; ++i) {
-        WidenRow(a_.k.data, p_.dtype, k + i * a_.k.stride_l, p_.dim, s_.k + (n + i) * p_.dim);
-      }
-    }
-    PackValues(a_.v.data, p_.dtype, v, a_.v.stride_l, run, block_stride_, p_.dim_v,
-               s_.v + n * kValueBlock);
-    n += run;
-  }
-}
-
-// What masks and ALiBi need to know of each lane, relative to key j. What becomes of lanes without
-// a row is never stored.
-void TileRun::LoadLanes(const Panel& panel, int64_t j, int64_t keys) {
-  for (int64_t lane = panel.lane; lane < panel.lane + panel.width(); ++lane) {
-    const KeyRange range = KeysOf(lane);
-    s_.begin[lane] = static_cast<float>(std::clamp<int64_t>(range.begin - j, 0, keys));
-    s_.end[lane] = static_cast<float>(std::clamp<int64_t>(range.end - j, 0, keys));
-    if (!p_.has_alibi) continue;
-    s_.diagonal[lane] = static_cast<float>(RowOf(lane) + sequence_.offset - j);
-    s_.slope[lane] =
-        Real(lane) ? a_.alibi_slopes[tile_.b * a_.alibi_stride_b + HeadOf(lane)] : 0.0f;
-  }
-}
-
-void TileRun::LoadBias(const Panel& panel, int64_t j, int64_t keys) {
-  for (int64_t first = 0; first < panel.width(); first += kTurned) {
-    for (int64_t r = 0; r < kTurned; ++r) {
-      float* row = s_.rows + r * kHeadDimMax;
-      const int64_t lane = panel.lane + first + r;
-      if (Real(lane)) {
-        const int64_t index = tile_.b * a_.bias.stride_b + HeadOf(lane) * a_.bias.stride_h +
-                              RowOf(lane) * a_.bias.stride_q + j;
-        WidenRow(a_.bias.data, a_.bias.dtype, index, keys, row);
-      } else {
-        std::fill(row, row + keys, 0.0f);
-      }
-    }
-    TurnIn(s_.rows, kHeadDimMax, keys, panel.width(), s_.bias + first);
-  }
-}
-
 template <int kVectors>
 void TileRun::Scores(const Panel& panel, int64_t keys) {
   const float* q = s_.q + panel.lane * p_.dim;
@@ -284,7 +79,29 @@ void TileRun::Scores(const Panel& panel, int64_t keys) {
     // Past the last key, the last one again: computed, then ignored.
     const float* rows[kBlockRows];
     for (int r = 0; r < kBlockRows; ++r) rows[r] = k_ + std::min(j + r, keys - 1) * p_.dim;
-    ScoreBlock<kVectors>(rows, q, p_.dim, s_.s + j * kVectors * kLanes);
+    float* const s = s_.s + j * kVectors * kLanes;
+    if (!pairs_) {
+      ScoreBlock<kVectors>(rows, q, p_.dim, s);
+      continue;
+    }
+    const uint16_t* words[kBlockRows];
+    for (int r = 0; r < kBlockRows; ++r) words[r] = k_words_[std::min(j + r, keys - 1)];
+    ScorePairs<kVectors>(words, s_.q_pairs + panel.lane * (p_.dim / 2), p_.dim, s);
+    if (panel.unpaired) ScoreUnpaired<kVectors>(panel, rows, s);
+  }
+}
+
+// Scores again, of those rows of the panel that are not FitsPairs.
+template <int kVectors>
+HWY_NOINLINE void TileRun::ScoreUnpaired(const Panel& panel, const float* const* rows, float* s) {
+  const F32 d;
+  HWY_ALIGN float again[kBlockRows * kVectors * kLanes];
+  ScoreBlock<kVectors>(rows, s_.q + panel.lane * p_.dim, p_.dim, again);
+  for (int64_t n = 0; n < kBlockRows * kVectors; ++n) {
+    const V32 unpaired = hn::Load(d, s_.unpaired + panel.lane + n % kVectors * kLanes);
+    const auto mask = hn::Ne(unpaired, hn::Zero(d));
+    float* const at = s + n * kLanes;
+    hn::Store(hn::IfThenElse(mask, hn::Load(d, again + n * kLanes), hn::Load(d, at)), d, at);
   }
 }
 
@@ -391,12 +208,20 @@ void TileRun::Output(const Panel& panel, int64_t keys) {
 }
 
 bool TileRun::OutputFinite() const {
+  constexpr int64_t kChains = 4;  // additions need not wait for each other
+  static_assert(kValueBlock % kChains == 0);
   const F32 d;
-  V32 zero = hn::Zero(d);
-  for (int64_t i = 0; i < vectors_ * kLanes * dim_v_padded_; i += kLanes) {
-    zero = hn::MulAdd(hn::Load(d, s_.o + i), hn::Zero(d), zero);
+  V32 zero[kChains];
+  HWY_UNROLL(4)
+  for (int n = 0; n < kChains; ++n) zero[n] = hn::Zero(d);
+  for (int64_t i = 0; i < vectors_ * kLanes * dim_v_padded_; i += kChains * kLanes) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kChains; ++n) {
+      zero[n] = hn::MulAdd(hn::Load(d, s_.o + i + n * kLanes), hn::Zero(d), zero[n]);
+    }
   }
-  return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+  const V32 all = hn::Add(hn::Add(zero[0], zero[1]), hn::Add(zero[2], zero[3]));
+  return hn::AllTrue(d, hn::Eq(all, hn::Zero(d)));
 }
 
 // Whether sums of V may overflow, each weight being at most 1 when it is added.

@@ -4,7 +4,10 @@
 
 #include "kernels/cpu/flash_tile.h"
 
+#include <atomic>
+
 #include "kernels/cpu/flash.h"
+#include "kernels/cpu/target_kind.h"
 
 // Left out: SSSE3, which no machine of interest stops at, and vectors whose length the compiler
 // does not know, as blocks of registers need arrays of vectors.
@@ -33,10 +36,34 @@ TileFunction ChooseTileFunction() {
   return &HWY_DYNAMIC_DISPATCH(RunTile);
 }
 
+namespace {
+
+std::atomic<bool> pairs_used{true};
+
+// AVX512_BF16, and a system that keeps its registers.
+bool MachineHasPairs() {
+#if HWY_ARCH_X86
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+bool HasBf16Pairs() {
+  static const bool has = MachineHasPairs();
+  return has && pairs_used.load(std::memory_order_relaxed);
+}
+
+void UseBf16PairsForTest(bool use) { pairs_used.store(use); }
+
 }  // namespace cpu_flash
 
 std::string CpuFlashTarget() {
-  return hwy::TargetName(HWY_DYNAMIC_DISPATCH(cpu_flash::RunningTarget)());
+  const int64_t target = HWY_DYNAMIC_DISPATCH(cpu_flash::RunningTarget)();
+  const bool pairs = ATTEND_IS_AVX512(target) && cpu_flash::HasBf16Pairs();
+  return std::string(hwy::TargetName(target)) + (pairs ? "_BF16" : "");
 }
 
 }  // namespace attend

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 
@@ -29,6 +30,16 @@ inline bool ScaledLate(const Problem& p) {
          p.scale <= kLateScaleMax;
 }
 inline float UnitOf(const Problem& p) { return ScaledLate(p) ? p.scale : 1.0f; }
+
+// The largest scale of scores that bf16 pairs may make (FitsPairs in flash_math-inl.h).
+inline constexpr float kPairScaleMax = 0x1p20f;
+
+// Whether this machine adds pairs of bf16 products. False after UseBf16PairsForTest(false).
+bool HasBf16Pairs();
+void UseBf16PairsForTest(bool use);
+inline bool TakesPairs(const Problem& p) {
+  return p.dtype == DType::kBFloat16 && std::abs(p.scale) <= kPairScaleMax && HasBf16Pairs();
+}
 
 // Query rows [row, row + rows) of `heads` neighbouring query heads that share a KV head: all rows
 // of several heads if they are short (heads * rows <= kRowTile), else rows of one head. With
@@ -59,8 +70,9 @@ inline constexpr int64_t kDrawStride = kPanelLanesMax + kDropoutTile;
 // SIMD vectors; a panel of a matrix is [the matrix's own index][lanes of the panel]. Aligned for
 // any vector. Uninitialised on purpose: every part is written before it is read.
 struct alignas(128) Scratch {
-  float q[kHeadDimMax * kRowTile];  // panels of [dim][lane]
-  float o[kHeadDimMax * kRowTile];  // panels of [dim][lane], not yet divided by the sum
+  float q[kHeadDimMax * kRowTile];            // panels of [dim][lane]
+  float q_pairs[kHeadDimMax / 2 * kRowTile];  // the same in bf16: panels of [pair of dims][lane]
+  float o[kHeadDimMax * kRowTile];            // panels of [dim][lane], not yet divided by the sum
   // As o, where it was not finite at first: what weights are multiplied by on their way to it.
   float down[kHeadDimMax * kRowTile];
   float s[kKeyTile * kPanelLanesMax];     // one panel, [key][lane]: scores, then weights
@@ -78,6 +90,7 @@ struct alignas(128) Scratch {
   float begin[kRowTile];
   float end[kRowTile];
   float slope[kRowTile];
+  float unpaired[kRowTile];  // not 0: its scores must not be sums of pairs
   float diagonal[kRowTile];
 };
 

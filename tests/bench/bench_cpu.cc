@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast cpu_flash is, beside the machine's own peak of fused multiply-adds measured in the same
-// run. Every case is checked against the reference first; a wrong result prints no time.
+// How fast cpu_flash is, beside PyTorch in turns where it is installed, and beside the machine's
+// own peak of fused multiply-adds and, where one row reads many keys, its memory's rate. Every case
+// is checked against the reference first; a wrong result prints no time.
 
+#include <hwy/targets.h>
 #include <tbb/global_control.h>
 #include <tbb/task_arena.h>
 
@@ -10,15 +12,23 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "kernels/cpu/flash.h"
+#include "kernels/cpu/flash_gradients.h"
+#include "kernels/reference/check_gradients.h"
 #include "kernels/reference/check_rows.h"
+#include "tests/bench/bench_cpu_rival.h"
 #include "tests/bench/fma_peak.h"
+#include "tests/bench/read_rate.h"
+#include "tests/kernels/support/owned_gradients.h"
 #include "tests/kernels/support/problems.h"
 
 namespace attend::bench {
@@ -29,108 +39,248 @@ using Clock = std::chrono::steady_clock;
 struct Case {
   std::string name;
   test::ProblemSpec spec;
+  bool backward = false;
+  bool decodes = false;  // its time is reading K and V
+  bool rival = true;     // PyTorch has the like of it
 };
 
-struct Timing {
-  double median_s = 0;
-  double best_s = 0;
-  int runs = 0;
-};
+std::string ShortName(DType dtype) {
+  if (dtype == DType::kFloat32) return "fp32";
+  return dtype == DType::kFloat16 ? "fp16" : "bf16";
+}
+
+// Sequences of one length, whose heads are alike.
+Case Plain(int64_t b, int64_t h, int64_t length, int64_t d, DType dtype, bool causal = false,
+           bool backward = false) {
+  test::ProblemSpec spec = test::MakeSpec(b, h, h, length, length, d, d, dtype);
+  if (causal) spec.problem.mask.right = 0;
+  spec.problem.return_lse = backward;
+  std::string name = ShortName(dtype) + (backward ? " backward" : "");
+  if (b > 1 || h != 8) name += " B" + std::to_string(b) + " H" + std::to_string(h);
+  name += " L" + std::to_string(length) + " D" + std::to_string(d) + (causal ? " causal" : "");
+  return {name, spec, backward};
+}
+
+// One new row of each head. K and V, 128 MiB, are in no cache.
+Case Decoding(int64_t group, int64_t dim, DType dtype) {
+  const int64_t keys = (int64_t{64} << 20) / (8 * dim * DTypeBytes(dtype));
+  test::ProblemSpec spec = test::MakeSpec(1, 8 * group, 8, 1, keys, dim, dim, dtype);
+  spec.problem.mask.right = 0;
+  spec.problem.return_lse = false;
+  return {ShortName(dtype) + " decode H" + std::to_string(8 * group) + "/8 Lk" +
+              std::to_string(keys) + " D" + std::to_string(dim),
+          spec, false, true};
+}
+
+// Cases without a rival.
+void AddOwn(std::vector<Case>* cases) {
+  const auto add = [cases](const char* name, const test::ProblemSpec& spec) {
+    Case one{name, spec, false, false, false};
+    one.spec.problem.return_lse = false;
+    cases->push_back(one);
+  };
+  test::ProblemSpec blhd = test::MakeSpec(1, 8, 8, 2048, 2048, 128, 128);
+  blhd.layout = test::Layout::kBLHD;
+  add("fp32 L2048 D128 BLHD", blhd);
+  add("fp32 L2048 D256", test::MakeSpec(1, 4, 4, 2048, 2048, 256, 256));
+  add("fp32 L1000 D80 GQA 4", test::MakeSpec(1, 8, 2, 1000, 1000, 80, 80));
+  test::ProblemSpec bias = test::MakeSpec(1, 8, 8, 1024, 1024, 64, 64);
+  bias.problem.has_bias = true;
+  add("fp32 L1024 D64 bias", bias);
+  test::ProblemSpec softcap = test::MakeSpec(1, 8, 8, 1024, 1024, 64, 64);
+  softcap.problem.softcap = 50;
+  add("fp32 L1024 D64 softcap", softcap);
+}
 
 std::vector<Case> Cases() {
-  const auto make = [](int64_t b, int64_t hq, int64_t hkv, int64_t lq, int64_t lk, int64_t d,
-                       DType dtype = DType::kFloat32, bool causal = false) {
-    test::ProblemSpec spec = test::MakeSpec(b, hq, hkv, lq, lk, d, d, dtype);
-    spec.problem.return_lse = false;
-    if (causal) spec.problem.mask.right = 0;
-    return spec;
-  };
-  test::ProblemSpec blhd = make(1, 8, 8, 2048, 2048, 128);
-  blhd.layout = test::Layout::kBLHD;
-  test::ProblemSpec bias = make(1, 8, 8, 1024, 1024, 64);
-  bias.problem.has_bias = true;
-  test::ProblemSpec softcap = make(1, 8, 8, 1024, 1024, 64);
-  softcap.problem.softcap = 50;
-  return {
-      {"fp32 L2048 D64", make(1, 8, 8, 2048, 2048, 64)},
-      {"fp32 L2048 D128", make(1, 8, 8, 2048, 2048, 128)},
-      {"fp32 L2048 D128 causal", make(1, 8, 8, 2048, 2048, 128, DType::kFloat32, true)},
-      {"fp32 L2048 D128 BLHD", blhd},
-      {"fp16 L2048 D128", make(1, 8, 8, 2048, 2048, 128, DType::kFloat16)},
-      {"bf16 L2048 D128", make(1, 8, 8, 2048, 2048, 128, DType::kBFloat16)},
-      {"fp32 L2048 D256", make(1, 4, 4, 2048, 2048, 256)},
-      {"fp32 L1000 D80 GQA 4", make(1, 8, 2, 1000, 1000, 80)},
-      {"fp32 L1024 D64 bias", bias},
-      {"fp32 L1024 D64 softcap", softcap},
-      {"fp32 B64 H8 L64 D64", make(64, 8, 8, 64, 64, 64)},
-      {"bf16 decode B8 H32/8 Lk4096 D128", make(8, 32, 8, 1, 4096, 128, DType::kBFloat16)},
-      {"fp32 B1 H1 L16 D64", make(1, 1, 1, 16, 16, 64)},
-      {"fp32 B1 H1 L128 D64", make(1, 1, 1, 128, 128, 64)},
-  };
-}
-
-void RunOnce(tbb::task_arena* arena, const Attention& attention) {
-  const Attention* batch[] = {&attention};
-  if (CpuFlashRunsInline(batch)) return CpuFlash(batch);
-  arena->execute([&] { CpuFlash(batch); });
-}
-
-// Repeats for `seconds`, at least five times; tiny cases are timed in groups of about 100 us.
-Timing Time(tbb::task_arena* arena, const Attention& attention, double seconds) {
-  const auto elapsed = [](Clock::time_point begin) {
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  };
-  Clock::time_point begin = Clock::now();
-  RunOnce(arena, attention);
-  const int group = std::max(1, static_cast<int>(100e-6 / std::max(elapsed(begin), 1e-7)));
-  std::vector<double> times;
-  const Clock::time_point start = Clock::now();
-  while (times.size() < 5 || elapsed(start) < seconds) {
-    begin = Clock::now();
-    for (int n = 0; n < group; ++n) RunOnce(arena, attention);
-    times.push_back(elapsed(begin) / group);
-  }
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front(), static_cast<int>(times.size()) * group};
-}
-
-nlohmann::json Measure(const Case& c, tbb::task_arena* arena, double seconds) {
-  test::OwnedAttention owned = test::MakeAttention(c.spec, test::FreshSeed());
-  RunOnce(arena, owned.attention);
-  const std::vector<RowId> rows = SampleRows(owned.attention, 1, 3e7);
-  const RowsReport report = CheckRows(owned.attention, rows);
-  if (!report.ok) {
-    return {{"name", c.name}, {"ok", false}, {"detail", report.detail}};
-  }
-  const Timing timing = Time(arena, owned.attention, seconds);
-  return {{"name", c.name},
-          {"problem", Describe(c.spec.problem)},
-          {"ok", true},
-          {"rows_checked", report.rows_checked},
-          {"median_us", timing.median_s * 1e6},
-          {"best_us", timing.best_s * 1e6},
-          {"gflops", Flops(owned.attention) / timing.median_s * 1e-9},
-          {"runs", timing.runs}};
-}
-
-void PrintTable(nlohmann::json* results) {
-  const double peak = (*results)["peak_gflops"];
-  std::printf("target %s, %d threads, fp32 multiply-add peak %.1f GFLOP/s\n",
-              (*results)["target"].get<std::string>().c_str(), (*results)["threads"].get<int>(),
-              peak);
-  std::printf("%-34s %10s %10s %8s %7s %7s\n", "case", "median us", "best us", "GFLOP/s", "of peak",
-              "runs");
-  for (nlohmann::json& r : (*results)["cases"]) {
-    const std::string name = r["name"];
-    if (!r["ok"]) {
-      std::printf("%-34s WRONG: %s\n", name.c_str(), r["detail"].get<std::string>().c_str());
-      continue;
+  std::vector<Case> cases;
+  for (const bool backward : {false, true}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      cases.push_back(Plain(1, 8, 512, 64, dtype, false, backward));
+      cases.push_back(Plain(1, 8, 512, 128, dtype, false, backward));
+      cases.push_back(Plain(1, 8, 2048, 64, dtype, false, backward));
+      cases.push_back(Plain(1, 8, 2048, 128, dtype, false, backward));
+      cases.push_back(Plain(1, 8, 4096, 128, dtype, true, backward));
+      if (dtype == DType::kFloat32) continue;
+      cases.push_back(Plain(4, 16, 2048, 128, dtype, true, backward));
     }
-    r["share_of_peak"] = r["gflops"].get<double>() / peak;
-    std::printf("%-34s %10.1f %10.1f %8.1f %6.0f%% %7d\n", name.c_str(),
-                r["median_us"].get<double>(), r["best_us"].get<double>(), r["gflops"].get<double>(),
-                r["share_of_peak"].get<double>() * 100, r["runs"].get<int>());
   }
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (const int64_t dim : {64, 128}) {
+      for (const int64_t group : {1, 8}) cases.push_back(Decoding(group, dim, dtype));
+    }
+  }
+  // A step of one sequence, as a server runs it for each token.
+  test::ProblemSpec step = test::MakeSpec(1, 8, 2, 1, 128, 64, 64, DType::kBFloat16);
+  step.problem.return_lse = false;
+  cases.push_back({"bf16 decode H8/2 Lk128 D64", step});
+  cases.push_back(Plain(1, 1, 16, 64, DType::kFloat32));
+  cases.push_back(Plain(1, 1, 128, 64, DType::kFloat32));
+  cases.push_back(Plain(64, 8, 64, 64, DType::kFloat32));
+  AddOwn(&cases);
+  return cases;
+}
+
+// A problem with its memory, and what one run of it does.
+class Work {
+ public:
+  Work(const Case& c, tbb::task_arena* arena)
+      : arena_(arena), owned_(test::MakeAttention(c.spec, test::FreshSeed())) {
+    Forward();
+    if (c.backward) {
+      gradients_ = std::make_unique<test::OwnedGradients>(owned_.attention, test::FreshSeed());
+      gradients_->get().d_lse = nullptr;
+      Backward();
+    }
+  }
+
+  void Run() { gradients_ == nullptr ? Forward() : Backward(); }
+  RowsReport Check() const {
+    constexpr double kBudget = 3e7;
+    const Attention& a = owned_.attention;
+    if (gradients_ == nullptr) return CheckRows(a, SampleRows(a, 1, kBudget));
+    return CheckGradients(a, gradients_->get(), 1, kBudget, nullptr, false);
+  }
+  double flops() const {
+    return gradients_ == nullptr ? Flops(owned_.attention) : BackwardFlops(owned_.attention);
+  }
+  // K and V, and what lies around them.
+  std::span<const std::byte> input() const {
+    return {static_cast<const std::byte*>(owned_.input.data),
+            static_cast<size_t>(owned_.input.bytes)};
+  }
+
+ private:
+  void Forward() {
+    const Attention* batch[] = {&owned_.attention};
+    if (CpuFlashRunsInline(batch)) return CpuFlash(batch);
+    arena_->execute([&] { CpuFlash(batch); });
+  }
+  void Backward() {
+    arena_->execute([&] { CpuFlashGradients(owned_.attention, gradients_->get()); });
+  }
+
+  tbb::task_arena* const arena_;
+  test::OwnedAttention owned_;
+  std::unique_ptr<test::OwnedGradients> gradients_;
+};
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
+  return values[values.size() / 2];
+}
+
+double Elapsed(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// A turn of one of those that are compared: seconds of its runs. The first counts only if it is
+// long: then the threads of the one before, which spin for a while, are asleep for most of it.
+std::vector<double> Turn(const std::function<double()>& run) {
+  constexpr double kLong = 0.05;
+  const double first = run();
+  if (first > kLong) return {first};
+  std::vector<double> times;
+  const Clock::time_point begin = Clock::now();
+  while (times.size() < 3 || (Elapsed(begin) < kLong / 2 && times.size() < 100)) {
+    times.push_back(run());
+  }
+  return times;
+}
+
+// Turns of all of them until `seconds` are over: by contender, the medians of its turns.
+std::vector<std::vector<double>> Race(const std::vector<std::function<double()>>& contenders,
+                                      double seconds) {
+  constexpr std::chrono::milliseconds kPause(10);
+  std::vector<std::vector<double>> medians(contenders.size());
+  const Clock::time_point begin = Clock::now();
+  while (medians[0].size() < 3 || Elapsed(begin) < seconds) {
+    for (size_t n = 0; n < contenders.size(); ++n) {
+      std::this_thread::sleep_for(kPause);
+      medians[n].push_back(Median(Turn(contenders[n])));
+    }
+  }
+  return medians;
+}
+
+// The median of the turns' ratios.
+double Ratio(const std::vector<double>& times, const std::vector<double>& of) {
+  std::vector<double> ratios;
+  for (size_t n = 0; n < times.size(); ++n) ratios.push_back(times[n] / of[n]);
+  return Median(ratios);
+}
+
+nlohmann::json Measure(const Case& c, tbb::task_arena* arena, int threads, double seconds,
+                       CpuRival* rival) {
+  Work work(c, arena);
+  const RowsReport report = work.Check();
+  if (!report.ok) return {{"name", c.name}, {"ok", false}, {"detail", report.detail}};
+  // Runs of less than 20 us are timed together.
+  Clock::time_point begin = Clock::now();
+  work.Run();
+  const int group = std::max(1, static_cast<int>(20e-6 / std::max(Elapsed(begin), 1e-7)));
+  std::vector<std::function<double()>> contenders = {[&] {
+    begin = Clock::now();
+    for (int n = 0; n < group; ++n) work.Run();
+    return Elapsed(begin) / group;
+  }};
+  nlohmann::json result = {{"name", c.name}, {"problem", Describe(c.spec.problem)}, {"ok", true}};
+  if (c.rival && rival != nullptr) {
+    result["rival"] = rival->Prepare(c.spec.problem, c.backward);
+    contenders.emplace_back([&] { return rival->Run(); });
+  }
+  if (c.decodes) {
+    contenders.emplace_back([&] {
+      const std::span<const std::byte> bytes = work.input();
+      return static_cast<double>(bytes.size()) / MeasureReadRate(bytes, threads);
+    });
+  }
+  const std::vector<std::vector<double>> times = Race(contenders, seconds);
+  result["rows_checked"] = report.rows_checked;
+  result["median_us"] = Median(times[0]) * 1e6;
+  result["best_us"] = *std::min_element(times[0].begin(), times[0].end()) * 1e6;
+  result["gflops"] = work.flops() / Median(times[0]) * 1e-9;
+  result["turns"] = times[0].size();
+  if (c.decodes) result["of_memory"] = Ratio(times.back(), times[0]);
+  if (result.contains("rival")) {
+    result["rival_us"] = Median(times[1]) * 1e6;
+    result["of_rival"] = Ratio(times[1], times[0]);
+  }
+  return result;
+}
+
+void PrintCase(const nlohmann::json& r, double peak) {
+  const std::string name = r["name"];
+  if (!r["ok"]) {
+    std::printf("%-36s WRONG: %s\n", name.c_str(), r["detail"].get<std::string>().c_str());
+    return;
+  }
+  std::printf("%-36s %10.1f %10.1f %8.1f %6.0f%% %6d", name.c_str(), r["median_us"].get<double>(),
+              r["best_us"].get<double>(), r["gflops"].get<double>(),
+              r["gflops"].get<double>() / peak * 100, r["turns"].get<int>());
+  if (r.contains("rival")) {
+    std::printf(" %10.1f %6.2fx %s", r["rival_us"].get<double>(), r["of_rival"].get<double>(),
+                r["rival"].get<std::string>().c_str());
+  }
+  if (r.contains("of_memory")) std::printf("  %.2f of memory", r["of_memory"].get<double>());
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+void PrintPython(const nlohmann::json& found) {
+  std::printf("attend.attention of B1 H1 L16 D64 fp32 in Python, us:");
+  for (const auto& [name, us] : found.items())
+    std::printf(" %s %s", name.c_str(), us.dump().c_str());
+  std::printf("\n");
+}
+
+// This process, and those that it starts.
+void StayWithAvx2() {
+  hwy::SetSupportedTargetsForTest(HWY_AVX2 | HWY_SSE4);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  setenv("ATEN_CPU_CAPABILITY", "avx2", 1);
+  setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
+  setenv("MKL_ENABLE_INSTRUCTIONS", "AVX2", 1);
 }
 
 int Main(int argc, char** argv) {
@@ -138,30 +288,53 @@ int Main(int argc, char** argv) {
   double seconds = 1.0;
   std::string filter;
   std::string json_path;
-  CLI::App app("Times cpu_flash against this machine's multiply-add peak");
+  std::string python = "python3";
+  bool avx2 = false;
+  CLI::App app("Times cpu_flash against PyTorch and this machine's multiply-add peak");
   app.add_option("--threads", threads, "Threads to use")->capture_default_str();
   app.add_option("--seconds", seconds, "Seconds for each case")->capture_default_str();
   app.add_option("--filter", filter, "Run only cases whose name contains this");
   app.add_option("--json", json_path, "Also write the results to this file");
+  app.add_option("--python", python, "A Python, with PyTorch or without")->capture_default_str();
+  app.add_flag("--avx2", avx2, "Without AVX-512, PyTorch too");
   CLI11_PARSE(app, argc, argv);
-
+#if HWY_ARCH_X86
+  if (avx2) StayWithAvx2();
+#endif
+  const std::unique_ptr<CpuRival> python_process = CpuRival::Start(python, threads);
+  CpuRival* const rival = python_process == nullptr || python_process->version().empty()
+                              ? nullptr
+                              : python_process.get();
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism,
                                   static_cast<size_t>(threads));
   tbb::task_arena arena(threads);
-  // The peak is taken anew around every case: the highest is what the machine can do, whatever else
-  // ran on it for a while.
-  double peak = MeasureFmaPeak(threads);
-  nlohmann::json results = {
-      {"target", CpuFlashTarget()}, {"threads", threads}, {"cases", nlohmann::json::array()}};
+  // The peak is taken again around every case: the highest is what the machine can do, whatever
+  // else ran on it for a while.
+  double peak = MeasureFmaPeak(threads) * 1e-9;
+  nlohmann::json results = {{"target", CpuFlashTarget()},
+                            {"threads", threads},
+                            {"rival", rival == nullptr ? "" : rival->version()},
+                            {"cases", nlohmann::json::array()}};
+  std::printf("target %s, %d threads; %s\n", CpuFlashTarget().c_str(), threads,
+              rival == nullptr ? "no PyTorch" : rival->version().c_str());
+  std::printf("%-36s %10s %10s %8s %7s %6s %10s %7s\n", "case", "median us", "best us", "GFLOP/s",
+              "of peak", "turns", "PyTorch us", "faster");
   bool ok = true;
   for (const Case& c : Cases()) {
     if (c.name.find(filter) == std::string::npos) continue;
-    results["cases"].push_back(Measure(c, &arena, seconds));
-    ok = ok && results["cases"].back()["ok"].get<bool>();
-    peak = std::max(peak, MeasureFmaPeak(threads));
+    const nlohmann::json one = Measure(c, &arena, threads, seconds, rival);
+    peak = std::max(peak, MeasureFmaPeak(threads) * 1e-9);
+    PrintCase(one, peak);
+    ok = ok && one["ok"].get<bool>();
+    results["cases"].push_back(one);
   }
-  results["peak_gflops"] = peak * 1e-9;
-  PrintTable(&results);
+  results["peak_gflops"] = peak;
+  std::printf("fp32 multiply-add peak %.1f GFLOP/s\n", peak);
+  if (python_process != nullptr && std::string("python").find(filter) != std::string::npos) {
+    results["python"] =
+        python_process->PythonCall(Plain(1, 1, 16, 64, DType::kFloat32).spec.problem);
+    PrintPython(results["python"]);
+  }
   if (!json_path.empty()) std::ofstream(json_path) << results.dump(2) << "\n";
   return ok ? 0 : 1;
 }

@@ -181,7 +181,7 @@ def test_what_a_plan_does_not_cover_is_checked(plans):
     with pytest.raises(attend_kernels.Error, match="q has stride 6 in its last dimension"):
         attention(q.transpose(2, 3).contiguous().transpose(2, 3), k, v)
     out = torch.empty(5).expand(2, 4, 6, 5)
-    with pytest.raises(attend_kernels.Error, match=r"out has strides .* must have a place of its"):
+    with pytest.raises(attend_kernels.Error, match=r"out has strides .* may overlap itself"):
         attention(q, k, v, out=out)
     assert len(plans[0]._by_key) == 2
 
@@ -194,5 +194,4 @@ def test_calls_with_other_arrays_have_no_plan(plans):
                         dict(kv_lengths=[9, 3]), dict(kv_lengths=torch.tensor([9, 3])),
                         dict(out=torch.empty(2, 4, 6, 5)), dict(window=[2, 2])):
             attend_kernels.attention(q, k, v, **options)
-        attend_kernels.attention(*(x.numpy() for x in (q, k, v)))
     assert not plans[0]._by_key

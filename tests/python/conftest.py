@@ -12,7 +12,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent / "kernels/python"),
 
 import attend_kernels  # noqa: E402
 import fake_library  # noqa: E402
-from attend_kernels import _attention, _library  # noqa: E402
+from attend_kernels import _attention, _gradients, _library  # noqa: E402
 
 
 def pytest_configure(config):
@@ -26,6 +26,8 @@ def fake(monkeypatch):
     library = fake_library.FakeLibrary()
     monkeypatch.setattr(_library, "_library", library)
     monkeypatch.setattr(_attention, "_workspaces", _attention.Workspaces())
+    for module in (_attention, _gradients):  # another library's plans
+        monkeypatch.setattr(module, "_plans", type(module._plans)(module._plans._tensors))
     yield library
     _attention._workspaces.release()
 

@@ -21,11 +21,16 @@ from ._options import DEFAULTS
 _LENGTH_MAX = 1 << 30  # tokens of one sequence, the server's bound
 
 
-def options_of(what, given):
-    """DEFAULTS updated with `given`. TypeError: there is no such option."""
-    unknown = set(given) - set(DEFAULTS)
+def check_names(what, given):
+    """TypeError: there is no such option."""
+    unknown = given.keys() - DEFAULTS.keys()
     if unknown:
         raise TypeError(f"{what} has no argument {sorted(unknown)[0]!r}")
+
+
+def options_of(what, given):
+    """DEFAULTS with what was given. TypeError: there is no such option."""
+    check_names(what, given)
     return {**DEFAULTS, **given}
 
 

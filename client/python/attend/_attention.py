@@ -9,24 +9,24 @@ import attend_kernels
 from attend_kernels._library import unimplemented
 
 from . import _connection
-from ._arguments import check_answer, options_of
+from ._arguments import check_answer, check_names
 from ._options import Array, Attention, CallOptions, Wanted, named
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # These have a meaning on a server only.
-_SERVERS = ("priority", "request_id", "timeout", "tenant", "traceparent", "transport")
+_SERVERS = ("check", "priority", "request_id", "timeout", "tenant", "traceparent", "transport")
 
 
 def _in_process(what: str, given: Any) -> dict[str, Any]:
-    """The options in attend_kernels' form."""
-    options = options_of(what, given)
-    if options.pop("check"):
+    """The options in attend_kernels' form. Its defaults are the same."""
+    if not given:
+        return given
+    check_names(what, given)
+    if given.get("check"):
         raise unimplemented("check is a server's: use attend.connect")
-    for name in _SERVERS:
-        options.pop(name)
-    return options
+    return {name: value for name, value in given.items() if name not in _SERVERS}
 
 
 @Attention.of
@@ -56,6 +56,6 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array = None, lse: Arr
     if o is None:
         o, lse = attend_kernels.attention(q, k, v, **{**given, "return_lse": True})
     for name in ("return_lse", "o_dtype"):
-        given.pop(name)
+        given.pop(name, None)
     return attend_kernels.attention_backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted,
                                              **given)

@@ -9,7 +9,7 @@ import sys
 from . import _tensors
 from ._call import Call, dropout_seed
 from ._library import CPU, Error, Params, check, device_count, invalid, library
-from ._plans import Plan, Plans
+from ._plans import Plan, Plans, address
 from ._staging import NoStaging, staging_for
 from ._torch import allocating_on, current_stream
 from ._workspaces import Workspaces
@@ -169,6 +169,9 @@ def _params_array(count):
 
 
 def _launch(params, device, stream):
+    if device == CPU:  # which needs no workspace
+        check(library().attend_run_batch(params, len(params), None, 0, stream or None))
+        return
     needed = ctypes.c_int64()
     check(library().attend_batch_workspace_bytes(params, len(params), ctypes.byref(needed)))
     with _workspaces.use(device, stream, needed.value) as workspace:
@@ -192,10 +195,10 @@ def _run(arguments, label, key=None):
 def _repeat(plan, arguments):
     params, q = plan.struct(), arguments["q"]
     p, made = params[0], plan.results(q)
-    p.q.data, p.k.data = q.data_ptr(), arguments["k"].data_ptr()
-    p.v.data, p.o.data = arguments["v"].data_ptr(), made[0].data_ptr()
+    p.q.data, p.k.data = address(q), address(arguments["k"])
+    p.v.data, p.o.data = address(arguments["v"]), address(made[0])
     if arguments["return_lse"]:
-        p.lse = made[1].data_ptr()
+        p.lse = address(made[1])
     if arguments["dropout_seed"] is not None:
         p.dropout_seed = dropout_seed(arguments["dropout_seed"])
     _launch(params, plan.device, plan.stream())

@@ -7,7 +7,7 @@ import inspect
 from . import _attention, _checks
 from ._call import Call, dropout_seed
 from ._library import DTYPES, BackwardParams, check, invalid, library
-from ._plans import Plan, Plans
+from ._plans import Plan, Plans, address
 from ._staging import NoStaging, staging_for
 from ._torch import allocating_on
 
@@ -158,12 +158,12 @@ def _repeat(plan, arguments):
     backward = plan.struct()
     p, made = backward.attention, plan.results(arguments["q"])
     for name in ("q", "k", "v", "o"):
-        getattr(p, name).data = arguments[name].data_ptr()
-    p.lse, backward.d_o.data = arguments["lse"].data_ptr(), arguments["d_o"].data_ptr()
+        getattr(p, name).data = address(arguments[name])
+    p.lse, backward.d_o.data = address(arguments["lse"]), address(arguments["d_o"])
     if arguments["d_lse"] is not None:
-        backward.d_lse = arguments["d_lse"].data_ptr()
+        backward.d_lse = address(arguments["d_lse"])
     for name, gradient in zip(arguments["wanted"], made):
-        getattr(backward, "d_" + name).data = gradient.data_ptr()
+        getattr(backward, "d_" + name).data = address(gradient)
     if arguments["dropout_seed"] is not None:
         p.dropout_seed = dropout_seed(arguments["dropout_seed"])
     _launch(backward, plan.device, plan.stream())

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "kernels/cpu/flash.h"
+#include "kernels/cpu/flash_tile.h"
 
 namespace attend::test {
 
@@ -24,7 +25,9 @@ inline void ForEachTarget(const std::function<void()>& body) {
     hwy::SetSupportedTargetsForTest(bit);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     // Targets that were not compiled in fall back to one that was.
-    if (seen.insert(CpuFlashTarget()).second) {
+    for (const bool pairs : {false, true}) {
+      cpu_flash::UseBf16PairsForTest(pairs);
+      if (!seen.insert(CpuFlashTarget()).second) continue;
       SCOPED_TRACE("target " + CpuFlashTarget());
       body();
     }

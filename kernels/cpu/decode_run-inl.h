@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The query rows of a KV head that are decoded: what is loaded, and the products with K.
+// decode-inl.h goes on from there. Included once per instruction set; runs on any thread, on its
+// own Scratch.
+
+#if defined(ATTEND_CPU_DECODE_RUN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTEND_CPU_DECODE_RUN_INL_H_
+#undef ATTEND_CPU_DECODE_RUN_INL_H_
+#else
+#define ATTEND_CPU_DECODE_RUN_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "kernels/contract/softmax_state.h"
+#include "kernels/cpu/decode.h"
+#include "kernels/cpu/decode_math-inl.h"
+#include "kernels/cpu/flash_pack-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attend::cpu_flash {
+namespace HWY_NAMESPACE {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+class DecodeRun {
+ public:
+  DecodeRun(const Tile& tile, Scratch* scratch)
+      : tile_(tile),
+        a_(*tile.attention),
+        p_(tile.attention->problem),
+        s_(*scratch),
+        sequence_(SequenceOf(*tile.attention, tile.b)),
+        rows_(tile.heads * tile.rows),
+        k_shape_(ShapeOf(p_.dtype, p_.dim)),
+        v_shape_(ShapeOf(p_.dtype, p_.dim_v)),
+        plain_(ScaledLate(p_)),
+        pairs_(kHavePairs && k_shape_.type == DType::kBFloat16 && TakesPairs(p_)),
+        bits_(HasBits(a_)),
+        unit_(static_cast<double>(UnitOf(p_))),
+        to_log2_(static_cast<float>(unit_ * 1.44269504088896341)) {}
+
+  Splits splits() const { return SplitsOf(p_, sequence_); }
+  bool stopped() const { return Stopped(tile_.stop); }
+
+  // Come before Attend and before merging.
+  void PackQuery();
+  void PackPairs(int64_t r, const uint16_t* row);
+  void BeginMerge();
+  // The state of each row over these keys, to s_.max, s_.sum and s_.o.
+  void Attend(KeyRange keys);
+  // Writes that state, or merges it into the answer so far; or merges one that was written.
+  void StorePartial(float* partial) const;
+  void MergeState();
+  void MergePartial(const float* partial);
+  // The rows of O and LSE.
+  void Store(TileFunction careful);
+
+ private:
+  int64_t HeadOf(int64_t r) const { return tile_.head + r / tile_.rows; }
+  int64_t RowOf(int64_t r) const { return tile_.row + r % tile_.rows; }
+  // Rows of what the scratch has room for.
+  float* Q(int64_t r) const { return s_.q + r * k_shape_.width; }
+  // The same as words, in memory's order.
+  uint16_t* Pairs(int64_t r) const {
+    return reinterpret_cast<uint16_t*>(s_.q_pairs) + r * k_shape_.width;
+  }
+  float* O(int64_t r) const { return s_.o + r * kHeadDimMax; }
+  float* Merged(int64_t r) const { return s_.down + r * kHeadDimMax; }
+  float* Scores(int64_t r) const { return s_.s + r * kKeyTile; }
+
+  void Locate(const ConstTensorView& view, int64_t block, int64_t first, int64_t last,
+              BlockRows* rows) const;
+  void Widen(const RowShape& shape, int64_t dim, int64_t first, int64_t last, float* out,
+             BlockRows* rows) const;
+  NextRows Next(const BlockRows& rows, const RowShape& shape) const;
+  void Dot(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next);
+  template <DType kType, class Element>
+  void DotOf(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next,
+             const Element* q);
+  void DotPairsOf(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next);
+  void Weigh(int64_t block, int64_t first, int64_t last);
+  void FinishScores(int64_t r, int64_t block, int64_t begin, int64_t end);
+  void MaskScores(int64_t r, int64_t begin, int64_t end);
+  int64_t Softmax(int64_t r);
+  void AddValues(const BlockRows& values, int64_t first, int64_t last, const NextRows& next);
+  template <DType kType>
+  void AddValuesOf(const BlockRows& values, int64_t first, int64_t last, const NextRows& next);
+  template <DType kType, int kRows, bool kSkip>
+  void AddRows(const BlockRows& values, int64_t first, int64_t last, const int64_t* rows,
+               const NextRows& next);
+  void MergeRow(int64_t r, float max, float sum, const float* o);
+  bool Finite(int64_t r) const;
+  void StoreRow(int64_t r);
+
+  const Tile& tile_;
+  const Attention& a_;
+  const Problem& p_;
+  Scratch& s_;
+  const Sequence sequence_;
+  const int64_t rows_;
+  const RowShape k_shape_;
+  const RowShape v_shape_;
+  const bool plain_;  // scores are q.k still
+  const bool pairs_;  // which are sums of pairs, but for the rows of `unpaired_`
+  const bool bits_;   // remove keys
+  // A score's unit, in those of problem.h, and in powers of two.
+  const double unit_;
+  const float to_log2_;
+  SoftmaxState<double> merged_[kDecodeRows];
+  // Rows that see all keys of the present block, and rows that see some.
+  int64_t whole_[kDecodeRows];
+  int64_t partly_[kDecodeRows];
+  int64_t unpaired_[kDecodeRows];
+  int64_t unpaired_count_ = 0;
+  int64_t whole_count_ = 0;
+  int64_t partly_count_ = 0;
+};
+
+void DecodeRun::PackQuery() {
+  for (int64_t r = 0; r < rows_; ++r) {
+    const int64_t index = tile_.b * a_.q.stride_b + HeadOf(r) * a_.q.stride_h +
+                          (sequence_.q_row + RowOf(r)) * a_.q.stride_l;
+    std::fill(s_.rows, s_.rows + kHeadDimMax, 0.0f);
+    WidenRow(a_.q.data, p_.dtype, index, p_.dim, s_.rows);
+    ForEachPlace(k_shape_, [&](int64_t element, int64_t place, bool again) {
+      Q(r)[place] = again ? 0.0f : s_.rows[element];
+    });
+    if (pairs_) PackPairs(r, static_cast<const uint16_t*>(a_.q.data) + index);
+  }
+}
+
+// `row` is row r of Q; s_.rows has it as fp32.
+void DecodeRun::PackPairs(int64_t r, const uint16_t* row) {
+  constexpr int64_t kWords = kStep<DType::kBFloat16>;
+  for (int64_t t = 0; t * kWords < k_shape_.width; ++t) {
+    const int64_t begin = StepBegin<DType::kBFloat16>(t, p_.dim);
+    const int64_t again = t * kWords - begin;  // elements that the step before has
+    std::fill_n(Pairs(r) + t * kWords, again, uint16_t{0});
+    std::copy(row + begin + again, row + begin + kWords, Pairs(r) + t * kWords + again);
+  }
+  if (!FitsPairs(s_.rows, p_.dim)) unpaired_[unpaired_count_++] = r;
+}
+
+// Where keys [first, last) of a block begin; keys beside them are where the nearest one is.
+void DecodeRun::Locate(const ConstTensorView& view, int64_t block, int64_t first, int64_t last,
+                       BlockRows* rows) const {
+  rows->dim = &view == &a_.k ? p_.dim : p_.dim_v;
+  const int64_t h_kv = tile_.head / p_.group();
+  const int64_t step = view.stride_l * DTypeBytes(p_.dtype);
+  for (int64_t n = first; n < last;) {  // once, unless K and V are in pages
+    const int64_t run = EvenKeys(p_, block + n, last - n);
+    const int64_t element = KeyElement(a_, view, sequence_, tile_.b, h_kv, block + n);
+    const char* at = static_cast<const char*>(view.data) + element * DTypeBytes(p_.dtype);
+    for (int64_t i = 0; i < run; ++i) rows->at[n + i] = at + i * step;
+    n += run;
+  }
+  std::fill(rows->at, rows->at + first, rows->at[first]);
+  std::fill(rows->at + last, rows->at + kKeyTile, rows->at[last - 1]);
+}
+
+// Rows that are shorter than a step: to fp32, followed by zeros.
+void DecodeRun::Widen(const RowShape& shape, int64_t dim, int64_t first, int64_t last, float* out,
+                      BlockRows* rows) const {
+  for (int64_t j = first; j < last; ++j) {
+    float* row = out + j * shape.width;
+    WidenRow(rows->at[j], p_.dtype, 0, dim, row);
+    std::fill(row + dim, row + shape.width, 0.0f);
+  }
+  for (int64_t j = 0; j < kKeyTile; ++j) {
+    rows->at[j] = out + std::clamp(j, first, last - 1) * shape.width;
+  }
+  rows->dim = shape.dim;
+}
+
+NextRows DecodeRun::Next(const BlockRows& rows, const RowShape& shape) const {
+  return {&rows, 0, shape.widened ? 0 : shape.dim * DTypeBytes(p_.dtype)};
+}
+
+void DecodeRun::Dot(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next) {
+  switch (k_shape_.type) {
+    case DType::kFloat16:
+      return DotOf<DType::kFloat16>(keys, first, last, next, Q(0));
+    case DType::kBFloat16:
+      if constexpr (kHavePairs) {
+        if (pairs_) return DotPairsOf(keys, first, last, next);
+      }
+      return DotOf<DType::kBFloat16>(keys, first, last, next, Q(0));
+    case DType::kFloat32:
+      return DotOf<DType::kFloat32>(keys, first, last, next, Q(0));
+    case DType::kFloat64:  // Select keeps it away
+    case DType::kBit:
+      return;
+  }
+}
+
+// `q`: rows as DotBlock takes them.
+template <DType kType, class Element>
+HWY_NOINLINE void DecodeRun::DotOf(const BlockRows& keys, int64_t first, int64_t last,
+                                   const NextRows& next, const Element* q) {
+  constexpr int64_t kKeys = 8;
+  const int64_t width = k_shape_.width;
+  for (int64_t j = first / kKeys * kKeys; j < last; j += kKeys) {
+    int64_t r = 0;
+    if constexpr (kSums == 16) {
+      for (; r + 4 <= rows_; r += 4) {
+        for (int64_t k = j; k < j + kKeys; k += 4) {
+          if (r == 0) next.Prefetch(k, 4);
+          DotBlock<kType, 4, 4>(keys, k, q + r * width, width, Scores(r));
+        }
+      }
+    }
+    for (; r + 2 <= rows_; r += 2) {
+      for (int64_t k = j; k < j + kKeys; k += 4) {
+        if (r == 0) next.Prefetch(k, 4);
+        DotBlock<kType, 2, 4>(keys, k, q + r * width, width, Scores(r));
+      }
+    }
+    if (r == rows_) continue;
+    if (r == 0) next.Prefetch(j, kKeys);
+    DotBlock<kType, 1, kKeys>(keys, j, q + r * width, width, Scores(r));
+  }
+}
+
+// All rows in pairs, then those again that must not be.
+void DecodeRun::DotPairsOf(const BlockRows& keys, int64_t first, int64_t last,
+                           const NextRows& next) {
+  constexpr int64_t kKeys = 8;
+  DotOf<DType::kBFloat16>(keys, first, last, next, Pairs(0));
+  for (int64_t n = 0; n < unpaired_count_; ++n) {
+    const int64_t r = unpaired_[n];
+    for (int64_t j = first / kKeys * kKeys; j < last; j += kKeys) {
+      DotBlock<DType::kBFloat16, 1, kKeys>(keys, j, Q(r), k_shape_.width, Scores(r));
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace attend::cpu_flash
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
