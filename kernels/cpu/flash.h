@@ -15,7 +15,7 @@
 namespace attend {
 
 // Computes all attentions of the batch, with the threads of the TBB arena that the caller is in;
-// returns when they are done. Throws std::bad_alloc if scratch memory cannot be had (about 0.5 MiB
+// returns when they are done. Throws std::bad_alloc if scratch memory cannot be had (about 0.8 MiB
 // per thread, kept for the next call, and for partial answers over splits of keys 2 MiB at most,
 // whatever the lengths and heads); outputs are then unspecified. `stops`, if not empty, are the
 // attentions' flags, or null: what is stopped is left within milliseconds, its output unspecified,
