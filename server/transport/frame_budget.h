@@ -7,6 +7,7 @@
 
 #include <nghttp2/nghttp2.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/util/clock.h"
@@ -52,6 +53,10 @@ class FrameBudget {
     small_pieces_ += 2;
     window_updates_ += 2;
   }
+  // A call has ended before its client was done, which may have filled the stream's window.
+  void CountEarlyEnd(int64_t window_bytes) {
+    small_pieces_ = std::max(small_pieces_, window_bytes / kLateBytes);
+  }
   // A DATA frame with this many bytes was sent. It allows a WINDOW_UPDATE, one more for each
   // kBytesPerUpdate, and a PING, with which gRPC's clients for Go and Java measure the round trip.
   void CountSent(int64_t bytes) {
@@ -63,6 +68,7 @@ class FrameBudget {
 
  private:
   static constexpr int64_t kBytesPerUpdate = 512;
+  static constexpr int64_t kLateBytes = 8;  // of a frame that comes after its call's end
 
   static bool Take(TokenBucket& bucket, TimePoint now);
 

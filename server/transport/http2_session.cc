@@ -319,7 +319,9 @@ void Http2Session::Sent(const nghttp2_frame& frame) {
   const int32_t id = frame.hd.stream_id;
   if (Http2Stream* const stream = Find(id)) stream->trailers_sent = true;
   // The client need not send the rest. Any sooner, this would overtake the trailers.
-  if (nghttp2_session_get_stream_remote_close(session_, id) == 0) Reset(id, NGHTTP2_NO_ERROR);
+  if (nghttp2_session_get_stream_remote_close(session_, id) != 0) return;
+  budget_.CountEarlyEnd(limits_.stream_window_bytes);
+  Reset(id, NGHTTP2_NO_ERROR);
 }
 
 void Http2Session::Respond(int32_t id, Http2Stream& stream, const CallMetadata& headers,

@@ -66,6 +66,13 @@ TEST_F(FrameBudgetTest, APieceAllowsASmallOne) {
   EXPECT_EQ(CountUntilRefused(Head(NGHTTP2_DATA, 0, 1, NGHTTP2_FLAG_END_STREAM), 100), 4 + kMore);
 }
 
+// A client that streams small messages hears late that its call has ended.
+TEST_F(FrameBudgetTest, AnEarlyEndAllowsAWindowOfSmallPieces) {
+  budget_.CountEarlyEnd(1 << 20);
+  budget_.CountEarlyEnd(1 << 20);  // which does not add up
+  EXPECT_EQ(CountUntilRefused(Head(NGHTTP2_DATA, 8), 1 << 20), (1 << 20) / 8 + 4 + kMore);
+}
+
 TEST_F(FrameBudgetTest, ABlockOfHeadersHasFewParts) {
   FrameBudget budget;
   EXPECT_TRUE(budget.Count(Head(NGHTTP2_HEADERS, 10), TimePoint()));
