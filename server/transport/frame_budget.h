@@ -60,7 +60,7 @@ class FrameBudget {
   // A DATA frame with this many bytes was sent. It allows a WINDOW_UPDATE, one more for each
   // kBytesPerUpdate, and a PING, with which gRPC's clients for Go and Java measure the round trip.
   void CountSent(int64_t bytes) {
-    ++data_pings_;
+    data_pings_ = std::min(data_pings_ + 1, kDataPingsMax);
     unspent_ += bytes;
     window_updates_ += 1 + unspent_ / kBytesPerUpdate;
     unspent_ %= kBytesPerUpdate;
@@ -68,6 +68,7 @@ class FrameBudget {
 
  private:
   static constexpr int64_t kBytesPerUpdate = 512;
+  static constexpr int64_t kDataPingsMax = 512;
   static constexpr int64_t kLateBytes = 8;  // of a frame that comes after its call's end
 
   static bool Take(TokenBucket& bucket, TimePoint now);

@@ -50,6 +50,9 @@ TEST_F(FrameBudgetTest, AnAnswerAllowsAPingAndAWindowUpdate) {
     ASSERT_TRUE(Count(Head(NGHTTP2_PING, 8, 0))) << call;
   }
   EXPECT_EQ(CountUntilRefused(Head(NGHTTP2_PING, 8, 0), 100), 3 + kMore);
+  // They do not add up for a flood.
+  for (int call = 0; call < 10000; ++call) budget_.CountSent(100);
+  EXPECT_EQ(CountUntilRefused(Head(NGHTTP2_PING, 8, 0), 10000), 512);
 }
 
 // A client that cuts messages at 16 KiB sends the rest of each by itself.
