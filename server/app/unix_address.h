@@ -16,7 +16,7 @@ namespace attend {
 struct UnixAddress {
   std::string path;
   std::string tenant;  // empty: not bound to a tenant
-  // Of a tenant's socket. Empty: as in --socket-users.
+  // Users who may connect to a tenant's socket. Empty: those of --socket-users.
   std::vector<std::string> users = {};
   // Both empty: as in --socket-mode and --socket-group.
   std::string mode = {};
