@@ -19,9 +19,12 @@ class Client:
         self.socket.connect(path)
 
     def ask(self, **request):
-        """The reply, and the descriptor that came with it if there is one."""
+        """The reply, and the descriptor that came with it if there is one. ConnectionResetError:
+        the server has closed the connection."""
         self.socket.send(wire.shm.RegionRequest(**request).SerializeToString())
         packet, files, _, _ = socket.recv_fds(self.socket, 4096, 1)
+        if not packet:
+            raise ConnectionResetError(f"no reply to {request}")
         return wire.shm.RegionReply.FromString(packet), files
 
     def create(self, size):

@@ -142,14 +142,14 @@ def test_a_soak_of_a_moment(tmp_path):
 
 
 def test_what_callers_found_before_they_are_killed():
+    """Callers end by themselves however long their report is."""
     import trial
-    fault = {"fault": "a wrong answer"}
+    fault = {"fault": "!" * (1 << 20)}
     callers = trial.Callers.__new__(trial.Callers)
-    callers._processes = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        for program in (f"print({json.dumps(json.dumps({'faults': [fault]}))})",
-                        "import time; time.sleep(3600)")]
-    callers._processes[0].wait()
+    callers._start([[sys.executable, "-c", f"import json, time; print('ready', flush=True); {end}"]
+                    for end in ("print(json.dumps({'faults': [{'fault': '!' * (1 << 20)}]}))",
+                                "time.sleep(3600)")])
+    callers._processes[0].wait(60)
     assert callers.running()
     assert callers.kill() == [fault]
     assert not callers.running()

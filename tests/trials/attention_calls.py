@@ -41,8 +41,10 @@ def unary(caller):
 
 
 def compressed(caller):
-    """Which the server refuses by design."""
+    """Which the server refuses by design. gRPC sends a message as it is that gzip makes no smaller:
+    its name is long enough for that."""
     problem, request = _problem(caller)
+    request.request_id += "-" * 64
     code, _, details = code_of(_begin(caller, problem, request,
                                       compression=grpc.Compression.Gzip))
     caller.end("compressed", code)

@@ -16,7 +16,7 @@ import grpc
 
 import trial  # first: it sets the path
 import harness
-from network_trials import Skipped, answered, at_rest
+from network_trials import Skipped, at_rest, await_answers
 from system_calls import SystemCalls, library
 from trial import Callers, await_rest
 
@@ -197,7 +197,7 @@ def killed_for_memory(folder, seed, seconds, locked=False):
         server = trial.start(folder + "/one", "--memory-budget", "110MiB", "--max-request-gflop",
                              "100", listen=address, enter=group.enter, locked=locked)
         callers = Callers(server, seed, 1, "--faults-on-the-way", regions=False)
-        harness.wait_for("answers", lambda: answered(server) > 20)
+        await_answers(server, callers, 20)
         wire = trial.hostile.wire
         metadata = server.locks.metadata("b") if locked else ()
         with trial.open_channel(address, server.locks, wire.UNLIMITED) as channel:
@@ -214,7 +214,7 @@ def killed_for_memory(folder, seed, seconds, locked=False):
         assert code == -9, f"it ended with {code}:\n{server.log()[-2000:]}"
         server.kill()
         server = trial.start(folder + "/next", listen=address, locked=server.locks)
-        harness.wait_for("answers of the next one", lambda: answered(server) > 50)
+        await_answers(server, callers, 50)
         callers.terminate()
         outcomes, faults = callers.wait(120)
         return at_rest(server, outcomes, faults, share=0)

@@ -50,13 +50,23 @@ def answered(server):
     return int(server.metric("attend_requests_total", code="OK") or 0)
 
 
-def _disturb(server, seconds, disturb):
+def await_answers(server, callers, count=1):
+    """Until `count` more requests of the callers are answered, however slow the machine is."""
+    before = answered(server)
+
+    def enough():
+        callers.assert_running()
+        return answered(server) >= before + count
+
+    harness.wait_for(f"{count} answers", enough, 60)
+
+
+def _disturb(server, callers, seconds, disturb):
     """Again and again, whenever requests are answered: a slow machine is disturbed later, and a
     server that does not recover from one time has no next."""
     until = time.monotonic() + seconds
     while True:
-        before = answered(server)
-        harness.wait_for("answers", lambda before=before: answered(server) > before, 60)
+        await_answers(server, callers)
         disturb()
         if time.monotonic() >= until:
             return
@@ -68,7 +78,7 @@ def _through_relay(folder, seed, seconds, locked, disturb):
     try:
         with Relay(server.address) as relay:
             callers = Callers(server, seed, 1, "--faults-on-the-way", address=relay.address)
-            _disturb(server, seconds, lambda: disturb(relay))
+            _disturb(server, callers, seconds, lambda: disturb(relay))
             callers.terminate()
             outcomes, faults = callers.wait(120)
         return at_rest(server, outcomes, faults, share=0)
@@ -109,7 +119,8 @@ def half_open(folder, seed, seconds, locked=False):
         with Relay(server.address) as relay:
             callers = Callers(server, seed, 1, "--faults-on-the-way", address=relay.address,
                               regions=False)
-            _disturb(server, seconds, lambda: (time.sleep(0.4), relay.half_open()))
+            _disturb(server, callers, seconds,
+                     lambda: (time.sleep(0.4), relay.half_open()))
             callers.terminate()
             outcomes, faults = callers.wait(120)
             relay.half_open()
@@ -127,8 +138,8 @@ def kill_clients(folder, seed, seconds, locked=False):
     try:
         until, turn = time.monotonic() + seconds, 0
         while turn == 0 or time.monotonic() < until:
-            callers, before = Callers(server, seed + turn, 1), answered(server)
-            harness.wait_for("answers", lambda before=before: answered(server) > before)
+            callers = Callers(server, seed + turn, 1)
+            await_answers(server, callers)
             time.sleep(turn % 3 * 0.2)
             faults = callers.kill()
             assert not faults, faults[0]["fault"]
@@ -150,7 +161,7 @@ def kill_server(folder, seed, seconds, locked=False):
         callers = Callers(server, seed, 1, "--faults-on-the-way")
         until, kills = time.monotonic() + seconds, 0
         while kills == 0 or time.monotonic() < until:
-            harness.wait_for("answers", lambda: answered(server) > 20)
+            await_answers(server, callers, 20)
             time.sleep(0.5)
             server.kill()
             kills += 1
@@ -304,7 +315,7 @@ def _linked(folder, seed, seconds, locked, disturb, loses=False):
     try:
         callers = Callers(server, seed, 1, "--faults-on-the-way", address=far, regions=False,
                           metrics=False, before=link.enter)
-        _disturb(server, seconds, lambda: disturb(link))
+        _disturb(server, callers, seconds, lambda: disturb(link))
         callers.terminate()
         outcomes, faults = callers.wait(200)
         at_rest(server, outcomes, faults, share=0)

@@ -4,9 +4,11 @@ true of a server at rest."""
 
 import collections
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "e2e")]
@@ -96,6 +98,9 @@ def assert_no_failed_check(server):
     assert not failed, f"{failed} reference checks failed:\n{server.log()[-4000:]}"
 
 
+READ_MOST = 1 << 26  # bytes of a report
+
+
 class Callers:
     """Processes of live.py."""
 
@@ -109,12 +114,31 @@ class Callers:
             command += ["--regions", server.regions]
         if server.locks:
             command += ["--locks", server.folder / "locks" / "locks.json"]
-        self._processes = [subprocess.Popen(
-            [str(each) for each in [*command, "--seed", seed * 100 + i]], stdout=subprocess.PIPE,
-            text=True) for i in range(processes)]
+        self._start([*command, "--seed", seed * 100 + i] for i in range(processes))
+
+    def _start(self, commands):
+        commands = [[str(part) for part in command] for command in commands]
+        # A file takes a report of any length, a pipe only 64 KiB of it.
+        self._reports = [tempfile.TemporaryFile("w+") for _ in commands]
+        self._processes = [subprocess.Popen(command, stdout=report)
+                           for command, report in zip(commands, self._reports)]
         self.unanswered = []  # ids, after wait()
-        for process in self._processes:
-            assert process.stdout.readline() == "ready\n", "callers that did not begin"
+        for i, process in enumerate(self._processes):
+            harness.wait_for("callers to begin", lambda i=i, process=process: self._read(i) or
+                             process.poll() is not None, 60)
+            assert self._read(i).startswith("ready\n"), "callers that did not begin"
+
+    def _read(self, i):
+        """Everything that process `i` has written."""
+        return os.pread(self._reports[i].fileno(), READ_MOST, 0).decode()
+
+    def _report(self, i):
+        """Its one object, after "ready"."""
+        return json.loads(self._read(i).partition("\n")[2])
+
+    def _close(self):
+        for report in self._reports:
+            report.close()
 
     def terminate(self):
         for process in self._processes:
@@ -124,28 +148,36 @@ class Callers:
         """Without a word to the server. Those that have ended by themselves found something:
         returns these faults."""
         faults = []
-        for process in self._processes:
+        for i, process in enumerate(self._processes):
             if process.poll() is None:
                 process.kill()
                 process.wait()
-            elif report := process.stdout.read():
-                faults += json.loads(report)["faults"]
-            process.stdout.close()
+            else:
+                faults += self._report(i)["faults"]
+        self._close()
         return faults
 
     def running(self):
         return any(process.poll() is None for process in self._processes)
 
+    def assert_running(self):
+        """Callers that end by themselves have found a fault, which this raises."""
+        if not self.running():
+            _, faults = self.wait()
+            raise AssertionError("the callers ended early:\n" +
+                                 "\n".join(fault["fault"] for fault in faults))
+
     def wait(self, timeout=None):
         """Outcomes by kind and code, and faults."""
         outcomes, faults = collections.Counter(), []
-        for process in self._processes:
-            out, _ = process.communicate(timeout=timeout)
-            assert process.returncode == 0, f"callers ended with {process.returncode}: {out}"
-            report = json.loads(out)
+        for i, process in enumerate(self._processes):
+            process.wait(timeout)
+            assert process.returncode == 0, f"callers ended with {process.returncode}"
+            report = self._report(i)
             outcomes.update({(kind, code): count for kind, code, count in report["outcomes"]})
             faults += report["faults"]
             self.unanswered += report["unanswered"]
+        self._close()
         return outcomes, faults
 
 
