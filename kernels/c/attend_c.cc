@@ -54,7 +54,7 @@ Status ReadParams(const attend_params* params, int32_t count, Memory memory, Bat
   return Status();
 }
 
-// No params give a batch without a device.
+// A batch without params has no device.
 Result<Batch> ReadBatch(const attend_params* params, int32_t count, Memory memory) {
   ATTEND_RETURN_IF_ERROR(CheckRange("count", count, 0, INT32_MAX));
   if (count > 0 && params == nullptr) return InvalidArgument("params is NULL");

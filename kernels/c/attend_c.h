@@ -9,8 +9,8 @@
  * calls.
  *
  * On a GPU (`device` is CUDA's ordinal) all pointers are device memory, and calls enqueue work.
- * Only the memory functions at the end allocate on the device or wait for it (CUDA itself may wait,
- * to copy the list of a batch of more than some 64 attentions). A library built without CUDA
+ * Only the memory functions at the end allocate on the device or wait for it (CUDA itself may wait
+ * to copy the list of a batch of more than about 64 attentions). A library built without CUDA
  * refuses GPUs with ATTEND_UNIMPLEMENTED.
  *
  * On the CPU (`device` is ATTEND_CPU) all pointers are host memory, there are no streams (they must
@@ -52,9 +52,9 @@ enum {
   ATTEND_FLOAT16 = 1,
   ATTEND_BFLOAT16 = 2,
   ATTEND_FLOAT32 = 3,
-  ATTEND_BIT = 4,     /* of a bias alone: a mask, eight keys to a byte from the lowest bit on; 1
-                       * keeps the key, 0 removes it wholly. Strides are multiples of 8. */
-  ATTEND_FLOAT64 = 64 /* for cpu_reference alone, by name */
+  ATTEND_BIT = 4,     /* for a bias only: a mask, eight keys to a byte from the lowest bit on; 1
+                       * keeps the key, 0 removes it completely. Strides are multiples of 8. */
+  ATTEND_FLOAT64 = 64 /* for cpu_reference only, by name */
 };
 enum { ATTEND_BOTTOM_RIGHT = 0, ATTEND_TOP_LEFT = 1 };
 enum { ATTEND_CPU = -1 }; /* as `device` */
@@ -182,8 +182,8 @@ ATTEND_API int32_t attend_select(const attend_params* params, const char** kerne
  * requested gradients: 0 for rows beyond a sequence's length, rows that see no key, and keys that
  * no row sees. Bits are a function of the arguments alone; a server's may differ for the same
  * problem (where its workspace is small). On Hopper the workspace may be up to 4 GiB. LSE is
- * required. Keys in pages have no gradients (UNIMPLEMENTED). On the CPU it may allocate up to some
- * 256 MiB for partial sums. */
+ * required. Keys in pages have no gradients (UNIMPLEMENTED). On the CPU it allocates up to 256 MiB
+ * for partial sums, or 64 MiB and 4 (dim + dim_v) bytes per key if that is more. */
 ATTEND_API int32_t attend_run_backward(const attend_backward_params* params, void* stream);
 
 /* attend_workspace_bytes and attend_select for the backward pass. */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward functions of the C ABI.
+// The backward functions of the C ABI. As in attend_c.cc, arguments are validated before the device
+// is queried, and everything before anything is enqueued.
 
 #include <array>
 #include <string>

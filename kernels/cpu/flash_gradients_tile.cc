@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiles the SIMD code of the backward pass once per instruction set and picks the best at run
+// Compiles the SIMD code of the backward pass once per instruction set and selects the best at run
 // time.
 
 #include "kernels/cpu/flash_gradients_tile.h"
 
-// As in flash_tile.cc, with which blocks of registers are shared.
+// As in flash_tile.cc, whose register blocks it uses.
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
@@ -25,7 +25,7 @@ HWY_EXPORT(StoreKeyGradients);
 HWY_EXPORT(SumSinkGradient);
 
 GradientFunctions ChooseGradientFunctions() {
-  // Until the first dynamic call the table's first entry would choose at each call.
+  // Before the first dynamic call, the table's first entry would select a target at each call.
   if (!hwy::GetChosenTarget().IsInitialized()) {
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   }

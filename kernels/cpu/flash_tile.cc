@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiles the SIMD code of cpu_flash once per instruction set and picks the best at run time.
+// Compiles the SIMD code of cpu_flash once per instruction set and selects the best at run time.
 
 #include "kernels/cpu/flash_tile.h"
 
@@ -9,8 +9,8 @@
 #include "kernels/cpu/flash.h"
 #include "kernels/cpu/target_kind.h"
 
-// Left out: SSSE3, which no machine of interest stops at, and vectors whose length the compiler
-// does not know, as blocks of registers need arrays of vectors.
+// Disabled: SSSE3, which no relevant machine is limited to, and vectors whose length is unknown at
+// compile time, since register blocks are arrays of vectors.
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
@@ -29,7 +29,7 @@ HWY_EXPORT(RunTile);
 HWY_EXPORT(RunningTarget);
 
 TileFunction ChooseTileFunction() {
-  // Until the first dynamic call the table's first entry would choose at each call.
+  // Before the first dynamic call, the table's first entry would select a target at each call.
   if (!hwy::GetChosenTarget().IsInitialized()) {
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   }
@@ -40,7 +40,7 @@ namespace {
 
 std::atomic<bool> pairs_used{true};
 
-// AVX512_BF16, and a system that keeps its registers.
+// AVX512_BF16, with an operating system that saves its registers.
 bool MachineHasPairs() {
 #if HWY_ARCH_X86
   return __builtin_cpu_supports("avx512bf16") != 0;

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Awaited = Coroutine[Any, Any, Result]
 
-Array = Any  # NumPy's, torch's, or with DLPack or data_ptr()
+Array = Any  # a NumPy array, a torch tensor, or an object with DLPack or data_ptr()
 Numbers = Any  # a list, NumPy array or tensor of numbers
 Function = TypeVar("Function", bound=Callable[..., Any])
 Returned = TypeVar("Returned")
-O = TypeVar("O", covariant=True)  # noqa: E741: what is returned without LSE
+O = TypeVar("O", covariant=True)  # noqa: E741: the result without LSE
 Both = TypeVar("Both", covariant=True)
 
 
@@ -87,8 +87,8 @@ Wanted = Sequence[Literal["q", "k", "v", "bias", "sinks"]]
 
 
 def named(function: Function, **other: Any) -> Function:
-    """Gives the function a signature with each option in place of **options. other: its own
-    defaults."""
+    """Gives the function a signature with each option in place of **options. other: defaults that
+    differ from DEFAULTS."""
     types = {**OptionsButLse.__annotations__, **CallOptions.__annotations__}
     signature = inspect.signature(function)
     options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
@@ -130,7 +130,7 @@ class Attention(Generic[O, Both]):
 
 
 class SessionAttention(Generic[O, Both]):
-    """The same for a session's method."""
+    """As Attention, for a session's method."""
 
     @overload
     def __call__(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,

@@ -133,7 +133,8 @@ class Session(NotCopied):
 
     @property
     def server(self) -> str | None:
-        """With several servers, the session's, for Client.session and Client.stream; else None."""
+        """With several servers, this session's server, for Client.session and Client.stream; else
+        None."""
         return self.id.partition("@")[2] or None
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One attention's Python arguments, checked and turned into attend_params."""
+"""Checks one attention's Python arguments and converts them to attend_params."""
 
 import ctypes
 import math
@@ -10,7 +10,7 @@ from ._library import ALIGNMENTS, BIT, CPU, DTYPES, Params, TensorStruct, invali
 from ._staging import NoStaging
 
 _LENGTH_MAX = 2**30  # kLengthMax
-# Where B, H and L stand in a shape; packed tensors have no B.
+# Positions of B, H and L in a shape; packed tensors have no B.
 LAYOUTS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (None, 1, 0)}
 
 
@@ -26,11 +26,11 @@ def dropout_seed(value):
 
 
 class Call:
-    """One attention: checks its arguments, and fills `params` with memory from `staging`."""
+    """One attention: checks its arguments and fills `params` with memory from `staging`."""
 
     def __init__(self, arguments, staging):
         self.a, self.staging = arguments, staging
-        self.made = []  # arrays for the caller that were allocated here
+        self.made = []  # arrays allocated here for the caller
         self.axes = _checks.one_of("layout", arguments["layout"], LAYOUTS)
         self.packed = self.axes[0] is None
         alignment = _checks.one_of("alignment", arguments["alignment"], ALIGNMENTS)
@@ -53,7 +53,7 @@ class Call:
         return tensor
 
     def _check_form(self, tensor):
-        """It has the layout's dimensions."""
+        """Checks that it has the layout's dimensions."""
         name = tensor.name
         dimensions = 3 if self.packed else 4
         if len(tensor.shape) != dimensions:
@@ -111,7 +111,7 @@ class Call:
             setattr(p, name, self._struct(self.staging.place(getattr(self, name))))
 
     def _read_pages(self, pages):
-        """`pages`: how many there are, or None where the layout has none."""
+        """`pages`: the number of pages, or None if the layout cannot have them."""
         p, value = self.params, self.a["page_table"]
         if pages is None:
             raise invalid(f"page_table is given, but layout {self.a['layout']} has none")
@@ -149,7 +149,8 @@ class Call:
                           f"{p.batch + 1}")
 
     def _lengths(self, name, count, bound):
-        """(address, values): values is None if they are on the GPU."""
+        """(address, (values, count)); values is None if they are on the GPU. (None, None) if not
+        given."""
         value = self.a[name]
         if value is None:
             return None, None
@@ -253,7 +254,7 @@ class Call:
                           f"with its last dimension whole")
         self.bias_shape = shape
         bias = self.staging.place(bias)
-        each = 8 if self.masks else 1  # elements of what the strides count
+        each = 8 if self.masks else 1  # elements per unit of the strides
         strides = [0 if size == 1 else each * stride
                    for size, stride in zip(bias.shape, bias.strides)]
         strides = [0] * (4 - len(strides)) + strides
@@ -294,7 +295,8 @@ class Call:
         return (p.heads_q, p.total_q) if self.packed else (p.batch, p.heads_q, p.len_q)
 
     def _make(self, shape, dtype):
-        """A new array for the caller, and where the kernel writes it. None if nothing will be."""
+        """A new array for the caller, and the tensor that the kernel writes. None if it only
+        selects."""
         if isinstance(self.staging, NoStaging):
             fresh = _tensors.Tensor("result", self.q.kind, 0, shape, (), dtype, None, None)
             return None, self.staging.output(fresh.contiguous())
