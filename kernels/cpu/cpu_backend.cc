@@ -78,7 +78,7 @@ class CpuLane : public Lane {
         return Status(Code::kFailedPrecondition,
                       "a batch was submitted to a CPU lane that still runs one");
       }
-      items_.assign(items.begin(), items.end());
+      ATTEND_RETURN_IF_ERROR(Guarded([&] { TakeItems(items); }));
       busy_ = true;
       if (!RunsOnCaller()) {
         done_ = std::move(done);
@@ -98,6 +98,8 @@ class CpuLane : public Lane {
 
  private:
   void Loop();
+  // Copies the items, and takes all memory that Run needs beside that of the kernels.
+  void TakeItems(std::span<const WorkItem> items);
   bool RunsOnCaller();
   BatchOutcome Run();
   // Runs an item that is not in flash_.
@@ -115,6 +117,7 @@ class CpuLane : public Lane {
   std::vector<WorkItem> items_;          // written while idle, read by the lane's thread while busy
   std::vector<const Attention*> flash_;  // as items_
   std::vector<const StopFlag*> stops_;   // of flash_
+  std::vector<Status> statuses_;         // as items_
   std::thread thread_;                   // last: starts when all else is ready
 };
 
@@ -138,6 +141,13 @@ void CpuLane::Loop() {
   }
 }
 
+void CpuLane::TakeItems(std::span<const WorkItem> items) {
+  items_.assign(items.begin(), items.end());
+  flash_.reserve(items.size());
+  stops_.reserve(items.size());
+  statuses_.assign(items.size(), Status());
+}
+
 // Whether the batch takes tens of microseconds at most, about the cost of waking the lane's thread.
 bool CpuLane::RunsOnCaller() {
   flash_.clear();
@@ -152,7 +162,7 @@ bool CpuLane::RunsOnCaller() {
 BatchOutcome CpuLane::Run() {
   BatchOutcome outcome;
   const auto begin = std::chrono::steady_clock::now();
-  outcome.statuses.resize(items_.size());
+  outcome.statuses = std::move(statuses_);
   flash_.clear();
   stops_.clear();
   for (const WorkItem& item : items_) {
@@ -173,7 +183,7 @@ BatchOutcome CpuLane::Run() {
     const WorkItem& item = items_[n];
     outcome.statuses[n] = RunsInFlash(item) ? flash : RunAlone(item);
     if (Stopped(item.stop)) {
-      outcome.statuses[n] = Status(Code::kCancelled, "the item was stopped while it ran");
+      outcome.statuses[n] = Status(Code::kCancelled, "stopped");
     }
   }
   outcome.kernel_ns = Nanoseconds(std::chrono::steady_clock::now() - begin);

@@ -19,7 +19,7 @@ Status Guarded(const Work& work) {
     work();
     return Status();
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("the CPU backend is out of memory for its scratch buffers");
+    return ResourceExhausted("out of memory");  // short enough to take none
   } catch (const std::exception& error) {
     return Internal(std::string("CPU kernel failed: ") + error.what());
   } catch (...) {
