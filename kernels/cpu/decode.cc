@@ -5,10 +5,7 @@
 
 #include "kernels/cpu/decode.h"
 
-// As in flash_tile.cc, whose code computes rows that are not finite.
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
-#endif
+#include "kernels/cpu/target_kind.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/decode.cc"

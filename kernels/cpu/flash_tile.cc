@@ -9,12 +9,6 @@
 #include "kernels/cpu/flash.h"
 #include "kernels/cpu/target_kind.h"
 
-// Disabled: SSSE3, which no relevant machine is limited to, and vectors whose length is unknown at
-// compile time, since register blocks are arrays of vectors.
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
-#endif
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/flash_tile.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -58,10 +52,16 @@ bool HasBf16Pairs() {
 
 void UseBf16PairsForTest(bool use) { pairs_used.store(use); }
 
+namespace {
+
+// Within the functions' namespace: where there is one target, Highway puts its name before theirs.
+int64_t ChosenTarget() { return HWY_DYNAMIC_DISPATCH(RunningTarget)(); }
+
+}  // namespace
 }  // namespace cpu_flash
 
 std::string CpuFlashTarget() {
-  const int64_t target = HWY_DYNAMIC_DISPATCH(cpu_flash::RunningTarget)();
+  const int64_t target = cpu_flash::ChosenTarget();
   const bool pairs = ATTEND_IS_AVX512(target) && cpu_flash::HasBf16Pairs();
   return std::string(hwy::TargetName(target)) + (pairs ? "_BF16" : "");
 }
