@@ -11,6 +11,7 @@
 #include "kernels/cpu/flash_gradients.h"
 #include "kernels/cpu/guarded.h"
 #include "kernels/cpu/parallel_reference.h"
+#include "kernels/cpu/tile_unit.h"
 #include "kernels/reference/reference_gradients.h"
 
 namespace attend::c {
@@ -69,13 +70,18 @@ Status CheckHost(const Item& item) {
   return CheckLengths("kv_lengths", a.kv_lengths, p.batch, p.len_k);
 }
 
-// All cpu_flash items run as one batch, so that small attentions share the threads.
+// All items of cpu_flash and cpu_flash_amx run as one batch, so that small attentions share the
+// threads.
 Status Compute(std::span<const Item> items) {
   std::vector<const Attention*> flash;
-  for (const Item& item : items) {
-    if (item.kernel == KernelId::kCpuFlash) flash.push_back(&item.attention);
+  size_t amx_from = 0;
+  for (const KernelId kernel : {KernelId::kCpuFlash, KernelId::kCpuFlashAmx}) {
+    amx_from = flash.size();
+    for (const Item& item : items) {
+      if (item.kernel == kernel) flash.push_back(&item.attention);
+    }
   }
-  ATTEND_RETURN_IF_ERROR(Guarded([&] { CpuFlash(flash); }));
+  ATTEND_RETURN_IF_ERROR(Guarded([&] { CpuFlash(flash, {}, amx_from); }));
   for (const Item& item : items) {
     if (item.kernel != KernelId::kCpuReference) continue;
     ATTEND_RETURN_IF_ERROR(Guarded([&] { ParallelReference(item.attention); }));
@@ -89,6 +95,7 @@ class Cpu : public Device {
     DeviceInfo info;
     info.kind = DeviceKind::kCpu;
     info.name = "cpu";
+    info.not_amx = cpu_flash::WhyNoAmx();
     return info;
   }
 

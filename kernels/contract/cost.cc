@@ -22,6 +22,7 @@ struct KernelModel {
   double slower;       // than the fast kernel
   double slower_half;  // the same for 16-bit Q, K and V
   double pair;         // per pair, beside D + Dv: exponential, maximum, sum
+  double dims = 1;     // share of D + Dv that a pair counts: of a matrix unit beside other units
   double softcap = 0;  // further cost per pair, if the problem has it
   double bias = 0;
   double alibi = 0;
@@ -82,6 +83,26 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .tile_rows = 192,
      .vector_rows = 16,
      .edge_keys = 64,
+     .read_byte = 1.8,
+     .decodes = true,
+     .shares_heads = true},
+    {.slower = 1,
+     .slower_half = 1,
+     .pair = 14,
+     .dims = 0.045,
+     .softcap = 60,
+     .bias = 60,
+     .alibi = 20,
+     .dropout = 16,
+     .key_dim = 4,
+     .key = 50,
+     .lane_dim = 8,
+     .row_dim = 20,
+     .row = 1000,
+     .tile = 9000,
+     .tile_rows = 192,
+     .vector_rows = 16,
+     .edge_keys = 32,
      .read_byte = 1.8,
      .decodes = true,
      .shares_heads = true},
@@ -161,7 +182,7 @@ double SequenceCost(const Problem& p, const KernelModel& m, const Sequence& s) {
   }
   const double seen = pairs / rows;  // average visible keys of a row, and about those of a tile
   const double dims = static_cast<double>(p.dim + p.dim_v);
-  double pair = dims + m.pair;
+  double pair = m.dims * dims + m.pair;
   if (p.softcap > 0) pair += m.softcap;
   if (p.has_bias) pair += m.bias;
   if (p.has_alibi) pair += m.alibi;

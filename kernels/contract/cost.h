@@ -3,7 +3,7 @@
 // Estimates the device time of an attention by kernel: the server bounds, batches, routes and
 // shares by it. FLOPs (problem.h) count operations; cost says how long they take. The unit is one
 // FLOP at the speed of the device's fast kernel, cpu_flash or cuda_flash_sm90, so that 2 * (D + Dv)
-// per pair is the minimum.
+// per pair is the minimum, but for cpu_flash_amx, which is faster.
 //
 // Model: per pair, D + Dv plus a constant for the softmax, the mask and each score term; for
 // cpu_flash also rounding up to whole vectors of rows, tiles, packing of K and V, and keys beyond a

@@ -15,6 +15,8 @@ constexpr std::array<KernelInfo, kKernelCount> kKernels = {{
      "plain loops in double precision; defines the answer"},
     {KernelId::kCpuFlash, "cpu_flash", DeviceKind::kCpu,
      "tiled online softmax, SIMD chosen at run time, all cores, fp32 accumulation"},
+    {KernelId::kCpuFlashAmx, "cpu_flash_amx", DeviceKind::kCpu,
+     "the same with both products in AMX tiles; bf16"},
     {KernelId::kCudaNaive, "cuda_naive", DeviceKind::kCuda,
      "materialises the score matrix as standard attention does; O(Lq * Lk) memory"},
     {KernelId::kCudaFlashFp32, "cuda_flash_fp32", DeviceKind::kCuda,
@@ -37,8 +39,9 @@ std::span<const KernelInfo> Kernels() { return kKernels; }
 std::string_view KernelName(KernelId id) { return kKernels[static_cast<size_t>(id)].name; }
 
 bool RoundsWeights(KernelId id) {
-  return id == KernelId::kCudaFlashSm80 || id == KernelId::kCudaFlashSm90 ||
-         id == KernelId::kCudaDecodeSm80 || id == KernelId::kCudaDecodeSm90;
+  return id == KernelId::kCpuFlashAmx || id == KernelId::kCudaFlashSm80 ||
+         id == KernelId::kCudaFlashSm90 || id == KernelId::kCudaDecodeSm80 ||
+         id == KernelId::kCudaDecodeSm90;
 }
 bool RoundsWeights(std::string_view name) {
   const auto kernel = std::find_if(kKernels.begin(), kKernels.end(),

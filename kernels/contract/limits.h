@@ -28,6 +28,10 @@ inline constexpr float kSoftcapMax = 1e6f;
 inline constexpr float kLateScaleMin = 0x1p-20f;
 inline constexpr float kLateScaleMax = 0x1p20f;
 
+// The largest scale, of either sign, at which scores may be sums of bf16 products in instructions
+// that take subnormal numbers for 0.
+inline constexpr float kFlushedScaleMax = 0x1p20f;
+
 static_assert(kHeadDimMax <= 256, "the CUDA kernels size registers and shared memory for 256");
 static_assert(kLengthMax <= INT32_MAX, "rows inside one sequence are indexed with 32 bits on CUDA");
 

@@ -9,7 +9,9 @@
 #include "kernels/contract/select.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "kernels/contract/decode_rule.h"
 #include "kernels/contract/gradient_terms.h"
 #include "kernels/contract/limits.h"
 
@@ -98,6 +100,28 @@ Result<Selection> FitBackward(KernelId id, const Problem& problem, const DeviceI
       (bytes.ok() ? std::to_string(*bytes) + " bytes" : "more bytes than 64 bits can count") +
       " of workspace (four floats per query row); " + device.name + " allows " +
       std::to_string(device.workspace_bytes_max));
+}
+
+// Why cpu_flash_amx cannot compute the problem; "" if it can.
+Reason WhyNotAmx(const Problem& p, const DeviceInfo& device) {
+  if (p.dtype != DType::kBFloat16) return {"AMX tiles take bf16, and would round other dtypes"};
+  if (!device.not_amx.empty()) return {device.not_amx};
+  if (!(std::abs(p.scale) <= kFlushedScaleMax)) {
+    return {"cpu_flash_amx takes a scale of up to 2^20", Fallback::kScale};
+  }
+  return {};
+}
+
+Selection SelectCpu(const Problem& p, const DeviceInfo& device) {
+  if (p.dtype != DType::kBFloat16) {
+    return {KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
+  }
+  const Reason not_amx = WhyNotAmx(p, device);
+  if (!not_amx.empty()) return {KernelId::kCpuFlash, not_amx.words, 0, not_amx.fallback};
+  if (p.heads_kv == 0 || p.len_q <= kDecodeRows / p.group()) {
+    return {KernelId::kCpuFlash, "few query rows: they would leave most of a tile empty", 0};
+  }
+  return {KernelId::kCpuFlashAmx, "AMX tiles are the fastest on this CPU", 0};
 }
 
 constexpr int kSm80 = 80;
@@ -318,13 +342,14 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
   if (IsAuto(forced)) {
     ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
-    return Selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
+    return SelectCpu(problem, device);
   }
   const Result<const KernelInfo*> found = FindForced(forced, device);
   if (!found.ok()) return found.status();
   const KernelInfo* kernel = *found;
   ATTEND_RETURN_IF_ERROR(CheckDType(problem, kernel));
   Reason why_not;
+  if (kernel->id == KernelId::kCpuFlashAmx) why_not = WhyNotAmx(problem, device);
   if (kernel->id == KernelId::kCudaFlashSm80) why_not = WhyNotSm80(problem, device);
   if (kernel->id == KernelId::kCudaFlashSm90) why_not = WhyNotSm90(problem, device, memory);
   if (kernel->id == KernelId::kCudaDecodeSm80) why_not = WhyNotDecode(problem, device, memory);
@@ -364,8 +389,8 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
   Reason why_not;
   if (id == KernelId::kCudaFlashSm80) why_not = not_sm80;
   if (id == KernelId::kCudaFlashSm90) why_not = not_sm90;
-  if (id == KernelId::kCudaNaive || id == KernelId::kCudaDecodeSm80 ||
-      id == KernelId::kCudaDecodeSm90) {
+  if (id == KernelId::kCpuFlashAmx || id == KernelId::kCudaNaive ||
+      id == KernelId::kCudaDecodeSm80 || id == KernelId::kCudaDecodeSm90) {
     why_not = {"it has none"};
   }
   if (why_not.empty()) return FitBackward(id, problem, device, {"asked for by name"});

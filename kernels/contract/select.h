@@ -29,11 +29,14 @@ struct DeviceInfo {
   int64_t memory_bytes = 0;         // total
   int64_t workspace_bytes_max = 0;  // upper bound of one launch's workspace
   std::string uuid;                 // a GPU's 16 bytes as CUDA reports them; empty: none
+  // Why the CPU has no tile unit for cpu_flash_amx; empty: it has one. Static storage.
+  std::string_view not_amx = "cpu_flash_amx needs a CPU with AMX";
 };
 
 enum class KernelId : int32_t {
   kCpuReference = 0,
   kCpuFlash,
+  kCpuFlashAmx,
   kCudaNaive,
   kCudaFlashFp32,
   kCudaFlashSm80,
@@ -41,7 +44,7 @@ enum class KernelId : int32_t {
   kCudaDecodeSm80,
   kCudaDecodeSm90,
 };
-inline constexpr int kKernelCount = 8;
+inline constexpr int kKernelCount = 9;
 
 // Description of a kernel for people: GetServerInfo, READMEs.
 struct KernelInfo {
@@ -55,7 +58,7 @@ struct KernelInfo {
 std::span<const KernelInfo> Kernels();
 std::string_view KernelName(KernelId id);
 
-// Whether a kernel rounds the weights of 16-bit problems to their dtype, as Tensor Cores require;
+// Whether a kernel rounds the weights of 16-bit problems to their dtype, as matrix units require;
 // its error bound is then wider. By name: true if the name is unknown.
 bool RoundsWeights(KernelId id);
 bool RoundsWeights(std::string_view name);

@@ -28,6 +28,7 @@
 #include "kernels/cpu/flash_gradients.h"
 #include "kernels/cpu/guarded.h"
 #include "kernels/cpu/parallel_reference.h"
+#include "kernels/cpu/tile_unit.h"
 #include "kernels/reference/check_rows.h"
 #include "kernels/reference/reference_gradients.h"
 #include "kernels/util/host_mapping.h"
@@ -46,7 +47,8 @@ int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
 }
 
 bool RunsInFlash(const WorkItem& item) {
-  return item.selection.kernel == KernelId::kCpuFlash && !item.gradients;
+  const KernelId kernel = item.selection.kernel;
+  return (kernel == KernelId::kCpuFlash || kernel == KernelId::kCpuFlashAmx) && !item.gradients;
 }
 
 // Fills the item's outputs with NaN, until `stop` is set.
@@ -168,15 +170,21 @@ BatchOutcome CpuLane::Run() {
   for (const WorkItem& item : items_) {
     if (item.poison_output) Poison(item);
     if (item.append.rows > 0) AppendKeys(item.attention, item.append);
-    if (!RunsInFlash(item)) continue;
-    flash_.push_back(&item.attention);
-    stops_.push_back(item.stop);
   }
-  const Status flash = Guarded([this] {
+  size_t amx_from = 0;
+  for (const KernelId kernel : {KernelId::kCpuFlash, KernelId::kCpuFlashAmx}) {
+    amx_from = flash_.size();
+    for (const WorkItem& item : items_) {
+      if (!RunsInFlash(item) || item.selection.kernel != kernel) continue;
+      flash_.push_back(&item.attention);
+      stops_.push_back(item.stop);
+    }
+  }
+  const Status flash = Guarded([&] {
     if (CpuFlashRunsInline(flash_)) {
-      CpuFlash(flash_, stops_);
+      CpuFlash(flash_, stops_, amx_from);
     } else {
-      arena_.execute([this] { CpuFlash(flash_, stops_); });
+      arena_.execute([&] { CpuFlash(flash_, stops_, amx_from); });
     }
   });
   for (size_t n = 0; n < items_.size(); ++n) {
@@ -254,8 +262,9 @@ DeviceInfo MakeInfo(int threads) {
   DeviceInfo info;
   info.kind = DeviceKind::kCpu;
   info.name = "cpu";
-  info.description = CpuModel() + ", " + CpuFlashTarget() + ", " + std::to_string(threads) +
-                     (threads == 1 ? " thread" : " threads");
+  info.not_amx = cpu_flash::WhyNoAmx();
+  info.description = CpuModel() + ", " + CpuFlashTarget() + cpu_flash::AmxText() + ", " +
+                     std::to_string(threads) + (threads == 1 ? " thread" : " threads");
   info.units = threads;
   info.memory_bytes = PhysicalMemoryBytes();
   return info;

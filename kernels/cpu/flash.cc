@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scheduler of cpu_flash. It cuts a batch into tiles of query rows, and the keys of decoded
-// sequences into splits. The arena's threads take them wave by wave, longest first within a wave.
-// Tiles depend on the number of threads, but no row's bits depend on its tile.
+// The scheduler of cpu_flash and cpu_flash_amx. It cuts a batch into tiles of query rows, and the
+// keys of decoded sequences into splits. The arena's threads take them wave by wave, longest first
+// within a wave. Tiles depend on the number of threads, but no row's bits depend on its tile.
 
 #include "kernels/cpu/flash.h"
 
@@ -49,6 +49,9 @@ Scratch* ThreadScratch() {
   return scratch.get();
 }
 
+// Rows of the smallest tile of cpu_flash_amx, whose packing takes a larger share of its time.
+constexpr int64_t kAmxRowsLeast = kRowTile / 2;
+
 // Multiply-adds, in whole vectors, of rows [row, row + rows) of `heads` heads.
 double WorkOf(const Attention& a, const Sequence& s, int64_t heads, int64_t row, int64_t rows) {
   const Problem& p = a.problem;
@@ -90,8 +93,8 @@ const StopFlag* StopOf(std::span<const StopFlag* const> stops, size_t n) {
 class TileWalk {
  public:
   TileWalk(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
-           int64_t most_rows)
-      : batch_(batch), stops_(stops), most_rows_(most_rows) {
+           size_t amx_from, int64_t most_rows)
+      : batch_(batch), stops_(stops), amx_from_(amx_from), most_rows_(most_rows) {
     while (at_ < batch_.size() && !BeginSequence()) NextSequence();
   }
 
@@ -116,7 +119,9 @@ class TileWalk {
                 row_,
                 rows,
                 WorkOf(a, sequence_, heads, row_, rows),
-                StopOf(stops_, at_)};
+                StopOf(stops_, at_),
+                false,
+                amx_};
     row_ += rows;
     if (row_ < sequence_.q_rows) return true;
     row_ = first_row_;
@@ -143,6 +148,8 @@ class TileWalk {
     sequence_ = SequenceOf(*batch_[at_], b_);
     if (sequence_.q_rows == 0) return false;
     decodes_ = Decodes(p, sequence_);
+    // By the sequence's own rows, so that no other one changes its bits.
+    amx_ = at_ >= amx_from_ && sequence_.q_len > kDecodeRows / p.group();
     BeginTiles(0);
     return true;
   }
@@ -158,13 +165,15 @@ class TileWalk {
     first_row_ = row_ = first_row;
     // Short heads share a tile with other heads of the same KV head.
     const Attention& a = *batch_[at_];
-    together_ = std::clamp<int64_t>(most_rows_ / rows, 1, a.problem.group());
+    const int64_t most_rows = amx_ ? std::max(most_rows_, kAmxRowsLeast) : most_rows_;
+    together_ = std::clamp<int64_t>(most_rows / rows, 1, a.problem.group());
     if (a.problem.dropout > 0 && (a.dropout.row | rows) % kDropoutTile != 0) together_ = 1;
-    tile_rows_ = TileRows(rows, most_rows_);
+    tile_rows_ = TileRows(rows, most_rows);
   }
 
   const std::span<const Attention* const> batch_;
   const std::span<const StopFlag* const> stops_;
+  const size_t amx_from_;
   const int64_t most_rows_;
   size_t at_ = 0;  // index of the attention
   int64_t b_ = 0;
@@ -172,6 +181,7 @@ class TileWalk {
   int64_t row_ = 0;
   int64_t first_row_ = 0;
   bool decodes_ = false;
+  bool amx_ = false;
   Sequence sequence_;
   int64_t together_ = 1;
   int64_t tile_rows_ = 0;
@@ -179,6 +189,7 @@ class TileWalk {
 
 struct Functions {
   cpu_flash::TileFunction tile;
+  cpu_flash::TileFunction amx;
   cpu_flash::DecodeFunctions decode;
 };
 
@@ -256,6 +267,7 @@ class Wave {
 
   void RunTask(const Task& task, Scratch* scratch) {
     const Tile& tile = task.tile;
+    if (tile.amx) return functions_.amx(tile, scratch);
     if (!tile.decodes) return functions_.tile(tile, scratch);
     if (task.join < 0) return functions_.decode.whole(tile, functions_.tile, scratch);
     const auto n = static_cast<size_t>(task.join);
@@ -276,11 +288,13 @@ class Wave {
 };
 
 void RunInline(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
-               const Functions& functions) {
+               size_t amx_from, const Functions& functions) {
   Scratch* scratch = ThreadScratch();
-  TileWalk walk(batch, stops, kRowTile);
+  TileWalk walk(batch, stops, amx_from, kRowTile);
   for (Tile tile; walk.Next(tile);) {
-    if (tile.decodes) {
+    if (tile.amx) {
+      functions.amx(tile, scratch);
+    } else if (tile.decodes) {
       functions.decode.whole(tile, functions.tile, scratch);
     } else {
       functions.tile(tile, scratch);
@@ -305,16 +319,18 @@ bool CpuFlashRunsInline(std::span<const Attention* const> batch) {
   return true;
 }
 
-void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops) {
-  const Functions functions{cpu_flash::ChooseTileFunction(), cpu_flash::ChooseDecodeFunctions()};
+void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
+              size_t amx_from) {
+  const Functions functions{cpu_flash::ChooseTileFunction(), cpu_flash::ChooseAmxTileFunction(),
+                            cpu_flash::ChooseDecodeFunctions()};
   if (CpuFlashRunsInline(batch)) {
-    RunInline(batch, stops, functions);
+    RunInline(batch, stops, amx_from, functions);
     return;
   }
   const int64_t most_rows = MostRows(batch, tbb::this_task_arena::max_concurrency());
   // A single attention can end the loop; in a batch the others go on.
   const StopFlag* const alone = batch.size() == 1 ? StopOf(stops, 0) : nullptr;
-  TileWalk walk(batch, stops, most_rows);
+  TileWalk walk(batch, stops, amx_from, most_rows);
   Wave wave(functions);
   for (bool more = true; more && !Stopped(alone);) {
     more = wave.Fill(&walk);

@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -17,10 +19,15 @@ namespace attend {
 
 // Computes all attentions of the batch on the threads of the caller's TBB arena, and returns when
 // they are done. Throws std::bad_alloc if scratch memory cannot be allocated; outputs are then
-// unspecified. Scratch is about 0.8 MiB per thread, kept for the next call, and at most 2 MiB for
+// unspecified. Scratch is about 0.9 MiB per thread, kept for the next call, and at most 2 MiB for
 // partials of splits. `stops`, unless empty, has each attention's stop flag or null. A stopped
 // attention ends within milliseconds with its output unspecified; the others' bits are unaffected.
-void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops = {});
+//
+// Attentions from index `amx_from` on are computed by cpu_flash_amx, which Select has chosen for
+// them: sequences of more than kDecodeRows query rows of a KV head in the tile unit (tile_unit.h),
+// others as cpu_flash does.
+void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops = {},
+              size_t amx_from = SIZE_MAX);
 
 // Whether the batch is so small that CpuFlash runs it on the calling thread alone, without need of
 // an arena.

@@ -13,12 +13,14 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/flash_tile.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "kernels/cpu/flash_amx-inl.h"
 #include "kernels/cpu/flash_tile-inl.h"
 
 #if HWY_ONCE
 namespace attend {
 namespace cpu_flash {
 
+HWY_EXPORT(AmxTileFunction);
 HWY_EXPORT(RunTile);
 HWY_EXPORT(RunningTarget);
 
@@ -29,6 +31,8 @@ TileFunction ChooseTileFunction() {
   }
   return &HWY_DYNAMIC_DISPATCH(RunTile);
 }
+
+TileFunction ChooseAmxTileFunction() { return HWY_DYNAMIC_DISPATCH(AmxTileFunction)(); }
 
 namespace {
 

@@ -23,6 +23,15 @@ inline constexpr int64_t kRowTile = 192;
 // that a row's rounding does not depend on the rows it is computed with.
 inline constexpr int64_t kKeyTile = 64;
 
+// The same for cpu_flash_amx, whose output is in memory between two of them; and the keys, or
+// columns of V, that are rounded up to.
+inline constexpr int64_t kAmxKeys = 256;
+inline constexpr int64_t kAmxBlock = 32;
+// Floats, each a pair of keys in bf16, from one column of V to the next. The gap keeps columns out
+// of each other's cache sets.
+inline constexpr int64_t kAmxValueStride = kAmxKeys / 2 + 16;
+inline constexpr int64_t kAmxPanelLanes = 32;
+
 // Whether scores stay q.k until the exponential, whose factor (UnitOf) then includes the scale.
 inline bool ScaledLate(const Problem& p) {
   return p.softcap == 0 && !p.has_bias && !p.has_alibi && p.scale >= kLateScaleMin &&
@@ -30,14 +39,12 @@ inline bool ScaledLate(const Problem& p) {
 }
 inline float UnitOf(const Problem& p) { return ScaledLate(p) ? p.scale : 1.0f; }
 
-// The largest scale at which scores may be sums of bf16 pairs (FitsPairs in flash_math-inl.h).
-inline constexpr float kPairScaleMax = 0x1p20f;
-
-// Whether this machine can add pairs of bf16 products. False after UseBf16PairsForTest(false).
+// Whether this machine can add pairs of bf16 products (FitsPairs in flash_math-inl.h). False after
+// UseBf16PairsForTest(false).
 bool HasBf16Pairs();
 void UseBf16PairsForTest(bool use);
 inline bool TakesPairs(const Problem& p) {
-  return p.dtype == DType::kBFloat16 && std::abs(p.scale) <= kPairScaleMax && HasBf16Pairs();
+  return p.dtype == DType::kBFloat16 && std::abs(p.scale) <= kFlushedScaleMax && HasBf16Pairs();
 }
 
 // Query rows [row, row + rows) of `heads` neighbouring query heads that share a KV head: all rows
@@ -53,10 +60,12 @@ struct Tile {
   double work;           // relative cost; long tiles start first
   const StopFlag* stop;  // checked before every key tile; may be null
   bool decodes = false;  // all true rows of a KV head, for decode.h
+  bool amx = false;      // for flash_amx-inl.h
 };
 
 // Lanes of the widest panel of any instruction set.
 inline constexpr int64_t kPanelLanesMax = 48;
+static_assert(kKeyTile * kPanelLanesMax <= kAmxKeys * kAmxPanelLanes);
 
 // Columns of V that are stored together, key after key. O is computed in whole blocks of columns.
 inline constexpr int64_t kValueBlock = 8;
@@ -70,13 +79,19 @@ inline constexpr int64_t kDrawStride = kPanelLanesMax + kDropoutTile;
 // panel of a matrix is [matrix index][lane]. Aligned for any vector. Left uninitialised, because
 // every part is written before it is read.
 struct alignas(128) Scratch {
-  float q[kHeadDimMax * kRowTile];            // panels of [dim][lane]
+  union {
+    float q[kHeadDimMax * kRowTile];             // panels of [dim][lane]
+    float amx_v[kHeadDimMax * kAmxValueStride];  // [dim][pair of keys] in bf16
+  };
   float q_pairs[kHeadDimMax / 2 * kRowTile];  // in bf16: panels of [pair of dims][lane]
   float o[kHeadDimMax * kRowTile];            // panels of [dim][lane], not yet divided by sum
-  // As o: factors for the weights of elements that were not finite at first (ScaleDown).
-  float down[kHeadDimMax * kRowTile];
-  float s[kKeyTile * kPanelLanesMax];     // one panel, [key][lane]: scores, then weights
-  float bias[kKeyTile * kPanelLanesMax];  // one panel, [key][lane]
+  union {
+    // As o: factors for the weights of elements that were not finite at first (ScaleDown).
+    float down[kHeadDimMax * kRowTile];
+    uint16_t amx_k[kAmxKeys * kHeadDimMax];  // [key][dim] in bf16
+  };
+  float s[kAmxKeys * kAmxPanelLanes];     // one panel, [key][lane]: scores, then weights
+  float bias[kAmxKeys * kAmxPanelLanes];  // one panel, [key][lane]
   float k[kKeyTile * kHeadDimMax];        // [key][dim]
   // Blocks of [key][kValueBlock], each followed by a gap.
   float v[(kKeyTile * kValueBlock + kValueGap) * (kHeadDimMax / kValueBlock)];
@@ -90,7 +105,7 @@ struct alignas(128) Scratch {
   float begin[kRowTile];
   float end[kRowTile];
   float slope[kRowTile];
-  float unpaired[kRowTile];  // not 0: its scores must not be sums of pairs
+  float unpaired[kRowTile];  // not 0: its scores must not be sums of pairs, nor of tiles
   float diagonal[kRowTile];
 };
 
@@ -99,5 +114,7 @@ using TileFunction = void (*)(const Tile& tile, Scratch* scratch);
 
 // Selects the best instruction set of this machine. Called once per batch.
 TileFunction ChooseTileFunction();
+// The same for tiles whose `amx` is set. Null without AVX-512.
+TileFunction ChooseAmxTileFunction();
 
 }  // namespace attend::cpu_flash

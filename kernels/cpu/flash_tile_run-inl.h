@@ -37,12 +37,13 @@ struct Panel {
   KeyRange all{0, 0};     // keys that every row sees
   int64_t width() const { return vectors * kLanes; }
 };
-constexpr int64_t kPanelsMax = kRowTile / (kPanelVectors * kLanes);
+// Panels of kAmxPanelLanes are narrower where there are vectors of 16 lanes.
+constexpr int64_t kPanelsMax = kRowTile / std::min(kPanelVectors * kLanes, kAmxPanelLanes);
 static_assert(kRowTile % (kPanelVectors * kLanes) == 0);
 
 class TileRun {
  public:
-  TileRun(const Tile& tile, Scratch* scratch)
+  TileRun(const Tile& tile, Scratch* scratch, int64_t panel_vectors = kPanelVectors)
       : tile_(tile),
         a_(*tile.attention),
         p_(tile.attention->problem),
@@ -50,7 +51,7 @@ class TileRun {
         sequence_(SequenceOf(*tile.attention, tile.b)),
         lanes_(tile.heads * tile.rows),
         vectors_((lanes_ + kLanes - 1) / kLanes),
-        panel_count_((vectors_ + kPanelVectors - 1) / kPanelVectors),
+        panel_count_((vectors_ + panel_vectors - 1) / panel_vectors),
         dim_v_padded_((p_.dim_v + kValueBlock - 1) / kValueBlock * kValueBlock),
         plain_(ScaledLate(p_)),
         pairs_(kHavePairs && p_.dim % 2 == 0 && TakesPairs(p_)),
@@ -78,7 +79,7 @@ class TileRun {
     if (!Stopped(tile_.stop)) Store();
   }
 
- private:
+ protected:
   int64_t HeadOf(int64_t lane) const { return tile_.head + lane / tile_.rows; }
   int64_t RowOf(int64_t lane) const { return tile_.row + lane % tile_.rows; }
   bool Real(int64_t lane) const { return lane < lanes_ && RowOf(lane) < sequence_.q_len; }
@@ -93,7 +94,7 @@ class TileRun {
 
   void MakePanels();
   void PackQuery();
-  void PackPairs(const Panel& panel, int64_t first);
+  void PackPairs(const Panel& panel, int64_t first, int64_t dim);
   template <bool kSkip>
   void Attend();
   void LoadKeys(int64_t j, int64_t keys);
@@ -195,24 +196,24 @@ void TileRun::PackQuery() {
         panel.unpaired = panel.unpaired || (pairs_ && s_.unpaired[begin + r] != 0);
       }
       TurnIn(s_.rows, kHeadDimMax, p_.dim, panel.width(), out + first);
-      if (pairs_) PackPairs(panel, first);
+      if (pairs_) PackPairs(panel, first, p_.dim);
     }
     unpaired_ = unpaired_ || panel.unpaired;
   }
 }
 
-// Packs rows of the panel from lane `first` on as pairs of bf16, transposed like floats.
-void TileRun::PackPairs(const Panel& panel, int64_t first) {
+// Packs rows of the panel from lane `first` on as pairs of bf16, transposed like floats, and with
+// zeros up to `dim`.
+void TileRun::PackPairs(const Panel& panel, int64_t first, int64_t dim) {
   for (int64_t r = 0; r < kTurned; ++r) {
     float* row = s_.rows + r * kHeadDimMax;
     const int64_t lane = panel.lane + first + r;
-    std::fill(row, row + p_.dim / 2, 0.0f);
+    std::fill(row, row + dim / 2, 0.0f);
     if (!Real(lane)) continue;
     std::memcpy(row, static_cast<const uint16_t*>(a_.q.data) + QueryOf(lane),
                 static_cast<size_t>(p_.dim) * sizeof(uint16_t));
   }
-  TurnIn(s_.rows, kHeadDimMax, p_.dim / 2, panel.width(),
-         s_.q_pairs + panel.lane * (p_.dim / 2) + first);
+  TurnIn(s_.rows, kHeadDimMax, dim / 2, panel.width(), s_.q_pairs + panel.lane * (dim / 2) + first);
 }
 
 // Loads K and V of keys [j, j + keys) as fp32. K is read in place if its rows are contiguous; rows

@@ -45,6 +45,7 @@ DeviceInfo AnyDevice(DeviceKind kind) {
   device.kind = kind;
   device.compute_capability = kind == DeviceKind::kCuda ? 90 : 0;
   device.workspace_bytes_max = INT64_MAX;
+  device.not_amx = {};
   return device;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast cpu_flash is, beside PyTorch in turns where it is installed, and beside the machine's
-// own peak of fused multiply-adds and, where one row reads many keys, its memory's rate. Every case
-// is checked against the reference first; a wrong result prints no time.
+// How fast cpu_flash is, or cpu_flash_amx where Select chooses it, beside PyTorch in turns where it
+// is installed, and beside the machine's own peak of fused multiply-adds, or of tile products, and,
+// where one row reads many keys, its memory's rate. Every case is checked against the reference
+// first; a wrong result prints no time.
 
 #include <hwy/targets.h>
 #include <tbb/global_control.h>
@@ -21,8 +22,10 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/contract/select.h"
 #include "kernels/cpu/flash.h"
 #include "kernels/cpu/flash_gradients.h"
+#include "kernels/cpu/tile_unit.h"
 #include "kernels/reference/check_gradients.h"
 #include "kernels/reference/check_rows.h"
 #include "tests/bench/bench_cpu_rival.h"
@@ -124,8 +127,10 @@ std::vector<Case> Cases() {
 // A problem with its memory, and what one run of it does.
 class Work {
  public:
-  Work(const Case& c, tbb::task_arena* arena)
-      : arena_(arena), owned_(test::MakeAttention(c.spec, test::FreshSeed())) {
+  Work(const Case& c, const DeviceInfo& cpu, tbb::task_arena* arena)
+      : arena_(arena),
+        owned_(test::MakeAttention(c.spec, test::FreshSeed())),
+        amx_(Select(c.spec.problem, cpu)->kernel == KernelId::kCpuFlashAmx) {
     Forward();
     if (c.backward) {
       gradients_ = std::make_unique<test::OwnedGradients>(owned_.attention, test::FreshSeed());
@@ -141,6 +146,7 @@ class Work {
     if (gradients_ == nullptr) return CheckRows(a, SampleRows(a, 1, kBudget));
     return CheckGradients(a, gradients_->get(), 1, kBudget, nullptr, false);
   }
+  bool amx() const { return amx_ && gradients_ == nullptr; }
   double flops() const {
     return gradients_ == nullptr ? Flops(owned_.attention) : BackwardFlops(owned_.attention);
   }
@@ -153,8 +159,9 @@ class Work {
  private:
   void Forward() {
     const Attention* batch[] = {&owned_.attention};
-    if (CpuFlashRunsInline(batch)) return CpuFlash(batch);
-    arena_->execute([&] { CpuFlash(batch); });
+    const size_t amx_from = amx_ ? 0 : 1;
+    if (CpuFlashRunsInline(batch)) return CpuFlash(batch, {}, amx_from);
+    arena_->execute([&] { CpuFlash(batch, {}, amx_from); });
   }
   void Backward() {
     arena_->execute([&] { CpuFlashGradients(owned_.attention, gradients_->get()); });
@@ -162,6 +169,7 @@ class Work {
 
   tbb::task_arena* const arena_;
   test::OwnedAttention owned_;
+  const bool amx_;
   std::unique_ptr<test::OwnedGradients> gradients_;
 };
 
@@ -210,9 +218,9 @@ double Ratio(const std::vector<double>& times, const std::vector<double>& of) {
   return Median(ratios);
 }
 
-nlohmann::json Measure(const Case& c, tbb::task_arena* arena, int threads, double seconds,
-                       CpuRival* rival) {
-  Work work(c, arena);
+nlohmann::json Measure(const Case& c, const DeviceInfo& cpu, tbb::task_arena* arena, int threads,
+                       double seconds, CpuRival* rival) {
+  Work work(c, cpu, arena);
   const RowsReport report = work.Check();
   if (!report.ok) return {{"name", c.name}, {"ok", false}, {"detail", report.detail}};
   // Runs of less than 20 us are timed together.
@@ -225,6 +233,7 @@ nlohmann::json Measure(const Case& c, tbb::task_arena* arena, int threads, doubl
     return Elapsed(begin) / group;
   }};
   nlohmann::json result = {{"name", c.name}, {"problem", Describe(c.spec.problem)}, {"ok", true}};
+  result["kernel"] = work.amx() ? "cpu_flash_amx" : "cpu_flash";
   if (c.rival && rival != nullptr) {
     result["rival"] = rival->Prepare(c.spec.problem, c.backward);
     contenders.emplace_back([&] { return rival->Run(); });
@@ -290,6 +299,7 @@ int Main(int argc, char** argv) {
   std::string json_path;
   std::string python = "python3";
   bool avx2 = false;
+  bool without_amx = false;
   CLI::App app("Times cpu_flash against PyTorch and this machine's multiply-add peak");
   app.add_option("--threads", threads, "Threads to use")->capture_default_str();
   app.add_option("--seconds", seconds, "Seconds for each case")->capture_default_str();
@@ -297,6 +307,7 @@ int Main(int argc, char** argv) {
   app.add_option("--json", json_path, "Also write the results to this file");
   app.add_option("--python", python, "A Python, with PyTorch or without")->capture_default_str();
   app.add_flag("--avx2", avx2, "Without AVX-512, PyTorch too");
+  app.add_flag("--without-amx", without_amx, "cpu_flash in place of cpu_flash_amx");
   CLI11_PARSE(app, argc, argv);
 #if HWY_ARCH_X86
   if (avx2) StayWithAvx2();
@@ -311,6 +322,9 @@ int Main(int argc, char** argv) {
   // The peak is taken again around every case: the highest is what the machine can do, whatever
   // else ran on it for a while.
   double peak = MeasureFmaPeak(threads) * 1e-9;
+  DeviceInfo cpu;
+  cpu.not_amx = without_amx ? "switched off" : cpu_flash::WhyNoAmx();
+  double tile_peak = cpu.not_amx.empty() ? MeasureTilePeak(threads) * 1e-9 : 0;
   nlohmann::json results = {{"target", CpuFlashTarget()},
                             {"threads", threads},
                             {"rival", rival == nullptr ? "" : rival->version()},
@@ -322,14 +336,23 @@ int Main(int argc, char** argv) {
   bool ok = true;
   for (const Case& c : Cases()) {
     if (c.name.find(filter) == std::string::npos) continue;
-    const nlohmann::json one = Measure(c, &arena, threads, seconds, rival);
+    const nlohmann::json one = Measure(c, cpu, &arena, threads, seconds, rival);
     peak = std::max(peak, MeasureFmaPeak(threads) * 1e-9);
-    PrintCase(one, peak);
+    if (tile_peak > 0) tile_peak = std::max(tile_peak, MeasureTilePeak(threads) * 1e-9);
+    PrintCase(one, one.value("kernel", "") == "cpu_flash_amx" ? tile_peak : peak);
     ok = ok && one["ok"].get<bool>();
     results["cases"].push_back(one);
   }
   results["peak_gflops"] = peak;
   std::printf("fp32 multiply-add peak %.1f GFLOP/s\n", peak);
+  if (tile_peak > 0) {
+    results["tile_peak_gflops"] = tile_peak;
+    results["tile_peak_one_gflops"] = MeasureTilePeak(1) * 1e-9;
+    std::printf("bf16 tile peak %.1f GFLOP/s, of one thread %.1f\n", tile_peak,
+                results["tile_peak_one_gflops"].get<double>());
+  } else {
+    std::printf("no tiles: %s\n", std::string(cpu.not_amx).c_str());
+  }
   if (python_process != nullptr && std::string("python").find(filter) != std::string::npos) {
     results["python"] =
         python_process->PythonCall(Plain(1, 1, 16, 64, DType::kFloat32).spec.problem);

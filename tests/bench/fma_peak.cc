@@ -11,8 +11,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <iterator>
 #include <thread>
 #include <vector>
+
+#include "kernels/cpu/tile_unit.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attend::bench {
@@ -62,9 +65,26 @@ namespace attend::bench {
 
 HWY_EXPORT(MultiplyAdds);
 
-double MeasureFmaPeak(int threads) {
+namespace {
+
+double TileProducts(int64_t rounds, float* sink) {
+  constexpr int64_t kSteps = 16;
+  alignas(64) uint16_t operands[kSteps * 32 * 32];
+  std::fill(std::begin(operands), std::end(operands), uint16_t{0x3c23});
+  alignas(64) float c[32 * 32];
+  const cpu_flash::TileUnit& unit = cpu_flash::MachineTileUnit();
+  unit.begin();
+  // Rows of A overlap, so that all lies in the first cache.
+  for (int64_t n = 0; n < rounds; ++n) unit.multiply(operands, 64, operands, kSteps, 2, c);
+  unit.end();
+  *sink = c[0];
+  return static_cast<double>(rounds) * 2 * 32 * 32 * 32 * kSteps;
+}
+
+// The best of a few runs of `operations(rounds, sink)` on all threads at once, per second.
+template <class Operations>
+double MeasurePeak(int threads, int64_t rounds, const Operations& operations_of) {
   using Clock = std::chrono::steady_clock;
-  constexpr int64_t kRounds = 1 << 20;
   constexpr int kRuns = 3;
   constexpr auto kDuration = std::chrono::milliseconds(20);
   double best = 0;
@@ -79,7 +99,7 @@ double MeasureFmaPeak(int threads) {
       const Clock::time_point begin = Clock::now();
       Clock::time_point end = begin;
       while (end - begin < kDuration) {
-        operations += HWY_DYNAMIC_DISPATCH(MultiplyAdds)(kRounds, &sink);
+        operations += operations_of(rounds, &sink);
         end = Clock::now();
       }
       // Keeps the compiler from dropping the work.
@@ -97,6 +117,16 @@ double MeasureFmaPeak(int threads) {
   }
   return best;
 }
+
+}  // namespace
+
+double MeasureFmaPeak(int threads) {
+  return MeasurePeak(threads, 1 << 20, [](int64_t rounds, float* sink) {
+    return HWY_DYNAMIC_DISPATCH(MultiplyAdds)(rounds, sink);
+  });
+}
+
+double MeasureTilePeak(int threads) { return MeasurePeak(threads, 1 << 10, TileProducts); }
 
 }  // namespace attend::bench
 #endif  // HWY_ONCE

@@ -93,7 +93,8 @@ def test_server_info(server):
     assert kernels["cpu_flash"].available and not kernels["cuda_naive"].available
     for kernel in kernels.values():
         tensor_cores = kernel.name.endswith(("_sm80", "_sm90"))
-        assert sorted(kernel.dtypes) == ([1, 2] if tensor_cores else [1, 2, 3])
+        assert sorted(kernel.dtypes) == ([2] if kernel.name.endswith("_amx") else
+                                         [1, 2] if tensor_cores else [1, 2, 3])
         assert kernel.head_dim_max == 256
         assert kernel.summary and kernel.device_kind in ("cpu", "cuda")
     assert info.limits.head_dim_max == 256 and info.limits.request_bytes_max == 1 << 30

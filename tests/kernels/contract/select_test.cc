@@ -62,13 +62,11 @@ TEST(Select, AutoTakesTheBestKernelOfTheDevice) {
 
 TEST(Select, EveryKernelCanBeForcedOnItsDeviceAndOnNoOther) {
   for (const KernelInfo& kernel : Kernels()) {
-    const DeviceInfo own = kernel.device == DeviceKind::kCpu ? Cpu() : Gpu(1 << 30);
+    DeviceInfo own = kernel.device == DeviceKind::kCpu ? Cpu() : Gpu(1 << 30);
+    own.not_amx = {};
     const DeviceInfo other = kernel.device == DeviceKind::kCpu ? Gpu(1 << 30) : Cpu();
     Problem problem = Small();
-    const bool tensor_cores =
-        kernel.id == KernelId::kCudaFlashSm80 || kernel.id == KernelId::kCudaFlashSm90 ||
-        kernel.id == KernelId::kCudaDecodeSm80 || kernel.id == KernelId::kCudaDecodeSm90;
-    if (tensor_cores) problem.dtype = DType::kFloat16;
+    if (RoundsWeights(kernel.id)) problem.dtype = DType::kBFloat16;
     const Result<Selection> good = Select(problem, own, kernel.name);
     ASSERT_TRUE(good.ok()) << kernel.name << ": " << good.status().message();
     EXPECT_EQ(good->kernel, kernel.id);
@@ -241,10 +239,11 @@ TEST(Select, EveryKernelReadsPages) {
     const bool on_gpu = kernel.device == DeviceKind::kCuda;
     Problem p = Decoding(1, 64);
     p.page_rows = 16;
-    if (kernel.id == KernelId::kCudaFlashFp32) p.dtype = DType::kFloat32;
-    DeviceInfo gpu = GpuOf(90);
-    gpu.workspace_bytes_max = 1 << 30;
-    const Result<Selection> selection = Select(p, on_gpu ? gpu : Cpu(), kernel.name);
+    p.dtype = kernel.id == KernelId::kCudaFlashFp32 ? DType::kFloat32 : DType::kBFloat16;
+    DeviceInfo device = on_gpu ? GpuOf(90) : Cpu();
+    device.workspace_bytes_max = 1 << 30;
+    device.not_amx = {};
+    const Result<Selection> selection = Select(p, device, kernel.name);
     EXPECT_TRUE(selection.ok()) << kernel.name << ": " << selection.status().message();
   }
   Problem prefill = Decoding(300, 4096);

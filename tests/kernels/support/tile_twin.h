@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tile unit in plain C++: what tile_unit.h says of a product, element by element.
+
+#pragma once
+
+#include "kernels/cpu/tile_unit.h"
+
+namespace attend::test {
+
+const cpu_flash::TileUnit& TwinTileUnit();
+
+// The twin in the machine's place while this lives.
+class WithTwinTiles {
+ public:
+  WithTwinTiles() { cpu_flash::UseTileUnitForTest(&TwinTileUnit()); }
+  ~WithTwinTiles() { cpu_flash::UseTileUnitForTest(nullptr); }
+};
+
+}  // namespace attend::test
