@@ -49,9 +49,6 @@ Scratch* ThreadScratch() {
   return scratch.get();
 }
 
-// Rows of the smallest tile of cpu_flash_amx, whose packing takes a larger share of its time.
-constexpr int64_t kAmxRowsLeast = kRowTile / 2;
-
 // Multiply-adds, in whole vectors, of rows [row, row + rows) of `heads` heads.
 double WorkOf(const Attention& a, const Sequence& s, int64_t heads, int64_t row, int64_t rows) {
   const Problem& p = a.problem;
@@ -64,17 +61,22 @@ double WorkOf(const Attention& a, const Sequence& s, int64_t heads, int64_t row,
   return kTileOverhead + static_cast<double>(keys * (p.dim + p.dim_v)) * static_cast<double>(lanes);
 }
 
-// Most rows of a tile: many, since they share the packing of K and V, but few enough that every
-// thread gets several tiles. No row's bits depend on it.
-int64_t MostRows(std::span<const Attention* const> batch, int threads) {
-  constexpr double kTilesPerThread = 4;
+// Most rows of a tile.
+struct MostRows {
+  int64_t flash = kRowTile;
+  int64_t amx = cpu_flash::kAmxRowTile;
+};
+
+// Many, since they share the packing of K and V, but few enough that every thread gets several
+// tiles. Packing takes a larger share of the time in cpu_flash_amx. No row's bits depend on it.
+MostRows ChooseMostRows(std::span<const Attention* const> batch, int threads) {
   double rows = 0;
   for (const Attention* attention : batch) rows += static_cast<double>(CountRows(*attention));
-  int64_t most = kRowTile;
-  while (most > kRowTile / 4 && rows < kTilesPerThread * threads * static_cast<double>(most)) {
-    most /= 2;
-  }
-  return most;
+  const auto halve = [&](int64_t most, int64_t least, double tiles_per_thread) {
+    while (most > least && rows < tiles_per_thread * threads * static_cast<double>(most)) most /= 2;
+    return most;
+  };
+  return {halve(kRowTile, kRowTile / 4, 4), halve(cpu_flash::kAmxRowTile, kRowTile / 2, 2)};
 }
 
 // Rows of each of a head's tiles, as even as whole vectors allow.
@@ -93,7 +95,7 @@ const StopFlag* StopOf(std::span<const StopFlag* const> stops, size_t n) {
 class TileWalk {
  public:
   TileWalk(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
-           size_t amx_from, int64_t most_rows)
+           size_t amx_from, const MostRows& most_rows)
       : batch_(batch), stops_(stops), amx_from_(amx_from), most_rows_(most_rows) {
     while (at_ < batch_.size() && !BeginSequence()) NextSequence();
   }
@@ -165,7 +167,9 @@ class TileWalk {
     first_row_ = row_ = first_row;
     // Short heads share a tile with other heads of the same KV head.
     const Attention& a = *batch_[at_];
-    const int64_t most_rows = amx_ ? std::max(most_rows_, kAmxRowsLeast) : most_rows_;
+    const Problem& p = batch_[at_]->problem;
+    const int64_t most_rows =
+        amx_ ? std::min(most_rows_.amx, cpu_flash::AmxRowTile(p)) : most_rows_.flash;
     together_ = std::clamp<int64_t>(most_rows / rows, 1, a.problem.group());
     if (a.problem.dropout > 0 && (a.dropout.row | rows) % kDropoutTile != 0) together_ = 1;
     tile_rows_ = TileRows(rows, most_rows);
@@ -174,7 +178,7 @@ class TileWalk {
   const std::span<const Attention* const> batch_;
   const std::span<const StopFlag* const> stops_;
   const size_t amx_from_;
-  const int64_t most_rows_;
+  const MostRows most_rows_;
   size_t at_ = 0;  // index of the attention
   int64_t b_ = 0;
   int64_t head_ = 0;
@@ -290,7 +294,7 @@ class Wave {
 void RunInline(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
                size_t amx_from, const Functions& functions) {
   Scratch* scratch = ThreadScratch();
-  TileWalk walk(batch, stops, amx_from, kRowTile);
+  TileWalk walk(batch, stops, amx_from, MostRows());
   for (Tile tile; walk.Next(tile);) {
     if (tile.amx) {
       functions.amx(tile, scratch);
@@ -327,7 +331,7 @@ void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag*
     RunInline(batch, stops, amx_from, functions);
     return;
   }
-  const int64_t most_rows = MostRows(batch, tbb::this_task_arena::max_concurrency());
+  const MostRows most_rows = ChooseMostRows(batch, tbb::this_task_arena::max_concurrency());
   // A single attention can end the loop; in a batch the others go on.
   const StopFlag* const alone = batch.size() == 1 ? StopOf(stops, 0) : nullptr;
   TileWalk walk(batch, stops, amx_from, most_rows);

@@ -48,8 +48,6 @@ namespace HWY_NAMESPACE {
 
 constexpr float kValueScale = 0x1p32f;
 
-constexpr int64_t WholeBlocks(int64_t n) { return (n + kAmxBlock - 1) / kAmxBlock * kAmxBlock; }
-
 // Each lane's two numbers rounded to bf16, the even one in the lower half. In assembly, as
 // AddPairs.
 HWY_INLINE V32 RoundToPairs(V32 even, V32 odd) {
@@ -275,11 +273,12 @@ void AmxRun::FindOthers() {
 
 void AmxRun::RunOthers() {
   FindOthers();
-  bool others[kRowTile];
+  bool others[kAmxRowTile];
   for (int64_t lane = 0; lane < lanes_; ++lane) others[lane] = s_.weight[lane] != 0;
   for (int64_t lane = 0, end; lane < lanes_; lane = end) {
     end = lane + 1;
-    while (end < lanes_ && others[end] == others[lane] && HeadOf(end) == HeadOf(lane)) ++end;
+    const int64_t most = std::min(lanes_, lane + kRowTile);
+    while (end < most && others[end] == others[lane] && HeadOf(end) == HeadOf(lane)) ++end;
     if (!others[lane]) continue;
     Tile rows = tile_;
     rows.head = HeadOf(lane);

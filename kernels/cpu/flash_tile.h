@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -32,6 +33,15 @@ inline constexpr int64_t kAmxBlock = 32;
 inline constexpr int64_t kAmxValueStride = kAmxKeys / 2 + 16;
 inline constexpr int64_t kAmxPanelLanes = 32;
 
+// Most rows of its tiles: of any problem, and of those with these D and Dv, whose Q and O then take
+// as much memory as kRowTile rows of the largest.
+inline constexpr int64_t kAmxRowTile = 768;
+constexpr int64_t WholeBlocks(int64_t n) { return (n + kAmxBlock - 1) / kAmxBlock * kAmxBlock; }
+inline int64_t AmxRowTile(const Problem& p) {
+  const int64_t rows = kRowTile * kHeadDimMax / WholeBlocks(std::max(p.dim, p.dim_v));
+  return std::min(kAmxRowTile, rows / kAmxPanelLanes * kAmxPanelLanes);
+}
+
 // Whether scores stay q.k until the exponential, whose factor (UnitOf) then includes the scale.
 inline bool ScaledLate(const Problem& p) {
   return p.softcap == 0 && !p.has_bias && !p.has_alibi && p.scale >= kLateScaleMin &&
@@ -48,8 +58,8 @@ inline bool TakesPairs(const Problem& p) {
 }
 
 // Query rows [row, row + rows) of `heads` neighbouring query heads that share a KV head: all rows
-// of several short heads (heads * rows <= kRowTile), or rows of one head. With dropout, a tile has
-// several heads only if each is whole 16-row tiles of the whole.
+// of several short heads (heads * rows <= kRowTile, or AmxRowTile), or rows of one head. With
+// dropout, a tile has several heads only if each is whole 16-row tiles of the whole.
 struct Tile {
   const Attention* attention;
   int64_t b;
@@ -99,14 +109,14 @@ struct alignas(128) Scratch {
   float rows[4 * kHeadDimMax];                     // a few rows of Q or O during conversion
   // Per lane: softmax state, its rescaling in this key tile, visible keys relative to the key tile,
   // ALiBi's slope, and the diagonal's key relative to the key tile.
-  float max[kRowTile];
-  float sum[kRowTile];
-  float weight[kRowTile];
-  float begin[kRowTile];
-  float end[kRowTile];
-  float slope[kRowTile];
-  float unpaired[kRowTile];  // not 0: its scores must not be sums of pairs, nor of tiles
-  float diagonal[kRowTile];
+  float max[kAmxRowTile];
+  float sum[kAmxRowTile];
+  float weight[kAmxRowTile];
+  float begin[kAmxRowTile];
+  float end[kAmxRowTile];
+  float slope[kAmxRowTile];
+  float unpaired[kAmxRowTile];  // not 0: its scores must not be sums of pairs, nor of tiles
+  float diagonal[kAmxRowTile];
 };
 
 // Computes a tile and stores its rows of O and LSE.

@@ -37,8 +37,8 @@ struct Panel {
   KeyRange all{0, 0};     // keys that every row sees
   int64_t width() const { return vectors * kLanes; }
 };
-// Panels of kAmxPanelLanes are narrower where there are vectors of 16 lanes.
-constexpr int64_t kPanelsMax = kRowTile / std::min(kPanelVectors * kLanes, kAmxPanelLanes);
+constexpr int64_t kPanelsMax =
+    std::max(kRowTile / (kPanelVectors * kLanes), kAmxRowTile / kAmxPanelLanes);
 static_assert(kRowTile % (kPanelVectors * kLanes) == 0);
 
 class TileRun {
