@@ -138,16 +138,16 @@ void AmxRun::Attend() {
 // Packs K and V of keys [j, j + keys), with zeros up to whole blocks.
 void AmxRun::LoadKeys(int64_t j, int64_t keys) {
   const int64_t h = tile_.head / p_.group();
+  alignas(64) static constexpr uint16_t kZeros[kHeadDimMax] = {};
   const auto row = [&](const ConstTensorView& view, int64_t n) {
-    const int64_t at = n < keys ? KeyElement(a_, view, sequence_, tile_.b, h, j + n) : 0;
-    return n < keys ? static_cast<const uint16_t*>(view.data) + at : nullptr;
+    if (n >= keys) return kZeros;
+    const int64_t at = KeyElement(a_, view, sequence_, tile_.b, h, j + n);
+    return static_cast<const uint16_t*>(view.data) + at;
   };
   for (int64_t n = 0; n < WholeBlocks(keys); ++n) {
-    const uint16_t* const k = row(a_.k, n);
     uint16_t* const to = s_.amx_k + n * dim_;
-    const int64_t copied = k == nullptr ? 0 : p_.dim;
-    if (copied > 0) std::memcpy(to, k, static_cast<size_t>(copied) * sizeof(uint16_t));
-    std::fill(to + copied, to + dim_, uint16_t{0});
+    std::memcpy(to, row(a_.k, n), static_cast<size_t>(p_.dim) * sizeof(uint16_t));
+    std::fill(to + p_.dim, to + dim_, uint16_t{0});
   }
   any_spoilt_ = false;
   for (int64_t n = 0; n < WholeBlocks(keys); n += 2 * kTurned) {
@@ -160,13 +160,13 @@ void AmxRun::LoadKeys(int64_t j, int64_t keys) {
   }
 }
 
-// Columns [i, i + kLanes) of a row of V, times 2^32; 0 beyond the last one and without a row.
+// Columns [i, i + kLanes) of a row of V, times 2^32; 0 beyond the last one.
 HWY_INLINE V32 AmxRun::LoadValues(const uint16_t* row, int64_t i) const {
   const F32 d;
-  if (row == nullptr || i >= p_.dim_v) return hn::Zero(d);
   alignas(64) uint16_t last[kLanes] = {};
   if (i + kLanes > p_.dim_v) {
-    std::memcpy(last, row + i, static_cast<size_t>(p_.dim_v - i) * sizeof(uint16_t));
+    const int64_t columns = std::max<int64_t>(0, p_.dim_v - i);
+    std::memcpy(last, row + i, static_cast<size_t>(columns) * sizeof(uint16_t));
     row = last, i = 0;
   }
   return hn::Mul(LoadWide<DType::kBFloat16>(d, row, i), hn::Set(d, kValueScale));
