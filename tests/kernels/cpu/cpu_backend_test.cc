@@ -14,11 +14,14 @@
 #include <thread>
 
 #include "kernels/cpu/flash.h"
+#include "kernels/cpu/flash_tile.h"
+#include "kernels/cpu/tile_unit.h"
 #include "kernels/reference/check_rows.h"
 #include "kernels/reference/cpu_reference.h"
 #include "tests/kernels/support/check_gradients.h"
 #include "tests/kernels/support/owned_gradients.h"
 #include "tests/kernels/support/problems.h"
+#include "tests/kernels/support/tile_twin.h"
 
 namespace attend::test {
 namespace {
@@ -61,6 +64,8 @@ TEST_F(CpuBackendTest, SaysWhatItIs) {
   EXPECT_EQ(info.units, 2);
   EXPECT_NE(info.description.find(CpuFlashTarget()), std::string::npos) << info.description;
   EXPECT_NE(info.description.find("2 threads"), std::string::npos) << info.description;
+  EXPECT_EQ(info.not_amx, cpu_flash::WhyNoAmx());
+  EXPECT_NE(info.description.find(cpu_flash::AmxText()), std::string::npos) << info.description;
   EXPECT_GT(info.memory_bytes, int64_t{1} << 20);
   EXPECT_EQ(MakeCpuBackend(BackendOptions())->info().units,
             static_cast<int>(std::thread::hardware_concurrency()));
@@ -90,6 +95,34 @@ TEST_F(CpuBackendTest, RunsBothKernelsInOneBatch) {
     const RowsReport report = CheckAllRows(all[n].attention);
     EXPECT_TRUE(report.ok) << report.detail;
     EXPECT_TRUE(all[n].GuardsIntact());
+  }
+}
+
+// In any order, each with its own kernel's bits.
+TEST_F(CpuBackendTest, TilesRunAmongOthers) {
+  if (cpu_flash::ChooseAmxTileFunction() == nullptr || !cpu_flash::HasBf16Pairs()) {
+    GTEST_SKIP() << "no AVX-512 with AVX512_BF16";
+  }
+  const WithTwinTiles twin;
+  const std::unique_ptr<Lane> lane = MakeLane();
+  std::vector<OwnedAttention> all;
+  std::vector<WorkItem> items;
+  std::vector<std::vector<std::byte>> alone;
+  for (uint64_t n = 0; n < 8; ++n) {
+    const bool amx = n % 3 != 1;
+    all.push_back(MakeAttention(MakeSpec(1, 2, 1, 40, 90, 40, 24, DType::kBFloat16), seed_ + n));
+    const Attention* batch[] = {&all.back().attention};
+    CpuFlash(batch, {}, amx ? 0 : 1);
+    alone.push_back(all.back().OutputBytes());
+    CpuFlash(batch, {}, amx ? 1 : 0);
+    EXPECT_NE(all.back().OutputBytes(), alone.back()) << "the kernels round differently";
+    all.back().ResetOutput();
+    items.push_back(all.back().Item(Kernel(amx ? KernelId::kCpuFlashAmx : KernelId::kCpuFlash)));
+  }
+  const BatchOutcome outcome = RunBatch(lane.get(), items);
+  for (size_t n = 0; n < all.size(); ++n) {
+    EXPECT_TRUE(outcome.statuses[n].ok());
+    EXPECT_EQ(all[n].OutputBytes(), alone[n]) << n;
   }
 }
 
