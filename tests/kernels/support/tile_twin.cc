@@ -57,4 +57,12 @@ constexpr cpu_flash::TileUnit kTwin{Nothing, Nothing, Multiply};
 
 const cpu_flash::TileUnit& TwinTileUnit() { return kTwin; }
 
+bool TwinRuns() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+#else
+  return true;
+#endif
+}
+
 }  // namespace attend::test

@@ -9,6 +9,8 @@
 namespace attend::test {
 
 const cpu_flash::TileUnit& TwinTileUnit();
+// Whether it runs here: on x86 it is compiled for AVX2 and FMA.
+bool TwinRuns();
 
 // The twin in the machine's place while this lives.
 class WithTwinTiles {
