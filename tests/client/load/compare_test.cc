@@ -216,7 +216,7 @@ TEST(LoadPlot, SeveralStepsAreDrawnOverTheLoadOneOverTime) {
   const std::string load = SvgOf(Draw(LoadFigure(FileOf("a.json", {one, eight}))));
   for (const char* words :
        {"Latency against rate", "Throughput", "Where the time goes", "Histogram", ">x8<",
-        "requests/s answered", "latency, ms", "p99.9", "network and client", "B1,H8,L128,D64"}) {
+        "requests/s answered", "latency, ms", ">p99<", "network and client", "B1,H8,L128,D64"}) {
     EXPECT_THAT(load, HasSubstr(words));
   }
   const std::string time = SvgOf(Draw(LoadFigure(FileOf("a.json", {one}))));
@@ -229,6 +229,14 @@ TEST(LoadPlot, SeveralStepsAreDrawnOverTheLoadOneOverTime) {
   }
   const LoadFile file = FileOf("here/a.json", {one, eight});
   EXPECT_THAT(SvgOf(Draw(ComparisonFigure({file, file}))), HasSubstr(">a.json p99<"));
+}
+
+TEST(LoadPlot, APercentileNeedsAsManyAnswersAsTellItFromTheMaximum) {
+  const std::string few = SvgOf(Draw(LoadFigure(FileOf("a.json", {StepOf(1, {60, 70}, 1000)}))));
+  EXPECT_THAT(few, AllOf(HasSubstr(">p90<"), HasSubstr(">max<"), Not(HasSubstr(">p99<"))));
+  const std::string many =
+      SvgOf(Draw(LoadFigure(FileOf("a.json", {StepOf(1, {1000, 1000}, 1000)}))));
+  EXPECT_THAT(many, AllOf(HasSubstr(">p99<"), HasSubstr(">p99.9<"), Not(HasSubstr(">max<"))));
 }
 
 // A step in which nothing was in time is the one that matters.

@@ -11,6 +11,7 @@
 namespace attend::client {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -67,6 +68,14 @@ TEST(Drawing, PicturesAreSvgAlone) {
               HasSubstr("/nonexistent/a.svg"));
 }
 
+int PathsIn(const std::string& svg) {
+  int count = 0;
+  for (size_t at = svg.find("<path"); at != std::string::npos; at = svg.find("<path", at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
 TEST(Chart, EveryNameUnitAndPointIsThere) {
   LineChart lines{"Latency", "requests/s", "ms", true, true, {}};
   lines.series = {{"p50", {{100, 1}, {200, 2}}, {"x1", "x2"}}, {"p99", {{100, 3}, {0, 4}}, {}}};
@@ -93,14 +102,29 @@ TEST(Chart, PanelsWithTheSameNamesHaveOneLegend) {
 TEST(Chart, ABarShowsItsRange) {
   const auto lines = [](std::vector<double> range) {
     const BarChart bars{"a", "ms", "ms", {"kernel"}, {{"here", {2}, std::move(range)}}};
-    const std::string svg = SvgOf(Draw({"One", {}, {bars}}));
-    int count = 0;
-    for (size_t at = svg.find("<path"); at != std::string::npos; at = svg.find("<path", at + 1)) {
-      ++count;
-    }
-    return count;
+    return PathsIn(SvgOf(Draw({"One", {}, {bars}})));
   };
   EXPECT_EQ(lines({2, 1.5, 1.8}) - lines({}), 3) << "from end to end, and both ends";
+}
+
+TEST(Chart, PartsTooThinToBeSeenAreNotInTheLegend) {
+  const BarChart here{"a", "ms", "ms", {"queue", "kernel"}, {{"x1", {0.0001, 1}}}};
+  BarChart served = here;
+  EXPECT_THAT(SvgOf(Draw({"One", {}, {here}})),
+              AllOf(HasSubstr(">kernel<"), Not(HasSubstr(">queue<"))));
+  served.rows[0].parts = {0.5, 0};
+  EXPECT_THAT(SvgOf(Draw({"Two", {}, {here, served}})),
+              AllOf(HasSubstr(">kernel<"), HasSubstr(">queue<")))
+      << "panels that share a legend share its names";
+}
+
+TEST(Chart, APointShowsItsRange) {
+  const auto lines = [](std::vector<std::vector<double>> ranges) {
+    LineChart chart{"a", "x", "y", false, false, {}};
+    chart.series = {{"p50", {{1, 2}, {2, 2}}, {}, false, std::move(ranges)}};
+    return PathsIn(SvgOf(Draw({"One", {}, {chart}})));
+  };
+  EXPECT_EQ(lines({{1.5, 2, 1.8}, {}}) - lines({}), 3) << "from end to end, and both ends";
 }
 
 TEST(Chart, EmptyOnesAreDrawnToo) {
