@@ -16,11 +16,11 @@ from ._workspaces import Workspaces
 
 
 def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, key_offset=0,
-              keys_after=0, scale=None, softcap=0.0, bias=None, alibi_slopes=None, sinks=None,
-              q_lengths=None, kv_lengths=None, page_table=None, cu_seqlens_q=None,
-              cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
-              return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto",
-              out=None, stream=None, device=None):
+              keys_after=0, scale=None, softcap=0.0, bias=None, tree=None, tree_lengths=None,
+              alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None, page_table=None,
+              cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+              layout="BHLD", return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None,
+              kernel="auto", out=None, stream=None, device=None):
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
     q, k, v: float16, bfloat16 or float32, all alike (or float64, which kernel="cpu_reference" alone
@@ -40,6 +40,11 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, k
         the key wholly: NaN and Inf of its K and V reach nothing. -inf gives a key weight 0 and
         hides its V; only NaN or +Inf of its score, from K, stays, as IEEE says. A finite bias
         removes no key.
+    tree: bool [B|1, T, T], of NumPy or torch, T up to 1024: the mask of a draft whose tokens are a
+        tree (tree_from_parents). The draft are the last T queries and keys of each sequence, and
+        True at [b, i, j] lets its query i see its key j; all else is as without a tree. It is
+        written out as a mask of bits: not with a bias, and not with lengths on the GPU.
+        tree_lengths: [B] tokens of each sequence's draft, if not all have T.
     alibi_slopes: float32 [Hq] or [B, Hq]. sinks: float32 [Hq], a logit that joins the sum only.
     q_lengths, kv_lengths: [B] true lengths, for BHLD and BLHD. Rows beyond are not read; O there
         is 0. These, cu_seqlens, slopes and sinks may be lists; on the GPU lengths are int64 and

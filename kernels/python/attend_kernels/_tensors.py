@@ -179,9 +179,9 @@ def is_mask(value):
     return (tensor or is_numpy(value)) and str(value.dtype).rpartition(".")[2] == "bool"
 
 
-def packed_mask(mask):
+def packed_mask(mask, name="bias"):
     """An array or tensor of bool as one of uint8, eight to a byte from the lowest bit on."""
-    _check_whole("bias", mask)
+    _check_whole(name, mask)
     if is_numpy(mask):
         return sys.modules["numpy"].packbits(mask, axis=-1, bitorder="little")
     torch, columns = sys.modules["torch"], mask.shape[-1]
