@@ -52,7 +52,7 @@ Status ReadList(const char* name, const List& from, std::vector<Number>* to) {
   return Status();
 }
 
-// Only what the wire cannot say; the server checks the rest.
+// Checks only what the message cannot express; the server checks the rest.
 Status ReadTree(const attend_client_params& params, const std::shared_ptr<const void>& owner,
                 AttentionCall* call) {
   ATTEND_RETURN_IF_ERROR(ReadList("tree_lengths", params.tree_lengths, &call->tree_lengths));
