@@ -124,7 +124,7 @@ void StagedInput::Apply(WorkItem* item) {
   move(in_pages ? &item->append.v.data : &a.v.data);
   // A tree's bias is behind the tensors, with the arrays.
   const auto is_tensor = [this](const void* data) {
-    return static_cast<const char*>(data) - block() < bytes_;
+    return static_cast<const char*>(data) - block() <= bytes_;  // at the end if it is empty
   };
   if (a.problem.has_bias && is_tensor(a.bias.data)) move(&a.bias.data);
   if (item->gradients) {
