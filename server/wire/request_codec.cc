@@ -219,7 +219,7 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   a.k.data = tensor(1);
   a.v.data = tensor(2);
   if (a.problem.has_bias) {
-    // An empty bias is at the block's beginning, like no other within its bytes.
+    // An empty bias begins where the block does, within the memory that a device copies.
     const int64_t written = validated.tree_bytes > 0 ? plan.tree_bias : 0;
     a.bias.data = validated.tree.tokens > 0 ? place(input, written, nullptr) : tensor(3);
   }
