@@ -30,6 +30,7 @@ class Client:
     def call(self, name, **fields):
         request = {"CreateSession": "CreateSessionRequest", "ForkSession": "ForkSessionRequest",
                    "TruncateSession": "TruncateSessionRequest", "KeepAlive": "KeepAliveRequest",
+                   "KeepDraft": "KeepDraftRequest",
                    "FreeSession": "FreeSessionRequest", "GetSession": "GetSessionRequest",
                    "ListSessions": "ListSessionsRequest"}[name]
         return getattr(self.sessions, name)(

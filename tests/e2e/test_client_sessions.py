@@ -84,6 +84,8 @@ def test_sessions_from_npy(server, random, tmp_path):
     assert info.startswith(name) and "2 layers" in info and "tokens 0,71" in info
     session(server, "truncate", name, "--length", "65")
     attend(name, q, k[:, :, :65], v[:, :, :65], *save(q=q))
+    refused = session(server, "keep-draft", name, "--length", "60", "--kept", "1", check=False)
+    assert refused.returncode == 1 and "layers have 0 to 65 tokens" in refused.stderr
     session(server, "keep-alive", name)
     listed = session(server, "list").stdout.splitlines()
     assert len(listed) == 2 and any(line.startswith(name) for line in listed)

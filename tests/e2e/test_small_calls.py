@@ -191,7 +191,7 @@ def test_small_calls_of_callers_with_tokens(start_both, tmp_path):
     small = [each for each in strangers.methods()
              if each.path.startswith(("/attend.v1.Session", "/attend.v1.Admin", "/grpc.reflection"))
              or each.path.endswith("GetServerInfo")]
-    assert len(small) == 17
+    assert len(small) == 18
     with grpc.insecure_channel(server.address) as channel:
         for path, scope in small:
             assert strangers.ask(channel, path).code is CODE.UNAUTHENTICATED, path

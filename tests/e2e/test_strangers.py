@@ -158,7 +158,8 @@ def test_anothers_session_is_one_that_is_not_there(blue, green, random):
     made = blue.client.create(layers=1)
     nobodys = os.urandom(len(made.id))
     for call, fields in (("GetSession", {}), ("KeepAlive", {}), ("ForkSession", {}),
-                         ("TruncateSession", {"length": 0}), ("FreeSession", {})):
+                         ("TruncateSession", {"length": 0}), ("KeepDraft", {"length": 0}),
+                         ("FreeSession", {})):
         answers = [refusal(lambda id=id: green.client.call(call, session=id, **fields))
                    for id in (made.id, nobodys)]
         assert answers[0] == answers[1] and answers[0].code == CODE.NOT_FOUND, call

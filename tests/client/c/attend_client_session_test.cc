@@ -54,6 +54,13 @@ TEST(AttendClientCSessions, StreamsAndSessions) {
   attend_client_session* fork = nullptr;
   ASSERT_EQ(attend_client_session_fork(session, 5, &fork), ATTEND_CLIENT_OK);
   EXPECT_EQ(attend_client_session_length(fork, 0), 5);
+  const int64_t kept[] = {1, 2};
+  EXPECT_EQ(attend_client_session_keep_draft(fork, 1, kept, 2), ATTEND_CLIENT_OK);
+  EXPECT_EQ(attend_client_session_length(fork, 0), 3);
+  EXPECT_EQ(attend_client_session_keep_draft(fork, 1, nullptr, 2), ATTEND_CLIENT_INVALID_ARGUMENT);
+  ExpectSays("kept");
+  EXPECT_EQ(attend_client_session_keep_draft(fork, 1, kept, -1), ATTEND_CLIENT_INVALID_ARGUMENT);
+  ExpectSays("count is -1");
   EXPECT_EQ(attend_client_session_truncate(fork, 3), ATTEND_CLIENT_OK);
   EXPECT_EQ(attend_client_session_keep_alive(fork), ATTEND_CLIENT_OK);
   char* json = nullptr;

@@ -76,6 +76,19 @@ TEST(AttendClientC, WhatIsWrongWithACallIsInItsAnswer) {
   bad = Case();
   bad.params.q.shape[2] = -1;
   expect(bad, "q");
+  const uint8_t bits[] = {1, 1, 1};
+  for (const auto& [spoil, words] :
+       std::vector<std::pair<void (*)(attend_client_tensor&), std::string>>{
+           {[](auto& tree) { tree.dtype = ATTEND_CLIENT_FLOAT16; }, "tree.dtype is 1"},
+           {[](auto& tree) { tree.dims = 2; }, "tree.dims is 2"},
+           {[](auto& tree) { tree.shape[1] = 2; }, "tree.shape[1] is 2, must be in [1, 1]"},
+           {[](auto& tree) { tree.memory = 1; }, "tree.memory is 1, must be in [0, 0]"},
+           {[](auto& tree) { tree.shape[0] = 3; }, "tree has 3 bytes"}}) {
+    bad = Case();
+    bad.params.tree = {bits, ATTEND_CLIENT_BIT, 3, {1, 1, 1, 0}, 0, 0};
+    spoil(bad.params.tree);
+    expect(bad, words);
+  }
   bad = Case();
   bad.params.wanted = 64;
   expect(bad, "wanted is 64");

@@ -26,7 +26,8 @@ TEST(LocalCall, AnswersAreRightForEveryTermAndLayout) {
        {"B2,H4,Hkv2,L70,D40", "B1,H2,L33,D64,dtype=float16,layout=blhd,causal,lse",
         "B3,H2,Lq1,Lk65,D32,Dv48,ragged,sinks,alibi", "B2,H2,L40,D16,layout=lhd,ragged,window=9:0",
         "B2,H2,L24,D16,bias,softcap=3", "B1,H2,L24,D16,bits,top-left,causal",
-        "B1,H2,L64,D16,dropout=0.3", "B1,H1,L20,D16,kernel=cpu_reference"}) {
+        "B2,H2,Lq9,Lk31,D16,ragged,tree=7", "B1,H2,L64,D16,dropout=0.3",
+        "B1,H1,L20,D16,kernel=cpu_reference"}) {
     const Result<AttentionCall> call = MakeRandomCall(*ParseCallSpec(shape), 7);
     ASSERT_TRUE(call.ok()) << call.status().ToString();
     const auto local = LocalCall::Make(ATTEND_CPU, *call);

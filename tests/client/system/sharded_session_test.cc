@@ -150,7 +150,7 @@ TEST(ShardedSessionTest, AnswersAreThoseOfTheUncutSequence) {
         "H2,D16,causal,layout=blhd,lse,dtype=bfloat16", "H4,Hkv2,D16,causal,top-left,lse",
         "H4,D16,window=10:0,lse", "H4,D16,window=30:5,top-left,lse", "H4,Hkv2,D16,causal,alibi,lse",
         "H4,D16,causal,sinks,lse", "H4,D16,window=5:0,sinks,alibi,softcap=5", "H2,D16,bias,causal",
-        "H2,D16,bits,lse,layout=blhd"}) {
+        "H2,D16,bits,lse,layout=blhd", "H4,Hkv2,D16,tree=9,causal,lse"}) {
     SCOPED_TRACE(text);
     Sequence sequence(text, 200, seed);
     ShardedSession session = Create(*client, sequence.Options());

@@ -69,6 +69,7 @@ constexpr const char* kShapes[] = {
     "B1,H1,Lq1,Lk3000,D16,dtype=bfloat16,top-left",
     "B3,H2,L77,D64,layout=lhd,ragged,dtype=float16,bias",
     "B3,H2,L40,D64,layout=blhd,ragged,window=3:5,bits,dropout=0.1",
+    "B2,H2,L40,D64,ragged,tree=17",
     "B1,H1,Lq0,Lk4,D8",
     "B1,H1,Lq4,Lk0,D8",
 };

@@ -273,5 +273,50 @@ TEST(AttendCArguments, OfTheBackwardPass) {
   ExpectSays("bytes is NULL");
 }
 
+TEST(AttendCTree, IsWrittenOutOrRefused) {
+  const uint8_t bits[] = {0b01, 0b11, 0b10, 0b00};  // two trees of two tokens
+  const int64_t lengths[] = {2, 1};
+  attend_params params = Good();
+  params.batch = 2;
+  params.len_q = 2;
+  params.len_k = 9;
+  const attend_tree good = {sizeof(attend_tree), bits, 2, 2, lengths};
+  std::array<uint8_t, 8> out;
+  ASSERT_EQ(attend_write_tree(&good, &params, out.data(), 8), ATTEND_OK) << attend_last_error();
+  // Rows of nine keys; the first draft is keys 7 and 8, the second is key 8 for row 1.
+  EXPECT_EQ(out[0], 0xff);
+  EXPECT_EQ(out[1] & 1, 0);
+  EXPECT_EQ(out[2], 0xff);
+  EXPECT_EQ(out[3] & 1, 1);
+  EXPECT_EQ(out[4], 0xff);
+  EXPECT_EQ(out[5] & 1, 1);
+  EXPECT_EQ(out[6], 0xff);
+  EXPECT_EQ(out[7] & 1, 0);
+
+  const auto refused = [&](const auto& spoil, const char* words, int64_t bytes = 8) {
+    attend_tree tree = good;
+    attend_params sizes = params;
+    spoil(tree, sizes);
+    EXPECT_EQ(attend_write_tree(&tree, &sizes, out.data(), bytes), ATTEND_INVALID_ARGUMENT);
+    ExpectSays(words);
+  };
+  refused([](auto& tree, auto&) { tree.bits = nullptr; }, "tree.bits");
+  refused([](auto& tree, auto&) { tree.struct_bytes = 8; }, "struct_bytes is 8");
+  refused([](auto& tree, auto&) { tree.tokens = 1025; },
+          "tree.tokens is 1025, must be in [1, 1024]");
+  refused([](auto& tree, auto&) { tree.stride_b = 1; }, "tree.stride_b is 1, must be 0 or");
+  refused([](auto& tree, auto&) { tree.stride_b = -2; }, "tree.stride_b is -2");
+  refused([](auto&, auto& sizes) { sizes.len_q = -1; }, "len_q is -1");
+  refused([](auto&, auto& sizes) { sizes.packed = 1; }, "needs q_offsets and kv_offsets");
+  refused([](auto&, auto& sizes) { sizes.len_q = 1; }, "tree.lengths[0] is 2, must be in [0, 1]");
+  refused([](auto&, auto&) {}, "bytes is 7, must be 8", 7);
+  const int64_t beyond[] = {9, 10};
+  refused([&](auto&, auto& sizes) { sizes.kv_lengths = beyond; },
+          "keys of sequence 1 is 10, must be in [0, 9]");
+  EXPECT_EQ(attend_write_tree(nullptr, &params, out.data(), 8), ATTEND_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_write_tree(&good, &params, nullptr, 8), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("bytes is 8 at NULL");
+}
+
 }  // namespace
 }  // namespace attend::test

@@ -26,7 +26,7 @@ TEST_F(InferRequestTest, IsTheAttendRequestThatAsksForTheSame) {
   std::mt19937_64 random(seed);
   int compared = 0, typed = 0;
   for (int i = 0; i < 600; ++i) {
-    const test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4);
+    const test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4, /*trees=*/false);
     if (!test::IsInferable(problem.request)) continue;
     const bool typable = test::MayBeTyped(problem.request);
     const Sent sent = typable && random() % 2 == 0 ? Sent::kTyped : Sent::kRaw;

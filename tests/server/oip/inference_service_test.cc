@@ -83,7 +83,7 @@ TEST_F(InferenceServiceTest, AnswersAreRight) {
   StartOip();
   std::mt19937_64 random(seed);
   for (int i = 0; i < 100; ++i) {
-    test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4);
+    test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4, /*trees=*/false);
     if (!test::IsInferable(problem.request)) continue;
     inference::ModelInferResponse response;
     const grpc::Status status =

@@ -58,16 +58,17 @@ void RunHistories(int at_least, int64_t failing_max, std::initializer_list<const
 }
 
 TEST(SessionModelTest, RandomHistories) {
-  RunHistories(std::max(100, static_cast<int>(1000 * TestScale())), 0,
-               {"evictions", "evictions of others", "exhausted", "exhausted by pages alike",
-                "expired", "freed in use", "given up", "refused", "refused as evicted",
-                "refused late", "repeated", "sessions refused", "shared cuts"});
+  RunHistories(
+      std::max(100, static_cast<int>(1000 * TestScale())), 0,
+      {"drafts kept", "drafts kept again", "evictions", "evictions of others", "exhausted",
+       "exhausted by pages alike", "expired", "freed in use", "given up", "refused",
+       "refused as evicted", "refused late", "repeated", "sessions refused", "shared cuts"});
 }
 
 TEST(SessionModelTest, MemoryRunsOutAnywhere) {
   RunHistories(200, 200,
-               {"evictions", "expired", "failed allocations", "freed in use", "given up",
-                "repeated", "shared cuts"});
+               {"drafts kept", "evictions", "expired", "failed allocations", "freed in use",
+                "given up", "repeated", "shared cuts"});
 }
 
 }  // namespace

@@ -28,5 +28,6 @@ std::vector<BadRequest> BadValues();
 std::vector<BadRequest> BadTerms();
 std::vector<BadRequest> BadLengths();
 std::vector<BadRequest> BadBiases();
+std::vector<BadRequest> BadTrees();
 
 }  // namespace attend::test

@@ -30,8 +30,9 @@ v1::AttendRequest ToRequest(const ProblemSpec& spec, const OwnedAttention& owned
 // RandomSpec's with what only the wire adds to it: some have dropout, from the first sequence, head
 // and row on.
 ProblemSpec RandomWireSpec(uint64_t seed, double work_max = 2e5);
-// Any combination of features in any layout, drawn from `seed`.
-WireProblem RandomWireProblem(uint64_t seed, double work_max = 2e5);
+// Any combination of features in any layout, drawn from `seed`. `trees`: some requests have one in
+// place of a bias of bits, which `owned` has.
+WireProblem RandomWireProblem(uint64_t seed, double work_max = 2e5, bool trees = true);
 // B1 H2 Lq = Lk = length, D = Dv = dim, no features: the good request between bad ones.
 WireProblem PlainWireProblem(uint64_t seed, int64_t length = 8, int64_t dim = 16,
                              DType dtype = DType::kFloat32);

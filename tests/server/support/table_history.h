@@ -65,6 +65,12 @@ class TableHistory {
 
     int64_t length() const { return std::ssize(tokens); }
   };
+  struct Draft {
+    int64_t length = 0;
+    std::vector<int64_t> kept = {};
+
+    friend bool operator==(const Draft&, const Draft&) = default;
+  };
   struct ModelSession {
     int tenant = 0;
     int device = 0;
@@ -72,6 +78,8 @@ class TableHistory {
     TimePoint last_used{};
     bool pinned = false;
     std::vector<ModelLayer> layers = {};
+    // The last KeepDraft that moved tokens, if nothing came after it; else `kept` is empty.
+    Draft draft = {};
 
     int64_t length() const;  // of the shortest layer
     int64_t longest() const;
@@ -132,6 +140,7 @@ class TableHistory {
   // Steps.
   void Create();
   void Fork();
+  // A truncation, or one that keeps some tokens of a draft.
   void Truncate();
   void Free();
   void Advance();
@@ -140,6 +149,11 @@ class TableHistory {
   void LoseDevice();
   void Begin();
   void GoOn(OpenRef open);
+
+  Draft DrawDraft(const ModelSession& session);
+  // The answer of a session that no append changes.
+  static Code JudgeDraft(const ModelSession& session, const Draft& draft);
+  static void Keep(const Draft& draft, ModelSession& session);
 
   // While pages are copied.
   void Meanwhile();

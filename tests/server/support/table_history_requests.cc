@@ -168,6 +168,7 @@ void TableHistory::Commit(Open& open) {
     layer.append_id = use.append_id;
     layer.evicted = false;
     layer.tokens = open.tokens[n];
+    session->second.draft = {};
     appended_[open.request.tenant] += open.request.rows;
   }
 }

@@ -71,6 +71,7 @@ TEST_F(BadInputTest, Values) { Try(test::BadValues()); }
 TEST_F(BadInputTest, Terms) { Try(test::BadTerms()); }
 TEST_F(BadInputTest, Lengths) { Try(test::BadLengths()); }
 TEST_F(BadInputTest, Biases) { Try(test::BadBiases()); }
+TEST_F(BadInputTest, Trees) { Try(test::BadTrees()); }
 
 TEST(BadInputMetricsTest, AreCountedAndLogged) {
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });

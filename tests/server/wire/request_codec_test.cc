@@ -48,6 +48,7 @@ class CodecTest : public ::testing::Test {
     out.request.input = Take(plan->input_bytes);
     out.request.output = Take(plan->output_bytes);
     PlaceArrays(message, out.validated, *plan, out.request);
+    WriteTreeBias(out.validated, *plan, out.request);
     if (!as_pieces) {
       CopyTensors(message, out.validated, *plan, out.request);
       return;
@@ -76,6 +77,22 @@ std::string TensorBytes(const Decoded& decoded, int i) {
                                 a.o.data, a.lse,    g.d_o.data, g.d_lse};
   const auto bytes = static_cast<size_t>(decoded.validated.tensor_bytes[i]);
   return bytes == 0 ? "" : std::string(static_cast<const char*>(starts[i]), bytes);
+}
+
+// Whether both hide the same keys from each query.
+bool SameBits(const Attention& a, const Attention& other) {
+  for (int64_t b = 0; b < a.problem.batch; ++b) {
+    const Sequence s = SequenceOf(a, b);
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      for (int64_t j = 0; j < s.k_len; ++j) {
+        const auto bit = [&](const BiasView& bias) {
+          return LoadElement(bias.data, DType::kBit, b * bias.stride_b + i * bias.stride_q + j);
+        };
+        if (bit(a.bias) != bit(other.bias)) return false;
+      }
+    }
+  }
+  return true;
 }
 
 void ExpectSameArrays(const v1::AttendRequest& sent, const Attention& a) {
@@ -113,6 +130,9 @@ TEST_F(CodecTest, AnyFragmentationAndOrderGivesTheSentBytes) {
       }
       ASSERT_EQ(raw, problem.request.raw_size());
       ExpectSameArrays(problem.request, decoded.request.attention);
+      if (!problem.request.tree().empty()) {
+        EXPECT_TRUE(SameBits(decoded.request.attention, problem.owned.attention));
+      }
       EXPECT_EQ(Describe(decoded.request.attention.problem),
                 Describe(problem.owned.attention.problem));
     }
