@@ -151,7 +151,7 @@ TEST(FindSharedMemory, APathIsFollowedOnlyOnThisHost) {
     ASSERT_TRUE(client.ok());
     EXPECT_EQ((*client)->FindSharedMemory(info).status().code(), Code::kFailedPrecondition)
         << elsewhere;
-    // A server that the user names as local is believed.
+    // A socket that the user names is taken to be local.
     const Result<SharedSocket> named = (*client)->FindSharedMemory(info, "/mounted/sock");
     ASSERT_TRUE(named.ok());
     EXPECT_EQ(named->path, "/mounted/sock");

@@ -154,8 +154,7 @@ TEST(ShardedSessionTest, AnswersAreThoseOfTheUndividedSequence) {
     SCOPED_TRACE(text);
     Sequence sequence(text, 200, seed);
     ShardedSession session = Create(*client, sequence.Options());
-    // A prompt over several shards, one up to a boundary, single tokens, no tokens, and no rows of
-    // q.
+    // A prompt over several shards, one up to a boundary, single tokens, none, and no rows of q.
     for (const auto& [keys, rows] : std::vector<std::pair<int64_t, int64_t>>{
              {61, 61}, {96, 35}, {97, 1}, {98, 2}, {98, 3}, {125, 0}, {200, 90}}) {
       StepTo(session, sequence, keys, rows);
