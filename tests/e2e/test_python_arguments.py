@@ -54,7 +54,7 @@ def test_wrong_arguments_are_named(client, random, bad, words):
     assert caught.value.status == "INVALID_ARGUMENT" and words in str(caught.value), caught.value
 
 
-def test_unknown_arguments_are_refused(client, random):
+def test_unusable_arguments_are_refused(client, random):
     q, k, v = some(random)
     with pytest.raises(TypeError, match="no argument 'causl'"):
         client.attention(q, k, v, causl=True)

@@ -135,7 +135,7 @@ TEST(CudaGeneral, SteepSlopesDoNotRoundNearKeys) {
 }
 
 // Apart from O's rounding, float32 gives the same answer.
-TEST(CudaGeneral, FloatAnswersRoundToTheSixteenBitOnes) {
+TEST(CudaGeneral, FloatAnswersRoundToTheHalfAnswers) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 100, 128}) {
     ProblemSpec spec = MakeSpec(2, 26, 13, 333, 520, dim, dim, DType::kFloat16);

@@ -239,7 +239,7 @@ TEST_F(CallsTest, AreDoneOnceTheirAnswerIsInTheSocket) {
   EXPECT_EQ(methods_.counts.cancelled.load(), 0);
 }
 
-TEST_F(CallsTest, RefuseTooMuchMetadata) {
+TEST_F(CallsTest, RefuseTooMuchOrMalformedMetadata) {
   ConnectedClient client = Connect();
   const int32_t large = client->Begin("/echo", {{"long", std::string(9000, 'x')}});
   ASSERT_TRUE(client.UntilClosed(large));
