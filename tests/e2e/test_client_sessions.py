@@ -40,7 +40,7 @@ def rows(random, dtype, heads, tokens, dim, batch=1):
     return round_to(dtype, random.standard_normal((batch, heads, tokens, dim), np.float32))
 
 
-def test_a_list_goes_on_where_a_page_of_it_ends(start_server):
+def test_a_list_continues_after_each_page(start_server):
     """One answer has no more than 1024 layers."""
     server = start_server("--session-memory=16MiB")
     made = sorted(new_session(server, "float16", "--layers", "512") for _ in range(5))
@@ -155,7 +155,7 @@ class LosesAnAnswer:
                 client.sendall(data)
 
 
-def test_an_append_whose_answer_is_lost_is_there_once(start_server, random, tmp_path):
+def test_an_append_whose_answer_is_lost_is_applied_once(start_server, random, tmp_path):
     server = start_server()
     name = new_session(server, "float32")
     k, v = rows(random, "float32", 2, 60, 32), rows(random, "float32", 2, 60, 24)

@@ -50,7 +50,7 @@ TEST(CallSpec, ReadsEveryWord) {
   EXPECT_EQ(ParseCallSpec("L9,tree=5")->tree, 5);
 }
 
-TEST(CallSpec, Defaults) {
+TEST(CallSpec, OmittedWordsHaveDefaults) {
   const Result<CallSpec> spec = ParseCallSpec("H6,L10");
   ASSERT_TRUE(spec.ok());
   EXPECT_EQ(spec->batch, 1);
@@ -60,7 +60,7 @@ TEST(CallSpec, Defaults) {
   EXPECT_EQ(ParseCallSpec("L10,Lk0")->len_k, 0) << "an empty KV can be asked for";
 }
 
-TEST(CallSpec, RefusesWhatItDoesNotUnderstand) {
+TEST(CallSpec, RefusesUnknownWords) {
   for (const char* text : {"",
                            ",",
                            "B1,",
@@ -102,7 +102,7 @@ TEST(CallSpec, RefusesWhatItDoesNotUnderstand) {
   EXPECT_THAT(ParseCallSpec("B1,colour=red").status().message(), HasSubstr("colour=red"));
 }
 
-TEST(CallSpec, MixFiles) {
+TEST(CallSpec, ReadsMixFiles) {
   const std::string path = ScratchPath("mix.json");
   const auto read = [&](const std::string& text) {
     EXPECT_TRUE(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}).ok());
@@ -129,7 +129,7 @@ TEST(CallSpec, MixFiles) {
   EXPECT_EQ(ReadMix(path + ".none").status().code(), Code::kNotFound);
 }
 
-TEST(CallSpec, RandomCallsAreCompleteAndRepeat) {
+TEST(CallSpec, RandomCallsAreCompleteAndDeterministic) {
   ATTEND_FRESH_SEED(seed);
   for (const char* text :
        {"B2,H4,Hkv2,Lq5,Lk9,D16,Dv8,bias,alibi,sinks,softcap=9,lse,causal,window=3:-1",
@@ -202,7 +202,7 @@ TEST(CallSpec, DifferentSeedsGiveDifferentInputs) {
   EXPECT_NE(std::memcmp(a->q.data, b->q.data, static_cast<size_t>(a->q.bytes)), 0);
 }
 
-TEST(Describe, NamesWhatDoesNotFit) {
+TEST(Describe, NamesMismatchedTensors) {
   const AttentionCall good = *MakeRandomCall(*ParseCallSpec("B2,H4,Hkv2,Lq5,Lk9,D16"), 1);
   ASSERT_TRUE(Describe(good, nullptr, nullptr).ok());
   const auto message = [&](const std::function<void(AttentionCall&)>& spoil) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the C ABI refuses before it asks a device anything; runs without a GPU.
+// Arguments that the C ABI refuses before it touches a device; runs without a GPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ void ExpectSays(const std::string& words) {
   EXPECT_NE(std::string(attend_last_error()).find(words), std::string::npos) << attend_last_error();
 }
 
-// Changes good parameters, and what is then said.
+// Changes valid parameters, and the expected message.
 struct Bad {
   const char* words;
   void (*change)(attend_params& params);
@@ -58,7 +58,7 @@ void ExpectRefused(const std::vector<Bad>& all) {
   }
 }
 
-TEST(AttendCArguments, AreNamedWithValueAndBound) {
+TEST(AttendCArguments, ErrorsNameArgumentValueAndBound) {
   EXPECT_EQ(attend_run(nullptr, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("params is NULL");
   ExpectRefused({
@@ -75,10 +75,10 @@ TEST(AttendCArguments, AreNamedWithValueAndBound) {
   });
 }
 
-TEST(AttendCArguments, OutputsHaveAPlaceForEveryElement) {
+TEST(AttendCArguments, OutputsMustHaveASeparatePlaceForEveryElement) {
   const auto run = [](attend_tensor o, int64_t lse_stride_b, int64_t lse_stride_h) {
     attend_params params = Good();
-    params.device = 1 << 20;  // there is none: what was not refused before asks for it
+    params.device = 1 << 20;  // there is none: parameters that were not refused before need one
     params.batch = 2;
     params.heads_q = 3;
     params.len_q = 4;
@@ -114,7 +114,7 @@ TEST(AttendCArguments, OutputsHaveAPlaceForEveryElement) {
   EXPECT_THAT(run({memory, 96, 32, 8}, 4, 8), testing::HasSubstr("cuda:1048576"));
 }
 
-TEST(AttendCArguments, OfPartsOfTheKeys) {
+TEST(AttendCArguments, PartsOfTheKeysAreChecked) {
   ExpectRefused({
       {"key offset is -1, must be in [0, 1073741824]", [](auto& p) { p.key_offset = -1; }},
       {"keys after the part is -9223372036854775808, must be in",
@@ -125,7 +125,7 @@ TEST(AttendCArguments, OfPartsOfTheKeys) {
   });
 }
 
-TEST(AttendCArguments, OfDropoutAndBits) {
+TEST(AttendCArguments, DropoutAndBitsAreChecked) {
   constexpr auto kNan = std::numeric_limits<float>::quiet_NaN();
   ExpectRefused({
       {"dropout_p is -0.5", [](auto& p) { p.dropout_p = -0.5f; }},
@@ -154,7 +154,7 @@ TEST(AttendCArguments, PagesAreCheckedBeforeTheyAreRead) {
   });
 }
 
-TEST(AttendCArguments, ABatchSaysWhichOfItsParams) {
+TEST(AttendCArguments, ABatchsErrorNamesTheItem) {
   std::array<attend_params, 3> params = {Good(), Good(), Good()};
   const auto run = [&](int32_t count) {
     return attend_run_batch(params.data(), count, nullptr, 0, nullptr);
@@ -177,7 +177,7 @@ TEST(AttendCArguments, ABatchSaysWhichOfItsParams) {
   ExpectSays("params[1]: q is NULL");
 }
 
-TEST(AttendCArguments, QuestionsNeedAPlaceForTheAnswer) {
+TEST(AttendCArguments, QueriesNeedAPlaceForTheResult) {
   attend_params params = Good();
   EXPECT_EQ(attend_workspace_bytes(&params, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("bytes is NULL");
@@ -194,7 +194,7 @@ TEST(AttendCArguments, QuestionsNeedAPlaceForTheAnswer) {
   EXPECT_GE(count, 0);
 }
 
-TEST(AttendCArguments, MemoryFunctionsCheckBeforeTheyTouch) {
+TEST(AttendCArguments, MemoryFunctionsCheckTheirArgumentsFirst) {
   void* data = memory;
   EXPECT_EQ(attend_malloc(0, -1, &data), ATTEND_INVALID_ARGUMENT);
   ExpectSays("bytes is -1, must be at least 0");
@@ -211,7 +211,7 @@ TEST(AttendCArguments, MemoryFunctionsCheckBeforeTheyTouch) {
   EXPECT_EQ(attend_memset(0, memory, 256, 1, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("value is 256, must be in [0, 255]");
   EXPECT_EQ(attend_memset(0, memory, 0, -8, nullptr), ATTEND_INVALID_ARGUMENT);
-  // What CUDA says of it, or that the build has none.
+  // CUDA's message, or that the build has no CUDA.
   const int32_t code = attend_malloc(1 << 20, 1, &data);
   EXPECT_TRUE(code == ATTEND_INTERNAL || code == ATTEND_UNIMPLEMENTED) << code;
   ExpectSays("cuda:1048576");
@@ -219,7 +219,7 @@ TEST(AttendCArguments, MemoryFunctionsCheckBeforeTheyTouch) {
   ExpectSays("device is -2, must be an ordinal of at least 0 or ATTEND_CPU, -1");
 }
 
-TEST(AttendCArguments, OfTheBackwardPass) {
+TEST(AttendCArguments, TheBackwardPasssArgumentsAreChecked) {
   static float lse = 0;
   static const int32_t kPages[] = {0};
   attend_backward_params good = {};

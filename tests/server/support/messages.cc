@@ -17,7 +17,7 @@ Order OrderOf(const ProblemSpec& spec) {
   return spec.layout == Layout::kBHLD ? Order::kBhld : Order::kBlhd;
 }
 
-// Calls visit(b, h, l) for every row of a tensor in the order of the wire.
+// Calls visit(b, h, l) for every row of a tensor in wire order.
 template <class Visit>
 void ForRows(Order order, int64_t batch, int64_t heads, int64_t rows, const Visit& visit) {
   if (order == Order::kBhld) {
@@ -189,7 +189,7 @@ WireProblem RandomWireProblem(uint64_t seed, double work_max, bool trees) {
     problem.spec.bias_per_head = false;
     problem.spec.bias_dtype = DType::kBit;
   }
-  // Slopes for each of no sequences cannot be told from no slopes.
+  // Slopes for each of zero sequences cannot be told from no slopes.
   if (p.batch == 0 && problem.spec.alibi_per_sequence) p.has_alibi = false;
   problem.owned = MakeAttention(problem.spec, seed);
   problem.request = ToRequest(problem.spec, problem.owned);
@@ -248,13 +248,13 @@ std::string Judge(WireProblem& problem, const v1::AttendResponse& response) {
 }
 
 std::string Shuffled(const std::string& message, std::mt19937_64& random) {
-  // The generated class writes in order; its unknown-field form gives the fields one by one.
+  // The generated class writes fields in order; its unknown fields preserve any order.
   google::protobuf::UnknownFieldSet fields;
   fields.ParseFromString(message);
   std::vector<int> order(static_cast<size_t>(fields.field_count()));
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
   std::shuffle(order.begin(), order.end(), random);
-  // Entries of one number in their old order.
+  // Elements of one field keep their order.
   for (size_t i = 0; i < order.size(); ++i) {
     for (size_t j = i + 1; j < order.size(); ++j) {
       if (fields.field(order[i]).number() == fields.field(order[j]).number() &&

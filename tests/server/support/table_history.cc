@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sessions' steps. Those of requests are in table_history_requests.cc, what is expected after
-// each in table_history_checks.cc.
+// The steps of sessions. For those of requests see table_history_requests.cc, for the expectations
+// after each step table_history_checks.cc.
 
 #include "tests/server/support/table_history.h"
 
@@ -35,7 +35,7 @@ TableHistory::TableHistory(Choose choose, Shortage shortage)
     : choose_(std::move(choose)), shortage_(std::move(shortage)), crowded_(Range(0, 1) == 1) {
   std::vector<SessionDevice> devices;
   for (auto& arena : arenas_) {
-    // Where pages are not the host's, a cut copies whole ones.
+    // On devices whose pages are not the host's, a cut copies whole pages.
     arena = std::make_unique<TestArena>(kBytes, devices.empty());
     arena->on_copy = [this] { Meanwhile(); };
     Poison(static_cast<char*>(arena->memory().data), kBytes);
@@ -292,7 +292,7 @@ void TableHistory::Free() {
 
 void TableHistory::Advance() {
   clock_.Advance(std::chrono::seconds(Range(0, 8)));
-  KeepAlive();  // the first to see what is over
+  KeepAlive();  // the first call to notice expiry
 }
 
 void TableHistory::KeepAlive() {
@@ -309,7 +309,7 @@ void TableHistory::KeepAlive() {
   if (shortage_ && !status.ok()) Renew(session.tenant, id);
 }
 
-// Ids that are nobody's, and those of the other tenant, get the same words.
+// Unknown ids and the other tenant's ids get the same message.
 void TableHistory::Guess() {
   const Status unknown = table_->Get(0, "guessed").status();
   EXPECT_EQ(unknown.code(), Code::kNotFound);
