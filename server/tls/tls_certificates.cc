@@ -117,12 +117,12 @@ void TlsCertificates::Look() {
   if (unread && unread_ == before) return;  // already reported
   metrics_.RecordReload(options_.of, context.ok());
   if (!context.ok()) {
-    logger_.Log(LogLevel::err, "certificates are not taken, those before stay",
+    logger_.Log(LogLevel::err, "certificates not reloaded; the previous ones stay in use",
                 {{"error", context.status().message()}});
     return;
   }
   Use(std::move(*context));
-  logger_.Log(LogLevel::info, "certificates are taken",
+  logger_.Log(LogLevel::info, "certificates reloaded",
               {{"cert", options_.cert}, {"expires", current()->expiries().cert}});
 }
 

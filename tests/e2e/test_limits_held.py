@@ -110,7 +110,7 @@ def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
 def test_what_never_fits_a_tenants_memory_names_its_parts(start_server):
     """A quarter of the budget is for each of two tenants, and half is in common."""
     server = start_server("--memory-budget=1MiB", "--tenant=a=1")
-    assert "memory of one tenant alone: default 256KiB, a 256KiB; in common: 512KiB" in server.log()
+    assert "memory reserved per tenant: default 256KiB, a 256KiB; common: 512KiB" in server.log()
     inputs, answer = 3 * 1024 * 64 * 4, 1024 * 64 * 4
     with wire.connect(server.address) as service:
         with pytest.raises(grpc.RpcError) as failure:
@@ -128,11 +128,11 @@ def test_with_tokens_default_has_a_part_only_if_it_is_named(start_server, tmp_pa
     tokens, flags = give_tokens(tmp_path, "compute")
     named = start_server("--memory-budget=1536KiB", "--tenant=default=1,a=1,b=1", *flags)
     assert "tenants: default=1, a=1, b=1;" in named.log()
-    assert "memory of one tenant alone: default 256KiB, a 256KiB, b 256KiB;" in named.log()
+    assert "memory reserved per tenant: default 256KiB, a 256KiB, b 256KiB;" in named.log()
     named.stop()
     server = start_server("--memory-budget=1536KiB", "--tenant=a=1,b=1", *flags)
     assert "tenants: default=0, a=1, b=1;" in server.log()
-    assert ("memory of one tenant alone: default 0B, a 384KiB, b 384KiB; in common: 768KiB"
+    assert ("memory reserved per tenant: default 0B, a 384KiB, b 384KiB; common: 768KiB"
             in server.log())
     late = strangers.token()
     (tmp_path / "new").write_text((tmp_path / "tokens").read_text() +

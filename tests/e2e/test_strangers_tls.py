@@ -149,7 +149,7 @@ def test_tokens_are_not_taken_in_the_clear(tmp_path):
              f"--tokens={tmp_path / 'tokens'}", TENANTS, *flags],
             capture_output=True, text=True, timeout=60, env=harness.clean_env())
         assert done.returncode == 2, done.stderr
-    assert "--tokens: with --listen 0.0.0.0:0 tokens would come in the clear" in done.stderr
+    assert "--tokens: with --listen 0.0.0.0:0 tokens would be sent in the clear" in done.stderr
 
 
 def test_grpcs_traces_have_no_token(start_server, tmp_path):

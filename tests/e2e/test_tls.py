@@ -15,7 +15,7 @@ import certificates
 import harness
 import wire
 
-TLS_ONLY = b"this port takes TLS only"
+TLS_ONLY = b"this port accepts only TLS"
 
 
 def attend(channel, **request):
@@ -241,7 +241,7 @@ def test_certificates_are_exchanged_under_load_and_no_call_fails(start_server, c
             caller.join()
     assert not wrong
     assert set(done) == {False, True}
-    assert "certificates are taken" in server.log()
+    assert "certificates reloaded" in server.log()
 
 
 def test_who_is_revoked_comes_in_no_more(start_server, ca, tmp_path):

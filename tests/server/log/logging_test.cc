@@ -163,7 +163,7 @@ TEST_F(LoggerTest, AFloodOfOneKindIsCountedAndDoesNotHideOthers) {
   logger->Log(LogLevel::warn, "failed", {{"n", -1}}, "BAD");
   const std::vector<nlohmann::json> lines = Lines();
   ASSERT_EQ(lines.size(), 2u);
-  EXPECT_EQ(lines[0]["message"], "more lines like this were left out");
+  EXPECT_EQ(lines[0]["message"], "similar lines were left out");
   EXPECT_EQ(lines[0]["event"], "failed");
   EXPECT_EQ(lines[0]["kind"], "BAD");
   EXPECT_EQ(lines[0]["lines"], 980);
@@ -204,7 +204,7 @@ TEST_F(LoggerTest, OverAnHourAFloodWritesNoMoreThanTheRate) {
   EXPECT_NEAR(lines["failed"], 1810, 2);
   EXPECT_NEAR(lines["without fields"], 1810, 2);
   EXPECT_LE(lines["kinds without number"], LogLimit::kKindsMax + 1810);
-  EXPECT_LE(lines["more lines like this were left out"], 3 * 1802);
+  EXPECT_LE(lines["similar lines were left out"], 3 * 1802);
 }
 
 TEST_F(LoggerTest, RateZeroAndLevelsBelowAreNotLimited) {
