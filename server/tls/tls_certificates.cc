@@ -56,7 +56,7 @@ Status Append(const std::string& setting, const std::string& file, std::string* 
   if (!opened.valid() || fstat(opened.get(), &about) != 0) return unread();
   if (about.st_size > kFileBytesMax) {
     return InvalidArgument(setting + " " + file + " has " + std::to_string(about.st_size) +
-                           " bytes, may have " + std::to_string(kFileBytesMax));
+                           " bytes, must have at most " + std::to_string(kFileBytesMax));
   }
   std::string bytes(static_cast<size_t>(about.st_size), '\0');
   size_t got = 0;

@@ -92,7 +92,7 @@ class Scanner {
     }
     if (!status.ok() || field_bytes_ <= kFieldBytesMax) return status;
     return InvalidArgument("the message has more than " + std::to_string(kFieldBytesMax) +
-                           " bytes that are in no raw entry");
+                           " bytes outside its raw entries");
   }
 
   Status TakeArray(const SliceReader& begin, const wire::Field& field, int array) {
@@ -111,7 +111,7 @@ class Scanner {
     }
     if (!whole) {
       return Malformed("field " + std::to_string(field.number) + " at byte " +
-                       std::to_string(begin.position()) + " does not hold whole numbers");
+                       std::to_string(begin.position()) + " does not hold integers");
     }
     run.end = reader_.position();
     scan_.array_bytes += run.end - begin.position();
@@ -130,7 +130,7 @@ class Scanner {
     reader_.Skip(bytes);
     const int64_t all = reader_.position() - begin.position();
     if (all > kHeaderBytesMax - scan_.header_bytes) {
-      return InvalidArgument("the fields beside raw, lengths, slopes and sinks have at least " +
+      return InvalidArgument("the fields other than raw, lengths, slopes and sinks have at least " +
                              std::to_string(scan_.header_bytes + all) +
                              " bytes, must have at most " + std::to_string(kHeaderBytesMax));
     }
@@ -166,13 +166,13 @@ Status CheckPlacement(Output output, const v1::Placement& placement, bool wanted
     const int number = unknown.field(i).number();
     if (number < 2 || number > 15) continue;
     return Unimplemented(name + " is field " + std::to_string(number) +
-                         ", this server knows shared_memory");
+                         ", but this server supports only shared_memory");
   }
   const bool set = placement.place_case() == v1::Placement::kSharedMemory;
   if (set && chunked) return InvalidArgument(name + " is set, must be unset in AttendChunked");
   if (set && !wanted) {
-    return InvalidArgument(name + " is set, " + kOutputNames[static_cast<size_t>(output)] +
-                           " is not asked for");
+    return InvalidArgument(name + " is set, but " + kOutputNames[static_cast<size_t>(output)] +
+                           " is not requested");
   }
   shared = set;
   return Status();

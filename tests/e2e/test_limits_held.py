@@ -88,19 +88,20 @@ def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
 
     many = [client("a") for _ in range(192)]
     refused = strangers.Regions(path)
-    assert "the tenant has 192, its own part is 64" in refused.identify(tokens["a"]).error.message
+    message = refused.identify(tokens["a"]).error.message
+    assert "the tenant has 192, its reserved share is 64" in message
     refused.close()
     held = [create(each).created.token for each in many[:3]]
     assert all(held)
     full = create(many[3]).error
     assert full.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    assert f"the tenant has {3 << 20}, its own part is {1 << 20}" in full.message
+    assert f"the tenant has {3 << 20}, its reserved share is {1 << 20}" in full.message
     other, second = client("b"), client("b")
     region = create(other).created.token
     attend("b", region)
     for token in held:
         attend("a", token)  # none has made room
-    assert "its own part is" in create(second).error.message
+    assert "its reserved share is" in create(second).error.message
     assert many[0].ask(release=wire.shm.ReleaseRegion(token=held[0])).HasField("released")
     assert create(second).HasField("created"), "of what is in common"
     for each in (*many, other, second):
@@ -117,9 +118,9 @@ def test_what_never_fits_a_tenants_memory_names_its_parts(start_server):
             attend(service, wire.small_request(length=1024))
         assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert failure.value.details() == (
-            f"the request's tensors take {inputs} bytes and its answer {answer}, and they must "
+            f"the request's tensors take {inputs} bytes and its answer {answer}, and both must "
             f"fit, each in one piece, into the tenant's part of the memory budget of {1 << 20}, "
-            f"which has {256 << 10}, and the common one of {512 << 10}")
+            f"which has {256 << 10}, and its common part of {512 << 10}")
         attend(service, wire.small_request(length=512))
 
 
@@ -320,9 +321,9 @@ def test_unread_answers_leave_others_their_part_of_the_memory_budget(start_serve
             harness.wait_for("b's memory to be back", lambda: (
                 server.metric("attend_host_memory_used_bytes") == 6 * (6 << 20)))
             details, _ = refused(service, request, "a")
-            words = (r"tensor memory: request needs 6291456 bytes, the budget of 67108864 has no "
-                     r"piece free that is so large, neither in the tenant's own \d+ nor in the \d+ "
-                     r"for all")
+            words = (r"tensor memory: request needs 6291456 bytes, the memory budget of 67108864 "
+                     r"has no free block that large, neither in the tenant's own \d+ nor in the "
+                     r"common \d+")
             assert re.fullmatch(words, details), details
 
 

@@ -137,7 +137,7 @@ def test_tls_is_new_and_plain_text_is_told_so(start_server, ca):
     assert status == 200 and "attend_build_info" in text
     assert ask(server.metrics_address, "/readyz", context=trust(ca)) == (200, "ok\n")
     status, text = ask(server.metrics_address, "/metrics")
-    assert (status, text) == (400, "this address speaks https\n")
+    assert (status, text) == (400, "this address requires https\n")
     assert f"https://{server.metrics_address}/metrics" in server.log()
     old = trust(ca)
     old.set_ciphers("ALL:@SECLEVEL=0")

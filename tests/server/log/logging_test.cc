@@ -262,9 +262,8 @@ TEST(WholeFileTest, LinksAreNotFollowedAndNothingIsLeftBehind) {
   EXPECT_EQ(directory.entries().size(), 3u);
 
   const std::string missing = directory.path() / "none" / "ready.json";
-  EXPECT_EQ(
-      CheckFolderOf("ready-file", missing).message(),
-      "ready-file " + missing + ": there is no folder " + (directory.path() / "none").string());
+  EXPECT_EQ(CheckFolderOf("ready-file", missing).message(),
+            "ready-file " + missing + ": missing folder " + (directory.path() / "none").string());
   EXPECT_TRUE(CheckFolderOf("ready-file", path).ok());
   EXPECT_TRUE(CheckFolderOf("ready-file", "ready.json").ok());
   EXPECT_FALSE(WriteWholeFile("ready-file", missing, "").ok());

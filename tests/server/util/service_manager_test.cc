@@ -69,7 +69,7 @@ TEST(ServiceManager, BadNamesAreSaid) {
   EXPECT_EQ(TellServiceManager(longest, "READY=1").code(), Code::kUnavailable);
   const Status longer = TellServiceManager(longest + "x", "READY=1");
   EXPECT_EQ(longer.code(), Code::kInvalidArgument);
-  EXPECT_THAT(longer.message(), HasSubstr("108 characters, at most 107"));
+  EXPECT_THAT(longer.message(), HasSubstr("108 characters, must have at most 107"));
 }
 
 // A full queue is no reason to wait.
