@@ -338,8 +338,8 @@ Result<Session::Use> Session::Begin(const std::vector<Session*>& sessions, int32
       changed = Status(Code::kFailedPrecondition,
                        name + ": its layer " + std::to_string(layer) + " has " +
                            std::to_string(state->layers[layer].length) +
-                           " tokens: a call that failed before has appended its rows after all, "
-                           "or others have; append what is missing");
+                           " tokens: an earlier failed call did append its rows, or another client "
+                           "has; append what is missing");
     }
     call->sessions.push_back({state->id, layer, state->layers[layer].length, {}});
     if (HasKeys(*call)) call->sessions.back().append_id = state->NextAppendId();

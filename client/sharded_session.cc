@@ -163,8 +163,8 @@ Status ShardedSession::State::Settle(int32_t layer, int64_t rows) const {
     return Status(Code::kFailedPrecondition,
                   "the last call on layer " + std::to_string(layer) +
                       " failed, and shards may have its " + std::to_string(unsure) +
-                      " rows; this one brings " + std::to_string(rows) +
-                      ", must bring those again (Truncate forgets them)");
+                      " rows; this call has " + std::to_string(rows) +
+                      ", must send those rows again (Truncate discards them)");
   }
   for (const Shard& shard : All()) {
     if (End(shard, length + rows) <= length || shard.session == nullptr) continue;
@@ -198,7 +198,7 @@ Result<std::vector<ShardPart>> ShardedSession::State::Plan(int32_t layer, const 
       return Status(Code::kFailedPrecondition,
                     "layer " + std::to_string(layer) + ": the shard has " +
                         TokensText(part.keys.send, shard.have(layer)) +
-                        ", which nobody here has appended: Truncate removes them");
+                        ", which this session has not appended: Truncate removes them");
     }
     if (shard.have(layer) != part.keys.send) {
       return Status(Code::kFailedPrecondition, "layer " + std::to_string(layer) + ": " +
@@ -313,12 +313,11 @@ Status ShardedSession::Restore(int32_t layer, int64_t begin, const TensorRef& k,
     const int64_t from = std::max(begin, shard.begin), to = state_->End(shard, end);
     if (from >= to) continue;
     if (shard.have(layer) != from) {
-      return Status(Code::kFailedPrecondition,
-                    "layer " + std::to_string(layer) + ": " +
-                        TokensText(shard.begin, shard.have(layer)) +
-                        " of the shard are there, what is restored must begin where they end, not "
-                        "at " +
-                        std::to_string(from));
+      return Status(
+          Code::kFailedPrecondition,
+          "layer " + std::to_string(layer) + ": " + TokensText(shard.begin, shard.have(layer)) +
+              " of the shard are there; restored tokens must begin where they end, not at " +
+              std::to_string(from));
     }
     Result<AttentionCall> part = PartOf(call, end, {shard.begin, from, to}, {});
     if (!part.ok()) return part.status();

@@ -101,8 +101,9 @@ Status Open(attend_client* client, const char* id, const attend_client_session_o
   const size_t at = std::min(text.find('@'), text.size());
   const std::string bytes = FromHex(text.substr(0, at));
   if (bytes.empty()) {
-    return InvalidArgument("id is \"" + text +
-                           "\", must be 32 hexadecimal digits, and @HOST:PORT of several servers");
+    return InvalidArgument(
+        "id is \"" + text +
+        "\", must be 32 hexadecimal digits, followed by @HOST:PORT if there are several servers");
   }
   if (at < text.size()) read.server = text.substr(at + 1);
   Result<Session> made = Session::Open(client->state->client(), bytes, read);

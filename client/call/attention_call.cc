@@ -95,7 +95,8 @@ Status FillShape(const AttentionCall& call, const Dims& q, const Dims& k, const 
                            ShapeText(call.k.shape) + " and v " + ShapeText(call.v.shape) +
                            " do not fit together");
   }
-  if (call.q.dtype == DType::kBit) return InvalidArgument("q is of bits, which only bias may be");
+  if (call.q.dtype == DType::kBit)
+    return InvalidArgument("q has the dtype of bits, which only bias may have");
   if (call.k.dtype != call.q.dtype || call.v.dtype != call.q.dtype) {
     return InvalidArgument("dtypes of q, k and v differ: " + std::string(DTypeName(call.q.dtype)) +
                            ", " + std::string(DTypeName(call.k.dtype)) + ", " +

@@ -122,7 +122,7 @@ void AddDropout(CLI::App* command, CallFlags* o) {
       ->capture_default_str();
   command
       ->add_option("--dropout-seed", o->dropout_seed,
-                   "Which weights are dropped: the same ones for the same seed")
+                   "Selects the weights that are dropped: the same ones for the same seed")
       ->capture_default_str();
 }
 
@@ -268,7 +268,7 @@ void AddMeaning(CLI::App* command, CallFlags* o, bool packed) {
       "--return-lse", o->return_lse,
       "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors");
   command->add_flag("--o-float32", o->o_float32,
-                    "O in float32 whatever Q's type is, as merging of partial answers needs it");
+                    "O in float32 regardless of Q's type, as needed to merge partial answers");
 }
 
 void AddCallOptions(CLI::App* command, CallFlags* o) {

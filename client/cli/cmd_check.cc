@@ -205,7 +205,7 @@ Command AddCheck(CLI::App& app, const CommonOptions& common) {
       app.add_subcommand("check", "Check a grid of shapes and features against double precision");
   command->add_flag("--quick", options->quick, "Check a small grid only");
   command->add_flag("--backward", options->backward,
-                    "Check gradients, by the O and LSE that the server gives first");
+                    "Check gradients, from the O and LSE that the server computes first");
   command->add_option("--dtype", options->dtypes, "float32, float16, bfloat16; comma-separated")
       ->delimiter(',')
       ->capture_default_str();

@@ -128,7 +128,7 @@ Status SessionServiceImpl::List(int tenant, const v1::ListSessionsRequest& reque
   const int64_t count = request.page_size() == 0 ? kListed : request.page_size();
   if (count < 1 || count > kListed) {
     return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
-                           std::to_string(kListed) + "], or 0 for the most");
+                           std::to_string(kListed) + "], or 0 for the maximum");
   }
   const SessionTable::Listed list = sessions_->List(tenant, request.after(), count);
   for (const SessionInfo& info : list.sessions) {

@@ -327,7 +327,7 @@ Result<SessionInfo> SessionTable::EndTruncate(Cut& cut, Status status, SessionIn
   for (Layer& layer : session.layers) layer.changing = false;
   EndCut(cut);  // pages that nothing else reads may be freed
   if (status.ok() && session.leaf == nullptr) {
-    status = Status(Code::kNotFound, "session: it has been freed");
+    status = Status(Code::kNotFound, "session: freed in the meantime");
   }
   if (status.ok()) {
     try {

@@ -93,7 +93,7 @@ class Scanner {
     }
     if (!status.ok() || field_bytes_ <= kFieldBytesMax) return status;
     return InvalidArgument("the message has more than " + std::to_string(kFieldBytesMax) +
-                           " bytes that are in no raw entry");
+                           " bytes outside its raw entries");
   }
 
   Status TakeArray(const SliceReader& begin, const wire::Field& field, int array) {
@@ -115,7 +115,7 @@ class Scanner {
     }
     if (!whole) {
       return Malformed("field " + std::to_string(field.number) + " at byte " +
-                       std::to_string(begin.position()) + " does not hold whole numbers");
+                       std::to_string(begin.position()) + " does not hold integers");
     }
     run.end = reader_.position();
     scan_.array_bytes += run.end - begin.position();
@@ -135,7 +135,7 @@ class Scanner {
     const int64_t all = reader_.position() - begin.position();
     if (all > kHeaderBytesMax - scan_.header_bytes) {
       return InvalidArgument(
-          "the fields beside raw, lengths, slopes, sinks and tree have at least " +
+          "the fields other than raw, lengths, slopes, sinks and tree have at least " +
           std::to_string(scan_.header_bytes + all) + " bytes, must have at most " +
           std::to_string(kHeaderBytesMax));
     }

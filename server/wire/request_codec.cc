@@ -33,13 +33,13 @@ Status CheckPlacement(Output output, const v1::Placement& placement, bool wanted
     const int number = unknown.field(i).number();
     if (number < 2 || number > 15) continue;
     return Unimplemented(name + " is field " + std::to_string(number) +
-                         ", this server knows shared_memory");
+                         ", but this server supports only shared_memory");
   }
   const bool set = placement.place_case() == v1::Placement::kSharedMemory;
   if (set && chunked) return InvalidArgument(name + " is set, must be unset in AttendChunked");
   if (set && !wanted) {
-    return InvalidArgument(name + " is set, " + kOutputNames[static_cast<size_t>(output)] +
-                           " is not asked for");
+    return InvalidArgument(name + " is set, but " + kOutputNames[static_cast<size_t>(output)] +
+                           " is not requested");
   }
   shared = set;
   return Status();

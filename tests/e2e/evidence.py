@@ -12,13 +12,13 @@ import harness
 Seen = collections.namedtuple("Seen", "line also metric labels")
 
 SEEN = {
-    "a_certificate_ends": Seen("certificates are not taken", "key", "attend_tls_reloads_total",
-                               {"result": "failed"}),
-    "a_changed_file_is_wrong": Seen("reload failed, what was there stays", "streams",
+    "a_certificate_ends": Seen("certificates not reloaded; the previous ones stay in use", "key",
+                               "attend_tls_reloads_total", {"result": "failed"}),
+    "a_changed_file_is_wrong": Seen("reload failed; the previous version stays in use", "streams",
                                     "attend_reload_failed", {"what": "limits"}),
     "a_caller_has_no_token": Seen("caller refused", 'peer=.*code="UNAUTHENTICATED"',
                                   "attend_rejected_requests_total", {"reason": "no_credentials"}),
-    "a_device_is_lost": Seen("device is lost", "cpu", "attend_device_healthy", {}),
+    "a_device_is_lost": Seen("device lost", "cpu", "attend_device_healthy", {}),
     # Such devices are only counted here, not searched for, so there is no line.
     "a_gpu_is_left_out": Seen(None, "", "attend_devices_left_out", {}),
     "answers_are_wrong": Seen("reference check failed", 'transport="inline"',
@@ -44,13 +44,13 @@ SEEN = {
                               {"tenant": "a", "code": "RESOURCE_EXHAUSTED"}),
     "memory_is_full": Seen("request failed", 'code="RESOURCE_EXHAUSTED".*bytes',
                            "attend_rejected_requests_total", {"reason": "memory"}),
-    "clients_do_not_read": Seen("call ended, its answer was not read", "peer=",
+    "clients_do_not_read": Seen("call ended because the client did not read its answer", "peer=",
                                 "attend_unread_calls_total", {}),
     "clients_give_no_time": Seen("request failed", 'code="DEADLINE_EXCEEDED".*peer=',
                                  "attend_short_deadlines_total", {}),
     "the_server_reads_late": Seen("request failed", 'code="CANCELLED".*tenant=',
                                   "attend_early_cancellations_total", {}),
-    "more_connections_than_are_taken": Seen("connections:", " 4, of one peer 4",
+    "more_connections_than_are_taken": Seen("connections:", " 4, 4 per peer",
                                             "attend_connections_refused_total", {}),
     "no_descriptor_is_left": Seen("no connection can be accepted", "Too many open files",
                                   "attend_accept_errors_total", {}),

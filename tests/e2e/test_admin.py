@@ -136,7 +136,7 @@ def test_an_operator_from_another_host_needs_a_certificate(start_server, ca, tmp
 
             refused = drain()
             assert refused.returncode == 1 and "PERMISSION_DENIED" in refused.stderr
-            assert "operated over loopback, a Unix socket or with a client certificate" in \
+            assert "admin calls need loopback, a Unix socket or a client certificate" in \
                 refused.stderr
             assert server.metric("attend_draining") == 0
             assert server.metric("attend_rejected_requests_total", reason="no_scope") == 1

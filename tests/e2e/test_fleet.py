@@ -373,8 +373,8 @@ def test_grpcs_python_spreads_calls_as_the_readme_says(make_fleet):
 
 @pytest.mark.parametrize("server, flags, said", [
     ("127.0.0.1:1,[::1]:1", (), "of IPv4 or of IPv6 addresses"),
-    ("127.0.0.1:1,localhost:1", (), "localhost is none"),
-    ("127.0.0.1:1,,127.0.0.2:1", (), "nothing before or after a comma"),
+    ("127.0.0.1:1,localhost:1", (), "localhost is not one"),
+    ("127.0.0.1:1,,127.0.0.2:1", (), "an empty entry before or after a comma"),
     ("10.0.0.1:1,127.0.0.1:1", ("--token-file", "token"), "in the clear"),
     ("127.0.0.1:1,127.0.0.2:1", ("--tls-ca", "system"), "tls_server_name"),
     ("127.0.0.1:1", ("--keepalive-time", "0.5"), "--keepalive-time"),

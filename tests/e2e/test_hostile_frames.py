@@ -200,14 +200,14 @@ def test_open_calls_are_bounded_in_all_and_for_each_peer(start_server, tmp_path)
     with hostile.Http2(server.address) as held:
         first = open_streams(held, 6)
         with hold_streams(server.address, 2) as other:
-            opens_too_many(other, "more open calls than one peer may have")
+            opens_too_many(other, "more open calls than --max-calls-per-peer allows")
         with hold_streams(server.address, 2) as other:  # the other one's are open no longer
             held.reset(first)
             open_streams(held, 1)
-            opens_too_many(other, "more open calls than one peer may have")
+            opens_too_many(other, "more open calls than --max-calls-per-peer allows")
         wire.assert_serves(f"unix:{path}")
         with hold_streams(f"unix:{path}", 5) as other:  # the last is for peers that have none
-            opens_too_many(other, "more open calls than --max-calls")
+            opens_too_many(other, "more open calls than --max-calls allows")
     # Nor are those of connections that their clients or gRPC end, and of calls that are answered.
     for _ in range(5):
         hold_streams(server.address, 8).socket.close()

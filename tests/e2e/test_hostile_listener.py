@@ -248,15 +248,15 @@ def test_more_connections_than_descriptors_are_refused(tmp_path):
     code, said = failed_start(tmp_path, "--listen", "127.0.0.1:0", "--max-connections", "137",
                               descriptors=200)
     assert code == 1
-    assert said == ("attend-server: max-connections 137 must be at most 136, as the process may "
-                    "open 200 descriptors (ulimit -n)\n")
+    assert said == ("attend-server: max-connections is 137, must be at most 136: the process "
+                    "may open 200 descriptors (ulimit -n)\n")
     code, said = failed_start(tmp_path, "--listen", "127.0.0.1:0", "--max-connections", "181",
                               "--shared-memory", "--shared-memory-socket", tmp_path / "a" / "sock",
                               descriptors=500)
     assert code == 1
-    assert said == ("attend-server: max-connections 181 must be at most 180, as the process may "
-                    "open 500 descriptors (ulimit -n), 256 of them for connections to shared "
-                    "memory\n")
+    assert said == ("attend-server: max-connections is 181, must be at most 180: the process "
+                    "may open 500 descriptors (ulimit -n), 256 of them reserved for connections to "
+                    "shared memory\n")
 
 
 def test_a_unix_socket_has_one_server_at_a_time(start_server, tmp_path):
@@ -266,7 +266,7 @@ def test_a_unix_socket_has_one_server_at_a_time(start_server, tmp_path):
     first = start_server(listen=listen)
     code, said = failed_start(tmp_path, "--listen", listen, "--metrics-listen", "off")
     assert code == 1
-    assert said == (f"attend-server: listen {listen} cannot be bound: another server owns it "
+    assert said == (f"attend-server: listen {listen} cannot be bound: another server is using it "
                     f"(it holds {path}.lock)\n")
     wire.assert_serves(listen)
     assert first.stop() == 0

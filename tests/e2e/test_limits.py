@@ -151,7 +151,7 @@ def test_rates(start_server, tmp_path, key, name, rate):
         attend(service, request)
         details, pushback_ms = refused(service, request)
         assert f"tenant limit {key}" in details
-        assert f"come again in {pushback_ms} ms" in details and 1000 < pushback_ms < 1e7
+        assert f"retry in {pushback_ms} ms" in details and 1000 < pushback_ms < 1e7
         attend(service, request, "b")
         used = server.metric("attend_tenant_used", tenant="a", limit=name)
         assert used > server.metric("attend_tenant_limit", tenant="a", limit=name)

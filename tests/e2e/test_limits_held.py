@@ -88,19 +88,20 @@ def test_each_tenant_has_its_part_of_shared_memory(start_server, tmp_path):
 
     many = [client("a") for _ in range(192)]
     refused = strangers.Regions(path)
-    assert "the tenant has 192, its own part is 64" in refused.identify(tokens["a"]).error.message
+    message = refused.identify(tokens["a"]).error.message
+    assert "the tenant has 192, its reserved share is 64" in message
     refused.close()
     held = [create(each).created.token for each in many[:3]]
     assert all(held)
     full = create(many[3]).error
     assert full.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    assert f"the tenant has {3 << 20}, its own part is {1 << 20}" in full.message
+    assert f"the tenant has {3 << 20}, its reserved share is {1 << 20}" in full.message
     other, second = client("b"), client("b")
     region = create(other).created.token
     attend("b", region)
     for token in held:
         attend("a", token)  # none has made room
-    assert "its own part is" in create(second).error.message
+    assert "its reserved share is" in create(second).error.message
     assert many[0].ask(release=wire.shm.ReleaseRegion(token=held[0])).HasField("released")
     assert create(second).HasField("created"), "of what is in common"
     for each in (*many, other, second):
@@ -110,16 +111,16 @@ def test_each_tenant_has_its_part_of_shared_memory(start_server, tmp_path):
 def test_requests_beyond_a_tenants_memory_name_its_parts(start_server):
     """A quarter of the budget is reserved for each of two tenants, and half is common."""
     server = start_server("--memory-budget=1MiB", "--tenant=a=1")
-    assert "memory of one tenant alone: default 256KiB, a 256KiB; in common: 512KiB" in server.log()
+    assert "memory reserved per tenant: default 256KiB, a 256KiB; common: 512KiB" in server.log()
     inputs, answer = 3 * 1024 * 64 * 4, 1024 * 64 * 4
     with wire.connect(server.address) as service:
         with pytest.raises(grpc.RpcError) as failure:
             attend(service, wire.small_request(length=1024))
         assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert failure.value.details() == (
-            f"the request's tensors take {inputs} bytes and its answer {answer}, and they must "
+            f"the request's tensors take {inputs} bytes and its answer {answer}, and both must "
             f"fit, each in one piece, into the tenant's part of the memory budget of {1 << 20}, "
-            f"which has {256 << 10}, and the common one of {512 << 10}")
+            f"which has {256 << 10}, and its common part of {512 << 10}")
         attend(service, wire.small_request(length=512))
 
 
@@ -129,11 +130,11 @@ def test_with_tokens_default_has_a_part_only_if_it_is_named(start_server, tmp_pa
     tokens, flags = give_tokens(tmp_path, "compute")
     named = start_server("--memory-budget=1536KiB", "--tenant=default=1,a=1,b=1", *flags)
     assert "tenants: default=1, a=1, b=1;" in named.log()
-    assert "memory of one tenant alone: default 256KiB, a 256KiB, b 256KiB;" in named.log()
+    assert "memory reserved per tenant: default 256KiB, a 256KiB, b 256KiB;" in named.log()
     named.stop()
     server = start_server("--memory-budget=1536KiB", "--tenant=a=1,b=1", *flags)
     assert "tenants: default=0, a=1, b=1;" in server.log()
-    assert ("memory of one tenant alone: default 0B, a 384KiB, b 384KiB; in common: 768KiB"
+    assert ("memory reserved per tenant: default 0B, a 384KiB, b 384KiB; common: 768KiB"
             in server.log())
     late = strangers.token()
     (tmp_path / "new").write_text((tmp_path / "tokens").read_text() +
@@ -321,9 +322,9 @@ def test_unread_answers_leave_others_their_part_of_the_memory_budget(start_serve
             harness.wait_for("b's memory to be back", lambda: (
                 server.metric("attend_host_memory_used_bytes") == 6 * (6 << 20)))
             details, _ = refused(service, request, "a")
-            words = (r"tensor memory: request needs 6291456 bytes, the budget of 67108864 has no "
-                     r"piece free that is so large, neither in the tenant's own \d+ nor in the \d+ "
-                     r"for all")
+            words = (r"tensor memory: request needs 6291456 bytes, the memory budget of 67108864 "
+                     r"has no free block that large, neither in the tenant's own \d+ nor in the "
+                     r"common \d+")
             assert re.fullmatch(words, details), details
 
 

@@ -85,7 +85,7 @@ def test_a_caller_without_the_scope_is_refused_by_name(start_server, tmp_path):
     path = scrapers(tmp_path / "auth", scopes="compute,sessions,admin", a=TOKEN)
     server = start_server("--metrics-auth", path)
     assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}") == (
-        403, "the scope info is needed\n")
+        403, "the caller needs the scope info\n")
 
 
 def test_changed_tokens_apply_at_once(start_server, tmp_path):
@@ -94,7 +94,7 @@ def test_changed_tokens_apply_at_once(start_server, tmp_path):
     assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 200
     path.write_text("name=old sha256=cut sh")
     assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 200
-    assert "changed files cannot be used, the earlier ones stay" in server.log()
+    assert "changed file cannot be used; the previous one stays in use" in server.log()
     os.replace(scrapers(tmp_path / "new", b=OTHER), path)
     assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 401
     assert ask(server.metrics_address, "/metrics", f"Bearer {OTHER}")[0] == 200
@@ -137,7 +137,7 @@ def test_old_tls_versions_and_plaintext_are_refused(start_server, ca):
     assert status == 200 and "attend_build_info" in text
     assert ask(server.metrics_address, "/readyz", context=trust(ca)) == (200, "ok\n")
     status, text = ask(server.metrics_address, "/metrics")
-    assert (status, text) == (400, "this address speaks https\n")
+    assert (status, text) == (400, "this address requires https\n")
     assert f"https://{server.metrics_address}/metrics" in server.log()
     old = trust(ca)
     old.set_ciphers("ALL:@SECLEVEL=0")
@@ -159,7 +159,7 @@ def test_a_changed_certificate_is_shown_and_a_wrong_one_is_not(start_server, ca,
     second = ca.issue("second", usage="serverAuth")
     shutil.copy(second[0], pair[0])  # now it does not fit the key
     assert serial(server.metrics_address, ca) == first
-    assert "certificates are not taken, those before stay" in server.log()
+    assert "certificates not reloaded; the previous ones stay in use" in server.log()
     shutil.copy(second[1], pair[1])
     harness.wait_for("the new certificate",
                      lambda: serial(server.metrics_address, ca) != first)
@@ -210,7 +210,7 @@ def test_beyond_loopback_metrics_need_tls_and_authentication(start_server, ca, t
         start_server(metrics="0.0.0.0:0")
     pair = ca.issue("scraped", usage="serverAuth")
     tls = "--tls-cert", pair[0], "--tls-key", pair[1]
-    with pytest.raises(harness.ServerEnded, match="must ask who reads: give --metrics-auth"):
+    with pytest.raises(harness.ServerEnded, match="must authenticate readers: give --metrics-auth"):
         start_server(*tls, metrics="0.0.0.0:0")
     tokens = scrapers(tmp_path / "tokens", prometheus=TOKEN)
     server = start_server(*tls, "--tokens", tokens, metrics="0.0.0.0:0")

@@ -55,14 +55,14 @@ def test_removed_callers_are_refused(start_server, tmp_path):
         assert streams[kept].ask(wire.small_request()).raw
         for stream, request in ((streams[gone], wire.small_request()),
                                 (triton, wire.oip_pb.ModelInferRequest(id="bad"))):
-            assert stream.refusal(request) == (CODE.UNAUTHENTICATED, "the token is not known", [])
+            assert stream.refusal(request) == (CODE.UNAUTHENTICATED, "the token is unknown", [])
         assert streams[lesser].refusal(wire.small_request()) == (
             CODE.PERMISSION_DENIED,
             "the caller's tenant or scopes have changed: open another stream", [])
         create = {"create": wire.shm.CreateRegion(bytes=4096)}
         assert regions[kept].ask(**create).HasField("created")
         told = wire.shm.RegionReply.FromString(regions[gone].socket.recv(4096)).error
-        assert told.message == "the token is not known"
+        assert told.message == "the token is unknown"
         assert regions[gone].socket.recv(1) == b""
         harness.wait_for("its connection to end",
                          lambda: server.metric("attend_shared_memory_clients") == 1)
@@ -84,7 +84,7 @@ def test_idle_streams_end_when_their_caller_is_removed(start_server, tmp_path):
     write(always, strangers.line("gone", gone, "scopes=compute,info"))
     path = tmp_path / "regions" / "sock"
     server = start_server("--tokens", file, "--shared-memory", "--shared-memory-socket", path)
-    known = (CODE.UNAUTHENTICATED, "the token is not known", [])
+    known = (CODE.UNAUTHENTICATED, "the token is unknown", [])
     with wire.connect(server.address) as service, \
             grpc.insecure_channel(server.address) as channel:
         reflection = channel.stream_stream(strangers.REFLECTION)
@@ -110,7 +110,7 @@ def test_idle_streams_end_when_their_caller_is_removed(start_server, tmp_path):
         for stream in open_streams[gone]:
             assert strangers.refusal(lambda: next(stream.call)) == known
         told = wire.shm.RegionReply.FromString(regions[gone].socket.recv(4096)).error
-        assert told.message == "the token is not known"
+        assert told.message == "the token is unknown"
         assert regions[gone].socket.recv(1) == b""
         harness.wait_for("its connection to end",
                          lambda: server.metric("attend_shared_memory_clients") == 1)

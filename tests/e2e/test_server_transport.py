@@ -94,7 +94,7 @@ def test_unknown_methods_are_unimplemented(start):
     with grpc.insecure_channel(server.address) as channel:
         failed = refusal(lambda: channel.unary_unary("/no.such.Service/Method")(b"", timeout=10))
         assert failed.code() is CODE.UNIMPLEMENTED
-        assert "there is no method /no.such.Service/Method" in failed.details()
+        assert "unknown method /no.such.Service/Method" in failed.details()
 
 
 def test_chunked_calls_over_several_connections(start):

@@ -14,7 +14,8 @@ from sessions import DIM, DIM_V, KV_HEADS, Sequence, client, refused, step
 @pytest.mark.parametrize("change,words", [
     (lambda r: r.sessions[0].__setattr__("layer", 1), "sessions[0].layer is 1, must be in [0, 0]"),
     (lambda r: r.sessions[0].__setattr__("layer", -1), "sessions[0].layer is -1"),
-    (lambda r: r.sessions.append(r.sessions[0]), "sessions[1] names a session a second time"),
+    (lambda r: r.sessions.append(r.sessions[0]),
+     "sessions[1] names the same session as an earlier entry"),
     (lambda r: r.sessions[0].__setattr__("append_id", b"x" * 33), "append_id has 33 bytes"),
     (lambda r: r.kv_lengths.append(1), "kv_lengths must be empty"),
     (lambda r: r.__setattr__("layout", 3), "must have 3"),
@@ -117,7 +118,7 @@ def test_tenants_tokens_and_what_is_taken_from_them_are_counted(start_server, ra
         assert 0 < server.metric(name + "_sum") < 21600
         b.attend(step(random, [Sequence(random, b.create())], 5, 4)[0])
         a.create()  # 3 places are in common, and one is for each tenant alone
-        assert "the tenant has 4, its own part is 1" in refused(
+        assert "the tenant has 4, its reserved share is 1" in refused(
             grpc.StatusCode.RESOURCE_EXHAUSTED, a.create)
         assert server.metric("attend_sessions") == 5
     for tenant, appended, decoded in (("a", 40003, 2), ("b", 5, 4), ("default", 0, 0)):
@@ -143,7 +144,7 @@ def test_a_slow_upload_keeps_its_pages_and_no_other_tenant_from_its_own_part(
         b.attend(step(random, [Sequence(random, b.create(pinned=True))], 6000, 0)[0])
         request_of_b, _ = step(random, [Sequence(random, b.create())], 6000, 0)
         details = refused(grpc.StatusCode.RESOURCE_EXHAUSTED, b.attend, request_of_b)
-        assert "are for it alone" in details
+        assert "are reserved for it" in details
         for chunk in chunked.chunks_of(request, 1 << 20):
             stream.send(chunk)
         stream.half_close()

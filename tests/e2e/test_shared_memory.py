@@ -210,7 +210,7 @@ def test_a_killed_server_leaves_a_socket_that_the_next_one_replaces(shm_server, 
         [harness.binary("attend-server"), "--listen", "127.0.0.1:0", "--metrics-listen", "off",
          "--device", "cpu", "--shared-memory", "--shared-memory-socket", path],
         capture_output=True, text=True, timeout=60, env=harness.clean_env())
-    assert second.returncode == 1 and "another server owns it" in second.stderr
+    assert second.returncode == 1 and "another server is using it" in second.stderr
     client = Client(path)
     first.kill()
     with contextlib.suppress(ConnectionResetError):

@@ -48,10 +48,11 @@ def channel(locked):
 
 @pytest.mark.parametrize("of, reason, message", [
     ([], "no_credentials", NO_TOKEN),
-    (bearer(strangers.token()), "unknown_caller", "the token is not known"),
+    (bearer(strangers.token()), "unknown_caller", "the token is unknown"),
     (bearer(TOKENS["expired"]), "expired", "the token has expired"),
     ([("authorization", "Basic YTpi")], "unknown_caller",
-     'the metadata authorization must be "Bearer TOKEN", the token 16 to 512 visible characters'),
+     'the metadata authorization must be "Bearer TOKEN", with a token of 16 to 512 visible '
+     'characters'),
     ([("x-attend-tenant", "blue")], "no_credentials", NO_TOKEN),
 ], ids=("nothing", "a wrong token", "an expired token", "another scheme", "a tenant's name"))
 def test_every_method_refuses_unauthenticated_callers_alike(locked, channel, of, reason, message):
@@ -83,7 +84,7 @@ def test_every_method_needs_its_scope(locked, channel):
                     (method, name, answer)
                 continue
             assert answer == (CODE.PERMISSION_DENIED,
-                              f'the caller "{name}" has no scope {method.scope}', []), method
+                              f'the caller "{name}" lacks the scope {method.scope}', []), method
             refused += 1
     assert rejected(locked, "no_scope") == before + refused
 
@@ -96,7 +97,7 @@ def test_sessions_in_requests_need_their_scope(channel):
     answer = refusal(lambda: service.Attend(request, metadata=bearer(TOKENS["computes"]),
                                             timeout=wire.SECONDS))
     assert answer == (CODE.PERMISSION_DENIED,
-                      "the request is on sessions, and the caller has no scope sessions", [])
+                      "the request uses sessions, but the caller lacks the scope sessions", [])
 
 
 def test_only_some_callers_may_name_other_tenants(channel):
@@ -111,7 +112,8 @@ def test_only_some_callers_may_name_other_tenants(channel):
     for other in ("green", "default", "nobody"):
         assert refusal(lambda other=other: attend("blue", other)) == (
             CODE.PERMISSION_DENIED,
-            'the caller is of tenant "blue" and may speak for no other (x-attend-tenant)', [])
+            'the caller belongs to tenant "blue" and may not call for another '
+            '(x-attend-tenant)', [])
     assert refusal(lambda: attend("gate", "nobody")).code == CODE.PERMISSION_DENIED
 
 
@@ -236,10 +238,10 @@ def test_the_regions_socket_authenticates_clients(locked):
         assert error.message == "no token: the connection's first packet must be identify"
     for token, tenant, code, message in (
             ("", "", unauthenticated, "the metadata authorization must be"),
-            (strangers.token(), "", unauthenticated, "the token is not known"),
+            (strangers.token(), "", unauthenticated, "the token is unknown"),
             (TOKENS["expired"], "", unauthenticated, "the token has expired"),
-            (TOKENS["sessions"], "", denied, 'the caller "sessions" has no scope compute'),
-            (TOKENS["blue"], "green", denied, "may speak for no other")):
+            (TOKENS["sessions"], "", denied, 'the caller "sessions" lacks the scope compute'),
+            (TOKENS["blue"], "green", denied, "may not call for another")):
         error = regions.identify(token, tenant).error
         assert error.code == code and message in error.message, error
     # As calls are, so that the alert AttendCallersUnknown sees them. No token is a wrong one here.
@@ -310,7 +312,7 @@ def test_tokens_change_while_the_server_runs(start_server, tmp_path):
         write(strangers.line("new", new, "scopes=compute"))
         harness.wait_for("the new file to be read", lambda: reloads("ok") == 1)
         assert attends(new) and not attends(old)
-    assert "line 1 has a field that is none of" in server.log()
+    assert "line 1 has an unknown field" in server.log()
 
 
 @pytest.mark.parametrize("name", ("authorization", "x-attend-tenant"))
@@ -318,7 +320,7 @@ def test_duplicate_credentials_are_refused(locked, channel, name):
     metadata = [*bearer(TOKENS["gate"]), ("x-attend-tenant", "blue")]
     metadata.append(next(each for each in metadata if each[0] == name))
     assert ask(channel, wire.ATTEND, metadata) == (
-        CODE.UNAUTHENTICATED, f"the metadata {name} came more than once", [])
+        CODE.UNAUTHENTICATED, f"the metadata {name} is given more than once", [])
 
 
 def test_a_broken_file_keeps_the_server_from_starting(tmp_path):
@@ -328,7 +330,7 @@ def test_a_broken_file_keeps_the_server_from_starting(tmp_path):
     done = subprocess.run([str(harness.binary("attend-server")), "--listen=127.0.0.1:0",
                            "--metrics-listen=off", "--device=cpu", f"--tokens={file}"],
                           capture_output=True, text=True, timeout=60, env=harness.clean_env())
-    assert done.returncode == 1 and f"tokens {file}: line 1 has a field" in done.stderr
+    assert done.returncode == 1 and f"tokens {file}: line 1 has an unknown field" in done.stderr
     assert token not in done.stderr
 
 

@@ -38,7 +38,7 @@ def encrypted(ca, tmp_path_factory):
 
 @pytest.mark.parametrize("of, reason, message", [
     ([], "no_credentials", NO_TOKEN),
-    (bearer(strangers.token()), "unknown_caller", "the token is not known"),
+    (bearer(strangers.token()), "unknown_caller", "the token is unknown"),
     (bearer(TOKENS["expired"]), "expired", "the token has expired"),
 ], ids=("nothing", "a wrong token", "an expired token"))
 def test_unauthenticated_callers_are_answered_the_same_over_tls(encrypted, ca, of, reason, message):
@@ -61,7 +61,7 @@ def test_tokens_and_scopes_hold_over_tls(encrypted, ca):
                            timeout=wire.SECONDS)
         assert refusal(lambda: service.Attend(
             wire.small_request(), metadata=bearer(TOKENS["informed"]), timeout=wire.SECONDS)) == (
-                CODE.PERMISSION_DENIED, 'the caller "informed" has no scope compute', [])
+                CODE.PERMISSION_DENIED, 'the caller "informed" lacks the scope compute', [])
 
 
 def test_certificates_identify_callers(encrypted, ca):
@@ -79,10 +79,10 @@ def test_certificates_identify_callers(encrypted, ca):
         CODE.PERMISSION_DENIED
     # A wrong token is refused despite a valid certificate.
     assert refusal(lambda: attend("client", metadata=bearer(strangers.token()))) == (
-        CODE.UNAUTHENTICATED, "the token is not known", [])
+        CODE.UNAUTHENTICATED, "the token is unknown", [])
     with ca.channel(encrypted.address, "client") as channel:
         answer = ask(channel, "/attend.v1.SessionService/ListSessions")
-    assert answer == (CODE.PERMISSION_DENIED, 'the caller "shown" has no scope sessions', [])
+    assert answer == (CODE.PERMISSION_DENIED, 'the caller "shown" lacks the scope sessions', [])
 
 
 @pytest.mark.parametrize("name, names, answer", [
@@ -90,7 +90,7 @@ def test_certificates_identify_callers(encrypted, ca):
     ("one-of-several", "DNS:a.example,URI:spiffe://prod/web,DNS:b.example,IP:10.0.0.1", "green"),
     ("dns", "DNS:a.example,DNS:web.prod.example", "blue"),
     ("first-uris", "DNS:web.prod.example,URI:spiffe://prod/web", "green"),
-    ("ended", "URI:spiffe://prod/ended", "what the certificate allowed has expired"),
+    ("ended", "URI:spiffe://prod/ended", "the certificate's entry in --tokens has expired"),
     ("part", "URI:spiffe://prod/web/more,DNS:prod.example,DNS:x.web.prod.example", None),
     ("star", "DNS:*.prod.example", None),
     ("case", "URI:SPIFFE://prod/web", None),
@@ -149,7 +149,7 @@ def test_tokens_over_plaintext_are_refused(tmp_path):
              f"--tokens={tmp_path / 'tokens'}", TENANTS, *flags],
             capture_output=True, text=True, timeout=60, env=harness.clean_env())
         assert done.returncode == 2, done.stderr
-    assert "--tokens: with --listen 0.0.0.0:0 tokens would come in the clear" in done.stderr
+    assert "--tokens: with --listen 0.0.0.0:0 tokens would be sent in the clear" in done.stderr
 
 
 def test_grpcs_traces_have_no_token(start_server, tmp_path):
@@ -179,6 +179,6 @@ def test_a_tenants_socket_is_for_its_tenant(start_server, tmp_path, asks):
         if asks:
             calls.metadata = bearer(TOKENS["green"])
             assert refusal(calls.create) == (CODE.PERMISSION_DENIED,
-                                             "the socket is another tenant's", [])
+                                             "the socket belongs to another tenant", [])
             calls.metadata = bearer(TOKENS["blue"])
             assert [each.id for each in calls.call("ListSessions").sessions] == [made.id]

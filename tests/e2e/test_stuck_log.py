@@ -177,7 +177,7 @@ def test_a_client_whose_reader_has_gone_ends_silently(start_server, pipe):
         done = subprocess.run([harness.binary("attend-client"), "--server", server.address, "info"],
                               stdout=full, stderr=subprocess.PIPE, timeout=60,
                               env=harness.clean_env())
-    assert done.returncode == 1 and b"stdout did not take all of the output" in done.stderr
+    assert done.returncode == 1 and b"stdout did not accept all of the output" in done.stderr
 
 
 @pytest.mark.parametrize("gone", (False, True), ids=("stuck", "gone"))

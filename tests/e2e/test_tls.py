@@ -15,7 +15,7 @@ import certificates
 import harness
 import wire
 
-TLS_ONLY = b"this port takes TLS only"
+TLS_ONLY = b"this port accepts only TLS"
 
 
 def attend(channel, **request):
@@ -242,7 +242,7 @@ def test_certificates_are_replaced_under_load_without_failed_calls(start_server,
             caller.join()
     assert not wrong
     assert set(done) == {False, True}
-    assert "certificates are taken" in server.log()
+    assert "certificates reloaded" in server.log()
 
 
 def test_revoked_clients_are_refused(start_server, ca, tmp_path):

@@ -102,8 +102,8 @@ def test_attend_client_has_its_token_from_a_file_or_the_environment(server, fold
                folder / "blue").stdout.strip()
     done = run("session", "free", made, "--token-file", folder / "computes", check=False)
     assert done.returncode == 1
-    assert done.stderr == (f'attend-client: PERMISSION_DENIED: {made}: the caller "computes" has '
-                           'no scope sessions\n')
+    assert done.stderr == (f'attend-client: PERMISSION_DENIED: {made}: the caller "computes" lacks '
+                           'the scope sessions\n')
     run("session", "free", made, "--token-file", folder / "blue")
 
 

@@ -91,7 +91,7 @@ TEST(MergePartialTest, PartsMayHaveSomeRowsAndSinksCountOnce) {
   EXPECT_FLOAT_EQ(lse[1], std::log(4.0f));
   EXPECT_FLOAT_EQ(lse[3], std::log(2.0f));
   EXPECT_THAT(MergePartial({{&first, 3}}, 4, {}, v1::LAYOUT_BHLD).status().message(),
-              HasSubstr("parts[0] has 2 rows from row 3 on, the whole has 4"));
+              HasSubstr("parts[0] has 2 rows from row 3 on, but the whole has 4"));
   EXPECT_THAT(MergePartial({{&first, 0}}, 4, {1, 2}, v1::LAYOUT_BHLD).status().message(),
               HasSubstr("sinks has 2 entries"));
   EXPECT_FALSE(MergePartial({{&first, 0}}, 4, {}, v1::LAYOUT_LHD).ok());

@@ -35,7 +35,7 @@ TEST_F(TokenTest, AGivenTokenOverridesTheEnvironments) {
 
 TEST_F(TokenTest, AMalformedTokenIsRefusedAndNotQuoted) {
   const std::string advice =
-      ", must have visible ASCII alone; token_file and --token-file read a file's first line";
+      ", must be visible ASCII only; token_file and --token-file read a file's first line";
   for (const auto& [wrong, why] : std::map<std::string, std::string>{
            {"fifteen_bytes_x", "15 characters, must have 16 to 512"},
            {std::string(513, 'x'), "513 characters, must have 16 to 512"},
@@ -63,9 +63,9 @@ TEST_F(TokenTest, WithoutTlsTheTokenIsSentOnlyToThisHost) {
     EXPECT_FALSE(IsOnThisHost(target)) << target;
     EXPECT_TRUE(CheckTokenStays("", target).ok()) << target;
     const Status refused = CheckTokenStays(kToken, target);
-    EXPECT_EQ(refused.message(), "the token would go to " + std::string(target) +
-                                     " in the clear: without TLS it goes to loopback and Unix "
-                                     "sockets alone");
+    EXPECT_EQ(refused.message(),
+              "the token would go to " + std::string(target) +
+                  " in the clear: without TLS it is sent only to loopback and Unix sockets");
   }
 }
 

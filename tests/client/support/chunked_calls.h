@@ -49,7 +49,7 @@ inline CallOutcome Wait(Client& client, const AttentionCall& call, const CallOpt
 inline bool IsTooLate(const Status& status) {
   return status.code() == Code::kDeadlineExceeded ||
          (status.code() == Code::kResourceExhausted &&
-          status.message().find("deadline: it is in ") != std::string::npos);
+          status.message().find("deadline: it is ") != std::string::npos);
 }
 
 inline v1::AttendChunkedResponse Grant(int streams_max = 1, int64_t chunk_bytes_max = 1000) {

@@ -300,7 +300,7 @@ TEST(ShardedSessionTest, ACallThatFailedHalfWayCanBeRetried) {
   EXPECT_EQ(session.length(), 30);
   // The first shard has its part of the rows; the others must be sent again.
   const Status less = session.Attend(0, sequence.Step(sequence.Whole(1, 31), 30)).status();
-  EXPECT_THAT(less.message(), HasSubstr("70 rows; this one brings 1"));
+  EXPECT_THAT(less.message(), HasSubstr("70 rows; this call has 1"));
   ASSERT_THAT(*session.Missing(0), ElementsAre(Tokens{24, 30, other}));
   ASSERT_TRUE(session.Restore(0, 24, sequence.K(24, 30), sequence.V(24, 30)).ok());
   ExpectRight(whole, session.Attend(0, sequence.Step(whole, 30)));

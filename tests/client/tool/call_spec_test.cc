@@ -253,7 +253,7 @@ TEST(Describe, NamesMismatchedTensors) {
                 c.q.dtype = DType::kBit;
                 c.q.bytes = 2 * 4 * 5 * 2;
               }),
-              HasSubstr("q is of bits"));
+              HasSubstr("q has the dtype of bits"));
 }
 
 }  // namespace

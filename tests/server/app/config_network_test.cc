@@ -29,7 +29,7 @@ TEST(ConfigNetworkTest, TcpBeyondLoopbackNeedsTlsOrInsecure) {
   for (const std::string address : {"0.0.0.0:1", "[::]:1", "192.0.2.1:1", "[2001:db8::1]:1"}) {
     ExpectRefused({"--listen", address},
                   "--listen: " + address +
-                      " is beyond loopback, where it must be encrypted: give --tls-cert and "
+                      " is beyond loopback and must be encrypted: give --tls-cert and "
                       "--tls-key, or --insecure");
     EXPECT_EQ(ParseFlags({"--listen", address, "--insecure"}).outcome, ConfigOutcome::kRun);
     EXPECT_EQ(ParseFlags({"--listen", address, "--tls-cert", "c", "--tls-key", "k"}).outcome,
@@ -70,7 +70,7 @@ TEST(ConfigNetworkTest, AUnixSocketCanBeBoundToATenant) {
   const std::map<std::string, std::string, std::less<>> wanted = {{"unix:/x%20y", "a"},
                                                                   {"unix:/d", "default"}};
   EXPECT_EQ(TenantsOfPeers(bound.config), wanted);
-  ExpectRefused({"--listen", "unix:/x?tenant=b"}, "--tenant has no b");
+  ExpectRefused({"--listen", "unix:/x?tenant=b"}, "--tenant does not name b");
   for (const std::string bad :
        {"unix:", "unix:?tenant=a", "unix:/x?tenant=", "unix:/x?user=a", "unix:/x?users=a",
         "unix:/x?users=a&tenant=default", "unix:/x?tenant=default&users=",
@@ -111,7 +111,7 @@ TEST(ConfigNetworkTest, SocketsOfDifferentTenantsMustNotShareUsers) {
                                               {"--socket-users", "7", "--socket-mode", "0666"}}) {
     const ParsedConfig refused = with(all, "&users=8", "");
     EXPECT_EQ(refused.outcome, ConfigOutcome::kError);
-    EXPECT_NE(refused.text.find("unix:/b?tenant=b: there are sockets of several tenants"),
+    EXPECT_NE(refused.text.find("unix:/b?tenant=b: with sockets of several tenants, "),
               std::string::npos)
         << refused.text;
     EXPECT_EQ(with(all, "&users=8", "&users=9").outcome, ConfigOutcome::kRun);
@@ -137,8 +137,8 @@ TEST(ConfigNetworkTest, MetricsBeyondLoopbackNeedAuthentication) {
   EXPECT_NE(with({"--metrics-auth", "a"}, false).text.find("must be encrypted"), std::string::npos);
   const ParsedConfig open = with({}, true);
   EXPECT_EQ(open.outcome, ConfigOutcome::kError);
-  EXPECT_NE(open.text.find("--metrics-listen: 0.0.0.0:1 is beyond loopback, where it must ask who "
-                           "reads: give --metrics-auth or --tokens, or --insecure"),
+  EXPECT_NE(open.text.find("--metrics-listen: 0.0.0.0:1 is beyond loopback and must authenticate "
+                           "readers: give --metrics-auth or --tokens, or --insecure"),
             std::string::npos)
       << open.text;
   EXPECT_EQ(MetricsAccessOf(with({"--metrics-auth", "a", "--tokens", "t"}, true).config).auth, "a");

@@ -181,12 +181,12 @@ TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {
   const ParsedConfig parsed = ParseFlags({"--config", path});
   EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
   const std::string line = "attend-server: --config " + path +
-                           ": \"bogus\" is not the name of a setting (see attend-server --help)\n";
+                           ": \"bogus\" is not a setting (see attend-server --help)\n";
   EXPECT_EQ(parsed.text, line);
   const ScopedEnv env("ATTEND_CONFIG", path.c_str());
   EXPECT_EQ(ParseFlags({}).text, line);
   std::ofstream(path) << "max-queue = 1\n[limits]\nmax-queue = 2\n";
-  EXPECT_NE(ParseFlags({}).text.find("settings must not be in a section, and there is [limits]"),
+  EXPECT_NE(ParseFlags({}).text.find("settings must not be in a section such as [limits]"),
             std::string::npos)
       << ParseFlags({}).text;
   std::remove(path.c_str());
@@ -234,7 +234,7 @@ TEST(ConfigTest, MemoryDefaultsFollowTheHost) {
   EXPECT_EQ(small.config.message_memory_max_bytes, 16 << 20);
   const ParsedConfig much = ParseFlags({"--memory-budget", "1000TiB"});
   EXPECT_EQ(much.outcome, ConfigOutcome::kError);
-  EXPECT_NE(much.text.find("--memory-budget: 1000TiB is more than "), std::string::npos)
+  EXPECT_NE(much.text.find("--memory-budget: 1000TiB exceeds the memory of "), std::string::npos)
       << much.text;
 }
 

@@ -46,8 +46,8 @@ TEST_F(LimitsFileTest, IsLoadedThroughItsFlag) {
 
 TEST_F(LimitsFileTest, AFileThatIsTooLargeOrUnreadableIsRefused) {
   EXPECT_THAT(Error(path_), HasSubstr(path_ + " cannot be read: No such file"));
-  EXPECT_THAT(Error("/dev/null"), HasSubstr("/dev/null must be a file"));
-  EXPECT_THAT(Error(folder_.path()), HasSubstr("must be a file"));
+  EXPECT_THAT(Error("/dev/null"), HasSubstr("/dev/null is not a regular file"));
+  EXPECT_THAT(Error(folder_.path()), HasSubstr("is not a regular file"));
   Write(std::string(kLimitsBytesMax, '\n'));
   EXPECT_EQ(Error(path_), "");
   Write(std::string(kLimitsBytesMax + 1, '\n'));

@@ -94,9 +94,9 @@ TEST_F(MetricsEndpointTest, ProbesTellOnlyLivenessAndReadiness) {
   EXPECT_TRUE(unready.starts_with("HTTP/1.1 503 ") && unready.ends_with("\r\n\r\nnot ready\n"))
       << unready;
   EXPECT_EQ(Ask("GET /healthz HTTP/1.1\r\n\r\n"), alive);
-  ailment_ = "every device is lost\n";
+  ailment_ = "all devices are lost\n";
   const std::string lost = Ask("GET /healthz HTTP/1.1\r\n\r\n");
-  EXPECT_TRUE(lost.starts_with("HTTP/1.1 503 ") && lost.ends_with("\r\n\r\nevery device is lost\n"))
+  EXPECT_TRUE(lost.starts_with("HTTP/1.1 503 ") && lost.ends_with("\r\n\r\nall devices are lost\n"))
       << lost;
 }
 

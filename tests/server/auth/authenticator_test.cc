@@ -95,9 +95,9 @@ TEST_F(AuthenticatorTest, ARefusalNamesWhatIsMissing) {
   Load(Line("ci", kToken, "scopes=compute expires=2001-09-09T01:46:41Z"));
   ExpectRefused(Ask(""), CallerRefusal::kNoCredentials,
                 "no token: the call must have the metadata authorization, \"Bearer TOKEN\"");
-  ExpectRefused(Ask("Bearer " + kOther), CallerRefusal::kUnknown, "the token is not known");
+  ExpectRefused(Ask("Bearer " + kOther), CallerRefusal::kUnknown, "the token is unknown");
   ExpectRefused(Ask("Bearer " + kToken, Scope::kSessions), CallerRefusal::kScope,
-                "the caller \"ci\" has no scope sessions");
+                "the caller \"ci\" lacks the scope sessions");
   EXPECT_TRUE(Ask("Bearer " + kToken, Scope::kAny).status.ok());
   now_ += seconds(1);
   ExpectRefused(Ask("Bearer " + kToken), CallerRefusal::kExpired, "the token has expired");
@@ -107,10 +107,10 @@ TEST_F(AuthenticatorTest, ARefusalNamesWhatIsMissing) {
         kToken, "Bearer " + kToken + " ", "Bearer " + kToken + "\n",
         "Bearer " + std::string(15, 'a'), "Bearer " + std::string(513, 'a')}) {
     ExpectRefused(Ask(wrong), CallerRefusal::kUnknown,
-                  "the metadata authorization must be \"Bearer TOKEN\", the token 16 to 512 "
+                  "the metadata authorization must be \"Bearer TOKEN\", with a token of 16 to 512 "
                   "visible characters");
   }
-  EXPECT_EQ(Ask("Bearer " + std::string(512, 'a')).status.message(), "the token is not known");
+  EXPECT_EQ(Ask("Bearer " + std::string(512, 'a')).status.message(), "the token is unknown");
 }
 
 TEST_F(AuthenticatorTest, ATokenOverPlaintextIsRefusedKnownOrNot) {
@@ -120,8 +120,8 @@ TEST_F(AuthenticatorTest, ATokenOverPlaintextIsRefusedKnownOrNot) {
     Credentials credentials;
     credentials.authorization = authorization;
     ExpectRefused(authenticator_->Decide(credentials, Scope::kCompute), CallerRefusal::kCleartext,
-                  "a token came in the clear: it is taken over TLS, loopback and Unix sockets "
-                  "alone, and should be replaced, as others may have read it");
+                  "the token was sent in the clear: tokens are accepted only over TLS, loopback "
+                  "and Unix sockets; replace it, as others may have read it");
   }
   const std::string authorization = "Bearer " + kToken;
   Credentials encrypted;
@@ -136,8 +136,9 @@ TEST_F(AuthenticatorTest, OnlyACallerWithTheRightMayNameAnotherTenant) {
   EXPECT_EQ(Ask("Bearer " + kToken, Scope::kCompute, "blue").caller.tenant, 1);
   // The message is the same whether such a tenant exists or not.
   for (const char* other : {"green", "default", "nobody", "", "Blue"}) {
-    ExpectRefused(Ask("Bearer " + kToken, Scope::kCompute, other), CallerRefusal::kTenant,
-                  "the caller is of tenant \"blue\" and may speak for no other (x-attend-tenant)");
+    ExpectRefused(
+        Ask("Bearer " + kToken, Scope::kCompute, other), CallerRefusal::kTenant,
+        "the caller belongs to tenant \"blue\" and may not call for another (x-attend-tenant)");
   }
   EXPECT_EQ(Ask("Bearer " + kOther).caller.tenant, 2);
   EXPECT_EQ(Ask("Bearer " + kOther, Scope::kCompute, "blue").caller.tenant, 1);
@@ -167,7 +168,7 @@ TEST_F(AuthenticatorTest, ACertificateIdentifiesItsCallerButDoesNotExcuseAWrongT
   const std::string wrong = "Bearer " + kOther;
   credentials.authorization = wrong;
   ExpectRefused(authenticator_->Decide(credentials, Scope::kCompute), CallerRefusal::kUnknown,
-                "the token is not known");
+                "the token is unknown");
 }
 
 TEST_F(AuthenticatorTest, AChangedFileIsLoadedAndABrokenOneIsIgnored) {
@@ -311,7 +312,7 @@ TEST_F(AuthenticatorTest, AnUnusableFileIsRefused) {
   };
   expect("it cannot be read: No such file");
   std::filesystem::create_directory(path_);
-  expect("it is not a file");
+  expect("it is not a regular file");
   std::filesystem::remove(path_);
   Write(Line("ci", kToken, "scopes=compute"));
   std::filesystem::permissions(path_, std::filesystem::perms::others_write,

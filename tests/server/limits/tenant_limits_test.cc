@@ -94,8 +94,8 @@ TEST_F(TenantLimitsTest, ARateInDebtHasARetryHint) {
   const Status refused = Enter(0, late, 1);
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
   EXPECT_THAT(refused.message(),
-              HasSubstr("bytes-per-second: the tenant has taken 2000 more than its burst of 1000, "
-                        "may take 1000 bytes a second; it may come again in 2000 ms"));
+              HasSubstr("bytes-per-second: the tenant is 2000 over its burst of 1000, at a rate of "
+                        "1000 bytes a second; retry in 2000 ms"));
   EXPECT_EQ(late.retry_after_ms(), 2000);
   clock_.Advance(milliseconds(1999));
   EXPECT_FALSE(Enter(0, late, 1).ok());

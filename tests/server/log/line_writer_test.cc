@@ -183,7 +183,7 @@ TEST_F(LineWriterTest, ALogReportsItsOwnLossesOnceThereIsRoom) {
   }
   const LineWriter::Lost lost = writer.TakeLost();
   EXPECT_EQ(lost.lines, writer.stats().lost);
-  EXPECT_EQ(lost.error, "they come faster than they are written");
+  EXPECT_EQ(lost.error, "lines arrive faster than they can be written");
   EXPECT_EQ(writer.TakeLost().lines, 0) << "once is enough";
 }
 

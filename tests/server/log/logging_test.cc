@@ -164,7 +164,7 @@ TEST_F(LoggerTest, AFloodOfOneKindIsCountedAndHidesNoOthers) {
   logger->Log(LogLevel::warn, "failed", {{"n", -1}}, "BAD");
   const std::vector<nlohmann::json> lines = Lines();
   ASSERT_EQ(lines.size(), 2u);
-  EXPECT_EQ(lines[0]["message"], "more lines like this were left out");
+  EXPECT_EQ(lines[0]["message"], "similar lines were left out");
   EXPECT_EQ(lines[0]["event"], "failed");
   EXPECT_EQ(lines[0]["kind"], "BAD");
   EXPECT_EQ(lines[0]["lines"], 980);
@@ -205,7 +205,7 @@ TEST_F(LoggerTest, AFloodOfAnHourIsBoundedByTheRate) {
   EXPECT_NEAR(lines["failed"], 1810, 2);
   EXPECT_NEAR(lines["without fields"], 1810, 2);
   EXPECT_LE(lines["kinds without number"], LogLimit::kKindsMax + 1810);
-  EXPECT_LE(lines["more lines like this were left out"], 3 * 1802);
+  EXPECT_LE(lines["similar lines were left out"], 3 * 1802);
 }
 
 TEST_F(LoggerTest, RateZeroAndLowerLevelsAreNotLimited) {
@@ -263,9 +263,8 @@ TEST(WholeFileTest, LinksAreNotFollowedAndNoFileIsLeftBehind) {
   EXPECT_EQ(directory.entries().size(), 3u);
 
   const std::string missing = directory.path() / "none" / "ready.json";
-  EXPECT_EQ(
-      CheckFolderOf("ready-file", missing).message(),
-      "ready-file " + missing + ": there is no folder " + (directory.path() / "none").string());
+  EXPECT_EQ(CheckFolderOf("ready-file", missing).message(),
+            "ready-file " + missing + ": missing folder " + (directory.path() / "none").string());
   EXPECT_TRUE(CheckFolderOf("ready-file", path).ok());
   EXPECT_TRUE(CheckFolderOf("ready-file", "ready.json").ok());
   EXPECT_FALSE(WriteWholeFile("ready-file", missing, "").ok());

@@ -117,7 +117,7 @@ TEST(HostPool, RefusesWhenFreeMemoryIsFragmented) {
   blocks[2].Release();
   const Result<HostBlock> refused = pool->Take(0, 3 * kMiB);
   ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.status().message().find("no piece free that is so large"), std::string::npos)
+  EXPECT_NE(refused.status().message().find("no free block that large"), std::string::npos)
       << refused.status().message();
   blocks[1].Release();
   EXPECT_TRUE(pool->Take(0, 6 * kMiB).ok());
@@ -136,7 +136,7 @@ TEST(HostPool, ATenantsOwnPartIsNeverTakenOrFragmentedByOthers) {
   const Status refused = pool->Take(1, 1024).status();
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
   EXPECT_NE(refused.message().find("neither in the tenant's own " + std::to_string(6 * kMiB) +
-                                   " nor in the " + std::to_string(8 * kMiB) + " for all"),
+                                   " nor in the common " + std::to_string(8 * kMiB)),
             std::string::npos)
       << refused.message();
   for (size_t i = 0; i < greedy.size(); i += 2) greedy[i].Release();

@@ -37,12 +37,14 @@ TEST(UploadBudget, ATenantsPartIsReserved) {
   }
   const Status refused = budget.Take(1, 1).status();
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
-  EXPECT_THAT(refused.message(), HasSubstr("request needs 1 bytes, the tenant has 500 of the 500"));
+  EXPECT_THAT(
+      refused.message(),
+      HasSubstr("request needs 1 bytes; the tenant's incomplete uploads hold 500 of at most 500"));
   Result<UploadBudget::Hold> own = budget.Take(0, 100);
   ASSERT_TRUE(own.ok());
   const Status beyond = budget.Take(0, 1).status();
-  EXPECT_THAT(beyond.message(), HasSubstr("the tenant has 100 of the 400 for its incomplete "
-                                          "uploads, of which 100 are for it alone"));
+  EXPECT_THAT(beyond.message(), HasSubstr("the tenant's incomplete uploads hold 100 of at most "
+                                          "400, of which 100 are reserved for it"));
   greedy.pop_back();
   const Result<UploadBudget::Hold> common = budget.Take(0, 100);
   EXPECT_TRUE(common.ok());

@@ -42,7 +42,7 @@ TEST(TcpListenerTest, ALoopbackOnlyListenerRefusesOtherAddresses) {
   };
   for (const std::string address : {"0.0.0.0:0", "[::]:0", "203.0.113.1:0"}) {
     EXPECT_EQ(*IsLoopback(address), false) << address;
-    EXPECT_EQ(listen(address), "it is beyond loopback") << address;
+    EXPECT_EQ(listen(address), "the address is beyond loopback") << address;
   }
   for (const std::string address : {"127.0.0.1:0", "localhost:0"}) {
     EXPECT_EQ(*IsLoopback(address), true) << address;

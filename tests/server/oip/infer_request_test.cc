@@ -123,7 +123,7 @@ TEST_F(InferRequestTest, RefusesInputsThatNoModelHas) {
   ExpectRefused(set([](auto& m) { m.mutable_inputs(1)->set_name("keys"); }), Code::kInvalidArgument,
                 "unexpected inference input 'keys'");
   ExpectRefused(set([](auto& m) { m.mutable_inputs(1)->set_name("q"); }), Code::kInvalidArgument,
-                "'q' is there twice");
+                "'q' is given twice");
   ExpectRefused(set([](auto& m) { m.mutable_inputs(1)->set_name("bias"); }), Code::kInvalidArgument,
                 "unexpected inference input 'bias'");
   ExpectRefused(set([](auto& m) {
@@ -196,7 +196,7 @@ TEST_F(InferRequestTest, RefusesWrongNumbers) {
       << Refusal(good.SerializeAsString()).message();
   ExpectRefused(packed(5, 2), Code::kInvalidArgument, "cu_q[1] is 5, must be in [0, 4]", model);
   ExpectRefused(packed(-1, 2), Code::kInvalidArgument, "cu_q[1] is -1, must be at least 0", model);
-  ExpectRefused(packed(4, 3), Code::kInvalidArgument, "cu_q.shape is [3], must be of the 2", model);
+  ExpectRefused(packed(4, 3), Code::kInvalidArgument, "cu_q.shape is [3], must have the 2", model);
   ExpectRefused(
       [&](auto& m) {
         packed(4, 2)(m);
@@ -245,7 +245,7 @@ TEST_F(InferRequestTest, RefusesWrongOutputs) {
         m.add_outputs()->set_name("o");
         m.add_outputs()->set_name("o");
       },
-      Code::kInvalidArgument, "output 'o' is asked for twice");
+      Code::kInvalidArgument, "output 'o' is requested twice");
   ExpectRefused(
       [](auto& m) {
         m.add_outputs()->set_name("o");

@@ -112,8 +112,8 @@ TEST_F(RegionNamesTest, ATenantsFilesAreBounded) {
          "byte_size is 1001");
   ASSERT_TRUE(names.RegisterFile(0, "a", "/indefault:0", 0, 600).ok());
   Expect(names.RegisterFile(0, "b", "/indefault:0", 0, 401), Code::kResourceExhausted,
-         "byte_size is 401 and the tenant's other regions in system shared memory have 600 bytes, "
-         "together may have at most 1000 (oip-shared-memory-bytes)");
+         "byte_size is 401 and the tenant's other system shared memory regions have 600 bytes, "
+         "together they may have at most 1000 (oip-shared-memory-bytes)");
   Expect(names.RegisterFile(0, "b", "/indefault:0", 0, INT64_MAX), Code::kResourceExhausted,
          "at most 1000");
   // A registration that fails later is not charged.
@@ -134,7 +134,7 @@ TEST_F(RegionNamesTest, OpensOnlyFilesWithThePrefixAndOwner) {
   };
   Write("other", 10);
   refuse("/other", Code::kPermissionDenied, "key /other must begin with /in");
-  refuse("in0", Code::kInvalidArgument, "must be a slash and a name without slashes");
+  refuse("in0", Code::kInvalidArgument, "must be a slash followed by a name without slashes");
   refuse("/in/../in0", Code::kInvalidArgument, "without slashes");
   refuse("/..", Code::kInvalidArgument, "without slashes");
   refuse("", Code::kInvalidArgument, "key has 0 bytes");
@@ -145,16 +145,16 @@ TEST_F(RegionNamesTest, OpensOnlyFilesWithThePrefixAndOwner) {
   std::filesystem::create_directory(folder_.path() / "in3");
   refuse("/in3", Code::kPermissionDenied, "cannot be opened");
   ASSERT_EQ(mkfifo((folder_.path() / "in4").c_str(), 0600), 0);
-  refuse("/in4", Code::kInvalidArgument, "is not a file");
+  refuse("/in4", Code::kInvalidArgument, "is not a regular file");
   std::filesystem::create_hard_link(folder_.path() / "other", folder_.path() / "in5");
-  refuse("/in5", Code::kPermissionDenied, "is a file with 2 names (hard links), must have one");
+  refuse("/in5", Code::kPermissionDenied, "has 2 hard links, must have 1");
   std::filesystem::remove(folder_.path() / "other");
   EXPECT_TRUE(names.RegisterFile(0, "a", "/in5", 0, 1).ok());
 
   options_.files->owner = geteuid() + 1;
   RegionNames others(options_);
   Expect(others.RegisterFile(0, "a", "/in0", 0, 1), Code::kPermissionDenied,
-         "must be of user " + std::to_string(geteuid() + 1));
+         "must belong to user " + std::to_string(geteuid() + 1));
 }
 
 TEST_F(RegionNamesTest, AFileThatShrinksIsAnError) {
@@ -167,9 +167,9 @@ TEST_F(RegionNamesTest, AFileThatShrinksIsAnError) {
   EXPECT_EQ(bytes[999], 'a');
   ASSERT_EQ(truncate((folder_.path() / "in0").c_str(), 500), 0);
   Expect(region->file->Read(0, bytes, 1000), Code::kInvalidArgument,
-         "key /in0 has 500 bytes now, must have the 1000 from 0 on");
+         "key /in0 has 500 bytes now, too few for 1000 at offset 0");
   Expect(region->file->Write(400, bytes, 200), Code::kInvalidArgument,
-         "has 500 bytes now, must have the 200 from 400 on");
+         "has 500 bytes now, too few for 200 at offset 400");
   EXPECT_EQ(std::filesystem::file_size(folder_.path() / "in0"), 500u);
   EXPECT_TRUE(region->file->Write(400, "xyz", 3).ok());
   EXPECT_TRUE(region->file->Read(400, bytes, 3).ok());

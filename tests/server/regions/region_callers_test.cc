@@ -50,9 +50,9 @@ TEST_F(RegionCallersTest, AnUnidentifiedConnectionMakesRoom) {
   v1::RegionReply refused;
   EXPECT_FALSE(Identify(fourth, "0", &refused));
   EXPECT_EQ(refused.error().code(), static_cast<int>(Code::kResourceExhausted));
-  EXPECT_EQ(
-      refused.error().message(),
-      "the socket has as many connections as it takes, 3; the tenant has 3, its own part is 0");
+  EXPECT_EQ(refused.error().message(),
+            "the socket has reached its limit of 3 connections; the tenant has 3, its reserved "
+            "share is 0");
   EXPECT_NE(known.Create(1), nullptr);
 }
 
@@ -118,7 +118,7 @@ TEST_F(RegionCallersTest, AConnectionThatDoesNotIdentifyInTimeIsEnded) {
   options_.identify_time = std::chrono::milliseconds(50);
   ASSERT_TRUE(Start().ok());
   RegionClient silent(options_.path);
-  EXPECT_NE(silent.Receive()->error().message().find("has not said who it is in time"),
+  EXPECT_NE(silent.Receive()->error().message().find("did not identify itself in time"),
             std::string::npos);
   EXPECT_FALSE(silent.Receive());
   EXPECT_EQ(nobodies, 1);

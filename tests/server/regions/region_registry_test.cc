@@ -84,7 +84,7 @@ TEST_F(RegionRegistryTest, ARegionInUseKeepsItsMemoryAndQuota) {
   EXPECT_EQ(registry_->Find(token, 0), nullptr);
   EXPECT_EQ(registry_->stats().changing_bytes, 8 * kPage);
   EXPECT_EQ(registry_->stats().regions, 0);
-  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
+  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 bytes of the connection's limit");
   EXPECT_EQ(used->data[used->bytes - 1], 7);
   EXPECT_EQ(memory_.mapped(), 1u);
   used.reset();
@@ -136,7 +136,7 @@ TEST_F(RegionRegistryTest, AHangingDeviceIsAwaitedOnlyUntilTheLimit) {
   memory_.WaitForUnlocking(1);
   EXPECT_EQ(WaitFor(client, kPage), clock_.Now() + kReturnWait);
   clock_.Advance(kReturnWait);
-  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
+  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 bytes of the connection's limit");
   memory_.Release();
   WaitUntilTaken(0);
   MustCreate(client, 8 * kPage);
@@ -179,12 +179,15 @@ TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAllClients) {
   ExpectRefused(first, UINT64_MAX, Code::kInvalidArgument, "18446744073709551615 bytes");
   ExpectRefused(first, uint64_t{1} << 63, Code::kInvalidArgument, "shared-memory-max");
   MustCreate(first, 5 * kPage);
-  ExpectRefused(first, 4 * kPage, Code::kResourceExhausted, "20480 of the connection's bound");
+  ExpectRefused(first, 4 * kPage, Code::kResourceExhausted,
+                "20480 bytes of the connection's limit");
   MustCreate(first, 3 * kPage);
   MustCreate(second, 6 * kPage);
-  ExpectRefused(third, 3 * kPage, Code::kResourceExhausted, "bytes: the bound of all regions");
+  ExpectRefused(third, 3 * kPage, Code::kResourceExhausted,
+                "bytes: too little of the limit for all regions");
   const std::string last = MustCreate(third, 2 * kPage);
-  ExpectRefused(second, 1, Code::kResourceExhausted, "bytes: the bound of all regions");
+  ExpectRefused(second, 1, Code::kResourceExhausted,
+                "bytes: too little of the limit for all regions");
   ASSERT_TRUE(registry_->Release(third, last).ok());
   MustCreate(second, 1);
 }
@@ -263,7 +266,7 @@ TEST_F(RegionRegistryTest, AFailedCreationLeavesNothing) {
   WaitUntilTaken(0);
   repeat_tokens_ = true;
   const std::string token = MustCreate(client, kPage);
-  ExpectRefused(client, kPage, Code::kInternal, "a token came twice");
+  ExpectRefused(client, kPage, Code::kInternal, "the new token is already in use");
   repeat_tokens_ = false;
   EXPECT_NE(registry_->Find(token, 0), nullptr);
   WaitUntilTaken(kPage);

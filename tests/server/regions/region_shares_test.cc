@@ -32,15 +32,15 @@ class RegionSharesTest : public test::RegionRegistryFixture {
 TEST_F(RegionSharesTest, ATenantsPartIsReservedAndTheRestIsFirstComeFirstServed) {
   const std::string first = MustCreate(one_, 8 * kPage), second = MustCreate(two_, 4 * kPage);
   ExpectRefused(two_, 1, Code::kResourceExhausted,
-                "the bound of all regions (shared-memory-max), 65536, has too little left; the "
-                "tenant has 49152, its own part is 16384");
+                "too little of the limit for all regions (shared-memory-max), 65536, is free; the "
+                "tenant has 49152, its reserved share is 16384");
   const std::string others = MustCreate(other_, 4 * kPage);
   ExpectRefused(other_, 1, Code::kResourceExhausted, "the tenant has 16384");
   EXPECT_NE(registry_->Find(first, 0), nullptr);
   EXPECT_NE(registry_->Find(second, 0), nullptr) << "none makes room for another's";
   ASSERT_TRUE(registry_->Release(one_, first).ok());
   MustCreate(other_, 8 * kPage);
-  ExpectRefused(one_, kPage, Code::kResourceExhausted, "too little left");
+  ExpectRefused(one_, kPage, Code::kResourceExhausted, "too little of the limit");
   ASSERT_TRUE(registry_->Release(other_, others).ok());
   MustCreate(one_, 4 * kPage);
 }

@@ -144,7 +144,7 @@ TEST_F(RegionSocketTest, ConnectionsPerUserAreBounded) {
   RegionClient third(options_.path);
   const auto refused = third.Receive();
   ASSERT_TRUE(refused.has_value());
-  EXPECT_NE(refused->error().message().find("has 2 connections, the most of one user"),
+  EXPECT_NE(refused->error().message().find("has 2 connections, the limit for one user"),
             std::string::npos)
       << refused->error().message();
 }

@@ -80,7 +80,7 @@ TEST_F(UnixListenerTest, AnotherProgramsSocketIsNotReplaced) {
   ASSERT_EQ(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   ASSERT_EQ(listen(listener.get(), 1), 0);
   const Status refused = Start();
-  EXPECT_NE(refused.message().find("another process listens there"), std::string::npos)
+  EXPECT_NE(refused.message().find("another process is listening on it"), std::string::npos)
       << refused.message();
 }
 
@@ -91,7 +91,7 @@ TEST_F(UnixListenerTest, APathLockedByAnotherServerIsRefused) {
   first->socket.Reset();
   const Status refused = Start();
   EXPECT_EQ(refused.code(), Code::kUnavailable);
-  EXPECT_NE(refused.message().find("another server owns it"), std::string::npos);
+  EXPECT_NE(refused.message().find("another server is using it"), std::string::npos);
   StopListening(&*first);
   EXPECT_TRUE(fs::is_empty(folder_)) << "nothing is left";
   EXPECT_TRUE(Start().ok());
@@ -122,7 +122,8 @@ TEST_F(UnixListenerTest, FoldersWritableByOthersAreRefused) {
   path_ = open / "shm.sock";
   ASSERT_EQ(chmod(open.c_str(), 0777), 0);
   const Status refused = Start();
-  EXPECT_NE(refused.message().find("others may write"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("is writable by other users"), std::string::npos)
+      << refused.message();
   ASSERT_EQ(chmod(open.c_str(), 01777), 0);
   EXPECT_TRUE(Start().ok()) << "nobody replaces another's file in a sticky folder";
   listener_.reset();

@@ -136,7 +136,7 @@ TEST_F(CallQueueTest, ATenantsWaitingCallsAreBounded) {
   for (int64_t n = 0; n < CallQueue::kCallsMax; ++n) Post(0, 0);
   const Status refused = queue_->Post(0, 10, [this] { order_ += "!"; });
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
-  EXPECT_NE(refused.message().find("1024 of the tenant wait"), std::string::npos)
+  EXPECT_NE(refused.message().find("1024 of the tenant are waiting"), std::string::npos)
       << refused.message();
   Post(1, 0, CallQueue::kBytesMax - 5);
   EXPECT_EQ(queue_->Post(1, 6, [this] { order_ += "!"; }).code(), Code::kResourceExhausted);

@@ -138,7 +138,7 @@ TEST(ChunkedLifeTest, AnIdleUploadLosesItsMemory) {
     const grpc::Status status = (*stream)->Finish();
     EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
     EXPECT_NE(status.error_message().find("chunked-idle-timeout"), std::string::npos);
-    EXPECT_NE(status.error_message().find("2048 of 3072 are missing"), std::string::npos)
+    EXPECT_NE(status.error_message().find("2048 of 3072 bytes are missing"), std::string::npos)
         << status.error_message();
   }
   WaitUntilEmpty(server);

@@ -135,19 +135,19 @@ const BadUpload kBadUploads[] = {
        c.SendChunk(1, 0, kKilobyte);
        c.SendChunk(1, 0, kKilobyte);
      },
-     "chunk of q, offset 0, 1024 bytes, overlaps bytes that came before: [0, 1024)"},
+     "chunk of q, offset 0, 1024 bytes, overlaps bytes that arrived before: [0, 1024)"},
     {"overlap at the end",
      [](auto& c) {
        c.SendChunk(2, 100, "abc");
        c.SendChunk(2, 98, "abc");
      },
-     "chunk of k, offset 98, 3 bytes, overlaps bytes that came before: [100, 103)"},
+     "chunk of k, offset 98, 3 bytes, overlaps bytes that arrived before: [100, 103)"},
     {"overlap at the beginning",
      [](auto& c) {
        c.SendChunk(3, 100, "abc");
        c.SendChunk(3, 102, "a");
      },
-     "chunk of v, offset 102, 1 bytes, overlaps bytes that came before: [100, 103)"},
+     "chunk of v, offset 102, 1 bytes, overlaps bytes that arrived before: [100, 103)"},
     {"past the end", [](auto& c) { c.SendChunk(1, 1022, "abc"); },
      "chunk of q, offset 1022, 3 bytes, ends past the tensor's 1024 bytes"},
     {"longer than the tensor", [](auto& c) { c.SendChunk(1, 0, kKilobyte + "y"); },

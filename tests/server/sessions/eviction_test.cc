@@ -63,7 +63,7 @@ TEST_F(EvictionTest, RunningSessionsAreNotEvictedAndATenantsPartIsFree) {
   EXPECT_THAT(status.message(),
               HasSubstr("sessions need 3 more pages of 4096 bytes, 12288 bytes more than there is "
                         "room for; the tenant has 16384 bytes, may have at most 49152 "
-                        "(session-memory), of which 16384 are for it alone"));
+                        "(session-memory), of which 16384 are reserved for it"));
   EXPECT_EQ(refusal.missing_bytes, 3 * kPageBytes);
   append->Commit();
   append = nullptr;

@@ -35,8 +35,8 @@ TEST_F(SessionRoomTest, EachTenantHasReservedPlaces) {
   ASSERT_TRUE(hold.ok() && (*hold)->Reserve(pages.data(), 1).ok());
   const Status refused = Create(0).status();
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
-  EXPECT_THAT(refused.message(), HasSubstr("as there may be, 8 (max-sessions); the tenant has 6, "
-                                           "its own part is 2"));
+  EXPECT_THAT(refused.message(), HasSubstr("the limit on sessions is reached, 8 (max-sessions); "
+                                           "the tenant has 6, its reserved share is 2"));
   const std::string origin = Make(1, 1);
   EXPECT_TRUE(table_->Fork(1, origin, {}).ok());
   EXPECT_EQ(Create(1).status().code(), Code::kResourceExhausted);
@@ -222,10 +222,10 @@ TEST_F(SessionRoomTest, ARefusalRevealsNothingAboutOtherTenants) {
   Make(1);
   Make(1);
   const std::string of_two = refusal();
-  EXPECT_EQ(of_two, "there is no room for " + std::to_string(FixedBytes(1)) +
-                        " bytes more in the tables of sessions, which may have at most " +
+  EXPECT_EQ(of_two, "no room for " + std::to_string(FixedBytes(1)) +
+                        " more bytes in the session tables, which may have at most " +
                         std::to_string(4 * FixedBytes(1)) + " (memory-budget); the tenant's have " +
-                        std::to_string(2 * FixedBytes(1)) + ", its own part is " +
+                        std::to_string(2 * FixedBytes(1)) + ", its reserved share is " +
                         std::to_string(FixedBytes(1)));
 }
 

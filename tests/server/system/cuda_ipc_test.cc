@@ -191,12 +191,14 @@ TEST_F(CudaIpcTest, ImportsThatDoNotFitAreRefused) {
   refuse(ImportOf(memory, 0, 0), Code::kInvalidArgument, "bytes is 0");
   refuse(ImportOf(memory, 16, 256), Code::kInvalidArgument,
          "offset is 16, must be a multiple of 256");
-  refuse(ImportOf(memory, 0, 65537), Code::kInvalidArgument, "the allocation has 65536");
-  refuse(ImportOf(memory, 256, 65536), Code::kInvalidArgument, "offset is 256 and bytes 65536");
+  refuse(ImportOf(memory, 0, 65537), Code::kInvalidArgument,
+         "must end within the allocation's 65536");
+  refuse(ImportOf(memory, 256, 65536), Code::kInvalidArgument, "offset is 256 and bytes is 65536");
   refuse(ImportOf(memory, 65536, 1), Code::kInvalidArgument, "offset is 65536");
   refuse(ImportOf(memory, UINT64_MAX - 255, 512), Code::kInvalidArgument,
-         "the allocation has 65536");
-  refuse(ImportOf(memory, 256, UINT64_MAX), Code::kInvalidArgument, "the allocation has 65536");
+         "must end within the allocation's 65536");
+  refuse(ImportOf(memory, 256, UINT64_MAX), Code::kInvalidArgument,
+         "must end within the allocation's 65536");
   server_->backend().RefuseImports(Status(Code::kAlreadyExists, "mapped before"));
   refuse(ImportOf(memory, 0, 65536), Code::kAlreadyExists, "mapped before");
   server_->backend().RefuseImports(Status());

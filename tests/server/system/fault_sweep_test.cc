@@ -338,7 +338,7 @@ TEST_F(FaultSweepTest, ALostDeviceEndsItsRequestsAndIsReported) {
     grpc::ClientContext context;
     ASSERT_TRUE(server.Stub()->GetServerInfo(&context, {}, &info).ok());
     EXPECT_FALSE(info.devices(0).healthy());
-    EXPECT_EQ(CountLines(server.log(), "device is lost device=\"cpu\"\n"), 1);
+    EXPECT_EQ(CountLines(server.log(), "device lost device=\"cpu\"\n"), 1);
     WaitUntilEmpty();
   }
 }

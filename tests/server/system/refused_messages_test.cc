@@ -93,11 +93,11 @@ TEST_F(RefusedMessagesTest, ServerInfoRefusesLargeMessages) {
 TEST_F(RefusedMessagesTest, UnknownMethodsAreCountedAndLogged) {
   const grpc::Status status = Call("/attend.v1.AttentionService/Nothing", 10);
   EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
-  EXPECT_EQ(status.error_message(), "there is no method /attend.v1.AttentionService/Nothing");
+  EXPECT_EQ(status.error_message(), "unknown method /attend.v1.AttentionService/Nothing");
   EXPECT_EQ(Call("/other", 0).error_code(), StatusCode::UNIMPLEMENTED);
   EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"unknown_method\"}"), 2);
   EXPECT_EQ(Metric("attend_requests_total{code=\"UNIMPLEMENTED\"}"), 2);
-  EXPECT_NE(server_.log().find("error=\"there is no method /other\""), std::string::npos)
+  EXPECT_NE(server_.log().find("error=\"unknown method /other\""), std::string::npos)
       << server_.log();
 }
 

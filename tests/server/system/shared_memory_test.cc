@@ -175,7 +175,7 @@ TEST_F(SharedMemoryTest, BadPlacesAreRefused) {
                   request.set_return_lse(false);
                   *request.mutable_lse_placement() = request.o_placement();
                 }),
-                invalid, "lse_placement is set, lse is not asked for");
+                invalid, "lse_placement is set, but lse is not requested");
   ExpectRefused(with([](v1::AttendRequest& request) {
                   request.mutable_q()->mutable_shared_memory()->set_region("short");
                 }),

@@ -93,7 +93,7 @@ TEST_F(TlsCertificatesTest, APairIsLoadedOnceItMatches) {
   certificates.Look();
   EXPECT_NE(certificates.current(), before);
   EXPECT_EQ(Metric("attend_tls_reloads_total", "ok"), 1);
-  EXPECT_TRUE(Logged("certificates are taken")) << log_.str();
+  EXPECT_TRUE(Logged("certificates reloaded")) << log_.str();
 }
 
 // Too few descriptors may be temporary; the files are unchanged.

@@ -195,7 +195,7 @@ TEST_F(TlsChannelTest, TooManyKeyUpdatesEndTheConnection) {
       if (!client_->Send("x")) break;
     }
     EXPECT_LT(Receive(40).size(), 40u);
-    EXPECT_EQ(channel_->wrong(), "TLS handshake messages");
+    EXPECT_EQ(channel_->wrong(), "too many TLS handshake messages");
   }
 }
 
@@ -221,7 +221,7 @@ TEST_F(TlsChannelTest, TooManyRenegotiationsEndTheConnection) {
   EXPECT_EQ(Receive(5), "words");  // a few are only refused
   for (int i = 0; i < 40; ++i) records.Send(SSL3_RT_HANDSHAKE, test::kEmptyClientHello);
   EXPECT_EQ(Receive(1), "");
-  EXPECT_EQ(channel_->wrong(), "TLS handshake messages");
+  EXPECT_EQ(channel_->wrong(), "too many TLS handshake messages");
 }
 
 TEST_F(TlsChannelTest, AFewKeyUpdatesAreAccepted) {

@@ -69,7 +69,7 @@ TEST(ServiceManager, BadNamesAreReported) {
   EXPECT_EQ(TellServiceManager(longest, "READY=1").code(), Code::kUnavailable);
   const Status longer = TellServiceManager(longest + "x", "READY=1");
   EXPECT_EQ(longer.code(), Code::kInvalidArgument);
-  EXPECT_THAT(longer.message(), HasSubstr("108 characters, at most 107"));
+  EXPECT_THAT(longer.message(), HasSubstr("108 characters, must have at most 107"));
 }
 
 // A full queue must not block the sender.

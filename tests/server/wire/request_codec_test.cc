@@ -258,7 +258,7 @@ TEST_F(CodecTest, FieldsBesidesTheTensorsAreBounded) {
   EXPECT_THAT(message_of(Packed(5000, std::string(20480, 'u')) + fields),
               ::testing::EndsWith("have at least 20486 bytes, must have at most 20480"));
   EXPECT_EQ(message_of(fields + Packed(9, std::string(size_t{5} << 20, '\0'))),
-            "the message has more than 4194304 bytes that are in no raw entry");
+            "the message has more than 4194304 bytes outside its raw entries");
 }
 
 TEST_F(CodecTest, SessionsAreCountedBeforeTheyAreParsed) {
