@@ -13,6 +13,19 @@
 namespace attend::c {
 namespace {
 
+// One sequence's length, given by cumulative offsets, by lengths, or the longest. Offsets are
+// bounded before they are subtracted.
+Status CheckLength(const char* what, int64_t b, const int64_t* offsets, const int64_t* lengths,
+                   int64_t longest) {
+  const std::string name = std::string(what) + " of sequence " + std::to_string(b);
+  if (offsets == nullptr) {
+    return lengths == nullptr ? Status() : CheckRange(name.c_str(), lengths[b], 0, longest);
+  }
+  ATTEND_RETURN_IF_ERROR(CheckRange((name + " begin").c_str(), offsets[b], 0, INT64_MAX));
+  ATTEND_RETURN_IF_ERROR(CheckRange((name + " end").c_str(), offsets[b + 1], 0, INT64_MAX));
+  return CheckRange(name.c_str(), offsets[b + 1] - offsets[b], 0, longest);
+}
+
 // The sizes and lengths of `params`, and nothing else of them.
 Status ReadSizes(const attend_params& params, Attention* a) {
   Problem& p = a->problem;
@@ -31,10 +44,10 @@ Status ReadSizes(const attend_params& params, Attention* a) {
     return InvalidArgument("packed needs q_offsets and kv_offsets, one is NULL");
   }
   for (int64_t b = 0; b < p.batch; ++b) {
-    const Sequence s = SequenceOf(*a, b);
-    const std::string n = std::to_string(b);
-    ATTEND_RETURN_IF_ERROR(CheckRange(("queries of sequence " + n).c_str(), s.q_len, 0, p.len_q));
-    ATTEND_RETURN_IF_ERROR(CheckRange(("keys of sequence " + n).c_str(), s.k_len, 0, p.len_k));
+    ATTEND_RETURN_IF_ERROR(
+        CheckLength("queries", b, p.packed ? a->q_offsets : nullptr, a->q_lengths, p.len_q));
+    ATTEND_RETURN_IF_ERROR(
+        CheckLength("keys", b, p.packed ? a->kv_offsets : nullptr, a->kv_lengths, p.len_k));
   }
   return Status();
 }

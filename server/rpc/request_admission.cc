@@ -47,7 +47,7 @@ Status RequestReader::EnterTenant(Request& request) {
 }
 
 Status RequestReader::ChargeTenant(const Validated& validated, Request& request) {
-  int64_t bytes = 0;
+  int64_t bytes = validated.tree_bytes;
   for (int i = 0; i < kTensorsMax; ++i)
     bytes += validated.present[i] ? validated.tensor_bytes[i] : 0;
   for (const OutputTensor& each : OutputsOf(request)) {

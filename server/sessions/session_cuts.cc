@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forks and truncations. Both cut a sequence after some tokens. The page at the cut will be written
-// to, so a session that shares it needs a copy. The copies are made without the table's lock, in
+// Forks, and truncations after which tokens of a draft may follow (session_drafts.cc). All cut a
+// sequence after some tokens. The page at the cut will be written to, so a session that shares it
+// needs a copy. The copies are made without the table's lock, in
 // three steps: take pages, copy, finish. In between, the origin's leaf is pinned, so the source
 // pages do not change. A session that is being truncated cannot be appended to (`changing`), but
 // its pages may be read and become shared in the meantime. So if one of its cut pages is copied,
@@ -263,14 +264,15 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, Cut& cut) 
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
   Session& session = **found;
-  if (cut.draft != 0) ATTEND_RETURN_IF_ERROR(CheckDraft(session, cut));
+  const bool changing = std::any_of(session.layers.begin(), session.layers.end(),
+                                    [](const Layer& layer) { return layer.changing; });
+  // What is under way decides which tokens a draft has.
+  if (cut.draft != 0 && !changing) ATTEND_RETURN_IF_ERROR(CheckDraft(session, cut));
   const int64_t longest = session.longest();
-  if (cut.length < 0 || cut.length > longest) {
+  if (cut.draft == 0 && (cut.length < 0 || cut.length > longest)) {
     return Status(Code::kOutOfRange, OutOfBounds("length", cut.length, 0, longest));
   }
-  for (const Layer& layer : session.layers) {
-    if (layer.changing) return Unavailable("session: an append or a truncation is under way");
-  }
+  if (changing) return Unavailable("session: an append or a truncation is under way");
   BeginCut(*found, cut);
   Use(session, 1);
   for (Layer& layer : session.layers) layer.changing = true;

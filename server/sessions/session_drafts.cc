@@ -78,13 +78,21 @@ Status SessionTable::CheckDraft(const Session& session, Cut& cut) const {
     cut.moved.clear();
     return Status();
   }
+  const int64_t last = cut.moved.empty() ? cut.length - 1 : cut.moved.back();
+  const bool evicted = std::any_of(session.layers.begin(), session.layers.end(),
+                                   [](const Layer& layer) { return layer.evicted_from >= 0; });
+  if (evicted && std::max(cut.draft_begin, last + 1) > whole) {
+    return Status(Code::kOutOfRange, "kept and length ask for " +
+                                         std::to_string(std::max(cut.draft_begin, last + 1)) +
+                                         " tokens, the session has " + std::to_string(whole) +
+                                         ": the others were evicted; append them again");
+  }
   const int64_t least = std::max<int64_t>(0, whole - kTreeTokensMax);
   if (cut.draft_begin < least || cut.draft_begin > whole) {
     return Status(Code::kOutOfRange, OutOfBounds("length", cut.draft_begin, least, whole) +
                                          ": a draft has at most " + std::to_string(kTreeTokensMax) +
                                          " tokens");
   }
-  const int64_t last = cut.moved.empty() ? cut.length - 1 : cut.moved.back();
   if (last < whole) return Status();
   return Status(Code::kOutOfRange, "kept has " + std::to_string(last - cut.draft_begin) +
                                        ", the draft after length " +

@@ -93,6 +93,9 @@ std::shared_ptr<EarlyInput> EarlyInputs::Make(int tenant, std::span<const Messag
   auto early = std::make_shared<EarlyInput>();
   early->places = Entries(message.scan, validated, bytes);
   if (early->places.empty() || plan.input_bytes == 0) return nullptr;
+  // A tree is written out for all queries and keys: nothing so large is taken before it is
+  // admitted.
+  if (validated.tree_bytes > bytes) return nullptr;
 
   const int64_t block_bytes = HostPool::BlockBytes(plan.input_bytes);
   const int64_t sum = sum_->fetch_add(block_bytes, std::memory_order_relaxed) + block_bytes;

@@ -48,7 +48,7 @@ constexpr int64_t ArrayEntryBytes(int field) {
 }
 
 // The entries of one field: packed or single, possibly with other fields in between. Those of a
-// field of bytes are its bytes.
+// field of bytes are its bytes, and their first is where it begins.
 struct ArrayRun {
   int64_t begin = 0;  // position of the first tag in the message
   int64_t end = 0;    // position after the last entry

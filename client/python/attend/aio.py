@@ -272,7 +272,7 @@ class Session(NotCopied):
 
     async def keep_draft(self, length: int, kept: Iterable[int]) -> None:
         """As Session.keep_draft."""
-        await _elsewhere(self._session.keep_draft, length, kept)
+        await _elsewhere(self._session.keep_draft, length, list(kept))
 
     async def keep_alive(self) -> None:
         """As Session.keep_alive."""

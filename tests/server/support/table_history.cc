@@ -266,6 +266,7 @@ void TableHistory::Truncate() {
   const auto now = sessions_.find(id);
   if (!cut.ok()) {
     const Code code = lost                     ? Code::kUnavailable
+                      : drafts && changing     ? Code::kUnavailable
                       : judged != Code::kOk    ? judged
                       : changing               ? Code::kUnavailable
                       : now == sessions_.end() ? Code::kNotFound
