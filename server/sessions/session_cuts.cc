@@ -266,7 +266,7 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, Cut& cut) 
   Session& session = **found;
   const bool changing = std::any_of(session.layers.begin(), session.layers.end(),
                                     [](const Layer& layer) { return layer.changing; });
-  // What is under way decides which tokens a draft has.
+  // An append or truncation under way decides which tokens a draft has.
   if (cut.draft != 0 && !changing) ATTEND_RETURN_IF_ERROR(CheckDraft(session, cut));
   const int64_t longest = session.longest();
   if (cut.draft == 0 && (cut.length < 0 || cut.length > longest)) {
