@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "client/call/tree_mask.h"
 #include "client/sharded_call.h"
 #include "kernels/util/mutex.h"
 
@@ -236,14 +237,22 @@ ShardedSession::ShardedSession(ShardedSession&& other) noexcept = default;
 ShardedSession& ShardedSession::operator=(ShardedSession&& other) noexcept = default;
 ShardedSession::~ShardedSession() = default;
 
-Result<AttentionResult> ShardedSession::Attend(int32_t layer, const AttentionCall& call,
+Result<AttentionResult> ShardedSession::Attend(int32_t layer, const AttentionCall& given,
                                                const CallOptions& options) {
   ATTEND_RETURN_IF_ERROR(state_->CheckLayer(layer));
-  ATTEND_RETURN_IF_ERROR(CheckShardedCall(call));
-  const int64_t rows = BringsRows(call) ? call.k.shape[RowDimension(call.layout)] : 0;
+  ATTEND_RETURN_IF_ERROR(CheckShardedCall(given));
+  const int64_t rows = BringsRows(given) ? given.k.shape[RowDimension(given.layout)] : 0;
+  const int64_t keys = state_->LayerOf(layer).length + rows;
+  const int64_t len_q = given.q.shape[RowDimension(given.layout)];
+  Attention sizes;
+  sizes.problem.batch = 1;
+  sizes.problem.len_q = len_q;
+  sizes.problem.len_k = keys;
+  // Each shard gets its columns of a bias.
+  const Result<AttentionCall> written = WithTreeAsBias(given, sizes);
+  if (!written.ok()) return written.status();
+  const AttentionCall& call = *written;
   if (call.bias) {
-    const int64_t keys = state_->LayerOf(layer).length + rows;
-    const int64_t len_q = call.q.shape[RowDimension(call.layout)];
     const std::vector<int64_t>& shape = call.bias->shape;
     if (shape[3] != keys || (shape[2] != 1 && shape[2] != len_q)) {
       return InvalidArgument("bias has the shape " + ShapeText(shape) + ", must have Lk = " +

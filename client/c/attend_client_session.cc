@@ -150,6 +150,16 @@ Status Truncate(attend_client_session* session, int64_t length) {
   return use.ok() ? session->session->Truncate(length) : use.status();
 }
 
+Status KeepDraft(attend_client_session* session, int64_t length, const int64_t* kept,
+                 int64_t count) {
+  if (count < 0)
+    return InvalidArgument("count is " + std::to_string(count) + ", must be at least 0");
+  if (count > 0) ATTEND_RETURN_IF_ERROR(NotNull("kept", kept));
+  const Result<Use> use = UseOf(session);
+  if (!use.ok()) return use.status();
+  return session->session->KeepDraft(length, {kept, static_cast<size_t>(count)});
+}
+
 Status KeepAlive(attend_client_session* session) {
   const Result<Use> use = UseOf(session);
   return use.ok() ? session->session->KeepAlive() : use.status();
@@ -292,6 +302,11 @@ int32_t attend_client_session_fork(const attend_client_session* session, int64_t
 
 int32_t attend_client_session_truncate(attend_client_session* session, int64_t length) {
   return c::Run([&] { return c::Truncate(session, length); });
+}
+
+int32_t attend_client_session_keep_draft(attend_client_session* session, int64_t length,
+                                         const int64_t* kept, int64_t count) {
+  return c::Run([&] { return c::KeepDraft(session, length, kept, count); });
 }
 
 int32_t attend_client_session_keep_alive(attend_client_session* session) {

@@ -59,6 +59,7 @@ constexpr const char* kFullShapes[] = {
     "B1,H2,L96,D64,window=0:0,lse",
     "B2,H2,L96,D64,bias",
     "B2,H2,L101,D64,bits,lse",
+    "B2,H4,Hkv2,Lq24,Lk101,D64,tree=19,ragged,causal,lse",
     "B2,H2,L96,D64,dropout=0.5",
     "B4,H4,Hkv2,L120,D128,ragged,layout=lhd,dropout=0.1,lse",
     "B1,H8,L96,D64,alibi,causal",

@@ -54,7 +54,7 @@ Status ReadParams(const attend_params* params, int32_t count, Memory memory, Bat
   return Status();
 }
 
-// No params give a batch without a device.
+// A batch without params has no device.
 Result<Batch> ReadBatch(const attend_params* params, int32_t count, Memory memory) {
   ATTEND_RETURN_IF_ERROR(CheckRange("count", count, 0, INT32_MAX));
   if (count > 0 && params == nullptr) return InvalidArgument("params is NULL");
@@ -134,49 +134,63 @@ Result<std::vector<std::string_view>> VariantsFor(const attend_params* params) {
   return chosen->device->Variants(chosen->selection.kernel, chosen->problem);
 }
 
+Status SelectOne(const attend_params* params, const char** kernel, const char** why) {
+  const Result<Chosen> chosen = Choose(params);
+  if (!chosen.ok()) return chosen.status();
+  // Both are static, NUL-terminated strings.
+  if (kernel != nullptr) *kernel = KernelName(chosen->selection.kernel).data();
+  if (why != nullptr) *why = chosen->selection.why.data();
+  return Status();
+}
+
+Status CountVariants(const attend_params* params, int32_t* count) {
+  const auto variants = VariantsFor(params);
+  if (!variants.ok()) return variants.status();
+  if (count == nullptr) return InvalidArgument("count is NULL");
+  *count = static_cast<int32_t>(variants->size());
+  return Status();
+}
+
+// Leaves `name` as it is if there is no such variant.
+Status NameVariant(const attend_params* params, int32_t config, const char** name) {
+  const auto variants = VariantsFor(params);
+  if (!variants.ok()) return variants.status();
+  if (config < 0 || config >= static_cast<int32_t>(variants->size())) return Status();
+  *name = (*variants)[static_cast<size_t>(config)].data();  // a static, NUL-terminated string
+  return Status();
+}
+
 }  // namespace
 }  // namespace attend::c
 
 int32_t attend_run(const attend_params* params, void* stream) {
-  return attend::Return(attend::c::RunOne(params, stream));
+  return attend::Run([&] { return attend::c::RunOne(params, stream); });
 }
 
 int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
                          int64_t workspace_bytes, void* stream) {
-  return attend::Return(attend::c::RunBatch(params, count, workspace, workspace_bytes, stream));
+  return attend::Run(
+      [&] { return attend::c::RunBatch(params, count, workspace, workspace_bytes, stream); });
 }
 
 int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes) {
-  return attend::Return(attend::c::WorkspaceBytes(params, 1, bytes));
+  return attend::Run([&] { return attend::c::WorkspaceBytes(params, 1, bytes); });
 }
 
 int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count, int64_t* bytes) {
-  return attend::Return(attend::c::WorkspaceBytes(params, count, bytes));
+  return attend::Run([&] { return attend::c::WorkspaceBytes(params, count, bytes); });
 }
 
 int32_t attend_select(const attend_params* params, const char** kernel, const char** why) {
-  const attend::Result<attend::c::Chosen> chosen = attend::c::Choose(params);
-  if (!chosen.ok()) return attend::Return(chosen.status());
-  // Both are static, NUL-terminated strings.
-  if (kernel != nullptr) *kernel = attend::KernelName(chosen->selection.kernel).data();
-  if (why != nullptr) *why = chosen->selection.why.data();
-  return ATTEND_OK;
+  return attend::Run([&] { return attend::c::SelectOne(params, kernel, why); });
 }
 
 int32_t attend_configs(const attend_params* params, int32_t* count) {
-  const auto variants = attend::c::VariantsFor(params);
-  if (!variants.ok()) return attend::Return(variants.status());
-  if (count == nullptr) return attend::Return(attend::InvalidArgument("count is NULL"));
-  *count = static_cast<int32_t>(variants->size());
-  return ATTEND_OK;
+  return attend::Run([&] { return attend::c::CountVariants(params, count); });
 }
 
 const char* attend_config_name(const attend_params* params, int32_t config) {
-  const auto variants = attend::c::VariantsFor(params);
-  if (!variants.ok()) {
-    (void)attend::Return(variants.status());
-    return "";
-  }
-  if (config < 0 || config >= static_cast<int32_t>(variants->size())) return "";
-  return (*variants)[static_cast<size_t>(config)].data();  // a static, NUL-terminated string
+  const char* name = "";
+  (void)attend::Run([&] { return attend::c::NameVariant(params, config, &name); });
+  return name;
 }

@@ -9,8 +9,8 @@
  * calls.
  *
  * On a GPU (`device` is CUDA's ordinal) all pointers are device memory, and calls enqueue work.
- * Only the memory functions at the end allocate on the device or wait for it (CUDA itself may wait,
- * to copy the list of a batch of more than some 64 attentions). A library built without CUDA
+ * Only the memory functions at the end allocate on the device or wait for it (CUDA itself may wait
+ * to copy the list of a batch of more than about 64 attentions). A library built without CUDA
  * refuses GPUs with ATTEND_UNIMPLEMENTED.
  *
  * On the CPU (`device` is ATTEND_CPU) all pointers are host memory, there are no streams (they must
@@ -52,9 +52,9 @@ enum {
   ATTEND_FLOAT16 = 1,
   ATTEND_BFLOAT16 = 2,
   ATTEND_FLOAT32 = 3,
-  ATTEND_BIT = 4,     /* of a bias alone: a mask, eight keys to a byte from the lowest bit on; 1
-                       * keeps the key, 0 removes it wholly. Strides are multiples of 8. */
-  ATTEND_FLOAT64 = 64 /* for cpu_reference alone, by name */
+  ATTEND_BIT = 4,     /* for a bias only: a mask, eight keys to a byte from the lowest bit on; 1
+                       * keeps the key, 0 removes it completely. Strides are multiples of 8. */
+  ATTEND_FLOAT64 = 64 /* for cpu_reference only, by name */
 };
 enum { ATTEND_BOTTOM_RIGHT = 0, ATTEND_TOP_LEFT = 1 };
 enum { ATTEND_CPU = -1 }; /* as `device` */
@@ -135,6 +135,16 @@ typedef struct attend_params {
   int64_t workspace_bytes;
 } attend_params;
 
+/* The mask of a draft whose tokens are a tree (speculative decoding): bit j of row i is 1 where the
+ * draft's token i sees token j. Zero it, set struct_bytes, then what applies. Host memory. */
+typedef struct attend_tree {
+  uint64_t struct_bytes;  /* sizeof(attend_tree) */
+  const void* bits;       /* [B|1, tokens, tokens], as ATTEND_BIT; every row begins on a byte */
+  int64_t tokens;         /* in [1, 1024] */
+  int64_t stride_b;       /* bytes from one sequence's tree to the next's; 0 = one for all */
+  const int64_t* lengths; /* [B] tokens of each sequence's draft; NULL = all */
+} attend_tree;
+
 /* The backward pass of one attention: from the gradients with respect to O and LSE to those with
  * respect to Q, K, V and, on request, bias and sinks. Zero it, set struct_bytes, then what
  * applies. */
@@ -182,8 +192,8 @@ ATTEND_API int32_t attend_select(const attend_params* params, const char** kerne
  * requested gradients: 0 for rows beyond a sequence's length, rows that see no key, and keys that
  * no row sees. Bits are a function of the arguments alone; a server's may differ for the same
  * problem (where its workspace is small). On Hopper the workspace may be up to 4 GiB. LSE is
- * required. Keys in pages have no gradients (UNIMPLEMENTED). On the CPU it may allocate up to some
- * 256 MiB for partial sums. */
+ * required. Keys in pages have no gradients (UNIMPLEMENTED). On the CPU it allocates up to 256 MiB
+ * for partial sums, or 64 MiB and 4 (dim + dim_v) bytes per key if that is more. */
 ATTEND_API int32_t attend_run_backward(const attend_backward_params* params, void* stream);
 
 /* attend_workspace_bytes and attend_select for the backward pass. */
@@ -191,6 +201,13 @@ ATTEND_API int32_t attend_backward_workspace_bytes(const attend_backward_params*
                                                    int64_t* bytes);
 ATTEND_API int32_t attend_select_backward(const attend_backward_params* params, const char** kernel,
                                           const char** why);
+
+/* Writes a tree out as a bias [B, 1, len_q, len_k] of ATTEND_BIT, whose rows of len_k bits begin on
+ * byte boundaries, to `bias`, host memory of that many bytes: the draft is each sequence's last
+ * queries and keys. Of `params` it reads batch, len_q, len_k, packed and the lengths or offsets,
+ * which must be in host memory here. */
+ATTEND_API int32_t attend_write_tree(const attend_tree* tree, const attend_params* params,
+                                     void* bias, int64_t bytes);
 
 /* Number of compiled variants of the kernel for this problem, and the name of one ("" if out of
  * range). */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward functions of the C ABI.
+// The backward functions of the C ABI. As in attend_c.cc, arguments are validated before the device
+// is queried, and everything before anything is enqueued.
 
 #include <array>
 #include <string>
@@ -123,23 +124,27 @@ Status WorkspaceBytes(const attend_backward_params* params, int64_t* bytes) {
   return Status();
 }
 
+Status SelectBackward(const attend_backward_params* params, const char** kernel, const char** why) {
+  const Result<Pass> pass = ReadPass(params);
+  if (!pass.ok()) return pass.status();
+  // Both are static, NUL-terminated strings.
+  if (kernel != nullptr) *kernel = KernelName(pass->selection.kernel).data();
+  if (why != nullptr) *why = pass->selection.why.data();
+  return Status();
+}
+
 }  // namespace
 }  // namespace attend::c
 
 int32_t attend_run_backward(const attend_backward_params* params, void* stream) {
-  return attend::Return(attend::c::RunBackward(params, stream));
+  return attend::Run([&] { return attend::c::RunBackward(params, stream); });
 }
 
 int32_t attend_backward_workspace_bytes(const attend_backward_params* params, int64_t* bytes) {
-  return attend::Return(attend::c::WorkspaceBytes(params, bytes));
+  return attend::Run([&] { return attend::c::WorkspaceBytes(params, bytes); });
 }
 
 int32_t attend_select_backward(const attend_backward_params* params, const char** kernel,
                                const char** why) {
-  const attend::Result<attend::c::Pass> pass = attend::c::ReadPass(params);
-  if (!pass.ok()) return attend::Return(pass.status());
-  // Both are static, NUL-terminated strings.
-  if (kernel != nullptr) *kernel = attend::KernelName(pass->selection.kernel).data();
-  if (why != nullptr) *why = pass->selection.why.data();
-  return ATTEND_OK;
+  return attend::Run([&] { return attend::c::SelectBackward(params, kernel, why); });
 }

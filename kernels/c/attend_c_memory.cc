@@ -103,28 +103,28 @@ Status Synchronize(int32_t index, void* stream) {
 }  // namespace attend
 
 int32_t attend_device_count(int32_t* count) {
-  return attend::Return(attend::c::DeviceCount(count));
+  return attend::Run([&] { return attend::c::DeviceCount(count); });
 }
 
 int32_t attend_malloc(int32_t device, int64_t bytes, void** data) {
-  return attend::Return(attend::c::Malloc(device, bytes, data));
+  return attend::Run([&] { return attend::c::Malloc(device, bytes, data); });
 }
 
 int32_t attend_free(int32_t device, void* data) {
-  return attend::Return(attend::c::Free(device, data));
+  return attend::Run([&] { return attend::c::Free(device, data); });
 }
 
 int32_t attend_memcpy(int32_t device, void* to, const void* from, int64_t bytes, int32_t kind,
                       void* stream) {
-  return attend::Return(attend::c::Memcpy(device, to, from, bytes, kind, stream));
+  return attend::Run([&] { return attend::c::Memcpy(device, to, from, bytes, kind, stream); });
 }
 
 int32_t attend_memset(int32_t device, void* data, int32_t value, int64_t bytes, void* stream) {
-  return attend::Return(attend::c::Memset(device, data, value, bytes, stream));
+  return attend::Run([&] { return attend::c::Memset(device, data, value, bytes, stream); });
 }
 
 int32_t attend_synchronize(int32_t device, void* stream) {
-  return attend::Return(attend::c::Synchronize(device, stream));
+  return attend::Run([&] { return attend::c::Synchronize(device, stream); });
 }
 
 const char* attend_last_error(void) { return attend::last_error.c_str(); }

@@ -25,7 +25,7 @@ Status CheckPackedStrides(std::initializer_list<std::pair<const char*, int64_t>>
 // INVALID_ARGUMENT: the caller was built against another version of the struct.
 Status CheckStructBytes(const char* name, uint64_t bytes, uint64_t expected);
 
-// The problem that `params`, which may be null, describes; validated.
+// Reads and validates the problem that `params`, which may be null, describes.
 Status ReadProblem(const attend_params* params, Problem* problem);
 
 // INVALID_ARGUMENT: required memory is null.

@@ -19,7 +19,7 @@
 
 namespace attend::c {
 
-// One attention on the device, its kernel, and the index of a compiled variant; -1 = the best.
+// One attention on the device, with its kernel and the index of a compiled variant (-1: the best).
 struct Item {
   KernelId kernel = KernelId::kCpuReference;
   Attention attention;

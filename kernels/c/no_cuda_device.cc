@@ -13,7 +13,7 @@ Status Refusal(int32_t index) {
   return Unimplemented("device cuda:" + std::to_string(index) + ": " + kWhy);
 }
 
-// Info is called first and fails, so no kernel is ever selected.
+// Callers ask for Info first, which fails, so no kernel is ever selected.
 class NoCuda : public Device {
  public:
   Result<DeviceInfo> Info(int32_t index) const override { return Refusal(index); }

@@ -20,7 +20,7 @@ void AppendTo(const Attention& a, const ConstTensorView& pages, const ConstTenso
     const int64_t first = s.k_len - count;
     for (int64_t h = 0; h < p.heads_kv; ++h) {
       for (int64_t n = 0; n < count;) {
-        // Rows of one head are contiguous on both sides, or are copied one by one.
+        // Rows that are contiguous on both sides are copied in runs, others one by one.
         const bool dense = pages.stride_l == dim && rows.stride_l == dim;
         const int64_t run = dense ? EvenKeys(p, first + n, count - n) : 1;
         const int64_t source = b * rows.stride_b + h * rows.stride_h + n * rows.stride_l;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// New rows of K and V go to their pages. Host memory, calling thread.
+// Appends new rows of K and V to their pages, in host memory on the calling thread.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace attend {
 
-// Writes `append`'s rows to the end of every sequence of `attention`, whose K and V are in pages.
+// Writes `append`'s rows to the end of every sequence of `attention`, whose K and V are paged.
 void AppendKeys(const Attention& attention, const KeyAppend& append);
 
 }  // namespace attend

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A lane is a thread of its own that sleeps until a batch comes: from Submit to the first tile
-// there is one wake-up, and none for a batch that is smaller than a wake-up. The lane's thread then
-// works in the pool's arena, which lends it the idle threads of the pool; tiny batches never leave
-// the lane's thread.
+// Each lane has a thread that sleeps until a batch arrives, so a batch costs one wake-up from
+// Submit to its first tile. A batch smaller than a wake-up runs on the caller's thread instead. The
+// lane's thread works in an arena of the shared pool and gets the pool's idle threads.
 
 #include "kernels/cpu/cpu_backend.h"
 
@@ -39,7 +38,7 @@
 namespace attend {
 namespace {
 
-// More rows of K and V to append take longer than waking the lane's thread.
+// Appending more rows of K and V takes longer than waking the lane's thread.
 constexpr int64_t kInlineAppendRowsMax = 16;
 
 int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
@@ -50,7 +49,7 @@ bool RunsInFlash(const WorkItem& item) {
   return item.selection.kernel == KernelId::kCpuFlash && !item.gradients;
 }
 
-// NaN wherever the item writes, until `stop` is set.
+// Fills the item's outputs with NaN, until `stop` is set.
 void Poison(const WorkItem& item) {
   if (!item.gradients) return PoisonOutput(item.attention, item.stop);
   for (const HostSpan& span : item.outputs) {
@@ -79,7 +78,7 @@ class CpuLane : public Lane {
         return Status(Code::kFailedPrecondition,
                       "a batch was submitted to a CPU lane that still runs one");
       }
-      items_.assign(items.begin(), items.end());
+      ATTEND_RETURN_IF_ERROR(Guarded([&] { TakeItems(items); }));
       busy_ = true;
       if (!RunsOnCaller()) {
         done_ = std::move(done);
@@ -99,23 +98,26 @@ class CpuLane : public Lane {
 
  private:
   void Loop();
+  // Copies the items, and takes all memory that Run needs beside that of the kernels.
+  void TakeItems(std::span<const WorkItem> items);
   bool RunsOnCaller();
   BatchOutcome Run();
-  // Computes an item that is not in flash_.
+  // Runs an item that is not in flash_.
   Status RunAlone(const WorkItem& item);
 
   tbb::task_arena arena_;
   Mutex mutex_;
   CondVar wake_;
-  // A batch waits for the lane's thread.
+  // A batch is waiting for the lane's thread.
   bool pending_ ATTEND_GUARDED_BY(mutex_) = false;
   // From Submit until just before Done.
   bool busy_ ATTEND_GUARDED_BY(mutex_) = false;
   bool stopping_ ATTEND_GUARDED_BY(mutex_) = false;
   Done done_ ATTEND_GUARDED_BY(mutex_);
-  std::vector<WorkItem> items_;  // written while not busy, read by the lane's thread while busy
+  std::vector<WorkItem> items_;          // written while idle, read by the lane's thread while busy
   std::vector<const Attention*> flash_;  // as items_
   std::vector<const StopFlag*> stops_;   // of flash_
+  std::vector<Status> statuses_;         // as items_
   std::thread thread_;                   // last: starts when all else is ready
 };
 
@@ -129,7 +131,7 @@ void CpuLane::Loop() {
     lock.Unlock();
     BatchOutcome outcome = Run();
     lock.Lock();
-    // Free before Done, which may submit the next batch from here.
+    // Idle before Done is called, since Done may submit the next batch.
     const Done done = std::move(done_);
     done_ = nullptr;
     busy_ = false;
@@ -139,7 +141,14 @@ void CpuLane::Loop() {
   }
 }
 
-// Tens of microseconds of work at most: about what waking the lane's thread costs.
+void CpuLane::TakeItems(std::span<const WorkItem> items) {
+  items_.assign(items.begin(), items.end());
+  flash_.reserve(items.size());
+  stops_.reserve(items.size());
+  statuses_.assign(items.size(), Status());
+}
+
+// Whether the batch takes tens of microseconds at most, about the cost of waking the lane's thread.
 bool CpuLane::RunsOnCaller() {
   flash_.clear();
   for (const WorkItem& item : items_) {
@@ -153,7 +162,7 @@ bool CpuLane::RunsOnCaller() {
 BatchOutcome CpuLane::Run() {
   BatchOutcome outcome;
   const auto begin = std::chrono::steady_clock::now();
-  outcome.statuses.resize(items_.size());
+  outcome.statuses = std::move(statuses_);
   flash_.clear();
   stops_.clear();
   for (const WorkItem& item : items_) {
@@ -174,7 +183,7 @@ BatchOutcome CpuLane::Run() {
     const WorkItem& item = items_[n];
     outcome.statuses[n] = RunsInFlash(item) ? flash : RunAlone(item);
     if (Stopped(item.stop)) {
-      outcome.statuses[n] = Status(Code::kCancelled, "the item was stopped while it ran");
+      outcome.statuses[n] = Status(Code::kCancelled, "stopped");
     }
   }
   outcome.kernel_ns = Nanoseconds(std::chrono::steady_clock::now() - begin);
@@ -203,11 +212,11 @@ class CpuAllocator : public HostAllocator {
  public:
   Result<void*> Allocate(int64_t bytes) override { return MapHostMemory(bytes); }
   void Free(void* data, int64_t bytes) override { UnmapHostMemory(data, bytes); }
-  Status Register(void*, int64_t) override { return Status(); }  // any memory is as good
+  Status Register(void*, int64_t) override { return Status(); }  // any memory will do
   void Unregister(void*, int64_t) override {}
 };
 
-// The system provides the memory when it is first used.
+// Pages are allocated by the system on first use.
 class CpuArena : public DeviceArena {
  public:
   explicit CpuArena(HostSpan memory) : memory_(memory) {}
@@ -225,7 +234,7 @@ class CpuArena : public DeviceArena {
   const HostSpan memory_;
 };
 
-// "model name" of /proc/cpuinfo, or the architecture where there is none.
+// The "model name" of /proc/cpuinfo, or the architecture if there is none.
 std::string CpuModel() {
   std::ifstream file("/proc/cpuinfo");
   std::string line;
@@ -252,11 +261,11 @@ DeviceInfo MakeInfo(int threads) {
   return info;
 }
 
-// Throws if the process may not have so many more threads.
+// Throws if the process cannot create `count` more threads.
 void TryThreads(int count) {
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
-  std::vector<std::jthread> threads;  // which wait for the end, then are joined
+  std::vector<std::jthread> threads;  // wait for `end`, then are joined
   try {
     for (int i = 0; i < count; ++i) threads.emplace_back([ended] { ended.wait(); });
   } catch (...) {
@@ -266,11 +275,11 @@ void TryThreads(int count) {
   end.set_value();
 }
 
-// Makes every thread of the pool now. oneTBB makes a thread when it is first needed, on another
-// thread, where a failure to make it cannot be caught.
+// Creates all threads of the pool. oneTBB would create each when first needed, on another thread,
+// where its failure could not be caught.
 void MakeThreads(int threads, tbb::task_arena& pool) {
-  constexpr std::chrono::seconds kPatience(2);  // true ones, for a busy machine; it goes on without
-  // Another backend of this process may have set a lower bound for all.
+  constexpr std::chrono::seconds kPatience(2);  // wall time, for a busy machine; then go on without
+  // Another backend of this process may have set a lower limit.
   threads = std::min(threads, static_cast<int>(tbb::global_control::active_value(
                                   tbb::global_control::max_allowed_parallelism)));
   TryThreads(threads - 1);
@@ -322,7 +331,7 @@ class CpuBackend : public Backend {
   const int threads_;
   const tbb::global_control limit_;  // of the pool that all lanes share
   std::once_flag threads_made_;
-  tbb::task_arena pool_;  // keeps the threads
+  tbb::task_arena pool_;  // keeps the threads alive
   const DeviceInfo info_;
   CpuAllocator allocator_;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU as a Backend. A lane is a share of one pool of threads: lanes that have work divide the
-// cores between them, a lone one gets them all.
+// The CPU as a Backend. All lanes share one thread pool: busy lanes divide the cores among them,
+// and a single busy lane gets all.
 
 #pragma once
 

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One split of keys for all query rows of a KV head, and the merging of splits. Included once per
+// Decodes one split of keys for all query rows of a KV head, and merges splits. Included once per
 // instruction set by decode.cc; runs on any thread, on its own Scratch.
+//
+// Keys are taken a key tile at a time. After each, max, sum and O are every row's state
+// (softmax_state.h) over the keys so far, with O not yet divided by sum. The states of splits are
+// merged in order, in double except for O. A row that comes out NaN or Inf is computed again by the
+// tile code, alone.
 
 #if defined(ATTEND_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_DECODE_INL_H_
@@ -48,7 +53,7 @@ void DecodeRun::Attend(KeyRange keys) {
   for (; block < keys.end && !stopped(); block += kKeyTile, std::swap(k, next_k)) {
     const int64_t first = first_of(block);
     const int64_t last = last_of(block);
-    // While K is multiplied the caches fetch the block's V, and with V the next block's K.
+    // The caches fetch the block's V while K is multiplied, and the next block's K while V is.
     Locate(a_.v, block, first, last, &v);
     const NextRows fetch_v = Next(v, v_shape_);
     if (k_shape_.widened) Widen(k_shape_, p_.dim, first, last, s_.k, k);
@@ -65,7 +70,7 @@ void DecodeRun::Attend(KeyRange keys) {
   }
 }
 
-// From q.k of keys [first, last) of a block to weights, for the rows that see any of them.
+// Turns q.k of a block's keys [first, last) into weights, for the rows that see any of them.
 void DecodeRun::Weigh(int64_t block, int64_t first, int64_t last) {
   whole_count_ = partly_count_ = 0;
   for (int64_t r = 0; r < rows_; ++r) {
@@ -84,7 +89,7 @@ void DecodeRun::Weigh(int64_t block, int64_t first, int64_t last) {
   }
 }
 
-// Everything of problem.h between q.k and the mask.
+// Applies all steps of problem.h between q.k and the mask.
 void DecodeRun::FinishScores(int64_t r, int64_t block, int64_t begin, int64_t end) {
   const F32 d;
   const V32 scale = hn::Set(d, p_.scale);
@@ -123,9 +128,8 @@ void DecodeRun::MaskScores(int64_t r, int64_t begin, int64_t end) {
   }
 }
 
-// Turns a row's scores into weights exp(s - max), those of hidden keys into -0, and brings its
-// maximum and sum up to date; s_.weight is what O so far must be multiplied by. Returns how many
-// keys of the block are hidden.
+// Turns a row's scores into weights exp(s - max), with -0 for hidden keys, and updates its max and
+// sum. Sets s_.weight to the factor for O so far. Returns how many keys of the block are hidden.
 int64_t DecodeRun::Softmax(int64_t r) {
   const F32 d;
   const V32 nothing = hn::Set(d, kNothing);
@@ -136,9 +140,9 @@ int64_t DecodeRun::Softmax(int64_t r) {
     most = hn::Max(most, x);
     hidden += static_cast<int64_t>(hn::CountTrue(d, hn::Eq(x, nothing)));
   }
-  // A NaN may be lost here; its weight is NaN all the same.
+  // A NaN may be lost here, but its weight is NaN anyway.
   const float max = std::max(s_.max[r], hn::GetLane(hn::MaxOfLanes(d, most)));
-  // Nothing seen yet: subtract 0, as -inf - -inf is NaN.
+  // If no key was seen yet, subtract 0: -inf - -inf is NaN.
   const V32 base = hn::Set(d, max == kNothing ? 0.0f : max);
   const V32 lower = hn::Sub(hn::Set(d, s_.max[r]), base);
   const float before = max == s_.max[r] ? 1.0f : hn::GetLane(Exp2(lower, to_log2_));
@@ -164,7 +168,7 @@ void DecodeRun::AddValues(const BlockRows& values, int64_t first, int64_t last,
       return AddValuesOf<DType::kBFloat16>(values, first, last, next);
     case DType::kFloat32:
       return AddValuesOf<DType::kFloat32>(values, first, last, next);
-    case DType::kFloat64:  // Select keeps it away
+    case DType::kFloat64:  // refused by Select
     case DType::kBit:
       return;
   }
@@ -219,7 +223,7 @@ void DecodeRun::MergePartial(const float* partial) {
 }
 
 void DecodeRun::MergeRow(int64_t r, float max, float sum, const float* o) {
-  if (sum == 0) return;  // it saw nothing
+  if (sum == 0) return;  // no key was seen
   const MergeWeights<double> weights =
       Merge(merged_[r], {static_cast<double>(max) * unit_, static_cast<double>(sum)});
   const F32 d;
@@ -231,7 +235,7 @@ void DecodeRun::MergeRow(int64_t r, float max, float sum, const float* o) {
   }
 }
 
-// False if the row needs care: something in it is NaN or Inf, or its sums have left fp32's range.
+// Whether the row's O and sum are finite. If not, an input is NaN or Inf, or a sum has overflowed.
 bool DecodeRun::Finite(int64_t r) const {
   const F32 d;
   V32 zero = hn::Zero(d);
@@ -241,7 +245,8 @@ bool DecodeRun::Finite(int64_t r) const {
   return std::isfinite(merged_[r].sum) && hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
 }
 
-// Rows that need care have the bits of the tile code, and no row has another's.
+// Rows that are not finite get the tile code's bits, one row at a time, so that no row's bits
+// depend on another's.
 void DecodeRun::Store(TileFunction careful) {
   int64_t finite = 0;
   bool needs_care[kDecodeRows];

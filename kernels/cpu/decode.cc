@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiles the SIMD code of cpu_flash's decoding path once per instruction set and picks the best
+// Compiles the SIMD code of cpu_flash's decoding path once per instruction set and selects the best
 // at run time.
 
 #include "kernels/cpu/decode.h"
 
-// As in flash_tile.cc, with which rows are shared.
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
-#endif
+#include "kernels/cpu/target_kind.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/decode.cc"
@@ -24,7 +21,7 @@ HWY_EXPORT(FinishDecode);
 HWY_EXPORT(DecodeWhole);
 
 DecodeFunctions ChooseDecodeFunctions() {
-  // Until the first dynamic call the table's first entry would choose at each call.
+  // Before the first dynamic call, the table's first entry would select a target at each call.
   if (!hwy::GetChosenTarget().IsInitialized()) {
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The products of cpu_flash's decoding path: rows of K and V are widened in registers, straight
-// from where they lie, and lanes lie along the head dimension. Included once per instruction set by
-// decode.cc.
+// The products of cpu_flash's decoding path. Rows of K and V are read in place and widened in
+// registers, with lanes along the head dimension. Included once per instruction set by decode.cc.
 
 #if defined(ATTEND_CPU_DECODE_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_DECODE_MATH_INL_H_
@@ -28,29 +27,30 @@ HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 
-// Accumulators that the register file holds beside the operands.
+// Accumulators that fit the register file beside the operands.
 #if ATTEND_IS_AVX512(HWY_TARGET) || HWY_TARGET == HWY_NEON
 constexpr int kSums = 16;
 #else
 constexpr int kSums = 8;
 #endif
 
-// Elements of a row are taken in steps. A step's vectors are its elements in order, but for bf16:
-// there the even elements, then the odd ones, each a word's half and widened by one instruction.
+// Rows are read in steps. A step's vectors hold its elements in order, except for bf16: there the
+// first has the even elements and the second the odd ones, since each half of a word is widened by
+// one instruction.
 template <DType kType>
 constexpr int kStepVectors = kType == DType::kBFloat16&& HWY_TARGET != HWY_SCALAR ? 2 : 1;
 template <DType kType>
 constexpr int64_t kStep = kStepVectors<kType>* kLanes;
 
-// The element within a step that is lane `lane` of its vectors, counted through.
+// The element within a step that is in lane `lane`, counted over the step's vectors.
 template <DType kType>
 HWY_INLINE int64_t StepElement(int64_t lane) {
   if constexpr (kStepVectors<kType> == 1) return lane;
   return lane < kLanes ? 2 * lane : 2 * (lane - kLanes) + 1;
 }
 
-// Where step t of a row of `dim` >= kStep elements begins. The last one overlaps the one before if
-// it must: no element beyond the row is read.
+// First element of step t of a row of `dim` >= kStep elements. The last step may overlap the one
+// before, so that no element beyond the row is read.
 template <DType kType>
 HWY_INLINE int64_t StepBegin(int64_t t, int64_t dim) {
   return t * kStep<kType> < dim - kStep<kType> ? t * kStep<kType> : dim - kStep<kType>;
@@ -60,7 +60,7 @@ HWY_INLINE int64_t Steps(int64_t dim) {
   return (dim + kStep<kType> - 1) / kStep<kType>;
 }
 
-// Vector kVector of the step that begins at element `begin` of a row.
+// Vector kVector of the step that begins at element `begin`.
 template <DType kType, int kVector>
 HWY_INLINE V32 LoadStep(const void* row, int64_t begin) {
   const F32 d;
@@ -75,11 +75,11 @@ HWY_INLINE V32 LoadStep(const void* row, int64_t begin) {
   }
 }
 
-// How rows of a matrix are read: `type` decides the steps, and rows shorter than a step are widened
-// to scratch first, followed by zeros.
+// How rows of a matrix are read. `type` determines the steps. Rows shorter than a step are first
+// widened to scratch and padded with zeros.
 struct RowShape {
   DType type;
-  int64_t dim;    // as it is read
+  int64_t dim;    // as read
   int64_t width;  // of all steps of a row
   bool widened;
 };
@@ -91,8 +91,8 @@ HWY_INLINE RowShape ShapeOf(DType type, int64_t dim) {
   return {DType::kFloat32, whole, whole, true};
 }
 
-// Calls body(element, place, again) for each place in the order of steps and the element of the row
-// that is there; `again` if the step before has it too.
+// Calls body(element, place, again) for each place in step order, with the element of the row that
+// it holds; `again` if the step before holds that element too.
 template <DType kType, class Body>
 HWY_INLINE void ForEachPlaceOf(int64_t dim, const Body& body) {
   for (int64_t t = 0; t < Steps<kType>(dim); ++t) {
@@ -108,15 +108,15 @@ HWY_INLINE void ForEachPlace(const RowShape& shape, const Body& body) {
   ForEachPlaceOf<DType::kFloat32>(shape.dim, body);
 }
 
-// Rows of K or V of one key tile, and where each begins. Rows before the first one seen are the
-// same as that, and rows after the last one the same as the last.
+// Addresses of one key tile's rows of K or V. Places before the first key seen repeat its address,
+// places after the last key seen repeat that one's.
 struct BlockRows {
   int64_t dim;
   const void* at[kKeyTile];
 };
 
-// Rows that come next, and which of their bytes the L2 cache is to fetch. L1 cannot wait for as
-// many lines at a time as memory's latency takes.
+// The rows that come next, and which of their bytes to prefetch into L2. L1 cannot track as many
+// outstanding lines as memory latency requires.
 struct NextRows {
   const BlockRows* rows = nullptr;
   int64_t begin = 0;
@@ -130,7 +130,7 @@ struct NextRows {
       for (int64_t n = begin; n < end; n += kLine) __builtin_prefetch(at + n, 0, 2);
     }
   }
-  // From `from` to `to` of `of` parts, in whole lines.
+  // Parts [from, to) of `of`, in whole lines.
   HWY_INLINE NextRows Part(int64_t from, int64_t to, int64_t of) const {
     constexpr int64_t kLine = 64;
     const int64_t lines = (end - begin + kLine - 1) / kLine;
@@ -153,7 +153,7 @@ HWY_INLINE void StoreFour(V sums, float* out) {
 }
 #endif
 
-// The sums of four vectors' lanes, to out[0] to out[3]. Each sum adds in the same order.
+// Stores the lane sums of four vectors to out[0..3], all added in the same order.
 HWY_INLINE void StoreSums(V32 a, V32 b, V32 c, V32 e, float* out) {
 #if HWY_TARGET == HWY_SCALAR
   out[0] = hn::GetLane(a);
@@ -189,7 +189,7 @@ HWY_INLINE void DotStep(const BlockRows& keys, int64_t j, int64_t begin, const f
   }
 }
 
-// The same for a whole step of rows in bf16 that FitsPairs.
+// As DotStep, for a whole step of bf16 rows that pass FitsPairs.
 template <DType kType, int kRows, int kKeys>
 HWY_INLINE void DotPairs(const BlockRows& keys, int64_t j, int64_t begin, const uint16_t* q,
                          int64_t width, V32 (&sum)[kRows][kKeys]) {
@@ -208,8 +208,8 @@ HWY_INLINE void DotPairs(const BlockRows& keys, int64_t j, int64_t begin, const 
 }
 
 // s[r * kKeyTile + j + k] = q_r . key j + k, for kRows rows of Q, `width` elements apart, and kKeys
-// keys. Any kRows and kKeys give a row the same bits. Rows are fp32, in the order of steps, or
-// words, in their own, to be added in pairs.
+// keys. A row's bits do not depend on kRows or kKeys. Rows of Q are fp32 in step order, or bf16
+// words in memory order, to be added in pairs.
 template <DType kType, int kRows, int kKeys, class Element>
 HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const Element* q, int64_t width,
                          float* s) {
@@ -242,17 +242,17 @@ HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const Element* q, int
   }
 }
 
-// Rows of one block's weights and of O.
+// Rows of a block's weights and of O.
 template <int kRows>
 struct WeightRows {
   const float* p[kRows];
   float* o[kRows];
-  float before[kRows];  // what O so far is multiplied by
+  float before[kRows];  // factor for O so far
 };
 
 // For each row r and the elements of kSteps steps from step t on: o = before * o + sum over keys
-// [first, last) of p * v; the sum is taken first, from zero. With kSkip, keys whose weight is -0
-// are passed over, whatever their value.
+// [first, last) of p * v, where the sum is computed first, from zero. With kSkip, keys of weight -0
+// are skipped, whatever their value.
 template <DType kType, int kRows, int kSteps, bool kSkip>
 HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t last, int64_t t,
                                 const WeightRows<kRows>& rows, const NextRows& next) {
@@ -298,8 +298,8 @@ HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t 
   }
 }
 
-// The same from step t to the last one: as many at once as registers allow, then what is left.
-// While it goes over the keys the `next` rows are fetched, a part in each round.
+// The same for all steps from t on: as many at a time as fit the registers, then the rest. Each
+// round prefetches its part of the `next` rows.
 template <DType kType, int kRows, int kSteps, bool kSkip>
 HWY_INLINE void AccumulateFrom(const BlockRows& values, int64_t first, int64_t last, int64_t t,
                                const WeightRows<kRows>& rows, const NextRows& next) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The query rows of a KV head that are decoded: what is loaded, and the products with K.
-// decode-inl.h goes on from there. Included once per instruction set; runs on any thread, on its
-// own Scratch.
+// The query rows of a KV head that are decoded: loading, and products with K. Continued in
+// decode-inl.h. Included once per instruction set; runs on any thread, on its own Scratch.
 
 #if defined(ATTEND_CPU_DECODE_RUN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_DECODE_RUN_INL_H_
@@ -47,25 +46,25 @@ class DecodeRun {
   Splits splits() const { return SplitsOf(p_, sequence_); }
   bool stopped() const { return Stopped(tile_.stop); }
 
-  // Come before Attend and before merging.
+  // Called before Attend and before merging.
   void PackQuery();
   void PackPairs(int64_t r, const uint16_t* row);
   void BeginMerge();
-  // The state of each row over these keys, to s_.max, s_.sum and s_.o.
+  // Computes each row's state over these keys into s_.max, s_.sum and s_.o.
   void Attend(KeyRange keys);
-  // Writes that state, or merges it into the answer so far; or merges one that was written.
+  // Writes that state, merges it into the result so far, or merges one that was written.
   void StorePartial(float* partial) const;
   void MergeState();
   void MergePartial(const float* partial);
-  // The rows of O and LSE.
+  // Stores the rows of O and LSE.
   void Store(TileFunction careful);
 
  private:
   int64_t HeadOf(int64_t r) const { return tile_.head + r / tile_.rows; }
   int64_t RowOf(int64_t r) const { return tile_.row + r % tile_.rows; }
-  // Rows of what the scratch has room for.
+  // Rows within the scratch.
   float* Q(int64_t r) const { return s_.q + r * k_shape_.width; }
-  // The same as words, in memory's order.
+  // Q as bf16 words, in memory order.
   uint16_t* Pairs(int64_t r) const {
     return reinterpret_cast<uint16_t*>(s_.q_pairs) + r * k_shape_.width;
   }
@@ -105,14 +104,14 @@ class DecodeRun {
   const int64_t rows_;
   const RowShape k_shape_;
   const RowShape v_shape_;
-  const bool plain_;  // scores are q.k still
-  const bool pairs_;  // which are sums of pairs, but for the rows of `unpaired_`
-  const bool bits_;   // remove keys
-  // A score's unit, in those of problem.h, and in powers of two.
+  const bool plain_;  // scores are q.k without scale
+  const bool pairs_;  // q.k is added in pairs, except for the rows of `unpaired_`
+  const bool bits_;   // the bias is a mask of bits
+  // One unit of a score, in units of problem.h and in powers of two.
   const double unit_;
   const float to_log2_;
   SoftmaxState<double> merged_[kDecodeRows];
-  // Rows that see all keys of the present block, and rows that see some.
+  // Rows that see all keys of the current block, and rows that see some.
   int64_t whole_[kDecodeRows];
   int64_t partly_[kDecodeRows];
   int64_t unpaired_[kDecodeRows];
@@ -134,25 +133,25 @@ void DecodeRun::PackQuery() {
   }
 }
 
-// `row` is row r of Q; s_.rows has it as fp32.
+// `row` is row r of Q in bf16; s_.rows holds it as fp32.
 void DecodeRun::PackPairs(int64_t r, const uint16_t* row) {
   constexpr int64_t kWords = kStep<DType::kBFloat16>;
   for (int64_t t = 0; t * kWords < k_shape_.width; ++t) {
     const int64_t begin = StepBegin<DType::kBFloat16>(t, p_.dim);
-    const int64_t again = t * kWords - begin;  // elements that the step before has
+    const int64_t again = t * kWords - begin;  // elements that the step before holds
     std::fill_n(Pairs(r) + t * kWords, again, uint16_t{0});
     std::copy(row + begin + again, row + begin + kWords, Pairs(r) + t * kWords + again);
   }
   if (!FitsPairs(s_.rows, p_.dim)) unpaired_[unpaired_count_++] = r;
 }
 
-// Where keys [first, last) of a block begin; keys beside them are where the nearest one is.
+// Finds the addresses of keys [first, last) of a block. Other places get the nearest key's.
 void DecodeRun::Locate(const ConstTensorView& view, int64_t block, int64_t first, int64_t last,
                        BlockRows* rows) const {
   rows->dim = &view == &a_.k ? p_.dim : p_.dim_v;
   const int64_t h_kv = tile_.head / p_.group();
   const int64_t step = view.stride_l * DTypeBytes(p_.dtype);
-  for (int64_t n = first; n < last;) {  // once, unless K and V are in pages
+  for (int64_t n = first; n < last;) {  // one round, unless K and V are paged
     const int64_t run = EvenKeys(p_, block + n, last - n);
     const int64_t element = KeyElement(a_, view, sequence_, tile_.b, h_kv, block + n);
     const char* at = static_cast<const char*>(view.data) + element * DTypeBytes(p_.dtype);
@@ -163,7 +162,7 @@ void DecodeRun::Locate(const ConstTensorView& view, int64_t block, int64_t first
   std::fill(rows->at + last, rows->at + kKeyTile, rows->at[last - 1]);
 }
 
-// Rows that are shorter than a step: to fp32, followed by zeros.
+// Widens rows shorter than a step to fp32, padded with zeros.
 void DecodeRun::Widen(const RowShape& shape, int64_t dim, int64_t first, int64_t last, float* out,
                       BlockRows* rows) const {
   for (int64_t j = first; j < last; ++j) {
@@ -192,13 +191,13 @@ void DecodeRun::Dot(const BlockRows& keys, int64_t first, int64_t last, const Ne
       return DotOf<DType::kBFloat16>(keys, first, last, next, Q(0));
     case DType::kFloat32:
       return DotOf<DType::kFloat32>(keys, first, last, next, Q(0));
-    case DType::kFloat64:  // Select keeps it away
+    case DType::kFloat64:  // refused by Select
     case DType::kBit:
       return;
   }
 }
 
-// `q`: rows as DotBlock takes them.
+// `q` has rows as DotBlock takes them.
 template <DType kType, class Element>
 HWY_NOINLINE void DecodeRun::DotOf(const BlockRows& keys, int64_t first, int64_t last,
                                    const NextRows& next, const Element* q) {
@@ -226,7 +225,7 @@ HWY_NOINLINE void DecodeRun::DotOf(const BlockRows& keys, int64_t first, int64_t
   }
 }
 
-// All rows in pairs, then those again that must not be.
+// Computes all rows in pairs, then again without pairs those that do not fit them.
 void DecodeRun::DotPairsOf(const BlockRows& keys, int64_t first, int64_t last,
                            const NextRows& next) {
   constexpr int64_t kKeys = 8;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dropout's bits (dropout.h) for tiles, a vector of groups at a time, each in a lane of 64 bits:
-// what one product of Philox takes. Included once per instruction set.
+// Dropout's draws (dropout.h) for tiles. Each 64-bit lane computes one group, since a round of
+// Philox needs 64-bit products. Included once per instruction set.
 
 #if defined(ATTEND_CPU_DROPOUT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_DROPOUT_INL_H_
@@ -26,7 +26,7 @@ using U64 = hn::ScalableTag<uint64_t>;
 using V64 = hn::Vec<U64>;
 constexpr int64_t kGroups = hn::MaxLanes(U64());
 
-// The product of the lanes' lower halves.
+// The product of each lane's lower half.
 HWY_INLINE V64 MultiplyLower(V64 x, V64 y) {
   const U64 d;
 #if HWY_TARGET == HWY_SCALAR
@@ -37,19 +37,19 @@ HWY_INLINE V64 MultiplyLower(V64 x, V64 y) {
 #endif
 }
 
-// The lanes' upper halves, at their lower ends, with anything above.
+// Moves each lane's upper half to the lower one; the new upper half is undefined.
 HWY_INLINE V64 UpperHalves(V64 x) {
 #if HWY_TARGET == HWY_SCALAR
   return hn::ShiftRight<32>(x);
 #else
-  // Shuffles have a port of their own, shifts of wide vectors share one with products.
+  // Shuffles have their own port; shifts of wide vectors share one with products.
   const U64 d;
   const hn::Repartition<uint32_t, U64> halves;
   return hn::BitCast(d, hn::Shuffle2301(hn::BitCast(halves, x)));
 #endif
 }
 
-// The keys of all rounds.
+// Philox's keys of all rounds.
 struct RoundKeys {
   explicit HWY_INLINE RoundKeys(uint64_t seed) {
     for (int round = 0; round < kDropoutRounds; ++round) {
@@ -61,7 +61,7 @@ struct RoundKeys {
   V64 lower[kDropoutRounds], upper[kDropoutRounds];
 };
 
-// DropoutPhilox of many counters. The lanes' upper halves hold anything, before and after.
+// DropoutPhilox for a vector of counters. The lanes' upper halves are ignored and undefined after.
 HWY_INLINE void PhiloxLanes(const RoundKeys& keys, V64& c0, V64& c1, V64& c2, V64& c3) {
   const V64 multiplier0 = hn::Set(U64(), 0xd2511f53u);
   const V64 multiplier1 = hn::Set(U64(), 0xcd9e8d57u);
@@ -76,20 +76,19 @@ HWY_INLINE void PhiloxLanes(const RoundKeys& keys, V64& c0, V64& c1, V64& c2, V6
   }
 }
 
-// A run of 16 rows, the first of which is a multiple of 16, and their head: as counted in the
-// whole.
+// A run of 16 rows that begins at a multiple of 16, and its head, both counted in the whole.
 struct RowBlock {
   int64_t row;
   int64_t head;
 };
 
-// Words of rows across lanes, a pair of keys after the other: of the 16 keys from `key` on, a
-// multiple of 16.
+// Computes the draws of a block's 16 rows by the 16 keys from `key` on, a multiple of 16, as
+// words[pair of keys][row] with two draws to a word.
 HWY_INLINE void DrawRows(const RoundKeys& round_keys, uint64_t sequence, const RowBlock& block,
                          int64_t key, uint32_t* words) {
   const U64 d;
   const hn::Rebind<uint32_t, U64> narrow;
-  constexpr int64_t kPairs = kDropoutTile / 4;  // that a group's lower keys are one of
+  constexpr int64_t kPairs = kDropoutTile / 4;  // pairs of keys in a tile's lower half
   const V64 rows = hn::Add(hn::Iota(d, 0), hn::Set(d, static_cast<uint64_t>(block.row / 2)));
   for (int64_t pair = 0; pair < kPairs; ++pair) {
     for (int64_t at = 0; at < kDropoutTile / 2; at += kGroups) {
@@ -108,8 +107,8 @@ HWY_INLINE void DrawRows(const RoundKeys& round_keys, uint64_t sequence, const R
   }
 }
 
-// Makes those of the weights [key][lane] that are dropped -0, a hidden key's (Softmax). The lanes'
-// rows begin `offset` after the first block's. Keys are counted in the whole.
+// Replaces dropped weights of [key][lane] by -0, the weight of a hidden key (Softmax). The lanes'
+// rows begin `offset` rows after the first block's. Keys are counted in the whole.
 HWY_INLINE void DropWeights(const Attention& a, int64_t b, const RowBlock* blocks, int64_t offset,
                             int64_t lanes, int64_t key, int64_t keys, uint32_t* words,
                             float* weights) {
@@ -129,7 +128,7 @@ HWY_INLINE void DropWeights(const Attention& a, int64_t b, const RowBlock* block
       float* const to = weights + (j - key) * lanes;
       for (int64_t n = 0; n < lanes; n += kLanes) {
         auto draw = hn::LoadU(du, from + n);
-        if (j % 2 == 0) draw = hn::ShiftLeft<16>(draw);  // else what is below decides nothing
+        if (j % 2 == 0) draw = hn::ShiftLeft<16>(draw);  // lower bits of an odd key decide nothing
         const auto dropped = hn::RebindMask(d, hn::Lt(draw, limit));
         hn::Store(hn::IfThenElse(dropped, none, hn::Load(d, to + n)), d, to + n);
       }
@@ -137,7 +136,7 @@ HWY_INLINE void DropWeights(const Attention& a, int64_t b, const RowBlock* block
   }
 }
 
-// Two neighbouring keys' draws from each lane, in order.
+// Stores each lane's draws of two neighbouring keys, in order.
 HWY_INLINE void StoreDraws(V64 words, uint16_t* to) {
   const hn::Rebind<uint32_t, U64> narrow;
 #if HWY_TARGET == HWY_SCALAR
@@ -147,7 +146,7 @@ HWY_INLINE void StoreDraws(V64 words, uint16_t* to) {
 #else
   const hn::Repartition<uint16_t, decltype(narrow)> draws;
   const auto all = hn::BitCast(draws, hn::TruncateTo(narrow, words));
-  // Four lanes are a tile's half; the next four are the next tile's.
+  // Four lanes are half a tile; the next four belong to the next tile.
   if constexpr (kGroups > 4) {
     const hn::Half<decltype(draws)> half;
     hn::StoreU(hn::LowerHalf(half, all), half, to);
@@ -158,8 +157,8 @@ HWY_INLINE void StoreDraws(V64 words, uint16_t* to) {
 #endif
 }
 
-// The draws of row `low` and of the one 8 after it, for the keys [key, key + keys): `key` is a
-// multiple of 16, and up to 31 more are written. Counted in the whole.
+// Computes the draws of row `low` and of row `low` + 8 for keys [key, key + keys), counted in the
+// whole. `key` must be a multiple of 16; up to 31 more draws are written.
 HWY_INLINE void DrawKeys(const RoundKeys& round_keys, uint64_t sequence, int64_t head, int64_t low,
                          int64_t key, int64_t keys, uint16_t* low_draws, uint16_t* high_draws) {
   const U64 d;

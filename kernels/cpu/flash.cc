@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scheduler of cpu_flash: cuts a batch into tiles, and tiles of few rows into splits of keys,
-// and has the arena's threads take them, longest first.
+// The scheduler of cpu_flash. It cuts a batch into tiles of query rows, and the keys of decoded
+// sequences into splits. The arena's threads take them wave by wave, longest first within a wave.
+// Tiles depend on the number of threads, but no row's bits depend on its tile.
 
 #include "kernels/cpu/flash.h"
 
@@ -25,31 +26,30 @@ using cpu_flash::Scratch;
 using cpu_flash::Splits;
 using cpu_flash::Tile;
 
-// Below this, waking another thread costs more than it can save (some 40 us of one core's work).
+// Below this, waking another thread costs more than it can save: about 40 us of one core.
 constexpr double kInlineWork = 3e6;
 
-// Tiles that are sorted and run together: enough for the threads to wait little for each other's
-// last ones, few enough to take less memory (half a MiB) than the threads' scratch.
+// Tiles that are sorted and run together. Enough that threads rarely wait for each other at the
+// end; few enough that the list (0.7 MiB) takes less memory than one thread's scratch.
 constexpr size_t kTilesListedMax = 8192;
 
-// Memory for the partials of the splits that are listed at once: as many as that many bytes
-// hold, whatever the lengths.
+// Memory for the partials of the splits listed at once, at any length.
 constexpr int64_t kPartialBytesMax = int64_t{2} << 20;
 
-// What a tile costs beside its multiply-adds, in multiply-adds.
+// Cost of a tile beside its multiply-adds, in multiply-adds.
 constexpr double kTileOverhead = 20000;
 
-// Reading a key takes a decoding thread as long as this many rows' multiply-adds with it.
+// Reading a key takes a decoding thread as long as the multiply-adds of this many rows.
 constexpr int64_t kDecodeRowsLeast = 4;
 
-// The calling thread's, made when first needed and kept.
+// The calling thread's scratch, allocated on first use and kept.
 Scratch* ThreadScratch() {
   thread_local std::unique_ptr<Scratch> scratch;
-  if (scratch == nullptr) scratch.reset(new Scratch);  // not make_unique: no need to zero it
+  if (scratch == nullptr) scratch.reset(new Scratch);  // unlike make_unique, does not zero it
   return scratch.get();
 }
 
-// Multiply-adds (over whole vectors) of rows [row, row + rows) of `heads` heads.
+// Multiply-adds, in whole vectors, of rows [row, row + rows) of `heads` heads.
 double WorkOf(const Attention& a, const Sequence& s, int64_t heads, int64_t row, int64_t rows) {
   const Problem& p = a.problem;
   const int64_t last = std::min(row + rows, s.q_len) - 1;
@@ -61,8 +61,8 @@ double WorkOf(const Attention& a, const Sequence& s, int64_t heads, int64_t row,
   return kTileOverhead + static_cast<double>(keys * (p.dim + p.dim_v)) * static_cast<double>(lanes);
 }
 
-// Most rows to a tile: many, as they share the packing of K and V, yet few enough for every thread
-// to get several tiles. No row's bits depend on it.
+// Most rows of a tile: many, since they share the packing of K and V, but few enough that every
+// thread gets several tiles. No row's bits depend on it.
 int64_t MostRows(std::span<const Attention* const> batch, int threads) {
   constexpr double kTilesPerThread = 4;
   double rows = 0;
@@ -74,7 +74,7 @@ int64_t MostRows(std::span<const Attention* const> batch, int threads) {
   return most;
 }
 
-// Rows of each tile of a head: as even as whole vectors allow.
+// Rows of each of a head's tiles, as even as whole vectors allow.
 int64_t TileRows(int64_t rows, int64_t most) {
   constexpr int64_t kVector = 16;
   const int64_t tiles = (rows + most - 1) / most;
@@ -85,8 +85,8 @@ const StopFlag* StopOf(std::span<const StopFlag* const> stops, size_t n) {
   return stops.empty() ? nullptr : stops[n];
 }
 
-// Walks over the tiles of a batch in a fixed order, past attentions that were stopped. They are as
-// many as the rows may be, each larger than what made it, so that they are never all listed.
+// Walks over a batch's tiles in a fixed order, skipping stopped attentions. There can be as many
+// tiles as rows, and a tile can be larger than its input, so they are never all listed.
 class TileWalk {
  public:
   TileWalk(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
@@ -136,7 +136,7 @@ class TileWalk {
     b_ = 0;
     ++at_;
   }
-  // False if the present one has no tiles.
+  // False if the current sequence has no tiles.
   bool BeginSequence() {
     const Problem& p = batch_[at_]->problem;
     if (b_ >= p.batch || Stopped(StopOf(stops_, at_))) return false;
@@ -146,7 +146,7 @@ class TileWalk {
     BeginTiles(0);
     return true;
   }
-  // True rows are done; padding after them goes to tiles.
+  // The true rows are done; the padding after them is computed in tiles.
   void EndDecode() {
     decodes_ = false;
     if (sequence_.q_rows == sequence_.q_len) return EndSequence();
@@ -156,7 +156,7 @@ class TileWalk {
     const int64_t rows = sequence_.q_rows - first_row;
     head_ = 0;
     first_row_ = row_ = first_row;
-    // Short sequences share a tile with other heads of the same KV head.
+    // Short heads share a tile with other heads of the same KV head.
     const Attention& a = *batch_[at_];
     together_ = std::clamp<int64_t>(most_rows_ / rows, 1, a.problem.group());
     if (a.problem.dropout > 0 && (a.dropout.row | rows) % kDropoutTile != 0) together_ = 1;
@@ -166,7 +166,7 @@ class TileWalk {
   const std::span<const Attention* const> batch_;
   const std::span<const StopFlag* const> stops_;
   const int64_t most_rows_;
-  size_t at_ = 0;  // of the attention
+  size_t at_ = 0;  // index of the attention
   int64_t b_ = 0;
   int64_t head_ = 0;
   int64_t row_ = 0;
@@ -182,16 +182,16 @@ struct Functions {
   cpu_flash::DecodeFunctions decode;
 };
 
-// What one thread takes: a tile, or one split of a tile's keys.
+// One thread's unit of work: a tile, or one split of a tile's keys.
 struct Task {
   Tile tile;
   int64_t split = 0;
-  int64_t join = -1;  // the number of what brings the tile's splits together; -1: there is none
+  int64_t join = -1;  // index of the Join of the tile's splits, or -1
 };
 
-// Splits of one tile. The thread that computes the last one merges them.
+// The splits of one tile. The thread that computes the last one merges them.
 struct Join {
-  int64_t partials;  // where they begin
+  int64_t partials;  // index of the first float
   int64_t splits;
 };
 
@@ -200,7 +200,7 @@ class Wave {
  public:
   explicit Wave(const Functions& functions) : functions_(functions) {}
 
-  // Takes tiles as long as there is room. False if it came to the end of the walk.
+  // Takes tiles while there is room. False once the walk has ended.
   bool Fill(TileWalk* walk) {
     tasks_.clear();
     joins_.clear();
@@ -220,7 +220,7 @@ class Wave {
     const auto longer = [](const Task& x, const Task& y) { return x.tile.work > y.tile.work; };
     std::stable_sort(tasks_.begin(), tasks_.end(), longer);
     if (floats_ > held_) {
-      partials_.reset();  // first, or there would be both
+      partials_.reset();  // first, so that both never exist at once
       partials_.reset(new float[static_cast<size_t>(floats_)]);
       held_ = floats_;
     }
@@ -269,9 +269,9 @@ class Wave {
   const Functions functions_;
   std::vector<Task> tasks_;
   std::vector<Join> joins_;
-  std::vector<std::atomic<int64_t>> left_;  // splits of each join
+  std::vector<std::atomic<int64_t>> left_;  // by Join: splits still to compute
   std::unique_ptr<float[]> partials_;
-  int64_t held_ = 0;    // floats of partials_
+  int64_t held_ = 0;    // size of partials_
   int64_t floats_ = 0;  // in use
 };
 
@@ -294,7 +294,7 @@ bool CpuFlashRunsInline(std::span<const Attention* const> batch) {
   double work = 0;
   for (const Attention* attention : batch) {
     const Problem& p = attention->problem;
-    // An upper bound in constant time; sequences that the mask thins out run as well inline.
+    // A constant-time upper bound. It ignores the mask, so some small sequences do not run inline.
     const int64_t rows = p.packed ? p.total_q : p.batch * p.len_q;
     const int64_t group_rows =
         std::max(rows * p.group(), rows == 0 ? 0 : p.batch * kDecodeRowsLeast);
@@ -312,7 +312,7 @@ void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag*
     return;
   }
   const int64_t most_rows = MostRows(batch, tbb::this_task_arena::max_concurrency());
-  // The others of a batch would go on, so only one that is alone can end the loop.
+  // A single attention can end the loop; in a batch the others go on.
   const StopFlag* const alone = batch.size() == 1 ? StopOf(stops, 0) : nullptr;
   TileWalk walk(batch, stops, most_rows);
   Wave wave(functions);

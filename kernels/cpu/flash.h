@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rung 1: exact attention on all cores, tiled with an online softmax and SIMD chosen at run time.
-// Takes every problem that passes Check. A row's bits depend on its problem alone: not on threads,
-// nor on what else is in the batch. Host memory; any thread may call, also several at once.
+// Rung 1: exact attention on all cores, tiled, with an online softmax and SIMD selected at run
+// time. Takes every problem that passes Check. A row's bits depend on its problem alone, not on
+// threads or on the rest of the batch. Works on host memory; callable from any thread, also
+// concurrently.
 
 #pragma once
 
@@ -14,20 +15,19 @@
 
 namespace attend {
 
-// Computes all attentions of the batch, with the threads of the TBB arena that the caller is in;
-// returns when they are done. Throws std::bad_alloc if scratch memory cannot be had (about 0.8 MiB
-// per thread, kept for the next call, and for partial answers over splits of keys 2 MiB at most,
-// whatever the lengths and heads); outputs are then unspecified. `stops`, if not empty, are the
-// attentions' flags, or null: what is stopped is left within milliseconds, its output unspecified,
-// and the others have the bits that they have without it.
+// Computes all attentions of the batch on the threads of the caller's TBB arena, and returns when
+// they are done. Throws std::bad_alloc if scratch memory cannot be allocated; outputs are then
+// unspecified. Scratch is about 0.8 MiB per thread, kept for the next call, and at most 2 MiB for
+// partials of splits. `stops`, unless empty, has each attention's stop flag or null. A stopped
+// attention ends within milliseconds with its output unspecified; the others' bits are unaffected.
 void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops = {});
 
-// True if the batch is so small that CpuFlash runs it on the calling thread alone: there is then
-// nothing to gain from entering an arena.
+// Whether the batch is so small that CpuFlash runs it on the calling thread alone, without need of
+// an arena.
 bool CpuFlashRunsInline(std::span<const Attention* const> batch);
 
-// The instruction set that runs on this machine, in Highway's words: "AVX3", "AVX2", "NEON"; with
-// "_BF16" if scores of bf16 are sums of pairs.
+// The instruction set that runs on this machine, by Highway's name ("AVX3", "AVX2", "NEON"), with
+// "_BF16" if bf16 scores are sums of pairs.
 std::string CpuFlashTarget();
 
 }  // namespace attend

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scheduler of the backward pass. The keys of a KV head are cut into slabs, which threads take;
-// each adds to its own dK and dV, and makes a part of dQ, band of query rows by band. After each
-// band the parts are summed in order.
+// The scheduler of the backward pass. It cuts each KV head's keys into slabs, which threads take,
+// longest first. A slab adds to its own dK and dV and, one band of query rows at a time, makes its
+// part of dQ; after each band the parts are summed in slab order. Cuts depend on the problem alone,
+// so bits do not depend on threads. KV heads run in waves that fit the memory for partial sums.
+// After each band, rows whose delta's rounding spoils dQ or dK are corrected.
 
 #include "kernels/cpu/flash_gradients.h"
 
@@ -44,21 +46,21 @@ using cpu_flash::RowTerms;
 using cpu_flash::ThreadScratch;
 using cpu_flash::WorkOf;
 
-// Memory for the partial sums of a wave.
+// Memory for a wave's partial sums.
 constexpr int64_t kWaveFloats = (int64_t{256} << 20) / sizeof(float);
 
-// KV heads that are listed at once, however small.
+// Most KV heads listed at once, however small.
 constexpr size_t kWaveHeads = 4096;
 
-// A task of a pass for dBias alone.
+// Keys and rows of a task of the separate dBias pass.
 constexpr int64_t kBiasKeys = 6 * kGradientKeys;
 constexpr int64_t kBiasRows = 4 * kGradientRows;
-// Sums, aligned for any vector and not zeroed.
+// Memory for sums, aligned for any vector and not zeroed.
 class Floats {
  public:
   void Reserve(int64_t count) {
     if (count <= held_) return;
-    floats_.reset();  // first, or there would be both
+    floats_.reset();  // first, so that both never exist at once
     held_ = 0;
     floats_.reset(static_cast<float*>(
         ::operator new(static_cast<size_t>(count) * sizeof(float), kAlignment)));
@@ -85,12 +87,12 @@ void ZeroRows(const TensorView& to, DType dtype, int64_t dim, int64_t b, int64_t
   }
 }
 
-// Whether KV heads or sequences add to the same elements of dBias.
+// Whether several KV heads or sequences add to the same elements of dBias.
 bool SharesBias(const Problem& p, const TensorView& d_bias) {
   return (p.batch > 1 && d_bias.stride_b == 0) || (p.heads_kv > 1 && d_bias.stride_h == 0);
 }
 
-// The gradients of one KV head of one sequence, without dSinks, to which other sequences add.
+// The gradients of one KV head of one sequence, without dSinks, which sequences share.
 Gradients SliceOf(const Attention& a, const Gradients& g, int64_t b, int64_t h_kv, bool bias) {
   const Problem& p = a.problem;
   const int64_t h = h_kv * p.group();
@@ -126,7 +128,7 @@ class Backward {
 
   void Run() {
     if (bias_) ZeroBias();
-    if (!HasPart(p_)) {  // whose dS need not add up to dLSE
+    if (!HasPart(p_)) {  // the dS of a part need not add up to dLSE
       measured_ = cpu_flash::MeasureRows(a_, g_, functions_, stop_);
       finds_errors_ = p_.o_dtype() != DType::kFloat32 || !measured_.empty();
     }
@@ -145,14 +147,14 @@ class Backward {
   }
 
  private:
-  // What threads take.
+  // A thread's unit of work.
   struct Item {
     size_t head;
-    int64_t n;  // of a slab, or of a tile of rows
+    int64_t n;  // a slab, or the first row of a tile
     double work;
   };
 
-  // Rows of a wave's KV head that are computed again, in part.
+  // Rows of a KV head whose gradients are corrected. `keys`: dK as well as dQ.
   struct Correction {
     size_t head;
     bool keys;
@@ -195,25 +197,25 @@ class Backward {
   const GradientFunctions functions_;
   bool finds_errors_ = false;  // some row's delta may be off
   const bool bias_;
-  const bool bias_shared_;  // then a pass of its own adds it up
+  const bool bias_shared_;  // a separate pass adds it up
   std::atomic<bool> bias_careful_{false};
   std::atomic<bool> bias_special_{false};
-  std::vector<RowTerms> measured_;  // of all rows, if one is
-  // The wave.
+  std::vector<RowTerms> measured_;  // of all rows, if any was measured
+  // The current wave.
   std::vector<KeyHead> heads_;
-  std::vector<std::atomic<bool>> careful_;  // by KV head: something came out NaN or Inf
-  std::vector<std::atomic<bool>> special_;  // by KV head: so did something that went in
+  std::vector<std::atomic<bool>> careful_;  // by KV head: an output is NaN or Inf
+  std::vector<std::atomic<bool>> special_;  // by KV head: an input is NaN or Inf
   std::vector<RowState> states_;            // by KV head, slab and row of the band
   std::vector<RowError> errors_;            // by KV head and row of the band
   std::vector<size_t> errors_at_;
-  std::vector<uint8_t> computed_;  // by KV head and slab: its part of the band's dQ
+  std::vector<uint8_t> computed_;  // by KV head and slab: it has a part of the band's dQ
   std::vector<size_t> computed_at_;
   Floats floats_;
 };
 
 void Backward::ZeroBias() {
   const TensorView& to = g_.d_bias;
-  // What is broadcast is there even if there is nothing to broadcast it to.
+  // Broadcast dimensions exist even if they are broadcast to nothing.
   const int64_t batch = to.stride_b == 0 ? 1 : p_.batch;
   const int64_t heads = to.stride_h == 0 ? 1 : p_.heads_q;
   const int64_t rows = to.stride_l == 0 ? 1 : p_.len_q;
@@ -223,7 +225,7 @@ void Backward::ZeroBias() {
       stop_);
 }
 
-// Wave after wave of KV heads: as many as their sums have room.
+// Runs waves of as many KV heads as the memory for sums allows.
 void Backward::RunHeads() {
   int64_t next = 0;
   const int64_t count = p_.batch * p_.heads_kv;
@@ -323,7 +325,7 @@ void Backward::RunBand(int64_t band) {
   });
 }
 
-// Rows of the band whose delta spoils dQ, and those in which it spoils dK as well.
+// The band's rows whose delta spoils dK, and those in which it spoils only dQ.
 std::vector<Backward::Correction> Backward::FindErrors(int64_t band) const {
   std::vector<Correction> found;
   for (size_t n = 0; n < heads_.size(); ++n) {
@@ -341,7 +343,7 @@ std::vector<Backward::Correction> Backward::FindErrors(int64_t band) const {
   return found;
 }
 
-// Adds what rows lack whose delta is off: that costs S and dQ and, if dK is spoilt, dK once more.
+// Corrects rows whose delta is off. Computes S and dQ again and, if it is spoilt, dK.
 void Backward::CorrectBand(int64_t band) {
   const std::vector<Correction> found = FindErrors(band);
   const auto task_of = [&](const Correction& one, int64_t slab) {
@@ -399,7 +401,7 @@ void Backward::StoreBand(int64_t band) {
   });
 }
 
-// And rows of all three that nothing is added to.
+// Also zeroes the rows of dQ, dK and dV beyond a sequence's lengths.
 void Backward::StoreKeys() {
   std::vector<Item> items;
   for (size_t n = 0; n < heads_.size(); ++n) {
@@ -423,8 +425,8 @@ void Backward::StoreKeys() {
   });
 }
 
-// dBias where several KV heads add to it: a task is some of its elements and adds to them head
-// after head, so that the order is one. It costs S and dP once more.
+// Computes dBias where several KV heads share elements. A task owns some elements and adds to them
+// head after head, in a fixed order. This computes S and dP once more.
 void Backward::RunBias() {
   const int64_t batch = g_.d_bias.stride_b == 0 ? std::min<int64_t>(p_.batch, 1) : p_.batch;
   const int64_t heads = g_.d_bias.stride_h == 0 ? 1 : p_.heads_kv;
@@ -471,8 +473,8 @@ void Backward::AddBias(int64_t b, int64_t h_kv, const KeyRange& keys, int64_t ro
   functions_.run(task, ThreadScratch());
 }
 
-// KV heads of finite inputs whose sums came out NaN or Inf, as products left fp32's range on their
-// way.
+// Computes KV heads again whose inputs are finite but whose sums are not, since products left
+// fp32's range on the way.
 void Backward::Redo() {
   std::vector<Item> items;
   for (size_t n = 0; n < heads_.size(); ++n) {
@@ -481,7 +483,7 @@ void Backward::Redo() {
   ForEach(&items, [&](const Item& item) {
     const auto& [b, h_kv] = std::tie(heads_[item.head].b, heads_[item.head].h_kv);
     const Attention part =
-        TakeSlice(a_, {b, b + 1, h_kv, h_kv + 1, 0, p_.len_q}).value();  // which is within a_
+        TakeSlice(a_, {b, b + 1, h_kv, h_kv + 1, 0, p_.len_q}).value();  // within a_, so valid
     CpuReferenceGradients(part, SliceOf(a_, g_, b, h_kv, !bias_shared_), stop_);
   });
 }

@@ -12,7 +12,7 @@
 namespace attend::cpu_flash {
 namespace {
 
-// Rows that one task measures, for which it packs all keys.
+// Most rows of one task, which packs all keys for them.
 constexpr size_t kRowsMost = 4 * kGradientRows;
 
 // Some rows of a KV head.
@@ -22,7 +22,7 @@ struct Listed {
   std::vector<int32_t> rows;
 };
 
-// The rows to measure; their terms are empty sums.
+// Lists the rows to measure and initialises their terms to empty sums.
 std::vector<Listed> FindRows(const Attention& a, const StopFlag* stop,
                              std::vector<RowTerms>* terms) {
   const Problem& p = a.problem;

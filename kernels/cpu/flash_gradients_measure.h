@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of a large LSE: fp32 does not hold it well enough for weights that sum to 1, so their
-// largest scores, sums of weights and delta are found again, in the roundings of the backward pass.
+// Measures rows of a large LSE. fp32 does not hold it precisely enough for weights that sum to 1,
+// so their largest score, sum of weights and delta are computed again, with the backward pass's own
+// rounding.
 
 #pragma once
 
@@ -14,7 +15,7 @@
 
 namespace attend::cpu_flash {
 
-// Terms by TermsIndex, known where a row was measured; empty if none was.
+// Terms by TermsIndex, `known` where a row was measured. Empty if none was.
 std::vector<RowTerms> MeasureRows(const Attention& attention, const Gradients& gradients,
                                   const GradientFunctions& functions, const StopFlag* stop);
 

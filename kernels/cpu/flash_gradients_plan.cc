@@ -8,13 +8,13 @@
 namespace attend::cpu_flash {
 namespace {
 
-// Tasks that a sequence is cut into, as far as its slabs then have the least keys. Where keys are
-// cut decides on bits, so it does not depend on how many sequences there are.
+// Tasks to cut a sequence into, as far as slabs do not fall below the least keys. Cuts affect bits,
+// so they do not depend on the number of sequences.
 constexpr int64_t kTasksWanted = 64;
 constexpr int64_t kSlabKeysMin = 5 * kGradientKeys;
 constexpr int64_t kSlabKeysMax = 20 * kGradientKeys;
 
-// Memory for partial sums: of a slab's part of dQ, and of all parts of a KV head.
+// Memory for partial sums: one slab's part of dQ, and all parts of a KV head.
 constexpr int64_t kPartFloats = (int64_t{1} << 20) / sizeof(float);
 constexpr int64_t kPartsFloats = (int64_t{64} << 20) / sizeof(float);
 
@@ -61,7 +61,7 @@ GradientTask WholeHead(const Attention& a, const Gradients& g, int64_t b, int64_
 RowsKeys KeysOfRows(const GradientTask& task, int64_t first, int64_t count) {
   const Mask& mask = task.attention->problem.mask;
   RowsKeys keys{{task.sequence.k_len, 0}, {0, task.sequence.k_len}};
-  while (count > 0) {  // head after head: in each, both ends only rise
+  while (count > 0) {  // head after head: within one, both ends never fall
     const int64_t i = task.RowAt(first) % task.rows;
     const int64_t rows = task.listed != nullptr ? 1 : std::min(count, task.rows - i);
     const KeyRange low = VisibleKeys(mask, task.sequence, task.row + i);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the backward pass cuts a KV head into slabs of keys and bands of rows.
+// Cuts a KV head of the backward pass into slabs of keys and bands of rows.
 
 #pragma once
 
@@ -14,19 +14,20 @@ namespace attend::cpu_flash {
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One KV head of one sequence: how it is cut, by the problem alone, and where its sums are.
+// One KV head of one sequence: how it is cut, which depends on the problem alone, and the offsets
+// of its sums.
 struct KeyHead {
   int64_t b = 0;
   int64_t h_kv = 0;
   Sequence sequence;
   int64_t slab_keys = 0;
-  int64_t slabs = 0;  // none if there is no key
-  // A band is that many heads and rows of each at most.
+  int64_t slabs = 0;  // 0 if there is no key
+  // A band is at most this many heads, and this many rows of each.
   int64_t heads = 0;
   int64_t rows = 0;
   int64_t row_bands = 0;
-  int64_t bands = 0;  // one at least, be it without a row
-  int64_t part = 0;   // floats of a slab's part of dQ
+  int64_t bands = 0;  // at least one, possibly without rows
+  int64_t part = 0;   // floats of one slab's part of dQ
   int64_t d_q = 0, d_k = 0, d_v = 0;
   int64_t states = 0;
 
@@ -37,13 +38,13 @@ struct KeyHead {
 
 KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv);
 
-// All rows and keys of a KV head.
+// The task of all rows and keys of a KV head.
 GradientTask WholeHead(const Attention& a, const Gradients& g, int64_t b, int64_t h_kv);
 
-// Pairs of rows and keys, by whole tiles of rows.
+// Pairs of rows and keys, counted in whole tiles of rows.
 double WorkOf(const GradientTask& task);
 
-// The calling thread's, made when first needed and kept.
+// The calling thread's scratch, allocated on first use and kept.
 GradientScratch* ThreadScratch();
 
 }  // namespace attend::cpu_flash

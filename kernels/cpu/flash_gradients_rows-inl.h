@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward pass does with rows beside its products: delta, and rows of gradients on their
-// way out. Included once per instruction set by flash_gradients_tile.cc.
+// Per-row work of the backward pass outside its products: delta, and storing rows of gradients.
+// Included once per instruction set by flash_gradients_tile.cc.
 
 #if defined(ATTEND_CPU_FLASH_GRADIENTS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_GRADIENTS_ROWS_INL_H_
@@ -25,7 +25,7 @@ HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 
-// Neighbouring vectors among `vectors`, divided evenly.
+// Neighbouring vectors, from an even division of all.
 struct LanePanel {
   int64_t lane = 0;
   int vectors = 0;
@@ -72,7 +72,7 @@ HWY_INLINE float DotRows(const float* x, const float* y, int64_t dim) {
   return dot;
 }
 
-// Where LSE and dLSE of a row are.
+// Index of a row's LSE and dLSE.
 HWY_INLINE int64_t LseElement(const Attention& a, const Sequence& s, const RowId& id) {
   return RowElement(s, id.b, id.h, id.i, a.lse_stride_b, a.lse_stride_h, 1);
 }
@@ -81,7 +81,7 @@ HWY_INLINE float DLseOf(const Attention& a, const Gradients& g, const Sequence& 
   return g.d_lse == nullptr ? 0.0f : g.d_lse[LseElement(a, s, id)];
 }
 
-// A row's terms, from its Q and dO as fp32. `row` is room for O.
+// Computes a row's terms from its Q and dO in fp32. `row` is memory for O.
 HWY_INLINE RowTerms FindTerms(const Attention& a, const Gradients& g, const RowTerms* measured,
                               const Sequence& s, const RowId& id, const float* q, const float* d_o,
                               float* row) {
@@ -96,15 +96,15 @@ HWY_INLINE RowTerms FindTerms(const Attention& a, const Gradients& g, const RowT
   RowTerms terms;
   if (measured != nullptr) terms = measured[TermsIndex(p, s, id)];
   terms.special = !AllFinite(q, p.dim);
-  // The keys that a row sees do not say what its dO is, if dropout or a mask leaves it none.
+  // If dropout or a mask leaves the row no key, `less` does not show whether dO is finite.
   if (terms.known && !AllFinite(d_o, p.dim_v)) terms.less = kNan;
   if (!terms.known) {
     load_o();
     const float delta = DotRows(d_o, row, p.dim_v);
     const float lse = a.lse[LseElement(a, s, id)];
     terms.special = terms.special || std::isnan(lse);
-    // A row that sees nothing has LSE -inf, and -inf - -inf would be NaN. Where LSE is special
-    // otherwise, fp32's range was left, and NaN brings the KV head to the reference.
+    // A row that sees nothing has LSE -inf, and -inf - -inf would be NaN. If LSE is infinite or NaN
+    // for another reason, fp32 has overflowed, and NaN sends the KV head to the reference.
     const KeyRange range = VisibleKeys(p.mask, s, id.i);
     const bool none = lse < 0 && (range.begin >= range.end || p.has_bias || !p.has_alibi);
     terms.base = std::isfinite(lse) ? lse : none ? 0 : kNan;
@@ -115,7 +115,7 @@ HWY_INLINE RowTerms FindTerms(const Attention& a, const Gradients& g, const RowT
   load_o();
   const bool finite = AllFinite(d_o, p.dim_v);
   terms.special = terms.special || !finite || !AllFinite(row, p.dim_v) || !std::isfinite(d_lse);
-  // Products with V have either sign of Inf then, and their sum has none.
+  // Products with V are then Inf of either sign, so their sum has no value.
   if (!finite) terms.less = kNan;
   return terms;
 }
@@ -131,7 +131,7 @@ HWY_INLINE double SinkWeight(const Attention& a, const RowTerms* measured, const
                   static_cast<double>(a.lse[LseElement(a, s, id)]));
 }
 
-// A row of Q and of dO as fp32.
+// Loads a row of Q and of dO as fp32.
 HWY_INLINE void LoadQuery(const Attention& a, const Gradients& g, const Sequence& s,
                           const RowId& id, float* q, float* d_o) {
   const Problem& p = a.problem;
@@ -142,7 +142,7 @@ HWY_INLINE void LoadQuery(const Attention& a, const Gradients& g, const Sequence
   WidenRow(g.d_o.data, p.o_dtype(), element(g.d_o), p.dim_v, d_o);
 }
 
-// All parts of one row of dQ.
+// Adds up all parts of one row of dQ.
 HWY_INLINE void SumParts(const PartialQueries& parts, int64_t row, int64_t width, float* sum) {
   const F32 d;
   std::fill_n(sum, width, 0.0f);
@@ -155,11 +155,11 @@ HWY_INLINE void SumParts(const PartialQueries& parts, int64_t row, int64_t width
   }
 }
 
-// Over a row's keys and its sink, dS adds up to dLSE; what it adds up to beside that, delta is off
-// by. That times sum P K is in dQ, and times P in dS, whose 2-norms are compared. It may be as much
-// of either as rounding to the dtype may cost and a quarter more, which ordinary rows seldom reach;
-// in fp32, as much as rounding the scores does where they are some hundreds. Squares near the end
-// of fp32's range say nothing. `d_q` is the row's, or null.
+// Over a row's keys and its sink, dS sums to dLSE; the difference is delta's error. The error times
+// sum P K is in dQ, and times P in dS; their 2-norms are compared. An error up to 1.25 times what
+// rounding to the dtype may cost is accepted, which ordinary rows seldom exceed; in fp32, as much
+// as rounding scores of some hundreds costs. Squares near the end of fp32's range are not compared.
+// `d_q` is the row's sum, or null.
 HWY_INLINE RowError ErrorOf(const GradientTask& task, const PartialQueries& parts, int64_t row,
                             const float* d_q) {
   const Attention& a = *task.attention;
@@ -178,7 +178,7 @@ HWY_INLINE RowError ErrorOf(const GradientTask& task, const PartialQueries& part
   const RowId id{task.b, task.head + row / task.rows, task.row + row % task.rows};
   const bool measured =
       task.measured != nullptr && task.measured[TermsIndex(p, task.sequence, id)].known;
-  // An O in fp32 spoils nothing. Other rows that are measured may not decide for this one.
+  // An O in fp32 spoils nothing. Whether other rows were measured must not affect this one.
   if (p.o_dtype() == DType::kFloat32 && !measured) return {};
   if (p.has_sinks) {
     const double sink = SinkWeight(a, task.measured, task.sequence, id);
@@ -218,7 +218,7 @@ bool StoreQueryGradients(const GradientTask& task, const PartialQueries& parts, 
   return finite;
 }
 
-// One of dK and dV.
+// Stores dK or dV.
 HWY_INLINE bool StoreKeySums(const GradientTask& task, const float* sums, const TensorView& to,
                              int64_t dim, float factor, float* rows) {
   const Problem& p = task.attention->problem;
@@ -267,7 +267,7 @@ double SumSinkGradient(const Attention& a, const Gradients& g, const RowTerms* m
       LoadQuery(a, g, s, id, q, d_o);
       const RowTerms terms = FindTerms(a, g, measured, s, id, q, d_o, row);
       double part = -SinkWeight(a, measured, s, id) * static_cast<double>(terms.less);
-      // Inf of V is in O as it is in dP; other specials may be of another kind there.
+      // Inf of V is in O as it is in dP; other specials may differ there.
       const bool known = std::isfinite(part) || (terms.special && !std::isnan(part));
       if (!known && !std::isnan(sum)) ReferenceKeyGradients(a, g, id, &part, stop);
       sum += part;

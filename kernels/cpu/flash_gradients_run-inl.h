@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass of a run of keys against a band of query rows: what is loaded, and the scores.
-// flash_gradients_tile-inl.h goes on from there. Included once per instruction set; runs on any
-// thread, on its own scratch.
+// The backward pass of a range of keys against a band of query rows: loading, and scores. Continued
+// in flash_gradients_tile-inl.h. Included once per instruction set; runs on any thread, on its own
+// scratch.
 
 #if defined(ATTEND_CPU_FLASH_GRADIENTS_RUN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_GRADIENTS_RUN_INL_H_
@@ -114,19 +114,19 @@ class GradientRun {
   GradientScratch& s_;
   const Sequence& sequence_;
   const int64_t row_count_;
-  const bool plain_;  // scores are q.k still
-  const bool bits_;   // remove keys
-  const float unit_;  // what they are multiplied by, less their shift
-  int64_t tile_ = 0;  // first key of the key tile, and how many there are
+  const bool plain_;  // scores are q.k without scale
+  const bool bits_;   // the bias is a mask of bits
+  const float unit_;  // factor of scores, after subtracting the shift
+  int64_t tile_ = 0;  // first key of the key tile, and its number of keys
   int64_t keys_ = 0;
   int64_t last_ = std::numeric_limits<int64_t>::max();  // no row sees a key from here on
-  int64_t loaded_ = 0;                                  // keys of the tile before that
+  int64_t loaded_ = 0;                                  // keys of the tile before last_
   bool special_keys_ = false;                           // some K or V of the key tile is NaN or Inf
-  // That, or some row is special: what a row does not see has weight 0, and 0 * Inf is NaN. Then
-  // weights of hidden keys are -0, and the products leave out what these have.
+  // special_keys_, or some row is special: hidden keys have weight 0, and 0 * Inf is NaN. Their
+  // weights are then -0, which the products skip.
   bool careful_ = false;
-  bool sums_begun_ = false;        // of the rows against this key tile
-  V32 special_ = hn::Zero(F32());  // NaN once something added to dBias is not finite
+  bool sums_begun_ = false;        // s_.sums has sums of this key tile
+  V32 special_ = hn::Zero(F32());  // NaN once a sum in dBias is not finite
 };
 
 void GradientRun::Begin() {
@@ -143,8 +143,8 @@ void GradientRun::Begin() {
   if (task_.d_v != nullptr) std::fill_n(task_.d_v, lanes * PaddedDim(p_.dim_v), 0.0f);
 }
 
-// K and, where dP is wanted, V of the key tile. Lanes without a key are 0, and so are columns of
-// K's rows beyond D.
+// Loads K and, where dP is needed, V of the key tile. Lanes without a key are 0, and so are K's
+// columns beyond D.
 void GradientRun::LoadKeys() {
   const int64_t h_kv = task_.head / p_.group();
   const int64_t lanes = CountVectors(keys_) * kLanes;
@@ -182,7 +182,7 @@ void GradientRun::LoadKeys() {
   }
 }
 
-// The norms of a panel's keys, and whether some key or, if they are loaded, value is special.
+// Computes the norms of a panel's keys, and whether any key or loaded value is special.
 void GradientRun::LookAtKeys(const LanePanel& panel, bool values) {
   const F32 d;
   for (int64_t n = 0; n < panel.width(); n += kLanes) {
@@ -203,7 +203,7 @@ void GradientRun::LookAtKeys(const LanePanel& panel, bool values) {
   }
 }
 
-// Everything about one row of the tile of rows.
+// Loads one row into place `at` of the tile of rows.
 void GradientRun::LoadRow(int64_t row, int64_t at) {
   const RowId id = IdOf(row);
   float* const q = s_.q + at * kRowStride;
@@ -240,7 +240,7 @@ void GradientRun::LoadRow(int64_t row, int64_t at) {
   }
 }
 
-// Rows number [first, first + count). True if one is special.
+// Loads rows numbered [first, first + count). True if any is special.
 bool GradientRun::LoadRows(int64_t first, int64_t count) {
   bool special = false;
   for (int64_t n = 0; n < count; ++n) {
@@ -252,7 +252,8 @@ bool GradientRun::LoadRows(int64_t first, int64_t count) {
   return special;
 }
 
-// Everything of problem.h between q.k and the mask, as TileRun does it, and softcap's slope.
+// Applies all steps of problem.h between q.k and the mask, as TileRun does, and keeps softcap's
+// slope.
 void GradientRun::FinishScores(const LanePanel& panel, int64_t count) {
   const F32 d;
   const V32 scale = hn::Set(d, p_.scale);
@@ -280,8 +281,8 @@ void GradientRun::FinishScores(const LanePanel& panel, int64_t count) {
   }
 }
 
-// Dropout's draws of rows number [first, first + count) and the panel's keys, from the tile of 16
-// keys on that the panel begins in.
+// Computes dropout's draws for the loaded rows and the panel's keys, from the tile of 16 keys on
+// that the panel begins in.
 void GradientRun::Draw(const LanePanel& panel, int64_t count) {
   const int64_t key = p_.key_offset + tile_ + panel.lane;
   const int64_t offset = key % kDropoutTile;
@@ -297,8 +298,7 @@ void GradientRun::Draw(const LanePanel& panel, int64_t count) {
     uint16_t* low = own;
     uint16_t* high = spare;
     if (row % kDropoutTile >= kHalf) {
-      if (paired && t >= kHalf && in_head >= kHalf)
-        continue;  // drawn with the row that it is 8 after
+      if (paired && t >= kHalf && in_head >= kHalf) continue;  // drawn with the row 8 before it
       low = spare;
       high = own;
     } else if (paired && t + kHalf < count && in_head + kHalf < task_.rows) {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass of a run of keys against a band of query rows: key tile by key tile, with keys
-// across lanes, and for each the tiles of rows that see any of its keys. Included once per
-// instruction set by flash_gradients_tile.cc; flash_gradients_run-inl.h comes before.
+// The backward pass of a range of keys against a band of query rows. Included once per instruction
+// set by flash_gradients_tile.cc; continues flash_gradients_run-inl.h.
+//
+// The outer loop takes key tiles, whose keys lie across lanes; the inner one takes the tiles of
+// rows that see any of them. Each step recomputes P from S and LSE, then adds to dV, dK and dQ.
+// Hidden keys have P = dS = 0 by selection. If an input is NaN or Inf (careful_), their weights are
+// -0, and the products skip them.
 
 #if defined(ATTEND_CPU_FLASH_GRADIENTS_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_GRADIENTS_TILE_INL_H_
@@ -29,7 +33,7 @@ namespace HWY_NAMESPACE {
 
 constexpr float kLog2e = 1.44269504088896341f;
 
-// Adds `count` lanes to memory of any alignment. The sums come back, to be looked at.
+// Adds `count` lanes to memory of any alignment. Returns the sums.
 HWY_INLINE V32 AddTo(float* to, V32 x, int64_t count) {
   const F32 d;
   if (count >= kLanes) {
@@ -45,17 +49,17 @@ HWY_INLINE V32 AddTo(float* to, V32 x, int64_t count) {
   return sum;
 }
 
-// One tile of rows against the key tile.
+// Processes one tile of rows against the key tile.
 void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
   careful_ = LoadRows(first, count) || special_keys_;
   sums_begun_ = false;
-  KeyRange lanes{keys_, 0};  // of the panels that are seen, which are neighbours
+  KeyRange lanes{keys_, 0};  // of the panels seen, which are neighbours
   for (int64_t n = 0; n < CountPanels(keys_); ++n) {
     const LanePanel panel = PanelOf(keys_, n);
     const int64_t begin = tile_ + panel.lane;
     const int64_t end = tile_ + std::min(keys_, panel.lane + panel.width());
     if (seen.any.begin >= end || seen.any.end <= begin) continue;
-    // Lanes without a key are not seen either.
+    // Lanes without a key must be hidden too.
     const bool masked = seen.all.begin > begin || seen.all.end < tile_ + panel.lane + panel.width();
     switch (panel.vectors) {
       case 1:
@@ -122,14 +126,14 @@ template <int kVectors>
 void GradientRun::Products(const float* rows, const float* panel, int64_t dim, int64_t count,
                            float* out) {
   for (int64_t n = 0; n < count; n += kBlockRows) {
-    // Past the last row, the last one again: computed, then ignored.
+    // Past the last row, repeats it; the result is ignored.
     const float* block[kBlockRows];
     for (int r = 0; r < kBlockRows; ++r) block[r] = rows + std::min(n + r, count - 1) * kRowStride;
     ScoreBlock<kVectors>(block, panel, dim, out + n * kPanelLanes<kVectors>);
   }
 }
 
-// The row's scores from `lane` of the key tile on, -inf where the key is not seen.
+// Row t's scores from `lane` of the key tile on, -inf for hidden keys.
 HWY_INLINE V32 GradientRun::ScoreOf(const LanePanel& panel, int64_t t, int64_t lane,
                                     bool masked) const {
   const F32 d;
@@ -141,8 +145,8 @@ HWY_INLINE V32 GradientRun::ScoreOf(const LanePanel& panel, int64_t t, int64_t l
   return hn::IfThenElse(seen, score, hn::Set(d, -std::numeric_limits<float>::infinity()));
 }
 
-// Their exponents: -inf where the score is, and else 0 at most, as no weight is above 1, whatever
-// LSE's rounding. Without kRare shift is 0 and base is finite.
+// Their exponents: -inf where the score is, else at most 0, since no weight is above 1, however LSE
+// was rounded. Without kRare, shift is 0 and base finite.
 template <bool kRare>
 HWY_INLINE V32 GradientRun::ExponentOf(const LanePanel& panel, int64_t t, int64_t lane,
                                        bool masked) const {
@@ -156,7 +160,7 @@ HWY_INLINE V32 GradientRun::ExponentOf(const LanePanel& panel, int64_t t, int64_
   return AtMost(hn::Zero(d), x);
 }
 
-// The weights that dropout removes of those that begin at `lane`.
+// Which weights dropout removes, of those whose draws begin at `draws`.
 HWY_INLINE auto DroppedLanes(const uint16_t* draws, int32_t dropout) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
@@ -164,7 +168,7 @@ HWY_INLINE auto DroppedLanes(const uint16_t* draws, int32_t dropout) {
   return hn::RebindMask(d, hn::Lt(hn::PromoteTo(di, hn::LoadU(d16, draws)), hn::Set(di, dropout)));
 }
 
-// Gives a row that is being measured a larger shift; an Inf among its sums stays.
+// Raises the shift of a row that is being measured and rescales its sums. An Inf among them stays.
 void GradientRun::RaiseShift(int64_t t, float shift) {
   RowTerms& terms = task_.measured[TermsIndex(p_, sequence_, IdOf(s_.row[t]))];
   const float factor = std::exp((terms.shift - shift) * unit_);
@@ -189,8 +193,8 @@ HWY_INLINE void GradientRun::AddSums(int64_t t, V32 d_scores, V32 squares, V32 n
   hn::Store(norms, d, at + 2 * kLanes);
 }
 
-// Adds up the weights of rows that are being measured, with the largest score so far as their shift
-// and base 0, and P dP.
+// Adds up P, and P dP, of rows that are being measured, with the largest score so far as shift, and
+// base 0.
 template <int kVectors, bool kDropout>
 void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
   const F32 d;
@@ -226,7 +230,7 @@ void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
   sums_begun_ = true;
 }
 
-// From sums over all keys to terms.
+// Turns sums over all keys into terms.
 void GradientRun::FinishMeasuring() {
   for (int64_t n = 0; n < row_count_; ++n) {
     const RowId id = IdOf(task_.RowAt(n));
@@ -256,9 +260,9 @@ void GradientRun::WeighOrMeasure(const LanePanel& panel, int64_t count, bool mas
   }
 }
 
-// P = exp(score - LSE) and dS = P (dP - less), both 0 where the key is not seen whatever dP is.
-// With dropout, dP has its factor, and P is 0 where dV's is; what else that takes comes last.
-// Without kRare no row is measured or special, and no step careful.
+// P = exp(score - LSE) and dS = P (dP - less), both 0 for hidden keys, whatever dP is. With
+// dropout, dP includes its factor, and dropped weights are 0 for dV; dV's factor is applied when it
+// is stored. Without kRare, no row is measured or special, and careful_ is false.
 template <int kVectors, bool kDropout, bool kRare>
 void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
   const F32 d;
@@ -285,10 +289,10 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
         moved = hn::IfThenElse(dropped, hn::Neg(less), hn::MulSub(d_weight, kept, less));
         factor_of_v = hn::IfThenElse(dropped, none, factor_of_v);
       }
-      // However small, the weight of a key that is seen feels an Inf.
+      // However small its weight, a visible key passes on an Inf.
       const V32 by = kRare ? hn::IfThenElse(hn::IsFinite(moved), p, NotZero(p)) : p;
       V32 d_score = hn::Mul(by, moved);
-      // So that it is not -0. The sum with 0 might be fused with the product, and -0 again.
+      // Makes -0 to +0. Adding 0 would not: it may be fused with the product, and give -0 again.
       if (kRare) d_score = hn::IfThenZeroElse(hn::Eq(d_score, hn::Zero(d)), d_score);
       d_score = hn::IfThenElse(unseen, none, d_score);
       hn::Store(factor_of_v, d, s_.weight + at);
@@ -302,7 +306,7 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
   sums_begun_ = task_.sums;
 }
 
-// In place of dS, what it lacks: P times what delta is off by.
+// Replaces dS by its correction: -P times delta's error.
 template <int kVectors>
 void GradientRun::WeighErrors(const LanePanel& panel, int64_t count, bool masked) {
   const F32 d;
@@ -321,7 +325,7 @@ void GradientRun::WeighErrors(const LanePanel& panel, int64_t count, bool masked
   }
 }
 
-// From lanes of the key tile to sums of the run.
+// Reduces the key tile's lane sums into the rows' sums.
 void GradientRun::StoreSums(int64_t count) {
   const F32 d;
   const auto total = [&](const float* at) {
@@ -358,7 +362,7 @@ void GradientRun::AddBias(const LanePanel& panel, int64_t count) {
   }
 }
 
-// From dS by the score to dS by scale * q.k.
+// Turns dS by the score into dS by scale * q.k.
 void GradientRun::Slope(const LanePanel& panel, int64_t count) {
   const F32 d;
   for (int64_t t = 0; t < count; ++t) {
@@ -367,7 +371,7 @@ void GradientRun::Slope(const LanePanel& panel, int64_t count) {
       const V32 slope = hn::Load(d, s_.slope + t * panel.width() + n);
       const V32 d_score = hn::Load(d, at);
       V32 by_slope = hn::Mul(d_score, slope);
-      if (careful_) {  // where the product of a key that is seen may be -0 too
+      if (careful_) {  // a visible key's product may be -0 too
         const V32 seen = hn::IfThenZeroElse(hn::Eq(by_slope, hn::Zero(d)), by_slope);
         by_slope = hn::IfThenElse(IsHiddenWeight(d_score), d_score, seen);
       }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SIMD building blocks of cpu_flash: exp2, and the register-blocked products that its time goes to.
-// Included once per instruction set by every source that has SIMD code of cpu_flash.
+// SIMD building blocks of cpu_flash: exp2, and the register-blocked products that take most of its
+// time. Included once per instruction set by every source with SIMD code of cpu_flash.
 
 #if defined(ATTEND_CPU_FLASH_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_MATH_INL_H_
@@ -24,8 +24,8 @@ namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Instructions for fp16, which round to nearest even and keep NaN and Inf. Highway's emulation on
-// other targets does neither.
+// Whether there are fp16 instructions that round to nearest even and keep NaN and Inf. Highway's
+// emulation on other targets does neither.
 #undef ATTEND_HAVE_F16
 #if ATTEND_IS_AVX2_OR_LATER(HWY_TARGET) || HWY_TARGET == HWY_NEON
 #define ATTEND_HAVE_F16 1
@@ -38,7 +38,7 @@ using V32 = hn::Vec<F32>;
 constexpr int64_t kLanes = hn::MaxLanes(F32());
 
 // Most vectors of query rows in a panel, and rows of the other operand in a block: as many
-// accumulators as the register file holds beside the operands.
+// accumulators as fit the register file beside the operands.
 #if ATTEND_IS_AVX512(HWY_TARGET) || HWY_TARGET == HWY_NEON
 constexpr int kPanelVectors = 3;
 constexpr int kBlockRows = 8;
@@ -49,7 +49,7 @@ constexpr int kBlockRows = 4;
 static_assert(kValueBlock % kBlockRows == 0 && kKeyTile % kBlockRows == 0);
 static_assert(kPanelVectors * kLanes <= kPanelLanesMax);
 
-// max(low, x), but NaN if x is: Highway leaves open what Max does with NaN, x86 keeps its second
+// max(low, x), but NaN if x is NaN. Highway does not specify Max for NaN; x86 returns the second
 // operand.
 HWY_INLINE V32 AtLeast(V32 low, V32 x) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -59,7 +59,7 @@ HWY_INLINE V32 AtLeast(V32 low, V32 x) {
 #endif
 }
 
-// min(high, x), but NaN if x is.
+// min(high, x), but NaN if x is NaN.
 HWY_INLINE V32 AtMost(V32 high, V32 x) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   return hn::Min(high, x);
@@ -68,18 +68,17 @@ HWY_INLINE V32 AtMost(V32 high, V32 x) {
 #endif
 }
 
-// 2^(x * factor) for x * factor <= 0 and a factor that is finite and above 0, to 1 ulp beside the
-// roundings of x and factor; 0 for -inf and wherever the result would not be a normal number (but
-// for a sliver of subnormal ones), NaN for any NaN. The product is never rounded by itself, nor can
-// it overflow.
+// 2^(x * factor) for x * factor <= 0 and finite factor > 0, within 1 ulp for the given x and
+// factor. Results below the normal range are 0, except for a sliver of subnormal ones; -inf gives
+// 0, NaN gives NaN. The product is not rounded separately and cannot overflow.
 HWY_INLINE V32 Exp2(V32 x, float factor) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
   const V32 by = hn::Set(d, factor);
-  // At -127 the exponent below reaches 0 and so does the result.
+  // At -127 the exponent below reaches 0, and so does the result.
   x = AtLeast(hn::Set(d, -127.0f / factor), x);
-  // Adding 1.5 * 2^23 leaves round(x) in the low bits, and 127 more the biased exponent of
-  // 2^round(x), where 2^x = 2^round(x) * 2^f, |f| <= 1/2.
+  // Adding 1.5 * 2^23 + 127 leaves the biased exponent of 2^round(x) in the low bits, where 2^x =
+  // 2^round(x) * 2^f and |f| <= 1/2.
   const V32 magic = hn::Set(d, 12582912.0f + 127.0f);
   const V32 shifted = hn::MulAdd(x, by, magic);
   const V32 f = hn::MulSub(x, by, hn::Sub(shifted, magic));
@@ -91,11 +90,11 @@ HWY_INLINE V32 Exp2(V32 x, float factor) {
   p = hn::MulAdd(p, f, hn::Set(d, 0.24022647913610015f));
   p = hn::MulAdd(p, f, hn::Set(d, 0.6931472028551923f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  // A product, as adding to the exponent's bits would make a number of a NaN.
+  // A product, since adding to the exponent bits would turn a NaN into a number.
   return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
-// Whether pairs of bf16 products can be added by one instruction, where the machine has it.
+// Whether one instruction can add pairs of bf16 products, on machines that have it.
 #if ATTEND_IS_AVX512(HWY_TARGET)
 constexpr bool kHavePairs = true;
 #else
@@ -105,9 +104,8 @@ using Words = hn::ScalableTag<uint16_t>;
 using VWords = hn::Vec<Words>;
 
 // sum + a * b over pairs of bf16: first the odd element's product, then the even one's, each sum
-// rounded to nearest as by MulAdd. Subnormal numbers count as 0, sums so small become 0. Highway's
-// targets that have the instruction are later than the versions that there are, and so it is
-// written out.
+// rounded to nearest as by MulAdd. Subnormal inputs and sums are flushed to 0. Written in assembly,
+// since only later versions of Highway have targets with this instruction.
 HWY_INLINE V32 AddPairs(V32 sum, VWords a, VWords b) {
 #if ATTEND_IS_AVX512(HWY_TARGET)
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
@@ -118,10 +116,11 @@ HWY_INLINE V32 AddPairs(V32 sum, VWords a, VWords b) {
   return sum;
 }
 
-// Whether AddPairs may be used for a row of Q, as fp32 and padded with zeros to whole vectors: its
-// elements are 0 or normal, so that none is lost however large K is, and at most 2^60, so that K's
-// subnormal elements are nothing: with D <= 256 and |scale| <= 2^20 they and subnormal sums move a
-// score by less than 2^(8 + 60 + 20 - 126) = 2^-38, where check_rows.h allows each weight 2^-21.
+// Whether AddPairs may be used for a row of Q, given as fp32 and padded with zeros to whole
+// vectors. Its elements must be 0 or normal, so that none is lost however large K is, and at most
+// 2^60, so that subnormal elements of K do not matter: with D <= 256 and |scale| <= 2^20, those and
+// subnormal sums move a score by less than 2^(8 + 60 + 20 - 126) = 2^-38, where check_rows.h allows
+// 2^-21 for each weight.
 HWY_INLINE bool FitsPairs(const float* row, int64_t dim) {
   const F32 d;
   const V32 low = hn::Set(d, std::numeric_limits<float>::min());
@@ -134,19 +133,20 @@ HWY_INLINE bool FitsPairs(const float* row, int64_t dim) {
   return true;
 }
 
-// Scores, but -inf where the mask's bit, as a bias of 0 or -inf, removes the key, be the score NaN.
+// Scores, with -inf where the mask's bit (as a bias of 0 or -inf) removes the key, even if the
+// score is NaN.
 HWY_INLINE V32 WithoutRemoved(V32 scores, const float* bias) {
   const F32 d;
   const V32 removed = hn::Load(d, bias);
   return hn::IfThenElse(hn::Lt(removed, hn::Zero(d)), removed, scores);
 }
 
-// Weights that Weigh adds one by one before their sum joins the others: equal ones round the same
-// way each time, so a long sum of them would be off by far more than a random walk.
+// Weights that Weigh adds one by one before their sum joins the row's. Equal weights round the same
+// way each time, so the error of one long sum would grow far faster than a random walk.
 constexpr int64_t kSummedKeys = 8;
 
 // Turns the scores of `keys` keys and one panel into weights exp(s - base), and adds them to `sum`.
-// With kSkip, the weight of a key that is not seen, whose score is -inf, is -0.
+// With kSkip, hidden keys, whose score is -inf, get weight -0.
 template <int kVectors, bool kSkip>
 HWY_INLINE void Weigh(const V32 (&base)[kVectors], float to_log2, int64_t keys, float* s,
                       V32 (&sum)[kVectors]) {
@@ -170,16 +170,16 @@ HWY_INLINE void Weigh(const V32 (&base)[kVectors], float to_log2, int64_t keys, 
   for (int n = 0; n < kVectors; ++n) sum[n] = hn::Add(sum[n], part[n]);
 }
 
-// A weight for a product with Inf or NaN: not 0, nor subnormal, as such products are very slow.
+// Makes a weight usable in a product with Inf or NaN: never 0, and never subnormal, which is slow.
 HWY_INLINE V32 NotZero(V32 weight) {
   return hn::Or(weight, hn::Set(F32(), std::numeric_limits<float>::min()));
 }
 
-// Lanes of a panel of so many vectors.
+// Lanes of a panel of kVectors vectors.
 template <int kVectors>
 constexpr int64_t kPanelLanes = kVectors* kLanes;
 
-// Whether a weight is -0, by its bits: comparing would take +0 for the same.
+// Whether a weight is -0, by its bits, since comparing would also accept +0.
 HWY_INLINE auto IsHiddenWeight(V32 weight) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
@@ -187,10 +187,10 @@ HWY_INLINE auto IsHiddenWeight(V32 weight) {
 }
 HWY_INLINE bool IsHiddenWeight(float weight) { return weight == 0 && std::signbit(weight); }
 
-// Scores of kBlockRows keys and one panel of query rows: s[r][lane] = sum over d of
-// k[r][d] * q[d][lane]. One fused multiply-add per product, first d first. With kAdd, the sum is
-// added to what is there; with kSkip, a k of -0 takes nothing of q, be it NaN or Inf. Strides are
-// from one d of the panel, and one row of s, to the next.
+// Scores of kBlockRows keys and one panel of query rows: s[r][lane] = sum over d of k[r][d] *
+// q[d][lane], one fused multiply-add per product, in order of d. With kAdd, the sum is added to s;
+// with kSkip, a k of -0 skips its q, even if that is NaN or Inf. q_stride is the distance between
+// values of d, s_stride that between rows of s.
 template <int kVectors, bool kAdd = false, bool kSkip = false>
 HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, float* s,
                            int64_t q_stride = kPanelLanes<kVectors>,
@@ -225,7 +225,7 @@ HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, f
   }
 }
 
-// As ScoreBlock, by pairs: k are rows of words, q is a panel of [pair of dims][lane].
+// As ScoreBlock, in pairs: k has rows of bf16 words, q is a panel of [pair of dims][lane].
 template <int kVectors>
 HWY_INLINE void ScorePairs(const uint16_t* const* k, const float* q, int64_t dim, float* s) {
   constexpr int kRows = kBlockRows;
@@ -261,13 +261,14 @@ HWY_INLINE void ScorePairs(const uint16_t* const* k, const float* q, int64_t dim
   }
 }
 
-// kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over keys of
-// p[key][lane] * v[key * v_stride + r]. The sum is taken first, from zero: terms that are added
-// one by one to the sum of many keys lose more with every further key. With kSkip, values that are
-// NaN or Inf are felt by those rows alone that see their key, whose weight is not -0, and by these
-// however small the weight: one that underflowed is +0, and 0 * Inf would be NaN. So it is of
-// factors that are no `weights`. All are multiplied by down[r][lane], unless that is null. Results
-// are otherwise the same.
+// Updates kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over
+// keys of p[key][lane] * v[key * v_stride + r]. The sum starts at zero and joins O once, since
+// adding each term to the long sum would lose more with every key.
+//
+// With kSkip, a NaN or Inf in v reaches only rows that see its key, whose weight is not -0, and
+// reaches them however small the weight: a weight that underflowed is +0, and 0 * Inf would be NaN
+// (NotZero; not for factors that are no `weights`). Weights of finite values are multiplied by
+// down[r][lane] unless `down` is null. Results are otherwise the same.
 template <int kVectors, bool kSkip>
 HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
                             const float* down, float* o, int64_t v_stride = kValueBlock,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How rows of tensors get into and out of cpu_flash's scratch: converted to fp32 and back, and for
-// Q, O and bias turned so that rows lie across lanes. Included once per instruction set by
-// flash_tile.cc.
+// Moves rows of tensors into and out of cpu_flash's scratch: converts them to fp32 and back, and
+// transposes Q, O and bias so that rows lie across lanes. Included once per instruction set.
 
 #if defined(ATTEND_CPU_FLASH_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_PACK_INL_H_
@@ -22,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 
-// Lanes(d) elements from `index` on, widened to fp32.
+// Widens Lanes(d) elements from `index` on to fp32.
 template <DType kType, class D>
 HWY_INLINE hn::Vec<D> LoadWide(D d, const void* data, int64_t index) {
   if constexpr (kType == DType::kFloat32) {
@@ -56,7 +55,7 @@ HWY_INLINE void WidenRowOf(const void* data, int64_t index, int64_t dim, float* 
   for (; i < dim; ++i) out[i] = LoadElement(data, kType, index + i);
 }
 
-// One row of `dim` elements to fp32.
+// Widens one row of `dim` elements to fp32.
 HWY_INLINE void WidenRow(const void* data, DType dtype, int64_t index, int64_t dim, float* out) {
   switch (dtype) {
     case DType::kFloat16:
@@ -67,7 +66,7 @@ HWY_INLINE void WidenRow(const void* data, DType dtype, int64_t index, int64_t d
       return WidenRowOf<DType::kFloat32>(data, index, dim, out);
     case DType::kBit:
       return LoadElements(data, dtype, index, dim, out);
-    case DType::kFloat64:  // Select keeps it away
+    case DType::kFloat64:  // refused by Select
       return;
   }
 }
@@ -96,7 +95,7 @@ HWY_INLINE void NarrowRowOf(const float* row, float factor, int64_t dim, void* d
   for (; i < dim; ++i) StoreElement(data, kType, index + i, row[i] * factor);
 }
 
-// One fp32 row into memory of the dtype, each element times `factor` and then rounded once.
+// Stores one fp32 row in the dtype; each element is multiplied by `factor` and rounded once.
 HWY_INLINE void NarrowRow(const float* row, float factor, int64_t dim, DType dtype, void* data,
                           int64_t index) {
   switch (dtype) {
@@ -106,13 +105,14 @@ HWY_INLINE void NarrowRow(const float* row, float factor, int64_t dim, DType dty
       return NarrowRowOf<DType::kBFloat16>(row, factor, dim, data, index);
     case DType::kFloat32:
       return NarrowRowOf<DType::kFloat32>(row, factor, dim, data, index);
-    case DType::kFloat64:  // Select keeps it away
+    case DType::kFloat64:  // refused by Select
     case DType::kBit:
       return;
   }
 }
 
-// From one block of V's columns to the next; the gap keeps blocks out of each other's cache sets.
+// Floats from one block of V's columns to the next. The gap keeps blocks out of each other's cache
+// sets.
 constexpr int64_t ValueBlockStride(int64_t rows) { return rows * kValueBlock + kValueGap; }
 
 template <DType kType>
@@ -120,7 +120,7 @@ void PackValuesOf(const void* data, int64_t index, int64_t stride, int64_t rows,
                   int64_t block_stride, int64_t dim, float* out) {
   const hn::CappedTag<float, kValueBlock> d;
   const int64_t whole = dim / kValueBlock;
-  for (int64_t j = 0; j < rows; ++j) {  // row by row, as hardware prefetches best
+  for (int64_t j = 0; j < rows; ++j) {  // row by row, for the hardware prefetcher
     const int64_t row = index + j * stride;
     float* at = out + j * kValueBlock;
     for (int64_t block = 0; block < whole; ++block) {
@@ -137,8 +137,8 @@ void PackValuesOf(const void* data, int64_t index, int64_t stride, int64_t rows,
   }
 }
 
-// `rows` rows, `stride` apart, to fp32 blocks of [row][kValueBlock], `block_stride` apart; columns
-// beyond dim become 0.
+// Packs `rows` rows, `stride` apart, as fp32 blocks of [row][kValueBlock], `block_stride` apart.
+// Columns beyond dim are 0.
 HWY_INLINE void PackValues(const void* data, DType dtype, int64_t index, int64_t stride,
                            int64_t rows, int64_t block_stride, int64_t dim, float* out) {
   switch (dtype) {
@@ -148,16 +148,16 @@ HWY_INLINE void PackValues(const void* data, DType dtype, int64_t index, int64_t
       return PackValuesOf<DType::kBFloat16>(data, index, stride, rows, block_stride, dim, out);
     case DType::kFloat32:
       return PackValuesOf<DType::kFloat32>(data, index, stride, rows, block_stride, dim, out);
-    case DType::kFloat64:  // Select keeps it away
+    case DType::kFloat64:  // refused by Select
     case DType::kBit:
       return;
   }
 }
 
-// Rows that change direction together, between memory (along dims) and panels (across lanes).
+// Rows that are transposed together, between memory (along dims) and panels (across lanes).
 constexpr int64_t kTurned = kLanes < 4 ? 1 : 4;
 
-// kTurned rows of n floats into neighbouring lanes:
+// Transposes kTurned rows of n floats into neighbouring lanes:
 // out[i * width + r] = rows[r * stride + i].
 HWY_INLINE void TurnIn(const float* HWY_RESTRICT rows, int64_t stride, int64_t n, int64_t width,
                        float* HWY_RESTRICT out) {
@@ -189,7 +189,7 @@ HWY_INLINE void TurnIn(const float* HWY_RESTRICT rows, int64_t stride, int64_t n
 // The reverse: rows[r * stride + i] = in[i * width + r].
 HWY_INLINE void TurnOut(const float* in, int64_t width, int64_t n, int64_t stride, float* rows) {
   int64_t i = 0;
-  // A square block is turned either way by the same moves.
+  // A square block is transposed by the same moves in both directions.
   for (; i + kTurned <= n; i += kTurned) {
     TurnIn(in + i * width, width, kTurned, stride, rows + i);
   }

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One tile of query rows against all keys that they see: scores, online softmax, output. Included
-// once per instruction set by flash_tile.cc; runs on any thread, on its own Scratch.
+// Computes one tile of query rows against all keys that they see: scores, online softmax, output.
+// Included once per instruction set by flash_tile.cc; runs on any thread, on its own Scratch.
+//
+// After each key tile, max, sum and O are every row's state (softmax_state.h) over the keys so far,
+// with O not yet divided by sum. The first pass multiplies hidden keys by weight 0. If O is then
+// not finite, a second pass skips hidden keys (kSkip), and a third one scales weights down if sums
+// of large V overflowed.
 
 #if defined(ATTEND_CPU_FLASH_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_TILE_INL_H_
@@ -76,7 +81,7 @@ template <int kVectors>
 void TileRun::Scores(const Panel& panel, int64_t keys) {
   const float* q = s_.q + panel.lane * p_.dim;
   for (int64_t j = 0; j < keys; j += kBlockRows) {
-    // Past the last key, the last one again: computed, then ignored.
+    // Past the last key, repeats it; the result is ignored.
     const float* rows[kBlockRows];
     for (int r = 0; r < kBlockRows; ++r) rows[r] = k_ + std::min(j + r, keys - 1) * p_.dim;
     float* const s = s_.s + j * kVectors * kLanes;
@@ -91,7 +96,7 @@ void TileRun::Scores(const Panel& panel, int64_t keys) {
   }
 }
 
-// Scores again, of those rows of the panel that are not FitsPairs.
+// Computes again the scores of the panel's rows that fail FitsPairs.
 template <int kVectors>
 HWY_NOINLINE void TileRun::ScoreUnpaired(const Panel& panel, const float* const* rows, float* s) {
   const F32 d;
@@ -105,7 +110,7 @@ HWY_NOINLINE void TileRun::ScoreUnpaired(const Panel& panel, const float* const*
   }
 }
 
-// Everything of problem.h between q.k and the mask.
+// Applies all steps of problem.h between q.k and the mask.
 void TileRun::FinishScores(const Panel& panel, int64_t keys) {
   const F32 d;
   const V32 scale = hn::Set(d, p_.scale);
@@ -142,10 +147,9 @@ void TileRun::MaskScores(const Panel& panel, int64_t keys) {
   }
 }
 
-// Turns scores into weights exp(s - max) and brings the softmax state up to date; s_.weight is what
-// the output so far must be multiplied by. Scores are subtracted before anything makes them larger:
-// as long as they are finite, so are the weights. With kSkip, the weight of a key that is not seen
-// is -0.
+// Turns scores into weights exp(s - max) and updates the softmax state; s_.weight becomes the
+// factor for the output so far. Scores are subtracted before they are scaled up, so that finite
+// scores have finite weights. With kSkip, hidden keys get weight -0.
 template <int kVectors, bool kSkip>
 void TileRun::Softmax(const Panel& panel, int64_t j, int64_t keys) {
   constexpr int64_t kWidth = kVectors * kLanes;
@@ -163,14 +167,14 @@ void TileRun::Softmax(const Panel& panel, int64_t j, int64_t keys) {
   HWY_UNROLL(4)
   for (int n = 0; n < kVectors; ++n) {
     const int64_t lane = panel.lane + n * kLanes;
-    // Nothing seen yet: subtract 0, as -inf - -inf is NaN.
+    // If no key was seen yet, subtract 0: -inf - -inf is NaN.
     base[n] = hn::IfThenZeroElse(hn::Eq(max[n], hn::Set(d, kMinusInfinity)), max[n]);
     const V32 weight = Exp2(hn::Sub(hn::Load(d, s_.max + lane), base[n]), to_log2_);
     sum[n] = hn::Zero(d);
     hn::Store(weight, d, s_.weight + lane);
     hn::Store(max[n], d, s_.max + lane);
   }
-  // Where the sums end is a matter of the key's number alone, wherever the tile begins.
+  // Partial sums end at fixed key numbers, wherever the tile begins.
   for (int64_t first = 0, end; first < keys; first = end) {
     end = std::min(first + kSummedKeys - (j + first) % kSummedKeys, keys);
     Weigh<kVectors, kSkip>(base, to_log2_, end - first, s + first * kWidth, sum);
@@ -184,7 +188,7 @@ void TileRun::Softmax(const Panel& panel, int64_t j, int64_t keys) {
 }
 
 void TileRun::Drop(const Panel& panel, int64_t j, int64_t keys) {
-  // As if the tile began with a whole block of rows.
+  // Count rows as if the tile began with a whole block of 16.
   const int64_t shift = (a_.dropout.row + tile_.row) % kDropoutTile;
   const int64_t first = panel.lane + shift;
   const int64_t offset = first % kDropoutTile;
@@ -208,7 +212,7 @@ void TileRun::Output(const Panel& panel, int64_t keys) {
 }
 
 bool TileRun::OutputFinite() const {
-  constexpr int64_t kChains = 4;  // additions need not wait for each other
+  constexpr int64_t kChains = 4;  // independent sums, for latency
   static_assert(kValueBlock % kChains == 0);
   const F32 d;
   V32 zero[kChains];
@@ -224,7 +228,7 @@ bool TileRun::OutputFinite() const {
   return hn::AllTrue(d, hn::Eq(all, hn::Zero(d)));
 }
 
-// Whether sums of V may overflow, each weight being at most 1 when it is added.
+// Whether sums of V may overflow, with each weight at most 1 when it is added.
 bool TileRun::HasHugeValues() const {
   const auto keys = static_cast<uint64_t>(keys_.end - keys_.begin);
   const float most = std::ldexp(std::numeric_limits<float>::max(), -std::bit_width(keys));
@@ -238,9 +242,9 @@ bool TileRun::HasHugeValues() const {
   return false;
 }
 
-// By what weights are multiplied in another pass on their way to elements of O that are not finite:
-// so that those of all keys of the row make less than 1, and the element stays within V's range.
-// Elements that are finite keep their bits.
+// Sets the factors for weights in another pass: for elements of O that are not finite, all weights
+// of the row then sum to less than 1, so the element stays within V's range. Elements that are
+// finite keep their bits.
 void TileRun::ScaleDown() {
   for (int64_t n = 0; n < panel_count_; ++n) {
     const Panel& panel = panels_[n];
@@ -289,15 +293,16 @@ void TileRun::StoreRow(int64_t lane, const float* down, int64_t stride, float* o
   }
 }
 
-// Multiplies a row by `factor` and dropout's, and undoes ScaleDown. No mean leaves the range of
-// what it is taken of; its roundings might, and what dropout makes of it.
+// Multiplies a row by `factor` and dropout's factor, and undoes ScaleDown. A mean lies within the
+// range of its values, but its rounding may leave it (hence the clamp), and so may dropout's
+// factor.
 void TileRun::ScaleUp(const float* down, int64_t stride, double factor, float* o) const {
   constexpr float kMost = std::numeric_limits<float>::max();
   const auto mean = static_cast<float>(factor);
   const auto kept = static_cast<float>(kept_);
   const auto both = static_cast<float>(factor * kept_);
   for (int64_t d = 0; d < p_.dim_v; ++d) {
-    if (!std::isfinite(o[d]) && factor > 0) continue;  // be it below fp32's range
+    if (!std::isfinite(o[d]) && factor > 0) continue;  // even if `factor` underflows in fp32
     const float by = down[d * stride];
     const bool clamped = by != 1 && std::isfinite(o[d]);
     o[d] = clamped ? std::clamp(o[d] * (mean / by), -kMost, kMost) * kept : o[d] * both;

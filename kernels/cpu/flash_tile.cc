@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiles the SIMD code of cpu_flash once per instruction set and picks the best at run time.
+// Compiles the SIMD code of cpu_flash once per instruction set and selects the best at run time.
 
 #include "kernels/cpu/flash_tile.h"
 
@@ -8,12 +8,6 @@
 
 #include "kernels/cpu/flash.h"
 #include "kernels/cpu/target_kind.h"
-
-// Left out: SSSE3, which no machine of interest stops at, and vectors whose length the compiler
-// does not know, as blocks of registers need arrays of vectors.
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
-#endif
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/flash_tile.cc"
@@ -29,7 +23,7 @@ HWY_EXPORT(RunTile);
 HWY_EXPORT(RunningTarget);
 
 TileFunction ChooseTileFunction() {
-  // Until the first dynamic call the table's first entry would choose at each call.
+  // Before the first dynamic call, the table's first entry would select a target at each call.
   if (!hwy::GetChosenTarget().IsInitialized()) {
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   }
@@ -40,7 +34,7 @@ namespace {
 
 std::atomic<bool> pairs_used{true};
 
-// AVX512_BF16, and a system that keeps its registers.
+// AVX512_BF16, with an operating system that saves its registers.
 bool MachineHasPairs() {
 #if HWY_ARCH_X86
   return __builtin_cpu_supports("avx512bf16") != 0;
@@ -58,10 +52,16 @@ bool HasBf16Pairs() {
 
 void UseBf16PairsForTest(bool use) { pairs_used.store(use); }
 
+namespace {
+
+// Within the functions' namespace: where there is one target, Highway puts its name before theirs.
+int64_t ChosenTarget() { return HWY_DYNAMIC_DISPATCH(RunningTarget)(); }
+
+}  // namespace
 }  // namespace cpu_flash
 
 std::string CpuFlashTarget() {
-  const int64_t target = HWY_DYNAMIC_DISPATCH(cpu_flash::RunningTarget)();
+  const int64_t target = cpu_flash::ChosenTarget();
   const bool pairs = ATTEND_IS_AVX512(target) && cpu_flash::HasBf16Pairs();
   return std::string(hwy::TargetName(target)) + (pairs ? "_BF16" : "");
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the scheduler of cpu_flash (flash.cc) and its SIMD code (flash_tile.cc, compiled
-// once per instruction set) agree on: a tile of query rows, and the scratch memory to compute it
-// in.
+// The interface between cpu_flash's scheduler (flash.cc) and its SIMD code (flash_tile.cc, compiled
+// once per instruction set): a tile of query rows, and the scratch memory to compute it in.
 
 #pragma once
 
@@ -16,25 +15,25 @@
 
 namespace attend::cpu_flash {
 
-// Most query rows of a tile. They are spread across SIMD lanes, so keys and values are broadcast
-// and need no transposing, and the softmax of all rows runs lane by lane without a horizontal sum.
+// Most query rows of a tile. Rows lie across SIMD lanes, so K and V are broadcast without being
+// transposed, and the softmax of all rows runs lane by lane without horizontal sums.
 inline constexpr int64_t kRowTile = 192;
 
-// Keys between two rescalings of the output. Tiles begin at multiples of it, whatever the mask, so
-// that a row's roundings do not depend on the rows it is computed with.
+// Keys between two rescalings of the output. Key tiles begin at multiples of it under any mask, so
+// that a row's rounding does not depend on the rows it is computed with.
 inline constexpr int64_t kKeyTile = 64;
 
-// Whether scores are left as q.k until their exponential, and what they are multiplied by then.
+// Whether scores stay q.k until the exponential, whose factor (UnitOf) then includes the scale.
 inline bool ScaledLate(const Problem& p) {
   return p.softcap == 0 && !p.has_bias && !p.has_alibi && p.scale >= kLateScaleMin &&
          p.scale <= kLateScaleMax;
 }
 inline float UnitOf(const Problem& p) { return ScaledLate(p) ? p.scale : 1.0f; }
 
-// The largest scale of scores that bf16 pairs may make (FitsPairs in flash_math-inl.h).
+// The largest scale at which scores may be sums of bf16 pairs (FitsPairs in flash_math-inl.h).
 inline constexpr float kPairScaleMax = 0x1p20f;
 
-// Whether this machine adds pairs of bf16 products. False after UseBf16PairsForTest(false).
+// Whether this machine can add pairs of bf16 products. False after UseBf16PairsForTest(false).
 bool HasBf16Pairs();
 void UseBf16PairsForTest(bool use);
 inline bool TakesPairs(const Problem& p) {
@@ -42,8 +41,8 @@ inline bool TakesPairs(const Problem& p) {
 }
 
 // Query rows [row, row + rows) of `heads` neighbouring query heads that share a KV head: all rows
-// of several heads if they are short (heads * rows <= kRowTile), else rows of one head. With
-// dropout of several only if each has whole tiles of 16 rows of the whole.
+// of several short heads (heads * rows <= kRowTile), or rows of one head. With dropout, a tile has
+// several heads only if each is whole 16-row tiles of the whole.
 struct Tile {
   const Attention* attention;
   int64_t b;
@@ -51,39 +50,40 @@ struct Tile {
   int64_t heads;
   int64_t row;
   int64_t rows;
-  double work;           // relative cost, to start long tiles first
-  const StopFlag* stop;  // looked at with every tile of keys; null: none
+  double work;           // relative cost; long tiles start first
+  const StopFlag* stop;  // checked before every key tile; may be null
   bool decodes = false;  // all true rows of a KV head, for decode.h
 };
 
-// Lanes of the widest panel that any instruction set uses.
+// Lanes of the widest panel of any instruction set.
 inline constexpr int64_t kPanelLanesMax = 48;
 
-// Columns of V that are kept together, key after key; whole blocks of O's columns are computed.
+// Columns of V that are stored together, key after key. O is computed in whole blocks of columns.
 inline constexpr int64_t kValueBlock = 8;
 inline constexpr int64_t kValueGap = 16;
 
-// Words of dropout's bits for a pair of keys: a panel's rows, which may begin within a tile of 16.
+// Words of dropout's draws for one pair of keys: a panel's rows, which may begin within a tile of
+// 16.
 inline constexpr int64_t kDrawStride = kPanelLanesMax + kDropoutTile;
 
-// Memory of one thread while it computes a tile. The tile's rows are divided into panels of a few
-// SIMD vectors; a panel of a matrix is [the matrix's own index][lanes of the panel]. Aligned for
-// any vector. Uninitialised on purpose: every part is written before it is read.
+// One thread's memory for a tile. The tile's rows are divided into panels of a few SIMD vectors; a
+// panel of a matrix is [matrix index][lane]. Aligned for any vector. Left uninitialised, because
+// every part is written before it is read.
 struct alignas(128) Scratch {
   float q[kHeadDimMax * kRowTile];            // panels of [dim][lane]
-  float q_pairs[kHeadDimMax / 2 * kRowTile];  // the same in bf16: panels of [pair of dims][lane]
-  float o[kHeadDimMax * kRowTile];            // panels of [dim][lane], not yet divided by the sum
-  // As o, where it was not finite at first: what weights are multiplied by on their way to it.
+  float q_pairs[kHeadDimMax / 2 * kRowTile];  // in bf16: panels of [pair of dims][lane]
+  float o[kHeadDimMax * kRowTile];            // panels of [dim][lane], not yet divided by sum
+  // As o: factors for the weights of elements that were not finite at first (ScaleDown).
   float down[kHeadDimMax * kRowTile];
   float s[kKeyTile * kPanelLanesMax];     // one panel, [key][lane]: scores, then weights
   float bias[kKeyTile * kPanelLanesMax];  // one panel, [key][lane]
   float k[kKeyTile * kHeadDimMax];        // [key][dim]
-  // Blocks of [key][kValueBlock], a gap after each.
+  // Blocks of [key][kValueBlock], each followed by a gap.
   float v[(kKeyTile * kValueBlock + kValueGap) * (kHeadDimMax / kValueBlock)];
-  uint32_t draws[kDropoutTile / 2 * kDrawStride];  // dropout's, of 16 keys
-  float rows[4 * kHeadDimMax];                     // a few rows of Q or O on their way in or out
+  uint32_t draws[kDropoutTile / 2 * kDrawStride];  // dropout's draws for 16 keys
+  float rows[4 * kHeadDimMax];                     // a few rows of Q or O during conversion
   // Per lane: softmax state, its rescaling in this key tile, visible keys relative to the key tile,
-  // ALiBi's slope, and the key on the diagonal relative to the key tile.
+  // ALiBi's slope, and the diagonal's key relative to the key tile.
   float max[kRowTile];
   float sum[kRowTile];
   float weight[kRowTile];
@@ -97,7 +97,7 @@ struct alignas(128) Scratch {
 // Computes a tile and stores its rows of O and LSE.
 using TileFunction = void (*)(const Tile& tile, Scratch* scratch);
 
-// The version for the best instruction set of this machine; asked once per batch.
+// Selects the best instruction set of this machine. Called once per batch.
 TileFunction ChooseTileFunction();
 
 }  // namespace attend::cpu_flash

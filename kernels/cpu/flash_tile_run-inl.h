@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One tile of query rows: what is loaded of it, and of each tile of keys. flash_tile-inl.h goes on
-// from there. Included once per instruction set; runs on any thread, on its own scratch.
+// One tile of query rows: loading it, and each tile of keys. Continued in flash_tile-inl.h.
+// Included once per instruction set; runs on any thread, on its own Scratch.
 
 #if defined(ATTEND_CPU_FLASH_TILE_RUN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_TILE_RUN_INL_H_
@@ -32,7 +32,7 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 struct Panel {
   int64_t lane = 0;
   int vectors = 0;
-  bool unpaired = false;  // some row is not FitsPairs
+  bool unpaired = false;  // some row fails FitsPairs
   KeyRange any{0, 0};     // keys that some row sees
   KeyRange all{0, 0};     // keys that every row sees
   int64_t width() const { return vectors * kLanes; }
@@ -64,12 +64,12 @@ class TileRun {
     MakePanels();
     PackQuery();
     Attend<false>();
-    // Hidden keys have weight 0, and 0 * Inf is NaN: only then is care needed.
+    // Hidden keys have weight 0, and 0 * Inf is NaN. Only if O is not finite must they be skipped.
     careful_ = !OutputFinite();
     if (careful_) {
       std::fill(s_.down, s_.down + vectors_ * kLanes * dim_v_padded_, 1.0f);
       Attend<true>();
-      // O is not divided yet and may overflow where its mean does not.
+      // O is not divided yet, and may overflow where its mean does not.
       if (!OutputFinite() && HasHugeValues()) {
         ScaleDown();
         Attend<true>();
@@ -82,7 +82,7 @@ class TileRun {
   int64_t HeadOf(int64_t lane) const { return tile_.head + lane / tile_.rows; }
   int64_t RowOf(int64_t lane) const { return tile_.row + lane % tile_.rows; }
   bool Real(int64_t lane) const { return lane < lanes_ && RowOf(lane) < sequence_.q_len; }
-  // Where in Q a lane's row begins.
+  // First element of a lane's row of Q.
   int64_t QueryOf(int64_t lane) const {
     return tile_.b * a_.q.stride_b + HeadOf(lane) * a_.q.stride_h +
            (sequence_.q_row + RowOf(lane)) * a_.q.stride_l;
@@ -128,25 +128,25 @@ class TileRun {
   const int64_t vectors_;
   const int64_t panel_count_;
   const int64_t dim_v_padded_;
-  const bool plain_;       // scores are q.k still
-  const bool pairs_;       // which are sums of pairs, but for rows that are not FitsPairs
-  bool unpaired_ = false;  // there are such
-  const bool bits_;        // remove keys
-  // A score's unit, in those of problem.h, and in powers of two.
+  const bool plain_;       // scores are q.k without scale
+  const bool pairs_;       // q.k is added in pairs, except for rows that fail FitsPairs
+  bool unpaired_ = false;  // there are such rows
+  const bool bits_;        // the bias is a mask of bits
+  // One unit of a score, in units of problem.h and in powers of two.
   const double unit_;
   const float to_log2_;
-  const double kept_;     // of a weight that dropout keeps; O is multiplied by it last
-  bool careful_ = false;  // O was not finite, and was computed again
+  const double kept_;     // factor of weights that dropout keeps; applied to O last
+  bool careful_ = false;  // O was not finite and was computed again
   Panel panels_[kPanelsMax];
-  KeyRange keys_{0, 0};  // that any row sees
-  // The current key tile: its keys as fp32, and from one block of V's columns to the next.
+  KeyRange keys_{0, 0};  // seen by any row
+  // The current key tile: its keys as fp32, and the distance between blocks of V's columns.
   const float* k_ = nullptr;
-  const uint16_t* k_words_[kKeyTile];  // its keys where they lie, for pairs
+  const uint16_t* k_words_[kKeyTile];  // its keys in place, for pairs
   int64_t block_stride_ = 0;
 };
 
 void TileRun::MakePanels() {
-  // Both ends only rise from row to row, and heads are alike.
+  // Both ends never fall from row to row, and all heads are alike.
   const KeyRange first_keys = KeysOf(0);
   const KeyRange last_keys = KeysOf(lanes_ - 1);
   const bool even =
@@ -201,7 +201,7 @@ void TileRun::PackQuery() {
   }
 }
 
-// Rows of the panel from lane `first` on, in pairs of words, which are turned as floats are.
+// Packs rows of the panel from lane `first` on as pairs of bf16, transposed like floats.
 void TileRun::PackPairs(const Panel& panel, int64_t first) {
   for (int64_t r = 0; r < kTurned; ++r) {
     float* row = s_.rows + r * kHeadDimMax;
@@ -215,13 +215,13 @@ void TileRun::PackPairs(const Panel& panel, int64_t first) {
          s_.q_pairs + panel.lane * (p_.dim / 2) + first);
 }
 
-// K and V of keys [j, j + keys) as fp32. K is read where it is if its rows are contiguous; rows
+// Loads K and V of keys [j, j + keys) as fp32. K is read in place if its rows are contiguous; rows
 // that are apart may share a cache set.
 void TileRun::LoadKeys(int64_t j, int64_t keys) {
   const int64_t h_kv = tile_.head / p_.group();
   block_stride_ = ValueBlockStride(keys);
   k_ = s_.k;
-  for (int64_t n = 0; n < keys;) {  // once, unless K and V are in pages
+  for (int64_t n = 0; n < keys;) {  // one round, unless K and V are paged
     const int64_t run = EvenKeys(p_, j + n, keys - n);
     const int64_t k = KeyElement(a_, a_.k, sequence_, tile_.b, h_kv, j + n);
     const int64_t v = KeyElement(a_, a_.v, sequence_, tile_.b, h_kv, j + n);
@@ -241,8 +241,8 @@ void TileRun::LoadKeys(int64_t j, int64_t keys) {
   }
 }
 
-// The visible keys of each lane and its place for ALiBi, relative to key j. Lanes without a row are
-// never stored.
+// Sets each lane's visible keys and diagonal relative to key j. Lanes without a row are never
+// stored.
 void TileRun::LoadLanes(const Panel& panel, int64_t j, int64_t keys) {
   for (int64_t lane = panel.lane; lane < panel.lane + panel.width(); ++lane) {
     const KeyRange range = KeysOf(lane);

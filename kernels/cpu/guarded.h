@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the CPU's kernels end: no exception leaves the library.
+// Turns exceptions of the CPU kernels into errors, so that none leaves the library.
 
 #pragma once
 
@@ -12,14 +12,14 @@
 
 namespace attend {
 
-// Runs `work`, which may throw, and says how it went.
+// Runs `work`, which may throw. RESOURCE_EXHAUSTED for std::bad_alloc, INTERNAL for all else.
 template <class Work>
 Status Guarded(const Work& work) {
   try {
     work();
     return Status();
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("the CPU backend is out of memory for its scratch buffers");
+    return ResourceExhausted("out of memory");  // short enough to take none
   } catch (const std::exception& error) {
     return Internal(std::string("CPU kernel failed: ") + error.what());
   } catch (...) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loop that the CPU kernels share: items are started strictly in order by the threads of the
-// TBB arena that the caller is in.
+// The parallel loop of the CPU kernels. The threads of the caller's TBB arena start items strictly
+// in order.
 
 #pragma once
 
@@ -16,17 +16,17 @@
 
 namespace attend {
 
-// Calls body(n) for n in [0, count), each once, lower n first; returns when all are done. What the
-// body throws ends the loop early and is thrown here; `stop`, once set, ends it early too.
+// Calls body(n) once for each n in [0, count), lower n first, and returns when all are done. Ends
+// early if the body throws, which is rethrown here, or once `stop` is set.
 template <class Body>
 void ParallelInOrder(int64_t count, const Body& body, const StopFlag* stop = nullptr) {
-  // Each task takes the lowest number left, whatever range the partitioner gave it. oneTBB orders
-  // what came before the loop, the tasks, and what comes after; release and acquire say so again,
-  // at no cost, to race detectors that cannot look into the library.
+  // Each task takes the lowest number left, whatever range the partitioner gave it. oneTBB already
+  // orders what precedes the loop, the tasks, and what follows. Release and acquire repeat it, at
+  // no cost, for race detectors that cannot see into the library.
   std::atomic<int64_t> next;
   next.store(0, std::memory_order_release);
   std::atomic<int64_t> finished{0};
-  // A task costs some 100 ns, and what was stopped must not wait for a million of them.
+  // A task costs about 100 ns; a stopped loop must not spend that a million times.
   constexpr int64_t kTasksMax = 1 << 14;
   tbb::parallel_for(
       tbb::blocked_range<int64_t>(0, count, 1 + count / kTasksMax),

@@ -9,8 +9,8 @@
 
 namespace attend {
 
-// The whole problem, its rows spread over the threads of the TBB arena that the caller is in; each
-// row is computed alone anyway. Host memory; any thread may call. Left soon after `stop` is set.
+// Computes the whole problem, its rows spread over the threads of the caller's TBB arena. Rows are
+// independent. Works on host memory; callable from any thread. Returns soon after `stop` is set.
 void ParallelReference(const Attention& attention, const StopFlag* stop = nullptr);
 
 }  // namespace attend

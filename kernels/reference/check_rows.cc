@@ -206,8 +206,8 @@ class Judge {
   int64_t worst_dim_ = 0;
 };
 
-// Range of a mean of the visible keys' finite V, per column. It includes 0 if there are sinks (a
-// key of value 0), dropped weights, or keys that fp32 may lose.
+// Finds the range of a mean of the visible keys' finite V, per column. It includes 0 if there are
+// sinks (a key of value 0), dropped weights, or keys that fp32 may lose.
 void FindRange(const Attention& a, const RowId& id, const StopFlag* stop, RowFacts* row) {
   const Problem& p = a.problem;
   const Sequence s = SequenceOf(a, id.b);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two passes over a row's keys: the first finds the largest score, the second adds up exp(score -
-// max) * v, so that nothing overflows and no running rescale costs accuracy. Scores of the first
-// kKeptScores keys are cached between the passes.
+// A row takes two passes over its keys: the first finds the largest score, the second adds up
+// exp(score - max) * v. So nothing overflows, and no running rescale costs accuracy. Scores of the
+// first kKeptScores keys are cached between the passes.
 
 #include "kernels/reference/cpu_reference.h"
 

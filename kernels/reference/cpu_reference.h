@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rung 0: the definition of the answer, in plain loops and double precision. Pure functions of host
-// memory on the calling thread; they allocate at most kKeptScores scores.
+// memory on the calling thread; they cache at most kKeptScores scores.
 
 #pragma once
 
@@ -30,7 +30,7 @@ void ReferenceRow(const Attention& attention, int64_t b, int64_t h, int64_t i, d
 void StoreReferenceRow(const Attention& attention, int64_t b, int64_t h, int64_t i,
                        const StopFlag* stop = nullptr);
 
-// The whole problem on the calling thread.
+// Computes the whole problem on the calling thread.
 void CpuReference(const Attention& attention);
 
 }  // namespace attend

@@ -23,8 +23,8 @@ struct GradientKey {
 // One number, to be multiplied by a row and accumulated.
 struct GradientTerm {
   double value = 0;
-  double error = 0;   // by rounding, without `moved`
-  double moved = 0;   // by the error of the row's weights
+  double error = 0;   // from rounding, without `moved`
+  double moved = 0;   // from the error of the row's weights
   double swing = 0;   // upper bound of moved: all of the row's weight moves to or from this key
   double gross = 0;   // magnitude of value if nothing cancelled
   bool seen = false;  // the weight is NaN, or so large that no kernel flushes it to 0
@@ -52,14 +52,14 @@ class GradientSums {
 
   void Add(const RowElements& by, const GradientTerm& term);
   void AddOne(const GradientTerm& term) { Add(kOne, term); }
-  // Adds terms of a row about which nothing is known.
+  // Records that a row's weights are unknown, and so are the sums.
   void AddUnknown(const RowWeights& weights) {
     unknown_ = true;
     given_ = given_ || weights.given;
   }
 
   bool unknown() const { return unknown_; }
-  // Whether that was because of a row's given LSE.
+  // Whether such a row's weights came from its given LSE.
   bool given() const { return given_; }
   size_t dim() const { return dim_; }
   double value(size_t d) const { return value_[d]; }

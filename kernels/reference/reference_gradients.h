@@ -21,19 +21,20 @@ struct KeyGradient {
   int64_t j = 0;
   double weight = 0;   // P
   double kept = 1;     // m of dropout.h
-  double d_score = 0;  // dT * scale: with respect to q.k
-  double d_dot = 0;    // dT * scale: by q.k
+  double d_score = 0;  // dS: with respect to the score
+  double d_dot = 0;    // dT * scale: with respect to q.k
 };
 
-// The row's keys that have a weight, in ascending order: none for padding rows and rows that see no
-// key. `d_sink`, if not null, receives the row's contribution to its head's dSink.
+// Returns the row's keys that have a weight, in ascending order: none for padding rows and rows
+// that see no key. `d_sink`, if not null, receives the row's contribution to its head's dSink.
 std::vector<KeyGradient> ReferenceKeyGradients(const Attention& attention,
                                                const Gradients& gradients, const RowId& id,
                                                double* d_sink = nullptr,
                                                const StopFlag* stop = nullptr);
 
-// The whole backward pass. Holds dK and dV of one KV head, dQ of one query head, dBias if wanted,
-// and one row's keys in double. Returns soon after `stop` is set; the output is then meaningless.
+// Computes the whole backward pass. Holds dK and dV of one KV head, dQ of one query head, dBias if
+// requested, and one row's keys in double. Returns soon after `stop` is set; the output is then
+// meaningless.
 void CpuReferenceGradients(const Attention& attention, const Gradients& gradients,
                            const StopFlag* stop = nullptr);
 

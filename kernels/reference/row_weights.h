@@ -27,7 +27,7 @@ double SumRoundings(int64_t terms);
 // Further error from subnormal products, which is absolute.
 double SubnormalRoundings(int64_t terms);
 
-// Error of a share of a sum whose logarithm is off by `log_error`: capped at the distance to the
+// Error of a share of a sum whose logarithm is off by `log_error`: at most the distance to the
 // further of 0 and 1, plus its own rounding.
 double ShareError(double share, double log_error, double log_share);
 
@@ -47,7 +47,7 @@ struct RowWeights {
   double shift = 0;        // P = exp(score - shift) / sum
   double inverse_sum = 0;  // 0: no key has a weight
   double log_error = 0;    // e_LSE
-  double log_units = 0;    // roundings of x, in fp32 units
+  double log_units = 0;    // units of roundoff per |x|, for x = score - LSE
   double less = 0;         // delta - dLSE
   double less_error = 0;   // by rounding alone, without subnormals
   double less_moved = 0;   // by errors of the weights

@@ -143,7 +143,7 @@ double RoundingSums::Raised(double value, double error, double max) const {
 }
 
 void RoundingSums::Add(const KeyScore& score, double weight, const double* v) {
-  // Few errors are so large that the two-term expansion is too inexact.
+  // Two terms of the expansion suffice up to here, where nearly all errors are.
   constexpr double kSmall = 0x1p-10;
   const bool small = score.error <= kSmall;
   double raised = open_   ? 0

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -152,6 +153,13 @@ void SessionServiceImpl::AddTo(CallTable& table) {
       kWithinLimits,
       [this](int tenant, const auto& in, auto& out, auto& refusal) {
         return Fill(sessions_->Truncate(tenant, in.session(), in.length(), &refusal), out);
+      },
+      table);
+  Add<v1::KeepDraftRequest, v1::Session>(
+      kWithinLimits,
+      [this](int tenant, const auto& in, auto& out, auto& refusal) {
+        const std::span<const int64_t> kept(in.kept().data(), static_cast<size_t>(in.kept_size()));
+        return Fill(sessions_->KeepDraft(tenant, in.session(), in.length(), kept, &refusal), out);
       },
       table);
   Add<v1::FreeSessionRequest, v1::FreeSessionResponse>(

@@ -268,6 +268,7 @@ void SessionTable::Commit(HeldCaches& hold) {
     layer.append_id.swap(hold.uses[n].append_id);  // swapped, because an assignment might allocate
     layer.length = hold.sequences[n].length;
     layer.evicted_from = -1;
+    session.draft = 0;
     stats_.appended_tokens[session.tenant] += hold.append_rows;
   }
   assert(ConsistentLocked());

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each scenario of test_operate.py shows besides its alerts, as deploy/operate.md says: a line
-of the log, and a metric that has moved since the server began."""
+"""Evidence of each scenario of test_operate.py besides its alerts, as listed in deploy/operate.md:
+a log line, and a metric that has changed since the server's start."""
 
 import collections
 import re
@@ -8,7 +8,7 @@ import re
 import alerts
 import harness
 
-# `line`: what the page calls it, None if the section names none; `also`: what it has besides.
+# `line`: the page's name for it, None if the section names none; `also`: further text in it.
 Seen = collections.namedtuple("Seen", "line also metric labels")
 
 SEEN = {
@@ -19,7 +19,7 @@ SEEN = {
     "a_caller_has_no_token": Seen("caller refused", 'peer=.*code="UNAUTHENTICATED"',
                                   "attend_rejected_requests_total", {"reason": "no_credentials"}),
     "a_device_is_lost": Seen("device lost", "cpu", "attend_device_healthy", {}),
-    # Such devices are only counted here, not looked for, so there is no line.
+    # Such devices are only counted here, not searched for, so there is no line.
     "a_gpu_is_left_out": Seen(None, "", "attend_devices_left_out", {}),
     "answers_are_wrong": Seen("reference check failed", 'transport="inline"',
                               "attend_reference_checks_total",
@@ -62,14 +62,15 @@ SEEN = {
     "sessions_have_no_room": Seen(None, "", "attend_rejected_requests_total",
                                   {"reason": "sessions"}),
 }
-# Asked of Prometheus: of what is no server's own, or of servers that take each other's place.
+# Queried from Prometheus: metrics that are not a server's own, or of servers that replace each
+# other.
 OF_PROMETHEUS = ("up", "process_start_time_seconds")
-# What the server has seen before it can be asked for the first time.
+# Events before the server can be scraped for the first time.
 FROM_THE_START = ("attend_devices_left_out",)
 
 
 def value(scenario, server, prometheus):
-    """Of the scenario's metric; 0 if it has no series yet, None if nobody can tell."""
+    """The scenario's metric; 0 if it has no series yet, None if it cannot be read."""
     seen = SEEN[scenario]
     if seen.metric in OF_PROMETHEUS:
         return prometheus.value(seen.metric, scenario)
@@ -84,7 +85,7 @@ def before(scenario, server, prometheus):
 
 
 def assert_seen(scenario, wanted, server, prometheus, at_first):
-    """The page's sections of these alerts name the line and the metric, and both are there."""
+    """The page's sections on these alerts name the line and the metric, and both exist."""
     seen, runbooks, sections = SEEN[scenario], alerts.runbooks(), alerts.sections()
     texts = [sections[runbooks[alert]] for alert in wanted]
     named = seen.metric.removesuffix("_count")

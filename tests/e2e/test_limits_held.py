@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant may hold (--limits): shared memory and connections; and what GetServerInfo tells
-callers of their limits."""
+"""What a tenant may hold (--limits): shared memory and connections; and how GetServerInfo reports
+limits to callers."""
 
 import contextlib
 import json
@@ -63,8 +63,8 @@ def test_shared_memory(start_server, tmp_path):
     other.close()
 
 
-def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
-    """A quarter of the bytes, and of the connections, is for each of two tenants alone."""
+def test_each_tenant_has_its_part_of_shared_memory(start_server, tmp_path):
+    """A quarter of the bytes and of the connections is reserved for each of two tenants."""
     tokens, flags = give_tokens(tmp_path, "compute")
     path = tmp_path / "regions" / "sock"
     server = start_server("--tenant=a=1,b=1", *flags, "--shared-memory", "--shared-memory-socket",
@@ -108,8 +108,8 @@ def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
         each.close()
 
 
-def test_what_never_fits_a_tenants_memory_names_its_parts(start_server):
-    """A quarter of the budget is for each of two tenants, and half is in common."""
+def test_requests_beyond_a_tenants_memory_name_its_parts(start_server):
+    """A quarter of the budget is reserved for each of two tenants, and half is common."""
     server = start_server("--memory-budget=1MiB", "--tenant=a=1")
     assert "memory reserved per tenant: default 256KiB, a 256KiB; common: 512KiB" in server.log()
     inputs, answer = 3 * 1024 * 64 * 4, 1024 * 64 * 4
@@ -125,7 +125,8 @@ def test_what_never_fits_a_tenants_memory_names_its_parts(start_server):
 
 
 def test_with_tokens_default_has_a_part_only_if_it_is_named(start_server, tmp_path):
-    """Nobody may be it. Who becomes it while the server runs gets what others leave."""
+    """No caller may be it. A caller that becomes it while the server runs gets what others
+    leave."""
     tokens, flags = give_tokens(tmp_path, "compute")
     named = start_server("--memory-budget=1536KiB", "--tenant=default=1,a=1,b=1", *flags)
     assert "tenants: default=1, a=1, b=1;" in named.log()
@@ -153,8 +154,8 @@ OWN = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
 
 
 @pytest.mark.parametrize("why", ["scope", "another tenant", "connections"])
-def test_known_callers_that_are_refused_are_charged_what_came(start_server, tmp_path, why):
-    """They are asked for at the headers, and nothing of the messages is kept."""
+def test_refused_callers_are_charged_their_received_bytes(start_server, tmp_path, why):
+    """The check is at the headers, and nothing of the messages is kept."""
     tokens, flags = give_tokens(tmp_path, "info" if why == "scope" else "compute")
     limits = Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\nconnections = 1\n")
     server = start_server(*limits.flags, *flags)
@@ -202,7 +203,7 @@ def test_reflection_is_charged_what_it_reads_and_answers(start_server, tmp_path)
 
 @pytest.mark.parametrize("way", ["tcp", "ipv6", "unix", "tls"])
 def test_connections(start_server, tmp_path, way):
-    """Open ones over which a tenant has called, however many calls there are on each."""
+    """Open connections on which a tenant has called, however many calls each has."""
     listen, tls = "127.0.0.1:0", ()
     if way == "ipv6":
         listen = "[::1]:0"
@@ -240,7 +241,7 @@ def test_connections(start_server, tmp_path, way):
     assert used("b") == 2
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
     assert server.metric("attend_tenant_limited_total", tenant="a", limit="connections") == 2
-    # Nobody has looked what these calls were.
+    # The methods of these calls were not checked.
     assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 0
     assert server.metric("attend_tenant_limited_requests_total") == 0
     assert server.metric("attend_tenant_small_calls_total", tenant="a",
@@ -250,7 +251,7 @@ def test_connections(start_server, tmp_path, way):
     harness.wait_for("the connection to be closed", lambda: used() == 1)
     attend(services[2], wire.small_request())
     limits.change(server, "[a]\nconnections = 1\n")
-    attend(services[1], wire.small_request())  # what is open stays
+    attend(services[1], wire.small_request())  # open connections stay
     with connection() as late:
         details, _ = refused(wire.stub.AttentionServiceStub(late), wire.small_request())
         assert details == "tenant limit connections: the tenant has 2, may have at most 1"
@@ -259,7 +260,7 @@ def test_connections(start_server, tmp_path, way):
     harness.wait_for("all to be closed", lambda: used() == 0 and used("b") == 0)
 
 
-def test_reflection_is_one_of_the_streams(start_server, tmp_path):
+def test_reflection_counts_as_a_stream(start_server, tmp_path):
     """It takes a place, has a line of the access log, and does not outlive a drain."""
     limits = Limits(tmp_path, "streams = 1\n")
     access = tmp_path / "access"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions at their limits: each refusal leaves other work as it was; leases, eviction."""
+"""Sessions at their limits: a refusal does not affect other work; leases, eviction."""
 
 import time
 
@@ -26,7 +26,7 @@ from sessions import DIM, DIM_V, KV_HEADS, Sequence, client, refused, step
     (lambda r: r.k.shape.__setitem__(2, 1 << 40), "would exceed"),
     (lambda r: r.raw.__delitem__(2), "raw has 2 entries, must have 3"),
 ])
-def test_what_is_malformed_changes_nothing(sessions_server, random, change, words):
+def test_malformed_calls_change_nothing(sessions_server, random, change, words):
     with client(sessions_server.address) as tenant:
         sequence = Sequence(random, tenant.create())
         request, _ = step(random, [sequence], 2, 1)
@@ -60,7 +60,7 @@ def test_a_lease_ends(start_server, random):
         tenant.call("GetSession", session=kept.id)
 
 
-def test_what_is_evicted_is_said_and_appended_again(start_server, random):
+def test_evictions_are_reported_and_can_be_appended_again(start_server, random):
     server = start_server("--session-memory=16MiB")
     with client(server.address) as tenant:
         idle = Sequence(random, tenant.create())
@@ -81,13 +81,13 @@ def test_what_is_evicted_is_said_and_appended_again(start_server, random):
         assert tenant.call("GetSession", session=pinned.id).length == 20000
 
 
-def test_sessions_can_be_off(start_server):
+def test_sessions_can_be_disabled(start_server):
     server = start_server("--session-memory=0")
     with client(server.address) as tenant:
         assert "--session-memory" in refused(grpc.StatusCode.UNIMPLEMENTED, tenant.create)
 
 
-def test_a_full_memory_says_when_to_retry_and_is_counted(start_server, random):
+def test_refusals_for_memory_have_a_retry_hint_and_are_counted(start_server, random):
     server = start_server("--session-memory=8MiB")
     with client(server.address) as tenant:
         pinned = Sequence(random, tenant.create(pinned=True))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend-client and the Python package over TLS: flags and environment, and what they say of a
-server that they cannot use."""
+"""attend-client and the Python package over TLS: flags and environment, and their errors for
+servers that they cannot use."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def mtls(tmp_path_factory, ca):
 
 
 def flags(ca, client=None, of=None):
-    """What attend-client is given; `client`: the name of its certificate, of another authority if
+    """Arguments of attend-client; `client`: the name of its certificate, of another authority if
     `of` is one."""
     shown = ()
     if client is not None:
@@ -29,7 +29,7 @@ def flags(ca, client=None, of=None):
 
 
 def said(address, *flags, **options):
-    """What `attend-client info` has against it."""
+    """The error of `attend-client info`."""
     done = harness.run_client("info", "--server", address, "--attempts", "1", *flags, check=False,
                               **options)
     assert done.returncode == 1, done.stdout
@@ -58,7 +58,7 @@ def test_server_and_client_may_share_an_environment(start_server, ca):
                               env={**env, "ATTEND_SERVER": server.address}).returncode == 0
 
 
-def test_the_client_says_why_the_server_refuses_it(mtls, ca, foreign):
+def test_the_client_reports_why_the_server_refuses_it(mtls, ca, foreign):
     assert "it accepts only clients with a certificate" in said(mtls.address, *flags(ca))
     assert "this client's certificate has been revoked" in \
         said(mtls.address, *flags(ca, "revoked"))
@@ -69,7 +69,7 @@ def test_the_client_says_why_the_server_refuses_it(mtls, ca, foreign):
     assert "or takes TLS only" in said(mtls.address)
 
 
-def test_the_client_says_why_it_refuses_the_server(start_server, server, ca, foreign, tmp_path):
+def test_the_client_reports_why_it_refuses_the_server(start_server, server, ca, foreign, tmp_path):
     tls = start_server(*ca.serve())
     unsigned = "is not signed by an authority in tls_ca"
     assert f"{unsigned} {foreign.ca}" in said(tls.address, *flags(foreign))

@@ -217,7 +217,8 @@ def _use_region(caller, region_client, tenant):
                             files[0])
     try:
         for _ in range(caller.random.randrange(1, 5)):
-            _attend_in_region(caller, region, tenant)
+            if not _attend_in_region(caller, region, tenant):
+                break
         if caller.random.random() < 0.5:
             region_client.ask(release=wire.shm.ReleaseRegion(token=region.token))
     finally:
@@ -225,10 +226,12 @@ def _use_region(caller, region_client, tenant):
 
 
 def _attend_in_region(caller, region, tenant):
+    """False if the region must not be used again: the batch of a call whose connection was lost may
+    still write to it."""
     problem = caller.random.choice(caller.problems.forward)
     size, sizes = 1 << 18, sum(len(raw) + regions.ALIGN for raw in problem.request.raw)
     if sizes + sum(len(raw) + regions.ALIGN for raw in problem.answer) + (64 << 10) > size:
-        return
+        return True
     request = region.take(problem.message(request_id=caller.name("good")))
     request.lse_placement.shared_memory.offset = size - (64 << 10)  # behind O, however long
     wrong = caller.random.random() < 0.2
@@ -246,6 +249,7 @@ def _attend_in_region(caller, region, tenant):
         check(got == problem.answer, "shared memory: the answer has other bits")
     else:
         check(code in caller.target.refusals, f"shared memory: {code.name}: {details}")
+    return code not in (CODE.CANCELLED, CODE.DEADLINE_EXCEEDED, CODE.UNAVAILABLE)
 
 
 def oip(caller):

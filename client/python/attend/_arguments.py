@@ -8,7 +8,7 @@ import ctypes
 import math
 import sys
 
-from attend_kernels import _checks, _tensors
+from attend_kernels import _checks, _tensors, _tree
 from attend_kernels._call import LAYOUTS as _AXES
 from attend_kernels._call import dropout_seed
 from attend_kernels._library import CPU, ITEM_BYTES, invalid
@@ -186,6 +186,11 @@ class Arguments:
             raise invalid(f"dropout_seed is None, dropout_p {a['dropout_p']} needs one")
         if a["bias"] is not None:
             self._read_bias(a["bias"])
+        tree = _tree.packed(a, self.batch)
+        if tree is not None:
+            bits, shape = tree
+            p.tree = self._struct(self._read("tree", bits, ("uint8",)), BIT, shape)
+            p.tree_lengths = self._numbers(NumbersStruct, "tree_lengths", "q", (self.batch,))
 
     def _read_bias(self, bias):
         masks = _tensors.is_mask(bias)

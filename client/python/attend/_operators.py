@@ -137,7 +137,7 @@ _NAMES = tuple(argument.name for argument in torch.ops.attend.attention.default.
 
 
 def _setup_context(ctx, inputs, output):
-    """The part after the forward pass, common to both forms."""
+    """Saves what the backward pass of either form needs."""
     needed = [name for name, needs in zip(_NAMES, ctx.needs_input_grad) if needs]
     for name in needed:
         if name not in _DIFFERENTIABLE:
@@ -175,7 +175,7 @@ attention.register_autograd(functools.partial(_gradients, attention_backward),
 
 
 class _Attention(torch.autograd.Function):
-    """The same two functions, without the operators."""
+    """Differentiable attention by the same two functions, without the operators."""
 
     @staticmethod
     def forward(ctx, *inputs):

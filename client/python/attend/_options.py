@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Awaited = Coroutine[Any, Any, Result]
 
-Array = Any  # NumPy's, torch's, or with DLPack or data_ptr()
+Array = Any  # a NumPy array, a torch tensor, or an object with DLPack or data_ptr()
 Numbers = Any  # a list, NumPy array or tensor of numbers
 Function = TypeVar("Function", bound=Callable[..., Any])
 Returned = TypeVar("Returned")
-O = TypeVar("O", covariant=True)  # noqa: E741: what is returned without LSE
+O = TypeVar("O", covariant=True)  # noqa: E741: the result without LSE
 Both = TypeVar("Both", covariant=True)
 
 
@@ -34,6 +34,8 @@ class OptionsButLse(TypedDict, total=False):
     scale: float | None
     softcap: float
     bias: Array
+    tree: Array
+    tree_lengths: Numbers
     alibi_slopes: Numbers
     sinks: Numbers
     q_lengths: Numbers
@@ -62,10 +64,11 @@ class CallOptions(OptionsButLse, total=False):
 
 DEFAULTS: dict[str, Any] = dict(
     causal=False, alignment="bottom_right", window=None, key_offset=0, keys_after=0, scale=None,
-    softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None,
-    cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
-    return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", check=False,
-    priority=0, request_id="", timeout=None, tenant=None, traceparent=None, transport="auto")
+    softcap=0.0, bias=None, tree=None, tree_lengths=None, alibi_slopes=None, sinks=None,
+    q_lengths=None, kv_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+    max_seqlen_k=None, layout="BHLD", return_lse=False, o_dtype=None, dropout_p=0.0,
+    dropout_seed=None, kernel="auto", check=False, priority=0, request_id="", timeout=None,
+    tenant=None, traceparent=None, transport="auto")
 
 class ClientOptions(TypedDict, total=False):
     """The options that `Client` documents."""
@@ -87,8 +90,8 @@ Wanted = Sequence[Literal["q", "k", "v", "bias", "sinks"]]
 
 
 def named(function: Function, **other: Any) -> Function:
-    """Gives the function a signature with each option in place of **options. other: its own
-    defaults."""
+    """Gives the function a signature with each option in place of **options. other: defaults that
+    differ from DEFAULTS."""
     types = {**OptionsButLse.__annotations__, **CallOptions.__annotations__}
     signature = inspect.signature(function)
     options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
@@ -130,7 +133,7 @@ class Attention(Generic[O, Both]):
 
 
 class SessionAttention(Generic[O, Both]):
-    """The same for a session's method."""
+    """As Attention, for a session's method."""
 
     @overload
     def __call__(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,

@@ -133,7 +133,8 @@ class Session(NotCopied):
 
     @property
     def server(self) -> str | None:
-        """With several servers, the session's, for Client.session and Client.stream; else None."""
+        """With several servers, this session's server, for Client.session and Client.stream; else
+        None."""
         return self.id.partition("@")[2] or None
 
     @property
@@ -194,6 +195,16 @@ class Session(NotCopied):
         """Cuts layers longer than `length` to that length."""
         check(library().session_truncate(self._open_handle(),
                                          integer("length", length, 0, _INT64_MAX)))
+
+    def keep_draft(self, length: int, kept: Iterable[int]) -> None:
+        """Keeps some tokens of a draft in all layers. length: the tokens before it; what follows
+        them, at most 1024, is the draft. kept: the indices, in ascending order and counted from 0,
+        of its tokens that stay. They move up to follow the first `length` tokens, the rest is
+        removed, and nothing is sent again."""
+        indices = [integer("kept", index, 0, _INT64_MAX) for index in kept]
+        check(library().session_keep_draft(self._open_handle(),
+                                           integer("length", length, 0, _INT64_MAX),
+                                           (ctypes.c_int64 * len(indices))(*indices), len(indices)))
 
     def keep_alive(self) -> None:
         """Renews the lease, as every use does."""

@@ -14,7 +14,7 @@ from attend_kernels._printable import printable
 
 _TIMEOUT = 10.0  # seconds, for asking the server
 _AT_CLOSE = 1.0  # seconds that close() waits for that
-_LATER = {4, 8, 14}  # codes of late or refused questions: a later call asks again
+_LATER = {4, 8, 14}  # codes after which a later call asks again
 
 
 class Tenants:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention for PyTorch, with gradients: in process, on the CPU and on GPUs as far as their
-kernels go; or, within `with attend.connect(...)`, on a server.
+"""Exact attention for PyTorch, with gradients: in process, on the CPU and on CUDA GPUs; or, within
+`with attend.connect(...)`, on a server.
 
     import attend.torch
     o = attend.torch.scaled_dot_product_attention(q, k, v, is_causal=True)  # as PyTorch's own
@@ -22,7 +22,7 @@ __all__ = ["FlashAttention", "StandardAttention", "attention", "mask_of_blocks",
            "scaled_dot_product_attention"]
 
 
-_DIM_MAX = 256  # of the kernels' head dims
+_DIM_MAX = 256  # largest head dim of the kernels
 
 
 def _check_dropout(name, p):
@@ -72,9 +72,10 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
               kv_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
               max_seqlen_k=None, layout="BHLD", return_lse=False, dropout_p=0.0, dropout_seed=None,
               kernel="auto"):
-    """attend_kernels.attention for tensors, with gradients by q, k, v, bias and sinks, through O
-    and LSE. Arguments as there; those that may be lists there must be tensors here. float64 is
-    computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is float32.
+    """attend_kernels.attention for tensors, with gradients with respect to q, k, v, bias and sinks,
+    through O and LSE. Arguments as there; those that may be lists there must be tensors here.
+    float64 is computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is
+    float32.
     bias: also a BlockMask.
     dropout_p: also 1, which drops all weights: O is 0, and so is every gradient through it.
     dropout_seed: an integer, or its 64 bits as an int64 tensor of one element on the CPU; None:
@@ -200,8 +201,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     """torch.nn.functional.scaled_dot_product_attention by attend's kernels: the same arguments and
     answer, for head dims of 1 to 256. A numeric attn_mask has a gradient too; a bool one is read as
     bits, and so is a BlockMask. Rows whose keys are all hidden by attn_mask are 0. dropout_p drops
-    other weights than PyTorch does; torch.manual_seed makes them reproducible. NestedTensors must
-    have layout torch.jagged and no attn_mask. There is no second derivative."""
+    different weights than PyTorch does; torch.manual_seed makes them reproducible. NestedTensors
+    must have layout torch.jagged and no attn_mask. There is no second derivative."""
     if query.is_nested or key.is_nested or value.is_nested:
         return _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     attn_mask = _block_mask.as_tensor("attn_mask", attn_mask)

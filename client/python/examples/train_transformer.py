@@ -3,9 +3,9 @@
 
     PYTHONPATH=client/python:kernels/python python3 client/python/examples/train_transformer.py
 
-Prints each step's loss with both, which agree within rounding. Needs PyTorch; runs on the CPU in
-under a minute, from a seed. With --server HOST:PORT a third model trains with the same attention,
-forward and backward, computed by that server.
+Prints each step's losses, which agree within rounding. Needs PyTorch; runs on the CPU in under a
+minute, from a seed. With --server HOST:PORT one more model trains with attend's attention, forward
+and backward, computed by that server.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def _math(*arguments, **options):
         return functional.scaled_dot_product_attention(*arguments, **options)
 
 
-# The third shows how far two correct computations may differ.
+# PyTorch's two show how far correct computations may differ.
 ATTENTIONS = {"attend": attend.torch.scaled_dot_product_attention,
               "torch": functional.scaled_dot_product_attention,
               "torch's math": _math}

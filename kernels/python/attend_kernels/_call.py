@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One attention's Python arguments, checked and turned into attend_params."""
+"""Checks one attention's Python arguments and converts them to attend_params."""
 
 import ctypes
 import math
 import operator
 
-from . import _checks, _tensors
+from . import _checks, _tensors, _tree
 from ._library import ALIGNMENTS, BIT, CPU, DTYPES, Params, TensorStruct, invalid
 from ._staging import NoStaging
 
 _LENGTH_MAX = 2**30  # kLengthMax
-# Where B, H and L stand in a shape; packed tensors have no B.
+# Positions of B, H and L in a shape; packed tensors have no B.
 LAYOUTS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (None, 1, 0)}
 
 
@@ -26,11 +26,13 @@ def dropout_seed(value):
 
 
 class Call:
-    """One attention: checks its arguments, and fills `params` with memory from `staging`."""
+    """One attention: checks its arguments and fills `params` with memory from `staging`."""
 
     def __init__(self, arguments, staging):
         self.a, self.staging = arguments, staging
-        self.made = []  # arrays for the caller that were allocated here
+        self.made = []  # arrays allocated here for the caller
+        # Lengths that were given, by field of `params`: (name, values or None if on the GPU).
+        self.host_lengths = {}
         self.axes = _checks.one_of("layout", arguments["layout"], LAYOUTS)
         self.packed = self.axes[0] is None
         alignment = _checks.one_of("alignment", arguments["alignment"], ALIGNMENTS)
@@ -53,7 +55,7 @@ class Call:
         return tensor
 
     def _check_form(self, tensor):
-        """It has the layout's dimensions."""
+        """Checks that it has the layout's dimensions."""
         name = tensor.name
         dimensions = 3 if self.packed else 4
         if len(tensor.shape) != dimensions:
@@ -111,7 +113,7 @@ class Call:
             setattr(p, name, self._struct(self.staging.place(getattr(self, name))))
 
     def _read_pages(self, pages):
-        """`pages`: how many there are, or None where the layout has none."""
+        """`pages`: the number of pages, or None if the layout cannot have them."""
         p, value = self.params, self.a["page_table"]
         if pages is None:
             raise invalid(f"page_table is given, but layout {self.a['layout']} has none")
@@ -139,8 +141,11 @@ class Call:
             if self.a[name] is not None:
                 raise invalid(f"{name} is given, but layout {self.a['layout']} has none")
         if not self.packed:
-            p.q_lengths, _ = self._lengths("q_lengths", p.batch, p.len_q)
-            p.kv_lengths, _ = self._lengths("kv_lengths", p.batch, p.len_k)
+            for name, longest in (("q_lengths", p.len_q), ("kv_lengths", p.len_k)):
+                address, given = self._lengths(name, p.batch, longest)
+                setattr(p, name, address)
+                if given is not None:
+                    self.host_lengths[name] = name, given[0]
             return
         p.q_offsets, p.len_q, p.batch = self._offsets("q", p.total_q)
         p.kv_offsets, p.len_k, batch = self._offsets("k", p.total_k)
@@ -149,7 +154,8 @@ class Call:
                           f"{p.batch + 1}")
 
     def _lengths(self, name, count, bound):
-        """(address, values): values is None if they are on the GPU."""
+        """(address, (values, count)); values is None if they are on the GPU. (None, None) if not
+        given."""
         value = self.a[name]
         if value is None:
             return None, None
@@ -175,6 +181,7 @@ class Call:
         if self.a[name] is None:
             raise invalid(f"{name} is None, layout LHD needs it")
         address, (values, count) = self._lengths(name, None, total)
+        self.host_lengths["q_offsets" if side == "q" else "kv_offsets"] = name, values
         if count < 1:
             raise invalid(f"{name} has no elements, must have B + 1")
         if values is None:
@@ -205,6 +212,7 @@ class Call:
         p.sinks, _ = self._floats("sinks", [(p.heads_q,)])
         if self.a["bias"] is not None:
             self._read_bias()
+        self._read_tree()
         self._read_dropout()
 
     def _read_dropout(self):
@@ -253,12 +261,16 @@ class Call:
                           f"with its last dimension whole")
         self.bias_shape = shape
         bias = self.staging.place(bias)
-        each = 8 if self.masks else 1  # elements of what the strides count
+        each = 8 if self.masks else 1  # elements per unit of the strides
         strides = [0 if size == 1 else each * stride
                    for size, stride in zip(bias.shape, bias.strides)]
         strides = [0] * (4 - len(strides)) + strides
         p.bias, p.bias_dtype = bias.address or None, BIT if self.masks else DTYPES[bias.dtype]
         p.bias_stride_b, p.bias_stride_h, p.bias_stride_q = strides[:3]
+
+    def _read_tree(self):
+        if self.a.get("tree") is not None or self.a.get("tree_lengths") is not None:
+            self.masks = _tree.set_bias(self.params, self.a, self.host_lengths, self.staging)
 
     def _make_outputs(self):
         p, out = self.params, self.a["out"]
@@ -294,7 +306,8 @@ class Call:
         return (p.heads_q, p.total_q) if self.packed else (p.batch, p.heads_q, p.len_q)
 
     def _make(self, shape, dtype):
-        """A new array for the caller, and where the kernel writes it. None if nothing will be."""
+        """A new array for the caller, and the tensor that the kernel writes. None if it only
+        selects."""
         if isinstance(self.staging, NoStaging):
             fresh = _tensors.Tensor("result", self.q.kind, 0, shape, (), dtype, None, None)
             return None, self.staging.output(fresh.contiguous())

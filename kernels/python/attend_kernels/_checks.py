@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that are no tensors, before ctypes takes them, which cuts integers and text that do
-not fit. Error names the argument, its value and the bound."""
+"""Checks arguments other than tensors before ctypes, which truncates integers and text, takes them.
+Errors name the argument, its value and the bound."""
 
 import operator
 
@@ -8,7 +8,7 @@ from ._library import invalid
 
 
 def text(name, value):
-    """As C takes it, which ends at the first NUL."""
+    """In C's form, which ends at the first NUL."""
     if not isinstance(value, str):
         raise invalid(f"{name} is {value!r}, must be a str")
     if "\0" in value:
@@ -39,7 +39,7 @@ def real(name, value):
 
 
 def one_of(name, value, table):
-    """What the table has for it."""
+    """The table's entry for the value."""
     if not isinstance(value, str) or value not in table:
         *others, last = table
         raise invalid(f"{name} is {value!r}, must be {', '.join(others)} or {last}")
@@ -65,7 +65,7 @@ def window(value):
 
 
 def shape(name, value, *allowed):
-    """allowed: shapes, with a name in place of a size that may be any."""
+    """allowed: shapes, with a name in place of each size that may be any."""
     if not any(len(value) == len(one) and all(
             isinstance(bound, str) or size == bound for size, bound in zip(value, one))
                for one in allowed):
@@ -74,7 +74,8 @@ def shape(name, value, *allowed):
 
 
 def names(name, value):
-    """A tuple of names, each once. One string would be read letter by letter."""
+    """A tuple of names without repetition. A single str is refused: it would be read letter by
+    letter."""
     if isinstance(value, str):
         raise invalid(f"{name} is {value!r}, must be a tuple or list of names")
     found = tuple(value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that have __cuda_array_interface__ and no DLPack.
+"""Arrays with __cuda_array_interface__ and without DLPack.
 
 https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html: a dict with the address, the
-shape, strides in bytes, the type and the stream that the array is ready on. It does not say which
-GPU: the driver does, by the address.
+shape, strides in bytes, the type, and the stream that the array is ready on. It does not contain
+the GPU; the driver finds that by the address.
 """
 
 import ctypes
@@ -17,7 +17,8 @@ _POINTER_DEVICE = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 def _ordinal(address):
-    """The GPU of a device address. Error: the driver does not know it, or there is none."""
+    """The GPU of a device address. Error: the driver does not know the address, or there is no
+    driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as failure:
@@ -53,7 +54,7 @@ def read(name, value, stream):
     else:
         strides = tuple(stride // item for stride in strides)
     ready_on = given.get("stream")
-    # 1 is how the interface names the default stream, which is NULL here.
+    # The interface calls the default stream 1; here it is NULL.
     if ready_on is not None and (ready_on if ready_on != 1 else 0) != (stream or 0):
         check(library().attend_synchronize(device_of(value), None if ready_on == 1 else ready_on))
     return dtype, given["data"][0], shape, strides

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack with ctypes: reading the capsules of other libraries, and making our own.
+"""DLPack with ctypes: reading other libraries' capsules, and making our own.
 
 https://dmlc.github.io/dlpack/latest/: `tensor.__dlpack__(stream=...)` returns a PyCapsule named
-"dltensor" over a DLManagedTensor. The consumer renames the capsule to "used_dltensor" and calls
-the tensor's deleter when done.
+"dltensor" over a DLManagedTensor. The consumer renames the capsule to "used_dltensor" and calls the
+tensor's deleter when done.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import ctypes
 from ._library import CPU, ITEM_BYTES, NotCopied, check, invalid, library
 
 CPU_TYPE, CUDA, CUDA_MANAGED = 1, 2, 13
-LEGACY_DEFAULT_STREAM = 1  # how DLPack names CUDA's stream 0
+LEGACY_DEFAULT_STREAM = 1  # DLPack's number for CUDA's stream 0
 _NAME, _USED_NAME = b"dltensor", b"used_dltensor"
 _DTYPES = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (2, 64): "float64",
            (0, 64): "int64", (0, 32): "int32"}
@@ -34,7 +34,7 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensor))
 DLManagedTensor._fields_ = [("dl_tensor", DLTensor), ("manager_ctx", ctypes.c_void_p),
                             ("deleter", ctypes.c_void_p)]
 
-# The capsule as an address, not an object: a destructor is called when nothing refers to it.
+# An address, not an object: the destructor runs when nothing refers to the capsule any more.
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor)(
     ("PyCapsule_New", ctypes.pythonapi))
@@ -60,8 +60,8 @@ def packed_strides(shape):
 
 
 class Import(NotCopied):
-    """A capsule taken over: address, shape, strides (elements), dtype's name, device. Calls the
-    producer's deleter with its last reference."""
+    """A consumed capsule: address, shape, strides (elements), dtype's name, device. Calls the
+    producer's deleter when its last reference is dropped."""
 
     def __init__(self, name, capsule):
         self._managed = None
@@ -69,7 +69,7 @@ class Import(NotCopied):
             raise invalid(f"{name}.__dlpack__() returned no capsule named dltensor, or a used one")
         managed = DLManagedTensor.from_address(_pointer(capsule, _NAME))
         _rename(capsule, _USED_NAME)
-        self._managed = managed  # ours from here on, also if it is refused below
+        self._managed = managed  # owned from here on, even if refused below
         tensor = managed.dl_tensor
         if tensor.device_type not in (CPU_TYPE, CUDA, CUDA_MANAGED):
             raise invalid(f"{name} is on DLPack device type {tensor.device_type}, must be on "
@@ -92,7 +92,7 @@ class Import(NotCopied):
 
 
 class _Export:
-    """What an exported DLManagedTensor points to; alive until its deleter is called."""
+    """The memory that an exported DLManagedTensor points to. Lives until its deleter is called."""
 
     def __init__(self, array):
         self.array = array
@@ -123,7 +123,8 @@ def _destroy(capsule):
 
 class DeviceArray(NotCopied):
     """A C-contiguous array on a GPU or the CPU that other libraries take by DLPack without a copy
-    (torch.from_dlpack(o), cupy.from_dlpack(o)). Frees its memory with its last reference.
+    (torch.from_dlpack(o), cupy.from_dlpack(o)). Frees its memory when its last reference is
+    dropped.
 
     shape: tuple; dtype: "float16", "bfloat16" or "float32"; device_index: CUDA ordinal, -1 for the
     CPU."""
@@ -152,8 +153,8 @@ class DeviceArray(NotCopied):
         return (CPU_TYPE, 0) if self.device_index == CPU else (CUDA, self.device_index)
 
     def __dlpack__(self, *, stream=None, **_):
-        # The consumer's stream must see the kernel's writes; waiting here is right for any. -1: the
-        # consumer wants no such thing.
+        # The consumer's stream must see the kernel's writes. Waiting here ensures that for any
+        # stream. -1: the consumer does not want synchronization.
         consumer = LEGACY_DEFAULT_STREAM if stream is None else stream
         if self.device_index != CPU and consumer not in (-1, self._stream or LEGACY_DEFAULT_STREAM):
             self.synchronize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention_backward(): Python arguments to attend_backward_params, and the launch."""
+"""attention_backward(): converts Python arguments to attend_backward_params, and launches."""
 
 import ctypes
 import inspect
@@ -20,19 +20,21 @@ def attention_backward(d_o, q, k, v, o, lse, *, d_lse=None, wanted=("q", "k", "v
                        q_lengths=None, kv_lengths=None, page_table=None, cu_seqlens_q=None,
                        cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
                        dropout_p=0.0, dropout_seed=None, kernel="auto", stream=None, device=None):
-    """The gradients of a loss by what went into `attention`, from those by its O and LSE.
+    """Gradients of a loss with respect to the inputs of `attention`, from those with respect to O
+    and LSE.
 
-    d_o: the loss's gradient by o, in its shape and dtype. d_lse: by lse, in its shape; None for 0.
-    o, lse: what attention(q, k, v, ..., return_lse=True) gave; of a part of the keys, the merged
-        ones. All other arguments as there, and as they were in that call; of a part, key_offset or
-        keys_after must be given even if nothing is masked: without them the keys count as all that
-        there are, and rows whose O or LSE look rounded are computed again from these alone.
-    wanted: what to differentiate by: "q", "k", "v", "bias", "sinks"; not by a bias of bool.
+    d_o: the loss's gradient with respect to o, in its shape and dtype. d_lse: with respect to lse,
+        in its shape; None: 0.
+    o, lse: the results of attention(q, k, v, ..., return_lse=True); for a part of the keys, the
+        merged ones. All other arguments as in that call. For a part, key_offset or keys_after must
+        be given even if nothing is masked: otherwise the keys count as the whole, and rows whose O
+        or LSE is imprecise are computed again from these keys alone.
+    wanted: the inputs to differentiate by: "q", "k", "v", "bias", "sinks"; not a bool bias.
 
-    Returns a tuple in the order of `wanted`: of q, k and v in their dtype, C-contiguous; of bias
-    and sinks in float32. Dimensions that bias broadcasts are summed over. Rows and keys that have
-    no part in the answer have gradient 0. What they are matches q, as in `attention`. Keys in pages
-    have no gradients. Error says what is wrong.
+    Returns a tuple in the order of `wanted`: q's, k's and v's in their dtype, C-contiguous; bias's
+    and sinks' in float32, summed over the dimensions that bias broadcasts. Rows and keys without
+    effect on the answer have gradient 0. Results match q, as in `attention`. Paged keys have no
+    gradients. Error: an argument is invalid, or the library failed.
     """
     arguments = dict(locals())
     key = _plans.key(arguments)
@@ -41,7 +43,7 @@ def attention_backward(d_o, q, k, v, o, lse, *, d_lse=None, wanted=("q", "k", "v
 
 
 def select_backward(d_o, q, k, v, o, lse, **options):
-    """Which kernel `attention_backward` would run with these arguments, and why: (kernel, why)."""
+    """The kernel that `attention_backward` would run, and why: (kernel, why)."""
     unknown = set(options) - set(inspect.signature(attention_backward).parameters)
     if unknown:
         raise invalid(f"select_backward has no argument {sorted(unknown)[0]}")
@@ -59,7 +61,7 @@ _DEFAULTS = {name: None for name in inspect.signature(_attention.attention).para
 
 
 class _BackwardCall(Call):
-    """One backward pass: `backward` is its attend_backward_params."""
+    """One backward pass; `backward` is its attend_backward_params."""
 
     def _make_outputs(self):
         self.backward = BackwardParams(struct_bytes=ctypes.sizeof(BackwardParams))
@@ -141,7 +143,7 @@ def _launch(backward, device, stream):
 
 
 def _run(arguments, key):
-    """`key`: under which the call's plan is kept."""
+    """`key`: the key to keep the call's plan under."""
     arguments = {**_DEFAULTS, **arguments}
     device, stream = _attention.place(arguments)
     staging = staging_for(device, stream)

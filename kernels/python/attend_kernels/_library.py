@@ -11,13 +11,13 @@ from ._printable import printable
 LIBRARY_NAME = "libattend_kernels.so"
 ENVIRONMENT = "ATTEND_KERNELS_LIBRARY"
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 64}
-BIT = 4  # the dtype of a bias that is a mask
+BIT = 4  # the dtype of a mask bias
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8, "uint8": 1}
 CPU = -1  # as a device; GPUs are CUDA's ordinals
 ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 WORKSPACE_ZERO_BYTES = 16384  # at its start, before the first use
-# gRPC's: a server's client has errors of this class too.
+# gRPC's codes: errors of a server's client are of this class too.
 CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED",
          5: "NOT_FOUND", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
          9: "FAILED_PRECONDITION", 10: "ABORTED", 11: "OUT_OF_RANGE", 12: "UNIMPLEMENTED",
@@ -25,11 +25,11 @@ CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEE
 
 
 class Error(RuntimeError):
-    """What the library or this module refused. `code` has gRPC's number, `status` its name,
-    `message` the rest. By its code it is a ValueError (INVALID_ARGUMENT, OUT_OF_RANGE), a
-    TimeoutError (DEADLINE_EXCEEDED) or a ConnectionError (UNAVAILABLE) too. It can be pickled, and
-    so can subclasses with constructors of their own. str() escapes what a terminal would obey or
-    not show; `message` is as it came."""
+    """An error of the library or of this module. `code` is gRPC's number, `status` its name,
+    `message` the text. Depending on its code it is also a ValueError (INVALID_ARGUMENT,
+    OUT_OF_RANGE), a TimeoutError (DEADLINE_EXCEEDED) or a ConnectionError (UNAVAILABLE). It can be
+    pickled, and so can subclasses with their own constructors. str() escapes characters that a
+    terminal would obey or not show; `message` does not."""
 
     def __new__(cls, code=2, message="", *_, **__):
         kind = _KINDS.get(code, Error) if cls is Error else cls
@@ -47,7 +47,8 @@ class Error(RuntimeError):
 
 
 def _unpickled(kind, code, args):
-    """An error without its fields, which follow. A subclass's constructor may take others."""
+    """An error without its fields, which pickle sets afterwards. It bypasses __init__, because a
+    subclass's may take other arguments."""
     made = Error.__new__(kind, code)
     made.args = args
     return made
@@ -66,14 +67,15 @@ class _ConnectionError(Error, ConnectionError):
 
 
 _KINDS = {3: _ValueError, 4: _TimeoutError, 11: _ValueError, 14: _ConnectionError}
-for _kind in _KINDS.values():  # programs name Error alone
+for _kind in _KINDS.values():  # programs name only Error
     _kind.__name__ = _kind.__qualname__ = "Error"
 
 
 class NotCopied:
-    """Refuses to be copied and pickled: two objects would own one thing of the library's."""
+    """Refuses to be copied or pickled, because two objects would then own one object of the
+    library."""
     __slots__ = ()
-    _instead = ""  # what to do
+    _instead = ""  # advice for the caller
 
     def __reduce_ex__(self, protocol):
         raise TypeError(f"{type(self).__module__.partition('.')[0]}.{type(self).__name__} is "
@@ -81,12 +83,12 @@ class NotCopied:
 
 
 def invalid(message):
-    """The exception for an argument that cannot be: the message names it, its value, the bound."""
+    """The exception for an invalid argument; the message names it, its value and the bound."""
     return Error(3, message)
 
 
 def unimplemented(message):
-    """The exception for what there is not."""
+    """The exception for an operation that does not exist."""
     return Error(12, message)
 
 
@@ -97,7 +99,7 @@ class TensorStruct(ctypes.Structure):
 
 
 class Params(ctypes.Structure):
-    """attend_params, field by field; struct_bytes guards against another version's."""
+    """attend_params, field by field; struct_bytes detects another version."""
     _fields_ = [
         ("struct_bytes", ctypes.c_uint64), ("device", ctypes.c_int32), ("dtype", ctypes.c_int32),
         ("o_dtype", ctypes.c_int32),
@@ -125,6 +127,13 @@ class Params(ctypes.Structure):
     ]
 
 
+class TreeStruct(ctypes.Structure):
+    """attend_tree."""
+    _fields_ = [("struct_bytes", ctypes.c_uint64), ("bits", ctypes.c_void_p),
+                ("tokens", ctypes.c_int64), ("stride_b", ctypes.c_int64),
+                ("lengths", ctypes.c_void_p)]
+
+
 class BackwardParams(ctypes.Structure):
     """attend_backward_params, field by field."""
     _fields_ = [
@@ -146,6 +155,7 @@ _ARGUMENTS = {
     "attend_run_backward": [_address, _address],
     "attend_backward_workspace_bytes": [_address, _address],
     "attend_select_backward": [_address, _address, _address],
+    "attend_write_tree": [_address, _address, _address, _int64],
     "attend_configs": [_address, _address],
     "attend_device_count": [_address],
     "attend_malloc": [_int32, _int64, _address],
@@ -157,8 +167,8 @@ _ARGUMENTS = {
 
 
 def declare(library):
-    """Tells ctypes the signatures of attend_c.h. Returns the library. Error: it lacks one, so it is
-    another version's."""
+    """Declares the signatures of attend_c.h to ctypes and returns the library. Error: it lacks a
+    function, so it is of another version."""
     try:
         for name, arguments in _ARGUMENTS.items():
             getattr(library, name).argtypes = arguments
@@ -173,13 +183,13 @@ def declare(library):
 
 
 def candidates(module=__file__):
-    """Where the library may be, first choice first."""
+    """Paths where the library may be, in order of preference."""
     return _loading.candidates(module, LIBRARY_NAME, "kernels/c", ENVIRONMENT)
 
 
 def load(path=None):
-    """Loads the library from `path`, or from the first candidate that is there, or as the system's
-    loader finds it. Error: it is nowhere, or not this version's."""
+    """Loads the library from `path`, from the first existing candidate, or through the system's
+    loader. Error: it is not found, or is of another version."""
     paths = [pathlib.Path(path)] if path else candidates()
     try:
         loaded = _loading.load(paths, LIBRARY_NAME, ENVIRONMENT)
@@ -209,19 +219,19 @@ def check(code):
 
 
 def device_count():
-    """GPUs that CUDA shows; 0 without a driver, or CUDA in the library."""
+    """Number of GPUs that CUDA reports; 0 without a driver, or without CUDA in the library."""
     count = ctypes.c_int32()
     check(library().attend_device_count(ctypes.byref(count)))
     return count.value
 
 
 class Memory(NotCopied):
-    """Uninitialised memory of a device, freed with its last reference."""
+    """Uninitialised device memory, freed when its last reference is dropped."""
     _instead = "copy the arrays in it"
 
     def __init__(self, device, byte_count):
         self.device, self.bytes = device, byte_count
-        self._library = library()  # which may be gone from this module at exit
+        self._library = library()  # at exit this module may no longer have it
         self.address = 0
         address = ctypes.c_void_p()
         check(self._library.attend_malloc(device, byte_count, ctypes.byref(address)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a shared library of attend's may be, for the modules that call it through ctypes."""
+"""Searches for attend's shared libraries, for the modules that call them through ctypes."""
 
 import ctypes
 import os
@@ -7,11 +7,12 @@ import pathlib
 
 
 def candidates(module, name, room, environment):
-    """Where `name` may be, first choice first: named by the environment, installed with the package
-    of `module`, or built from the sources, below the `room` of a build folder."""
+    """Paths where `name` may be, in order of preference: the one in the environment variable,
+    installed with the package of `module`, or built from the sources, below `room` of a build
+    folder."""
     folder = pathlib.Path(module).resolve().parent
     if os.environ.get(environment):
-        return [pathlib.Path(os.environ[environment])]  # named and not there is a mistake
+        return [pathlib.Path(os.environ[environment])]  # if it does not exist, that is an error
     around = list(folder.parents)
     found = [folder / name, around[0].parent / "lib" / name]
     if len(around) > 2:  # ROOT/kernels/python/attend_kernels, ROOT/client/python/attend
@@ -22,8 +23,8 @@ def candidates(module, name, room, environment):
 
 
 def load(paths, name, environment):
-    """The library at the first of the paths where one is, or as the system's loader finds it.
-    OSError says where it was looked for."""
+    """The library from the first path that exists, or through the system's loader. OSError names
+    the paths tried."""
     found = next((str(place) for place in paths if place.is_file()), None)
     try:
         return ctypes.CDLL(found or (name if len(paths) > 1 else str(paths[0])))

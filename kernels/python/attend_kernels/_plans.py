@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls like one before. Its arguments passed the checks and filled a struct: in a training loop
-only addresses and the dropout's seed differ the next time."""
+"""Plans for calls like an earlier one. That call's arguments passed the checks and filled a struct;
+in a training loop only addresses and dropout's seed change from then on."""
 
 import ctypes
 import sys
@@ -10,11 +10,11 @@ from ._library import CPU
 from ._torch import current_stream
 
 _PLAIN = frozenset((type(None), bool, int, float, str))
-_MOST = 1024  # plans of one Plans
+_MOST = 1024  # plans of one Plans object
 
 
 class Plan:
-    """A call's struct, and the results that it makes: torch tensors or NumPy arrays."""
+    """A call's struct, and the shapes and dtypes of its results: torch tensors or NumPy arrays."""
 
     def __init__(self, struct, results, device):
         self._struct, self.device = struct, device
@@ -22,8 +22,8 @@ class Plan:
         self._results = [(made.shape, made.dtype) for made in results]
 
     def struct(self):
-        """A copy, to be given the addresses of this call's tensors. The only other pointer in it is
-        the kernel's name, which ctypes keeps with the plan's struct."""
+        """A copy, for the addresses of this call's tensors. Its only other pointer is the kernel's
+        name, which ctypes keeps alive with the plan's struct."""
         return self._type.from_buffer_copy(self._struct)
 
     def results(self, like):
@@ -37,19 +37,19 @@ class Plan:
 
 
 def address(tensor):
-    """Where a tensor or array that has a form begins."""
+    """The address of a tensor or array that has a form."""
     if not _tensors.is_numpy(tensor):
         return tensor.data_ptr()
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(tensor))
-    except (TypeError, ValueError):  # read-only, with gaps, empty; this takes three times as long
+    except (TypeError, ValueError):  # read-only, with gaps or empty; takes three times as long
         return tensor.ctypes.data
 
 
 def _form(tensor, torch, numpy):
-    """All of a torch tensor or NumPy array but its address; None if it is another thing, or what
-    checks refuse or is not used in place: it asks for a gradient, stands for the negative of its
-    memory, or is not aligned."""
+    """Everything about a torch tensor or NumPy array except its address. None for other objects,
+    and for tensors that the checks refuse or that are not used in place: they require grad, have
+    the negative bit, or are not aligned."""
     if numpy is not None and type(tensor) is numpy.ndarray:
         return (tensor.shape, tensor.strides, tensor.dtype) if tensor.flags.aligned else None
     if torch is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -65,25 +65,26 @@ def _form(tensor, torch, numpy):
 
 
 def _is_plain(value):
-    """Whether a value can never change, so that equal ones are the same argument."""
+    """Whether the value is immutable and compared by value, so that equal values are equal
+    arguments."""
     return type(value) in _PLAIN or type(value) is tuple and _PLAIN.issuperset(map(type, value))
 
 
 def _types(values, window):
-    """The arguments' types, and those of a window's sides: 1.0 equals 1, yet may be refused."""
+    """The types of the arguments and of a window's sides: 1.0 equals 1, but may be refused."""
     return tuple(map(type, values)), tuple(map(type, window)) if type(window) is tuple else ()
 
 
 class Plans:
-    """The process's plans of one kind of call. `tensors`: the arguments whose addresses a repeated
-    call fills in. A call that points to anything else has no plan."""
+    """The process's plans for one function. `tensors`: the arguments whose addresses a repeated
+    call fills in. A call with pointers to anything else has no plan."""
 
     def __init__(self, tensors):
         self._tensors, self._by_key = tensors, {}
 
     def key(self, arguments):
-        """A call without its addresses: its tensors' forms and its other arguments. None: there are
-        no plans for such calls."""
+        """A call without its addresses: its tensors' forms and its other arguments. None: such
+        calls have no plans."""
         modules = sys.modules
         torch, numpy = modules.get("torch"), modules.get("numpy")
         if not hasattr(torch, "nn"):
@@ -101,15 +102,15 @@ class Plans:
         return tuple(forms), values, _types(values, arguments["window"])
 
     def find(self, key):
-        """The plan of a key, or None."""
+        """The key's plan, or None."""
         try:
             return self._by_key.get(key)
-        except TypeError:  # a list among the arguments, or in one
+        except TypeError:  # a list among the arguments, or within one
             return None
 
     def keep(self, key, plan, staging):
-        """From now on `plan` is the key's, if the key says all that the call depended on. `staging`
-        is the call's, before it has finished: all addresses in the plan's struct came from it."""
+        """Stores `plan` under the key, if the key contains everything that the call depended on.
+        `staging` is the call's, before finish(): the struct's addresses all came from it."""
         if key is None or not staging.holds_only({*self._tensors, "result"}) or \
                 not all(map(_is_plain, key[1])):
             return

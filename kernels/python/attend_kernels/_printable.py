@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that others have written, as a log or a terminal may show it: on one line, and without what
-moves a cursor, gives a terminal orders, or changes how the rest is seen."""
+"""Makes foreign text safe for logs and terminals: on one line, without characters that move the
+cursor, control the terminal, or change how other text is shown."""
 
 import re
 
-# The characters of kernels/util/printable.cc, and lone surrogates, which C++ has as bytes.
+# The characters of kernels/util/printable.cc, and lone surrogates, which C++ sees as bytes.
 HIDDEN = ((0x0, 0x1f), (0x7f, 0x9f), (0xad, 0xad), (0x61c, 0x61c), (0x200b, 0x200f),
           (0x2028, 0x202e), (0x2060, 0x206f), (0xd800, 0xdfff), (0xfe00, 0xfe0f),
           (0xfeff, 0xfeff), (0xfff0, 0xfffb), (0xfffe, 0xffff), (0xe0000, 0xe0fff))

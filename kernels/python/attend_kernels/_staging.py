@@ -10,7 +10,7 @@ from ._library import CPU, DEVICE_TO_HOST, DTYPES, HOST_TO_DEVICE, Memory, check
 
 
 def _fresh(array):
-    """A C-contiguous array of its shape and dtype, uninitialised."""
+    """A C-contiguous array of the same shape and dtype, uninitialised."""
     return sys.modules["numpy"].empty_like(array, order="C", subok=False)
 
 
@@ -20,8 +20,8 @@ def staging_for(device, stream):
 
 
 class Staging:
-    """Copies of host memory on one device, made and read back on one stream. Holds everything that
-    a call uses until `finish`."""
+    """Copies host memory to one device and back, on one stream. Holds everything that a call uses
+    until `finish`."""
 
     def __init__(self, device, stream):
         self.device, self.stream = device, stream
@@ -32,7 +32,7 @@ class Staging:
         return _tensors.read(name, value, self.stream, allowed)
 
     def device_of(self, tensor):
-        """Where a tensor is, to compare it with others'."""
+        """The device of a tensor, for comparison with others."""
         return tensor.device
 
     def _allocate(self, byte_count):
@@ -43,7 +43,7 @@ class Staging:
     def _copy_in(self, host, host_address, byte_count):
         address = self._allocate(byte_count)
         self._held.append(host)
-        self._waits = True  # the copy must not outlive what it reads, nor its target the kernel
+        self._waits = True  # the source must outlive the copy, and the target the kernel
         check(library().attend_memcpy(self.device, address, host_address, byte_count,
                                       HOST_TO_DEVICE, self.stream or None))
         return address
@@ -63,7 +63,7 @@ class Staging:
         return self._copy_in(values, address, count * values.itemsize)
 
     def output(self, tensor):
-        """Where the kernel writes `tensor`; `finish` brings a NumPy array's content back."""
+        """The tensor that the kernel writes; `finish` copies a NumPy array's content back."""
         self._held.append(tensor)
         if tensor.device is not None:
             return tensor
@@ -73,12 +73,12 @@ class Staging:
         return dataclasses.replace(tensor, address=address, device=self.device)
 
     def holds_only(self, names):
-        """Whether every address given out so far is that of a caller's tensor, or result, with one
-        of these names: no copy, and no numbers of a list."""
+        """Whether every address given out so far belongs to a caller's tensor or a result with one
+        of these names, and not to a copy or to a list's numbers."""
         return all(getattr(held, "name", None) in names for held in self._held)
 
     def finish(self):
-        """Brings outputs back. Waits for the stream if anything was copied."""
+        """Copies outputs back. Waits for the stream if anything was copied."""
         for address, host, _ in self._downloads:
             check(library().attend_memcpy(self.device, ctypes.c_void_p(host.ctypes.data), address,
                                           host.nbytes, DEVICE_TO_HOST, self.stream or None))
@@ -91,8 +91,8 @@ class Staging:
 
 
 class HostStaging(Staging):
-    """The CPU's: uses host memory where it is. Copies only NumPy arrays whose last dimension is not
-    contiguous, or that are not aligned."""
+    """For the CPU: uses host memory in place. Copies only NumPy arrays that are not aligned or
+    whose last dimension is not contiguous."""
 
     def device_of(self, tensor):
         return CPU if tensor.device is None else tensor.device
@@ -139,8 +139,8 @@ class HostStaging(Staging):
 
 
 class NoStaging(Staging):
-    """Copies nothing, and gives what is not on the device an address that nobody follows: enough to
-    ask what would run."""
+    """For selecting a kernel only: copies nothing, and uses a dummy address for memory that is not
+    on the device."""
     _SOMEWHERE = 4096
 
     def device_of(self, tensor):

@@ -14,10 +14,10 @@ from ._library import CPU, DTYPES, ITEM_BYTES, Memory, invalid, unimplemented
 @dataclasses.dataclass
 class Tensor:
     """One array. `device` is a CUDA ordinal, CPU, or None for a NumPy array, which may be computed
-    on any and has address 0 until it is placed there. Strides count elements. `owner` keeps the
-    memory alive."""
+    on any device and has address 0 until it is placed there. Strides count elements. `owner` keeps
+    the memory alive."""
     name: str
-    kind: str  # "numpy", "data_ptr" or "dlpack": what a result is made to match
+    kind: str  # "numpy", "data_ptr" or "dlpack": the kind that results match
     address: int
     shape: tuple
     strides: tuple
@@ -38,7 +38,7 @@ def _has_data_ptr(value):
     return hasattr(value, "data_ptr") and hasattr(value, "stride")
 
 
-# Of torch's dtypes and devices, of which a process sees few: asking them takes longer.
+# Cached: torch's dtypes and devices are few, and asking them takes longer.
 @functools.lru_cache
 def _dtype_name(dtype):
     return str(dtype).rpartition(".")[2]
@@ -53,7 +53,7 @@ def _place(device):
 
 
 def device_of(value):
-    """The CUDA ordinal where `value` is, or None if that is host memory (or no array)."""
+    """The CUDA ordinal of `value`, or None if it is in host memory (or not an array)."""
     if _has_data_ptr(value):
         where = _place(value.device)
         return None if where == CPU else where
@@ -72,7 +72,7 @@ def dlpack_on_host(value):
 
 
 def stays_on_host(value):
-    """Whether `value` is in host memory and used in place, on the CPU: torch's and DLPack's."""
+    """Whether `value` is in host memory and used in place on the CPU: a torch or DLPack tensor."""
     if _has_data_ptr(value):
         return _place(value.device) == CPU
     return dlpack_on_host(value)
@@ -85,7 +85,7 @@ def in_forward_mode():
 
 
 def check_tangent(name, value):
-    """Whoever differentiates in torch's forward mode learns that there is no such derivative."""
+    """Error if a torch tensor has a forward-mode tangent, for which there is no derivative."""
     if not in_forward_mode() or not isinstance(value, sys.modules["torch"].Tensor):
         return
     if sys.modules["torch"].autograd.forward_ad.unpack_dual(value).tangent is not None:
@@ -94,7 +94,7 @@ def check_tangent(name, value):
 
 
 def _check_gradient(name, value):
-    """Whoever asks for a gradient learns that there is none."""
+    """Error if a torch tensor requires grad, which this function would drop."""
     check_tangent(name, value)
     if not getattr(value, "requires_grad", False):
         return
@@ -105,7 +105,7 @@ def _check_gradient(name, value):
 
 
 def check_nested(name, value):
-    """Error, with what to do, for torch's NestedTensor, which has no plain memory."""
+    """Error, with advice, for torch's NestedTensor, which has no plain memory."""
     if getattr(value, "is_nested", False):
         raise invalid(f"{name} is a NestedTensor, must be a plain tensor: pass its values in "
                       f"layout 'LHD', its offsets as cu_seqlens_q or cu_seqlens_k, or all of it to "
@@ -118,7 +118,7 @@ def _check_dtype(name, dtype, allowed):
 
 
 def _check_whole(name, value):
-    """Neither a mask nor a sign would be lost with only the memory read."""
+    """Error if the memory alone would lose a mask or a sign."""
     if is_numpy(value):
         numpy = sys.modules["numpy"]
         if type(value) is not numpy.ndarray and isinstance(value, numpy.ma.MaskedArray):
@@ -131,8 +131,8 @@ def _check_whole(name, value):
 
 
 def read(name, value, stream, allowed=tuple(DTYPES)):
-    """A Tensor over `value` without copying it. Error: no array, a dtype that is not `allowed`, on
-    neither the host nor CUDA, or a gradient is asked for."""
+    """A Tensor over `value`, without a copy. Error: it is not an array, its dtype is not in
+    `allowed`, it is neither on the host nor on CUDA, or it requires grad."""
     _check_gradient(name, value)
     _check_whole(name, value)
     if is_numpy(value):
@@ -150,7 +150,7 @@ def read(name, value, stream, allowed=tuple(DTYPES)):
         try:
             return Tensor(name, "data_ptr", value.data_ptr(), tuple(value.shape),
                           tuple(value.stride()), dtype, device, value)
-        except RuntimeError as failure:  # torch's: sparse, nested
+        except RuntimeError as failure:  # sparse, nested
             raise invalid(f"{name} has no plain memory: {failure}") from None
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         if dlpack_on_host(value):
@@ -173,22 +173,23 @@ def read(name, value, stream, allowed=tuple(DTYPES)):
 
 
 def is_mask(value):
-    """Whether `value` is an array or torch tensor of bool."""
+    """Whether `value` is a NumPy array or torch tensor of bool."""
     torch = sys.modules.get("torch")
     tensor = torch is not None and isinstance(value, torch.Tensor)
     return (tensor or is_numpy(value)) and str(value.dtype).rpartition(".")[2] == "bool"
 
 
-def packed_mask(mask):
-    """An array or tensor of bool as one of uint8, eight to a byte from the lowest bit on."""
-    _check_whole("bias", mask)
+def packed_mask(mask, name="bias"):
+    """Packs an array or tensor of bool into one of uint8, eight elements to a byte from the lowest
+    bit."""
+    _check_whole(name, mask)
     if is_numpy(mask):
         return sys.modules["numpy"].packbits(mask, axis=-1, bitorder="little")
     torch, columns = sys.modules["torch"], mask.shape[-1]
     byte_count = -(-columns // 8)
     aligned = mask.data_ptr() % 8 == 0 and mask.storage_offset() % 8 == 0
     if columns % 8 == 0 and mask.numel() > 0 and mask.is_contiguous() and aligned:
-        # Eight bytes of 0 or 1 times this have their bits, in order, in the product's last byte.
+        # The product of eight bytes of 0 or 1 with this has their bits, in order, in its last byte.
         products = mask.flatten().view(torch.int64) * 0x0102040810204080
         packed = products.view(torch.uint8)[7::8].contiguous()
         return packed.view(*mask.shape[:-1], byte_count)
@@ -199,8 +200,8 @@ def packed_mask(mask):
 
 
 def numbers(name, value, code):
-    """A host sequence (list, NumPy array, CPU tensor; nested or not) as array.array of `code` and
-    its shape."""
+    """A host sequence (list, NumPy array, CPU tensor; nested or flat) as an array.array of `code`,
+    and its shape."""
     _check_gradient(name, value)
     try:
         value = value.tolist() if hasattr(value, "tolist") else list(value)
@@ -219,8 +220,8 @@ def numbers(name, value, code):
 
 
 def overlaps_itself(shape, strides, item=1):
-    """Whether two elements of an array may be in the same place: a stride steps over less than what
-    lies below it. `item`: of an element, in what the strides count."""
+    """Whether two elements of an array may share memory: some stride is smaller than the span of
+    the smaller strides. `item`: an element's size in the strides' unit."""
     if 0 in shape:
         return False
     span = item
@@ -233,8 +234,8 @@ def overlaps_itself(shape, strides, item=1):
 
 
 def empty_like(tensor, shape, dtype, stream):
-    """A Tensor over an uninitialised C-contiguous array of the same library on the same device; for
-    DLPack a DeviceArray."""
+    """A Tensor over an uninitialised C-contiguous array of the same library on the same device; a
+    DeviceArray for DLPack."""
     if tensor.kind == "numpy":
         numpy = sys.modules["numpy"]
         made = numpy.empty(shape, numpy.float32 if dtype == "float32" else tensor.owner.dtype)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call on a stream of its own owes to torch's allocator. Never imports torch: where a tensor
-of torch's is, torch is."""
+"""Keeps torch's allocator correct for calls on a stream of their own. Never imports torch: if a
+tensor is torch's, torch is loaded."""
 
 import contextlib
 import sys
 
 from ._tensors import device_of
 
-_DEFAULT_HANDLES = (0, 1)  # CUDA's two names of the default stream
+_DEFAULT_HANDLES = (0, 1)  # CUDA's two handles of the default stream
 
 
 def _stream_object(torch, stream, handle, device):
@@ -22,19 +22,19 @@ def _stream_object(torch, stream, handle, device):
 def current_stream(device):
     """The handle of torch's current stream on a GPU."""
     torch = sys.modules["torch"]
-    # As Triton and torch.compile ask: without an object for the stream.
+    # As Triton and torch.compile do, without creating a stream object.
     ask = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
     return torch.cuda.current_stream(device).cuda_stream if ask is None else ask(device)
 
 
 def allocating_on(stream, handle, device, values):
-    """While entered, torch allocates and converts on the stream of a call with torch tensors among
-    its arguments, `values`. `stream` is that stream as it was asked for, None for the current one;
-    `handle` its address. Yields a list, to be given the results that were allocated.
+    """A context in which torch allocates and converts on the stream of a call with torch tensors
+    among its arguments, `values`. `stream` is the call's stream argument, None for the current one;
+    `handle` is its address. Yields a list that the caller fills with the results it allocated.
 
-    torch gives freed memory away in the order of the stream that it was allocated on. So what the
-    call makes is made on its own stream. Its results are then used on the current stream, and the
-    caller's tensors, made there, on the call's: torch is told of both."""
+    torch reuses freed memory in the order of the stream that it was allocated on. So memory made by
+    the call is allocated on its own stream. Its results are then used on the current stream, and
+    the caller's tensors, allocated there, on the call's: both uses are recorded with torch."""
     if stream is None or sys.modules.get("torch") is None:
         return contextlib.nullcontext([])
     return _allocating_on(stream, handle, device, values)
@@ -51,7 +51,7 @@ def _allocating_on(stream, handle, device, values):
         return
     own = _stream_object(torch, stream, handle, device)
     if own is stream:
-        # A bare handle's stream may be destroyed before they are freed, and torch would ask it.
+        # Not for a bare handle: its stream may be destroyed before torch frees the tensors.
         for tensor in used:
             tensor.record_stream(own)
     with torch.cuda.stream(own):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory that launches use while they run, kept for the next."""
+"""Device memory that launches use while they run, kept for later launches."""
 
 import contextlib
 import threading
@@ -8,15 +8,15 @@ from ._library import WORKSPACE_ZERO_BYTES, Error, Memory, check, library
 
 
 class _Workspace:
-    """Of one device and stream. `lock` guards `memory`, None if there is none now."""
+    """The workspace of one device and stream. `lock` guards `memory`, which may be None."""
 
     def __init__(self, device, stream):
         self.lock = threading.Lock()
         self.device, self.stream, self.memory = device, stream, None
 
     def grow(self, byte_count):
-        """Has at least `byte_count` bytes from now on, the first ones zero in the stream's order.
-        Error: there is no more memory, or the launches before have failed."""
+        """Ensures at least `byte_count` bytes, the first ones zero in stream order. Error: out of
+        memory, or an earlier launch has failed."""
         if self.memory is not None and self.memory.bytes >= byte_count:
             return
         check(self.free())
@@ -26,8 +26,8 @@ class _Workspace:
         self.memory = memory
 
     def free(self):
-        """Waits for the launches that use the memory, and gives it up whatever became of them: that
-        is the code returned."""
+        """Waits for the launches that use the memory, and releases it even if they failed. Returns
+        their status code."""
         if self.memory is None:
             return 0
         code = library().attend_synchronize(self.device, self.stream or None)
@@ -36,16 +36,17 @@ class _Workspace:
 
 
 class Workspaces:
-    """One workspace for every device and stream, as large as the largest call so far."""
+    """One workspace per device and stream, as large as the largest call so far."""
 
     def __init__(self):
-        self._lock = threading.Lock()  # of the dict, not of what is in it
+        self._lock = threading.Lock()  # guards the dict, not its entries
         self._by_place = {}
 
     def use(self, device, stream, byte_count):
-        """The address of at least `byte_count` bytes for one launch inside; None for 0. No other
-        thread has it meanwhile: launches that share a workspace must be ordered. After a failure
-        the memory is not used again, as its first bytes may no longer be zero."""
+        """A context with the address of at least `byte_count` bytes for one launch, or None for 0
+        bytes. No other thread has it within the context, since launches that share a workspace must
+        be ordered. After a failure the memory is released, because its first bytes may no longer be
+        zero."""
         return self._use(device, stream, byte_count) if byte_count else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -61,7 +62,7 @@ class Workspaces:
                 raise
 
     def release(self):
-        """Frees all. Error: waiting for a stream failed; its memory and the others' are free."""
+        """Frees all memory, even if an Error says that waiting for a stream failed."""
         with self._lock:
             workspaces = list(self._by_place.values())
         failure = None

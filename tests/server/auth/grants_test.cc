@@ -28,7 +28,7 @@ void ExpectRefused(const std::string& text, const std::string& why) {
   EXPECT_NE(grants.status().message().find(why), std::string::npos) << grants.status().message();
 }
 
-TEST(GrantsTest, ALineSaysEverythingOfACaller) {
+TEST(GrantsTest, ALineDescribesACaller) {
   const Result<Grants> grants =
       Parse("# who may call\n\nname=ci-1 " + Sha256("secret of the ci") +
             " tenant=blue scopes=compute,info expires=2027-01-31T12:34:56Z any-tenant\n");
@@ -48,7 +48,7 @@ TEST(GrantsTest, ALineSaysEverythingOfACaller) {
   EXPECT_EQ(grants->FindToken("secret of the cI"), nullptr);
 }
 
-TEST(GrantsTest, WhatIsLeftOutHasItsDefault) {
+TEST(GrantsTest, OmittedFieldsHaveDefaults) {
   const Result<Grants> grants = Parse("name=a " + Sha256("t") + " scopes=admin\n");
   ASSERT_TRUE(grants.ok()) << grants.status().message();
   const Grant* const grant = grants->FindToken("t");
@@ -76,7 +76,7 @@ TEST(GrantsTest, CertificatesAreFoundByTheKindOfTheirName) {
   EXPECT_EQ(tenant(CertificateName::kCommon, ""), -1);
 }
 
-TEST(GrantsTest, ErrorsNameTheLineAndWhatIsWrong) {
+TEST(GrantsTest, ErrorsNameTheLineAndTheFault) {
   const std::string hash = Sha256("t");
   ExpectRefused("", "it contains no callers");
   ExpectRefused("# nothing\n\n", "it contains no callers");
@@ -107,8 +107,8 @@ TEST(GrantsTest, ErrorsNameTheLineAndWhatIsWrong) {
   }
 }
 
-// Whoever mistakes the file for a list of tokens does not find them in the log.
-TEST(GrantsTest, ErrorsDoNotRepeatWhatMayBeAToken) {
+// If the file is mistaken for a plain list of tokens, they do not appear in the log.
+TEST(GrantsTest, ErrorsDoNotQuotePossibleTokens) {
   const std::string token = "attend_0123456789abcdef0123456789abcdef";
   for (const std::string& line : {"name=a sha256=" + token + " scopes=compute\n", token + "\n",
                                   "name=a token=" + token + "\n", "name=a scopes=" + token + "\n",

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(UploadBudget, OneTenantHasThreeQuarters) {
+TEST(UploadBudget, ALoneTenantMayTakeThreeQuarters) {
   UploadBudget budget(400, {5});
   EXPECT_EQ(budget.bytes_max(0), 300);
   Result<UploadBudget::Hold> most = budget.Take(0, 300);
@@ -25,8 +25,8 @@ TEST(UploadBudget, OneTenantHasThreeQuarters) {
   EXPECT_EQ(budget.Take(0, INT64_MAX).status().code(), Code::kResourceExhausted);
 }
 
-TEST(UploadBudget, ATenantsPartIsForItAlone) {
-  UploadBudget budget(800, {1, 2});  // 300 are divided, 300 are for all
+TEST(UploadBudget, ATenantsPartIsReserved) {
+  UploadBudget budget(800, {1, 2});  // 300 are divided, 300 are common
   EXPECT_EQ(budget.bytes_max(0), 400);
   EXPECT_EQ(budget.bytes_max(1), 500);
   std::vector<UploadBudget::Hold> greedy;

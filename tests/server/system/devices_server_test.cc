@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole servers over several devices, as clients and Prometheus see them.
+// Whole servers with several devices, as seen by clients and Prometheus.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>

@@ -28,8 +28,7 @@ class ServedRows(Placeholder):
 
 
 class _Layer(CacheLayerMixin):
-    """One layer of the cache, from which transformers gets the length, and to which it gives new
-    rows."""
+    """One layer of the cache, which gives transformers the length and takes new rows."""
 
     is_sliding = False
     is_croppable = True

@@ -163,8 +163,8 @@ def attend_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
 
 
 def _fits(pattern, offset, padding, q_length, kv_length):
-    """Whether the kernels can express it: packed rows must be complete, and a diagonal must end at
-    the last key."""
+    """Whether the kernels can express the pattern: packed rows must be complete, and a diagonal
+    must end at the last key."""
     if pattern.sequences is not None:
         return padding is None and offset == 0 and q_length == kv_length
     if pattern.remapped:
