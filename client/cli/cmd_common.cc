@@ -128,8 +128,8 @@ void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& in
     known += (known.empty() ? "" : ", ") + Printable(name);
   }
   std::fprintf(stderr,
-               "attend-client: warning: the server knows no tenant \"%s\", only %s: it counts as "
-               "\"default\"\n",
+               "attend-client: warning: the server has no tenant \"%s\", only %s: its calls count "
+               "as \"default\"\n",
                tenant.c_str(), known.c_str());
 }
 

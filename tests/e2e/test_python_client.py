@@ -279,7 +279,7 @@ def test_info_tenants_and_a_closed_client(shared_server, random):
         for use in (lambda: client.attention(*some(random)), lambda: client.session(1, 8),
                     lambda: client.stream().attention(*some(random)),
                     lambda: asyncio.run(answer_of_asyncio(shared_server, random))):
-            with pytest.warns(UserWarning, match="knows no tenant 'nosuch'") as seen:
+            with pytest.warns(UserWarning, match="has no tenant 'nosuch'") as seen:
                 use()
                 harness.wait_for("the warning", lambda: seen.list)
     client = attend.Client(shared_server.address, tenant="a")
@@ -289,7 +289,8 @@ def test_info_tenants_and_a_closed_client(shared_server, random):
     assert any(kernel["name"] == KERNEL and kernel["available"] for kernel in info["kernels"])
     client.attention(*some(random))
     client.attention(*some(random), tenant="b")
-    with pytest.warns(UserWarning, match="tenant 'c', only a, b, default: it counts as 'default'"):
+    with pytest.warns(UserWarning,
+                      match="tenant 'c', only a, b, default: its calls count as 'default'"):
         client.attention(*some(random), tenant="c")
     for tenant in "ab":  # what is counted is counted after the answer
         harness.wait_for("the tenant's request", lambda: shared_server.metric(

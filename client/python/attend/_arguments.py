@@ -81,7 +81,7 @@ class Arguments:
         for name in _checks.names("wanted", wanted):
             p.wanted |= _checks.one_of("wanted", name, WANTED)
             if name in ("bias", "sinks") and self.a[name] is None:
-                raise invalid(f"wanted has {name!r}, but there are none")
+                raise invalid(f"wanted has {name!r}, which the call does not have")
         if not p.wanted:
             raise invalid("wanted is empty, must have some of " + ", ".join(WANTED))
         if o is not None:

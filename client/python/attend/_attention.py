@@ -25,7 +25,7 @@ def _in_process(what: str, given: Any) -> dict[str, Any]:
         return given
     check_names(what, given)
     if given.get("check"):
-        raise unimplemented("check is a server's: use attend.connect")
+        raise unimplemented("check needs a server: use attend.connect")
     return {name: value for name, value in given.items() if name not in _SERVERS}
 
 

@@ -19,7 +19,7 @@ def dropout_seed(value):
     try:
         seed = operator.index(value)
     except TypeError as failure:
-        raise invalid(f"dropout_seed is no integer: {failure}") from None
+        raise invalid(f"dropout_seed is not an integer: {failure}") from None
     if not 0 <= seed < 2**64:
         raise invalid(f"dropout_seed is {value}, must be in [0, 2^64)")
     return seed

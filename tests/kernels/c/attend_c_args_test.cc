@@ -248,10 +248,10 @@ TEST(AttendCArguments, TheBackwardPasssArgumentsAreChecked) {
        [](auto& p) {
          p.attention.heads_q = 2, p.d_q = {memory, 8, 7, 8};
        }},
-      {"d_bias is asked for, there is no bias", [](auto& p) { p.d_bias = memory; }},
-      {"d_bias is asked for, the bias is a mask of bits",
+      {"d_bias is requested, but there is no bias", [](auto& p) { p.d_bias = memory; }},
+      {"d_bias is requested, but the bias is a mask of bits",
        [](auto& p) { p.attention.bias = p.d_bias = memory, p.attention.bias_dtype = ATTEND_BIT; }},
-      {"d_sinks are asked for, there are no sinks", [](auto& p) { p.d_sinks = memory; }},
+      {"d_sinks are requested, but there are no sinks", [](auto& p) { p.d_sinks = memory; }},
       {"gradients of keys in pages",
        [](auto& p) {
          p.attention.page_rows = p.attention.len_k = 16, p.attention.kv_pages = kPages;

@@ -281,7 +281,7 @@ TEST(AttendCCpu, RefusesBeforeItWrites) {
          [](attend_params* p) { p->device = -2; });
   expect(ATTEND_UNIMPLEMENTED, "kernel cuda_naive does not run on cpu", nullptr,
          [](attend_params* p) { p->kernel = "cuda_naive"; });
-  expect(ATTEND_UNIMPLEMENTED, "float64 is computed by cpu_reference alone, asked for by name",
+  expect(ATTEND_UNIMPLEMENTED, "float64 is computed only by cpu_reference, which must be named",
          nullptr, [](attend_params* p) { p->dtype = p->o_dtype = ATTEND_FLOAT64; });
   expect(kInvalid, "bias_dtype is 64, must be in [1, 4]", nullptr, [&](attend_params* p) {
     p->bias = owned.input.data;

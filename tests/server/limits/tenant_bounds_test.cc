@@ -111,7 +111,7 @@ TEST(TenantBounds, ErrorsNameLineKeyValueAndBound) {
       {"[nobody]", "line 1: [nobody] must be a tenant that --tenant names"},
       {"[]", "must be a tenant"},
       {"[research", "must be [TENANT]"},
-      {"bytes-burst = 1", "line 1: bytes-burst is \"1\", must be none, as there is no bytes-per"},
+      {"bytes-burst = 1", "line 1: bytes-burst is \"1\", must be none without bytes-per"},
       {"bytes-per-second = 1\n[research]\nbytes-per-second = none\nbytes-burst = 1",
        "line 4: [research] bytes-burst is \"1\", must be none"},
       {"gflop-burst = 1", "no gflop-per-second"},

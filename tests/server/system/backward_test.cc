@@ -212,18 +212,18 @@ const Bad kBad[] = {
     {"a wish", [](auto& r) { r.mutable_backward()->add_wanted(v1::TENSOR_NAME_Q); },
      "an entry of backward.wanted is 1, must be D_Q (9)"},
     {"no bias", [](auto& r) { r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_BIAS); },
-     "d_bias is asked for, there is no bias"},
+     "d_bias is requested, but there is no bias"},
     {"bias of bits",
      [](auto& r) {
        r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_BIAS);
        r.mutable_bias()->set_dtype(v1::DTYPE_BIT);
        for (const int64_t dim : {1, 1, 1, 8}) r.mutable_bias()->add_shape(dim);
      },
-     "d_bias is asked for, the bias is a mask of bits"},
+     "d_bias is requested, but the bias is a mask of bits"},
     {"dropout", [](auto& r) { r.set_dropout_p(2); },
      "dropout_p is 2.000000, must be in [0, 1 - 2^-17)"},
     {"no sinks", [](auto& r) { r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_SINKS); },
-     "d_sinks are asked for, there are no sinks"},
+     "d_sinks are requested, but there are no sinks"},
     {"lse too", [](auto& r) { r.set_return_lse(true); }, "return_lse is set, must be unset with"},
     {"o placed", [](auto& r) { r.mutable_o_placement()->mutable_shared_memory(); },
      "o_placement is set, but o is not requested"},

@@ -112,7 +112,7 @@ TEST_F(CudaIpcTest, TensorsOnTwoDevicesAreRefused) {
   WireProblem problem = Shared(*first, 4);
   problem.request.mutable_k()->mutable_shared_memory()->set_region(second->token());
   ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT,
-                "k is in memory of cpu1, other tensors in that of cpu");
+                "k is in memory of cpu1, other tensors are in that of cpu");
   problem = Shared(*first, 4);
   problem.request.mutable_o_placement()->mutable_shared_memory()->set_region(second->token());
   ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT, "o_placement is in memory of");

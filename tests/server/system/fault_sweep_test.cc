@@ -388,12 +388,12 @@ TEST(FaultSweepStartTest, AFailedLaneFailsTheStart) {
 
 TEST(FaultSweepStartTest, AHostWithoutTheBudgetsMemoryFailsTheStart) {
   auto backend = std::make_unique<FakeBackend>();
-  backend->FailAllocate(1, ResourceExhausted("page-locking 123 bytes of host memory"));
+  backend->FailAllocate(1, ResourceExhausted("page-locking 123 bytes"));
   std::vector<std::unique_ptr<Backend>> backends;
   backends.push_back(std::move(backend));
   const Status status = StartOf(std::move(backends));
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_EQ(status.message(), "taking the memory budget: page-locking 123 bytes of host memory");
+  EXPECT_EQ(status.message(), "cannot allocate the memory budget: page-locking 123 bytes");
 }
 
 }  // namespace
