@@ -112,7 +112,7 @@ def test_plaintext_is_told_to_use_tls(start_server, ca):
             while more := connection.recv(4096):
                 answer += more
         assert TLS_ONLY in answer
-        goaway = b"\0\0\x20\7"
+        goaway = bytes((0, 0, 8 + len(TLS_ONLY), 7))
         assert answer.startswith(b"HTTP/1.1 400 " if said.startswith(b"GET") else goaway)
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as refused:
         attend(channel)

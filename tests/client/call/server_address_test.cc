@@ -61,12 +61,12 @@ TEST(ServerAddress, ListsOfMixedFamiliesAreRefused) {
   EXPECT_EQ(*ServerTarget("[::1]:7,fe80::1"), "ipv6:[::1]:7,[fe80::1]:8001");
   for (const auto& [given, why] : {
            std::pair{"127.0.0.1,[::1]:70", "of IPv4 or of IPv6"},
-           std::pair{"127.0.0.1,h:1", "h is none"},
-           std::pair{"h:1,127.0.0.1", "h is none"},
+           std::pair{"127.0.0.1,h:1", "h is not one"},
+           std::pair{"h:1,127.0.0.1", "h is not one"},
            std::pair{"127.0.0.1,", "before or after a comma"},
            std::pair{",127.0.0.1", "before or after a comma"},
            std::pair{"127.0.0.1,127.0.0.2:x", "port \"x\""},
-           std::pair{"127.0.0.1,unix:/a", "unix:/a is none"},
+           std::pair{"127.0.0.1,unix:/a", "unix:/a is not one"},
        }) {
     const Result<std::string> result = ServerTarget(given);
     ASSERT_FALSE(result.ok()) << given << " is " << *result;

@@ -131,7 +131,7 @@ TEST_F(DevicesTest, AutoFallsBackToTheCpuWithoutGpus) {
   EXPECT_THAT(NamesOf("auto"), ElementsAre("cpu"));
   EXPECT_THAT(opened_, ElementsAre("cpu"));
   EXPECT_EQ(left_out_, 0);
-  EXPECT_THAT(log(), HasSubstr("no GPU: no CUDA device was found; serving on the CPU"));
+  EXPECT_THAT(log(), HasSubstr("no GPU found: no CUDA device was found; serving on the CPU"));
 }
 
 TEST_F(DevicesTest, AutoFailsIfTheCpuCannotBeOpenedEither) {

@@ -114,7 +114,7 @@ TEST(TenantBounds, ErrorsNameLineKeyValueAndBound) {
       {"bytes-burst = 1", "line 1: bytes-burst is \"1\", must be none without bytes-per"},
       {"bytes-per-second = 1\n[research]\nbytes-per-second = none\nbytes-burst = 1",
        "line 4: [research] bytes-burst is \"1\", must be none"},
-      {"gflop-burst = 1", "no gflop-per-second"},
+      {"gflop-burst = 1", "must be none without gflop-per-second"},
   };
   for (const auto& [text, words] : bad) {
     const Result<std::vector<TenantBounds>> bounds = ParseLimits(text, kTenants);

@@ -34,7 +34,7 @@ TEST(ConnectionLimitsTest, FollowTheDescriptorLimit) {
   EXPECT_FALSE(limits(0, 0, 320, 256).ok()) << "there would be none";
   const Result<ConnectionLimits> refused = limits(961, 0, 1024);
   ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.status().message().find("961 must be at most 960"), std::string::npos)
+  EXPECT_NE(refused.status().message().find("961, must be at most 960"), std::string::npos)
       << refused.status().message();
 }
 

@@ -184,7 +184,7 @@ TEST_F(SessionDraftsTest, AFailedCopyLeavesTheSession) {
   arena_.on_copy = [&] { EXPECT_TRUE(table_->Free(0, id).ok()); };
   EXPECT_EQ(Tokens(id), UpTo(40));
   EXPECT_EQ(table_->memory(0).used_bytes, used);
-  EXPECT_EQ(Refusal(id, 20, {1}, Code::kNotFound), "session: it has been freed");
+  EXPECT_EQ(Refusal(id, 20, {1}, Code::kNotFound), "session: freed in the meantime");
   EXPECT_EQ(table_->memory(0).used_bytes, 0);
 }
 

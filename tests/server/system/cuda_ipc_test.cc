@@ -142,7 +142,7 @@ TEST_F(CudaIpcTest, TensorsOnAnotherDeviceThanTheSessionAreRefused) {
     problem.request.add_sessions()->set_session(session.id());
     if (device == 1) {
       ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT,
-                    "sessions are on another device than cpu1");
+                    "sessions are on another device than the request's tensors");
       continue;
     }
     v1::AttendResponse response;

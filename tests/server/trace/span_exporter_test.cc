@@ -124,7 +124,8 @@ TEST_F(SpanExporterTest, SpansBeyondTheQueueAreDropped) {
   exporter->Flush(kNever);
   EXPECT_EQ(exporter->stats().exported, 20 * 3);
   EXPECT_NE(log_.str().find("spans are lost"), std::string::npos);
-  EXPECT_NE(log_.str().find("spans=45 error=\"they come faster"), std::string::npos) << log_.str();
+  EXPECT_NE(log_.str().find("spans=45 error=\"they arrive faster"), std::string::npos)
+      << log_.str();
 }
 
 TEST_F(SpanExporterTest, OnlyTransientErrorsAreRetriedAndFewTimes) {
