@@ -85,5 +85,5 @@ Status Write(const attend_tree* tree, const attend_params* params, void* bias, i
 
 int32_t attend_write_tree(const attend_tree* tree, const attend_params* params, void* bias,
                           int64_t bytes) {
-  return attend::Return(attend::c::Write(tree, params, bias, bytes));
+  return attend::Run([&] { return attend::c::Write(tree, params, bias, bytes); });
 }
