@@ -190,12 +190,13 @@ TEST_F(TransportTest, DetectsABlockedLoop) {
   EXPECT_TRUE(Eventually([&] { return transport_->StoodStill() == Duration::zero(); }));
 }
 
-// Allows this many open calls, and counts.
+// Allows this many open calls, and counts. Its connection may end after the test's body.
 struct CountingGuard final : ConnectionGuard {
   struct Counts {
     std::atomic<int64_t> open{0}, bytes{0}, kept{0}, granted{0}, ended{0}, failed{0};
   };
-  CountingGuard(Counts& its_counts, int64_t its_most) : counts(its_counts), most(its_most) {}
+  CountingGuard(std::shared_ptr<Counts> its_counts, int64_t its_most)
+      : shared(std::move(its_counts)), counts(*shared), most(its_most) {}
   Status OpenCall(int32_t) override {
     if (counts.open.load() >= most) return ResourceExhausted("too many calls");
     counts.open.fetch_add(1);
@@ -212,13 +213,15 @@ struct CountingGuard final : ConnectionGuard {
     counts.failed.fetch_add(why.ok() ? 0 : 1);
   }
 
+  const std::shared_ptr<Counts> shared;
   Counts& counts;
   const int64_t most;
 };
 
 TEST_F(TransportTest, AsksItsGuardBeforeACall) {
-  CountingGuard::Counts counts;
-  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+  const auto shared = std::make_shared<CountingGuard::Counts>();
+  const CountingGuard::Counts& counts = *shared;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(shared, 3));
   const int32_t held = client->Begin("/held");
   client->SendMessage(held, std::string(1000, 'h'), false);
   const int32_t whole = client->Begin("/echo");
@@ -236,8 +239,9 @@ TEST_F(TransportTest, AsksItsGuardBeforeACall) {
 }
 
 TEST_F(TransportTest, TellsItsGuardHowManyBytesAreKept) {
-  CountingGuard::Counts counts;
-  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+  const auto shared = std::make_shared<CountingGuard::Counts>();
+  const CountingGuard::Counts& counts = *shared;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(shared, 3));
   for (const bool reset : {true, false}) {
     const int32_t held = client->Begin("/held");
     client->SendMessage(held, std::string(1000, 'h'), false);
@@ -288,8 +292,9 @@ class BlocksTest : public TransportTest {
 };
 
 TEST_F(BlocksTest, BlocksAreInUseAsLongAsTheirMessages) {
-  CountingGuard::Counts counts;
-  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+  const auto shared = std::make_shared<CountingGuard::Counts>();
+  const CountingGuard::Counts& counts = *shared;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(shared, 3));
   for (const bool whole : {true, false}) {
     const int32_t id = client->Begin("/echo");
     client->Send(id, Framed(text_).substr(0, 700000));
